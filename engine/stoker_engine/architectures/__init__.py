@@ -1,8 +1,8 @@
-"""What models are made of, read from their config.json as plain data: torch-free, and the operator imports it, too.
+"""Model architectures as plain data, read from config.json. Free of torch, because the operator imports it too.
 
-config_fields      a config.json's fields, under any of their names
-model_config       the whole model's shape
-decoder_config     the parts a decoder is assembled from: cache_spec, mla_config, moe_config, rope_config
-families/          config.json → those parts, a file for each group of families
-no_decoder         models that no engine of this kind serves, and why
+config_fields      fields of a config.json, under any of their names
+model_config       shape of the whole model
+decoder_config     parts of a decoder: cache_spec, mla_config, moe_config, rope_config
+families/          config.json → decoder parts, one file for each group of families
+no_decoder         models that are not supported, and why
 """

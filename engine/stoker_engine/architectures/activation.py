@@ -1,4 +1,4 @@
-"""Activations of the MLP, as a config states them."""
+"""Activations of the MLP, as named in a config."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Final
 
 @dataclass(frozen=True)
 class ClampedSwiGLU:
-    """gpt-oss's gate: g σ(α g) × (u + 1), with g = min(gate, limit) and u = up, kept within ± limit.
+    """gpt-oss's gate: g σ(α g) × (u + 1), with g = min(gate, limit) and u = up clamped to ± limit.
 
     Attributes:
         alpha: α.
-        limit: that of the clamps.
+        limit: clamping limit.
     """
 
     alpha: float
     limit: float
 
 
-#: By transformers' name, or one that has numbers of its own.
+#: Transformers' name of the activation, or an activation with parameters.
 Activation = str | ClampedSwiGLU
 
-#: Those that are computed, by transformers' names.
+#: Supported activations, by transformers' names.
 ACTIVATIONS: Final = (
     "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "swish",
 )  # fmt: skip
 
 
 def why_not_computed(act: Activation) -> str:
-    """Why an MLP with that activation is refused; empty: it is computed, or has numbers of its own."""
+    """Return why the activation is not supported, or an empty string if it is."""
     if not isinstance(act, str) or act in ACTIVATIONS:
         return ""
     return f"activation {act!r} is not supported; supported are {', '.join(ACTIVATIONS)}"

@@ -1,7 +1,7 @@
-"""What one decoder layer keeps of the sequences it has seen: something of each token, or one state of each sequence.
+"""Cache of one decoder layer: an entry per token, or one state per sequence.
 
-kind "tokens"    CacheSpec    keys and values of every token, or of a window of them     attention
-kind "state"     StateSpec    tensors of fixed size, however long the sequence is        Mamba, linear attention
+kind "tokens"    CacheSpec    keys and values of all tokens, or of those in a window     attention
+kind "state"     StateSpec    tensors of fixed size, for any sequence length             Mamba, linear attention
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """A layer that keeps something of each token.
+    """Cache of a layer that stores an entry per token.
 
         full      keys and values of every token                     sliding_window None
-        window    keys and values of the last so many tokens         sliding_window set
-        latent    one compressed vector a token, keys and values in one (multi-head latent attention,
-                  DeepSeek-V2, 2024): the values are the first `value_head_dim` numbers of the key
+        window    keys and values of the last tokens                 sliding_window set
+        latent    one compressed vector per token for keys and values (multi-head latent attention,
+                  DeepSeek-V2, 2024): the values are the first `value_head_dim` elements of the key
 
     Attributes:
-        num_kv_heads: heads of keys and values; 1 where latent.
-        head_dim: size of one key.
-        value_head_dim: size of one value.
-        sliding_window: tokens seen back, the current one included; None sees all.
-        latent: values lie within the keys and take no room of their own.
+        num_kv_heads: number of key and value heads; 1 if latent.
+        head_dim: size of one key head.
+        value_head_dim: size of one value head.
+        sliding_window: number of visible tokens, including the current one; None: all.
+        latent: values are part of the keys and need no additional space.
     """
 
     kind: ClassVar[Literal["tokens"]] = "tokens"
@@ -37,7 +37,7 @@ class CacheSpec:
 
     @property
     def numbers_per_token(self) -> int:
-        """How many numbers one token takes."""
+        """Number of cached elements per token."""
         return self.num_kv_heads * (self.head_dim + (0 if self.latent else self.value_head_dim))
 
 
@@ -46,10 +46,10 @@ class StateTensor:
     """One tensor of a state.
 
     Attributes:
-        name: what the layer calls it, such as ``conv`` or ``ssm``.
-        shape: of one sequence's.
-        dtype: None: the model's.
-        shard_dim: dimension that tensor-parallel ranks divide among them; None: every rank keeps the whole.
+        name: the layer's name of the tensor, such as ``conv`` or ``ssm``.
+        shape: shape for one sequence.
+        dtype: dtype; None: the model's.
+        shard_dim: dimension that is split across tensor-parallel ranks; None: replicated on every rank.
     """
 
     name: str
@@ -60,11 +60,11 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A layer that keeps one state of each sequence, which every token overwrites (vLLM's MambaSpec).
+    """Cache of a layer that keeps one state per sequence, overwritten by every token (vLLM's MambaSpec).
 
     Mamba (Gu & Dao, 2023)    conv [kernel - 1, channels], ssm [channels, state size]
     Mamba-2 (2024)            conv [kernel - 1, channels + 2 × groups × state size], ssm [heads, head size, state size]
-    linear attention          one matrix a head: [heads, key size, value size]
+    linear attention          one matrix per head: [heads, key size, value size]
     """
 
     kind: ClassVar[Literal["state"]] = "state"
@@ -72,5 +72,5 @@ class StateSpec:
     tensors: tuple[StateTensor, ...]
 
 
-#: What a layer keeps, by its `kind`.
+#: Cache of a layer; the attribute `kind` says which.
 LayerCache = CacheSpec | StateSpec

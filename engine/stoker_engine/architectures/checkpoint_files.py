@@ -1,9 +1,9 @@
-"""What the files beside a config.json say where it does not: the quantization, and the dtype.
+"""Quantization and dtype from other files of a checkpoint, for a config.json that does not state them.
 
-    hf_quant_config.json      the quantization, by Model Optimizer before it wrote ``quantization_config``
-    safetensors' headers      the dtype: that of most numbers in the index's first file
+    hf_quant_config.json      quantization, as older versions of Model Optimizer write it
+    safetensors headers       dtype: the one of most elements in the first file of the index
 
-The engine and the planner complete a config the same way, from a folder or from a hub.
+The engine and the planner complete a config in the same way, from a folder or from a hub.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stoker_engine.contract.json_file import read_json_object
 
 QUANTIZATION: Final = "hf_quant_config.json"
 INDEX: Final = "model.safetensors.index.json"
-#: A header of tens of thousands of tensors takes a few MB.
+#: Largest accepted safetensors header in bytes. A header with tens of thousands of tensors takes a few MB.
 _LARGEST_HEADER: Final = 16 << 20
-#: Config's names of the dtypes that models are computed in, by safetensors' names.
+#: Compute dtypes: safetensors' name → config.json's name.
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -32,18 +32,18 @@ class CheckpointFiles(Protocol):
     """The files of a checkpoint.
 
     Attributes:
-        weights: names that safetensors files have where there is no index.
+        weights: names of the safetensors files, for checkpoints without an index.
     """
 
     @property
     def weights(self) -> Sequence[str]: ...
 
     def json(self, name: str) -> Mapping[str, Any] | None:
-        """The JSON object in a file; None: there is no such file."""
+        """Return the JSON object in a file, or None if the file does not exist."""
         ...
 
     def header(self, name: str) -> Mapping[str, Any] | None:
-        """The header of a safetensors file; None: there is no such file, or it has none."""
+        """Return the header of a safetensors file, or None if the file does not exist or has no valid header."""
         ...
 
 
@@ -62,7 +62,7 @@ class Folder:
         """See `CheckpointFiles`.
 
         Raises:
-            ModelError: the file holds something else.
+            ModelError: the file does not contain a JSON object.
         """
         try:
             return read_json_object(self._path / name)
@@ -70,7 +70,7 @@ class Folder:
             return None
 
     def header(self, name: str) -> Mapping[str, Any] | None:
-        """See `CheckpointFiles`. What cannot be read is reported where the weights are."""
+        """See `CheckpointFiles`. Unreadable files are reported when the weights are loaded."""
         try:
             with (self._path / Path(name).name).open("rb") as file:
                 return read_header(file)
@@ -79,15 +79,15 @@ class Folder:
 
 
 def complete_config(config: Mapping[str, Any], files: CheckpointFiles) -> dict[str, Any]:
-    """A parsed config.json with what it leaves to the files beside it.
+    """Return a parsed config.json, completed with the quantization and the dtype from the checkpoint's other files.
 
     Raises:
-        ModelError: one of them, or its ``quantization_config``, makes no sense.
+        ModelError: one of the files, or ``quantization_config``, is invalid.
     """
     completed = dict(config)
     if stated_quantization(config) is None and (beside := files.json(QUANTIZATION)) is not None:
         inner = Fields(beside, {}, file=QUANTIZATION).object("quantization") or beside
-        if inner.get("quant_algo"):  # it may also speak of the KV cache alone
+        if inner.get("quant_algo"):  # the file may describe only the KV cache
             completed["quantization_config"] = beside
     if not any(part.get(name) for part in (config, text_of(config)) for name in ("dtype", "torch_dtype")):
         dtype = _dtype(files)
@@ -97,7 +97,7 @@ def complete_config(config: Mapping[str, Any], files: CheckpointFiles) -> dict[s
 
 
 def read_header(file: BinaryIO) -> Mapping[str, Any] | None:
-    """The header that a safetensors file begins with; None: it has none.
+    """Return the header at the start of a safetensors file, or None if it has no valid one.
 
     Raises:
         OSError: the file cannot be read.
@@ -113,7 +113,7 @@ def read_header(file: BinaryIO) -> Mapping[str, Any] | None:
 
 
 def _read(file: BinaryIO, size: int) -> bytes:
-    """So many bytes, or those that there are, of a file that may give them in parts."""
+    """Read `size` bytes, or fewer at the end of the file. A single `read` may return fewer bytes."""
     found = bytearray()
     while len(found) < size and (part := file.read(size - len(found))):
         found += part
@@ -129,7 +129,7 @@ def _dtype(files: CheckpointFiles) -> str | None:
 
 
 def _most_common(header: Mapping[str, Any]) -> str | None:
-    """The dtype of most numbers. Codes of quantized matrices have none of these, and scales are few."""
+    """Return the compute dtype of most elements. Codes of quantized matrices have other dtypes, and scales are few."""
     numbers: Counter[str] = Counter()
     for tensor in header.values():
         if not isinstance(tensor, Mapping) or str(tensor.get("dtype")) not in _DTYPES:

@@ -1,4 +1,4 @@
-"""In which dtype a model is computed."""
+"""Dtype in which a model is computed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from stoker_engine.contract.names import DTYPES
 
 
 def compute_dtype(requested: str | None, stored: str, *, quantized: bool, on_cpu: bool) -> str:
-    """The dtype of activations, and of weights that are not quantized.
+    """Return the dtype of activations and of weights that are not quantized.
 
-    A checkpoint of float16 whose matrices are quantized is computed in bfloat16 on CPUs, whose kernels have no float16:
-    its embedding, head and norms take as many bytes, and its matrices are stored as they are.
+    A float16 checkpoint with quantized matrices is computed in bfloat16 on CPUs, whose kernels do not support float16.
+    Its embedding, head and norms keep their size in bytes, and its matrices keep their format.
 
     Args:
-        requested: what ``--dtype`` says; None and ``auto``: the checkpoint's own.
-        stored: the checkpoint's own, by config.json's name (``bfloat16``, ``torch.bfloat16``).
-        quantized: whether its matrices are stored in a format of their own, or are to be.
-        on_cpu: whether it runs on a CPU.
+        requested: value of ``--dtype``; None and ``auto``: the checkpoint's dtype.
+        stored: the checkpoint's dtype, as in config.json (``bfloat16``, ``torch.bfloat16``).
+        quantized: whether the matrices are quantized, in the checkpoint or on load.
+        on_cpu: whether the model runs on a CPU.
     """
     if requested is not None and requested != "auto":
         return requested
@@ -24,7 +24,7 @@ def compute_dtype(requested: str | None, stored: str, *, quantized: bool, on_cpu
 
 
 def why_not_computed(dtype: str) -> str:
-    """Why a checkpoint of that `compute_dtype` is refused; empty: it is computed."""
+    """Return why the compute dtype is not supported, or an empty string if it is."""
     if dtype in DTYPES and dtype != "auto":
         return ""
     return f"the checkpoint's dtype is {dtype}; choose --dtype float32, bfloat16 or float16"

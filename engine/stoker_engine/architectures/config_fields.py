@@ -1,8 +1,8 @@
-"""The fields of a config.json, under any of their names, with the family's defaults.
+"""Fields of a config.json, under any of their names, with the family's defaults.
 
-A file leaves out whatever equals its family's default, and the same thing has several names (``hidden_size``,
-``n_embd``, ``d_model``). Code uses one name, transformers' general one. An explicit null is an answer: it
-overrides the default (``"sliding_window": null`` means no window).
+Files omit values that equal their family's default, and the same field has several names (``hidden_size``,
+``n_embd``, ``d_model``). The code uses transformers' general name. An explicit null overrides the default
+(``"sliding_window": null`` means no window).
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from stoker_common.errors import ModelError
 
 T = TypeVar("T")
 
-#: The largest and smallest of float32; beyond them arithmetic overflows, or divides by zero.
+#: Largest and smallest positive float32 value; other values would overflow, or become 0 and be divided by.
 _LARGEST: Final = 3.4e38
 MIN_POSITIVE: Final = 1.2e-38
 
-#: No model has as many of anything; what is larger is a mistake, and sums of it would be too.
+#: Largest accepted integer. No model has as many of anything, so a larger value is an error.
 _MOST: Final = 2**31 - 1
 
+#: Longest accepted string in characters.
 _LONGEST_WORD: Final = 200
 
-#: Other names by which files state a field.
+#: General name → other names of the field in files.
 _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -45,15 +46,15 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Fields:
-    """A parsed config.json, whose every value may be anything.
+    """A parsed config.json whose values are not validated yet.
 
-    Each method but `get` raises `ModelError` where a value is not of its type.
+    All methods except `get` raise `ModelError` if the value has the wrong type.
 
     Args:
-        given: what the file says.
-        defaults: what it may leave unsaid, under the general names.
-        names: for a general name, the one that goes before it in this family's files.
-        file: what errors call it.
+        stated: content of the file.
+        defaults: values of fields that the file may omit, by general name.
+        names: general name → the family's own name of the field, which takes precedence.
+        file: file name in error messages.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class Fields:
         self._stated, self._defaults, self._names, self._file = stated, defaults, names or {}, file
 
     def get(self, name: str) -> Any:
-        """The field's value, or None.
+        """Return the field's value, or None.
 
-        A null under one name gives way to a value under another (``"n_inner": null`` says nothing).
+        A value under one name takes precedence over a null under another.
         """
         names = (self._names.get(name, name), name, *_OTHER_NAMES.get(name, ()))
         stated = [self._stated[alias] for alias in names if alias in self._stated]
@@ -77,10 +78,10 @@ class Fields:
         return next((value for value in stated if value is not None), None)
 
     def required(self, name: str) -> Any:
-        """The field's value.
+        """Return the field's value.
 
         Raises:
-            ModelError: there is none.
+            ModelError: the field is missing or null.
         """
         value = self.get(name)
         if value is None:
@@ -88,18 +89,18 @@ class Fields:
         return value
 
     def integer(self, name: str, lower: int = 1, upper: int = _MOST) -> int:
-        """A number without fraction that must be there."""
+        """Return a required integer."""
         value = self.number(name, lower, upper)
         if value != int(value):
             raise self._wrong(name, "a whole number", value)
         return int(value)
 
     def optional_integer(self, name: str, lower: int = 0) -> int | None:
-        """A number without fraction, or None."""
+        """Return an integer, or None if the field is missing or null."""
         return None if self.get(name) is None else self.integer(name, lower)
 
     def number(self, name: str, lower: float = -math.inf, upper: float = math.inf) -> float:
-        """A finite number that must be there."""
+        """Return a required finite number."""
         value = self.required(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
@@ -109,25 +110,25 @@ class Fields:
         return float(value)
 
     def optional(self, name: str, lower: float = -math.inf) -> float | None:
-        """A finite number, or None."""
+        """Return a finite number, or None if the field is missing or null."""
         return None if self.get(name) is None else self.number(name, lower)
 
     def text(self, name: str) -> str:
-        """A word that must be there."""
+        """Return a required string."""
         value = self.required(name)
         if not isinstance(value, str) or len(value) > _LONGEST_WORD:
-            raise self._wrong(name, "a word", value)
+            raise self._wrong(name, f"a string of at most {_LONGEST_WORD} characters", value)
         return value
 
     def flag(self, name: str) -> bool:
-        """Whether the field is true; absent is false."""
+        """Return a boolean; False if the field is missing or null."""
         value = self.get(name)
         if value not in (None, False, True):
             raise self._wrong(name, "true or false", value)
         return bool(value)
 
     def items(self, name: str, kind: type[T]) -> list[T]:
-        """A list of values of `kind`; absent is empty."""
+        """Return a list of values of type `kind`; empty if the field is missing or null."""
         value = self.get(name)
         if value is None:
             return []
@@ -136,7 +137,7 @@ class Fields:
         return list(value)
 
     def object(self, name: str) -> Mapping[str, Any]:
-        """A config within the config; absent is empty."""
+        """Return a nested object; empty if the field is missing or null."""
         value = self.get(name)
         if value is None:
             return {}

@@ -1,16 +1,16 @@
-"""The parts a decoder is assembled from, as data.
+"""Parts of a decoder, as data.
 
     tokens → embedding → (+ positions) → (norm) → layers → norm → head → logits
 
-    one layer, by its residual layout:
+    one layer, by residual layout:
 
       sequential   x = x + m · after(attention(before(x)))      x = x + m · after(mlp(before(x)))
       parallel     x = x + attention(n) + mlp(n')               n = input_norm(x), n' = n or pre_mlp_norm(x)
       post-norm    x = norm(x + attention(x))                   x = norm(x + mlp(x))
 
-Which norms a layer has says the rest: *before* alone is pre-norm (Llama), *after* alone is OLMo 2's, both are sandwich
-norms (Gemma 2). Every family is a choice among these parts (`architectures.families`); `models.decoder` assembles them
-and `sizing.weight_sizes` counts them.
+The norms of a layer determine the rest: only *before* is pre-norm (Llama), only *after* is OLMo 2's layout, both are
+sandwich norms (Gemma 2). Each family selects among these parts (`architectures.families`); `models.decoder` builds
+them and `sizing.weight_sizes` computes their sizes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class NormConfig:
     """A normalisation.
 
     Attributes:
-        kind: by the root mean square, or by mean and variance.
-        weight, bias: whether it has them.
-        wide: weights stay float32, and the product is rounded last (Gemma, OLMo 2).
+        kind: RMS norm or layer norm.
+        weight, bias: whether the norm has weights and biases.
+        wide: the weights stay float32, and the result is rounded after the multiplication (Gemma, OLMo 2).
     """
 
     kind: Literal["rms", "layer"]
@@ -46,11 +46,11 @@ class NormConfig:
 
 @dataclass(frozen=True)
 class QKNormConfig:
-    """Queries and keys are normalised before they are rotated.
+    """Normalisation of queries and keys before rotation.
 
     Attributes:
-        over: ``head``: each head, all with the same weights (Qwen 3); ``each``: each head with weights of its own
-            (Cohere); ``full``: all heads together (OLMo 2).
+        over: ``head``: each head, with shared weights (Qwen 3); ``each``: each head, with its own weights (Cohere);
+            ``full``: all heads together (OLMo 2).
     """
 
     norm: NormConfig
@@ -62,15 +62,17 @@ class AttentionConfig:
     """Self-attention of one layer.
 
     Attributes:
-        scale: the scores are multiplied by it.
-        rope: rotary positions; None: there are none.
-        alibi_slopes: one a head, for distances in the scores; None: there are none.
-        sliding_window: tokens seen back, the current one included; None sees all.
+        scale: factor of the scores.
+        rope: rotary embedding; None: none.
+        alibi_slopes: ALiBi slope of each head; None: no ALiBi.
+        sliding_window: number of visible tokens, including the current one; None: all.
         logits_soft_cap: scores s become cap × tanh(s / cap).
-        clip_qkv: queries, keys and values are clamped to ± this, after their norms.
-        sinks: each head has a learned score that no value goes with; it takes its part of the weights (gpt-oss).
-        latent: keys and values are one latent a token; then the heads' sizes are stated there.
-        value_head_dim: size of one value; None: that of a key. Other sizes are for the Transformers backend.
+        clip_qkv: queries, keys and values are clamped to ± this value after their norms.
+        sinks: each head has a learned score without a value that takes part in the softmax (gpt-oss).
+        latent: latent attention, which stores one latent per token and defines the heads' sizes; None: ordinary
+            attention.
+        value_head_dim: size of a value head; None: the same as a key head. Only the Transformers backend uses other
+            sizes.
     """
 
     num_heads: int
@@ -91,7 +93,7 @@ class AttentionConfig:
 
     @property
     def cache(self) -> CacheSpec:
-        """What a token keeps."""
+        """Cache entry of one token."""
         if self.latent is not None:
             return self.latent.cache
         return CacheSpec(self.num_kv_heads, self.head_dim, self.value_head_dim or self.head_dim, self.sliding_window)
@@ -102,8 +104,8 @@ class MLPConfig:
     """A feed-forward block.
 
     Attributes:
-        size: its inner size.
-        act: the activation; one that is no name is a gated MLP's.
+        size: inner size.
+        act: activation; `ClampedSwiGLU` requires `gated`.
         gated: down(act(gate(x)) × up(x)) instead of down(act(up(x))).
     """
 
@@ -118,7 +120,7 @@ class LayerConfig:
     """One decoder layer.
 
     Attributes:
-        moe: a mixture of experts in the MLP's place; it takes the MLP's activation.
+        moe: mixture of experts that replaces the MLP and uses its activation; None: the layer has the MLP.
     """
 
     attention: AttentionConfig
@@ -127,27 +129,27 @@ class LayerConfig:
 
     @property
     def cache(self) -> LayerCache:
-        """What the layer keeps of the sequences it has seen."""
+        """Cache of the layer."""
         return self.attention.cache
 
     @property
     def rope(self) -> RopeParameters | None:
-        """Its rotary positions."""
+        """Rotary embedding; None: none."""
         return self.attention.rope
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens seen back; None sees all."""
+        """Number of visible tokens, including the current one; None: all."""
         return self.attention.sliding_window
 
 
 @dataclass(frozen=True)
 class ResidualConfig:
-    """How attention and MLP join the residual stream; drawn above.
+    """How attention and MLP are added to the residual stream; see the module's docstring.
 
     Attributes:
-        norms: the norms that each layer has.
-        multiplier: attention and MLP outputs are multiplied by it (Granite).
+        norms: norms of each layer.
+        multiplier: factor of the attention and MLP outputs (Granite).
     """
 
     kind: Literal["sequential", "parallel", "post-norm"] = "sequential"
@@ -157,14 +159,15 @@ class ResidualConfig:
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """From token numbers to vectors.
+    """Token embedding, with learned positions if the model has them.
 
     Attributes:
-        multiplier: vectors are multiplied by it.
-        size: of one vector; None: the hidden size. Another is projected to the hidden size, and back before the head.
-        norm: vectors are normalised (BLOOM).
-        positions: rows of a learned table that is added; 0: there is none.
-        position_offset: position 0 has this row (OPT: 2).
+        multiplier: factor of the vectors.
+        size: size of a vector; None: the hidden size. Vectors of another size are projected to the hidden size, and
+            back before the head.
+        norm: whether the vectors are normalised (BLOOM).
+        positions: number of learned position embeddings, which are added to the vectors; 0: none.
+        position_offset: row of position 0 in the table of positions (OPT: 2).
     """
 
     multiplier: float = 1.0
@@ -176,12 +179,12 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """From vectors to logits.
+    """Output head.
 
     Attributes:
-        bias: whether the product has one.
-        multiplier: logits are multiplied by it.
-        soft_cap: then logits l become cap × tanh(l / cap).
+        bias: whether the head has a bias.
+        multiplier: factor of the logits.
+        soft_cap: logits l become cap × tanh(l / cap), after the multiplication; None: no cap.
     """
 
     bias: bool = False
@@ -194,8 +197,8 @@ class DecoderConfig:
     """All parts of one decoder.
 
     Attributes:
-        norm: every norm on the residual stream.
-        final_norm: whether there is one after the last layer.
+        norm: configuration of all norms on the residual stream.
+        final_norm: whether there is a norm after the last layer.
     """
 
     norm: NormConfig

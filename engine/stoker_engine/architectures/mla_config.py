@@ -1,4 +1,4 @@
-"""The shape of multi-head latent attention (DeepSeek-V2, 2024), with one small vector for a token's keys and values."""
+"""Shape of multi-head latent attention (DeepSeek-V2, 2024), which caches one small vector per token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class MLAConfig:
     """Latent attention of a model.
 
     Attributes:
-        q_lora_rank: queries go through a bottleneck of this size; None: one plain projection.
-        kv_lora_rank: size of the latent that keys and values are made from.
-        qk_nope_head_dim: numbers a head compares without positions.
-        qk_rope_head_dim: numbers a head compares with positions; the key's are shared by all heads.
-        v_head_dim: numbers of one head's value.
+        q_lora_rank: size of the queries' low-rank bottleneck; None: a single projection.
+        kv_lora_rank: size of the latent from which keys and values are computed.
+        qk_nope_head_dim: size of the part of a query or key head that is not rotated.
+        qk_rope_head_dim: size of the rotated part; all heads share the key's rotated part.
+        v_head_dim: size of a value head.
     """
 
     q_lora_rank: int | None
@@ -27,12 +27,12 @@ class MLAConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """Size of one head's query."""
+        """Size of a query head."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def cache(self) -> CacheSpec:
-        """What a token keeps: its latent, and the key numbers that carry its position."""
+        """Cache entry of one token: its latent and the rotated part of its key."""
         return CacheSpec(
             num_kv_heads=1,
             head_dim=self.kv_lora_rank + self.qk_rope_head_dim,

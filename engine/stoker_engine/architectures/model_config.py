@@ -1,9 +1,8 @@
-"""A model's shape, read from its ``config.json`` without importing torch or transformers.
+"""Shape of a model, read from its ``config.json`` without importing torch or transformers.
 
-Two spellings are in the wild and both are read: the hub's (``rope_theta``, ``rope_scaling``, ``n_embd``,
-``torch_dtype``) and transformers 5's (``rope_parameters``, ``layer_types``, ``dtype``). A multimodal config is read
-through its ``text_config``. What a family's files may leave unsaid, and which parts its decoder has, is stated in
-`architectures.families`.
+Both common spellings are supported: the hub's older one (``rope_theta``, ``rope_scaling``, ``n_embd``,
+``torch_dtype``) and transformers 5's (``rope_parameters``, ``layer_types``, ``dtype``). Of a multimodal config only
+``text_config`` is read. `architectures.families` defines each family's defaults and the parts of its decoder.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ __all__ = ["LayerConfig", "ModelConfig", "RopeParameters"]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder-only language model; names are those of ``config.json``.
+    """Shape of a decoder-only language model; names are those of ``config.json``.
 
     Attributes:
-        max_position_embeddings: as stated: the longest sequence without stretching, or with, as the family has it.
-        dtype: of the checkpoint.
-        decoder: the parts it is assembled from.
-        num_weights: how many numbers the weights hold, where the parts do not state it (the Transformers backend).
-        encoder_weights: how many numbers an encoder of images or sound holds, which the planner counts for runtimes
-            that load it; every device is taken to hold all of them.
+        max_position_embeddings: as stated in the config: the longest sequence before or after RoPE scaling, depending
+            on the family.
+        dtype: the checkpoint's dtype.
+        decoder: parts of the decoder.
+        num_weights: number of weight elements, if they cannot be counted from the parts (Transformers backend).
+        encoder_weights: number of weight elements of an image or audio encoder. The planner counts them for runtimes
+            that load the encoder, assuming that every device holds all of them.
     """
 
     architecture: str
@@ -53,58 +53,58 @@ class ModelConfig:
 
     @property
     def layers(self) -> tuple[LayerConfig, ...]:
-        """The decoder layers, first to last."""
+        """The decoder layers, in order."""
         return self.decoder.layers
 
     @property
     def num_hidden_layers(self) -> int:
-        """How many decoder layers there are."""
+        """Number of decoder layers."""
         return len(self.layers)
 
     @property
     def num_attention_heads(self) -> int:
-        """Query heads."""
+        """Number of query heads of the first layer."""
         return self.layers[0].attention.num_heads
 
     @property
     def num_key_value_heads(self) -> int:
-        """Heads of keys and values in the cache."""
+        """Number of cached key and value heads of the first layer."""
         return self.layers[0].attention.cache.num_kv_heads
 
     @property
     def num_experts(self) -> int:
-        """Routed experts of a layer that is a mixture; 0: none is."""
+        """Number of routed experts of the first mixture-of-experts layer; 0: there is none."""
         return next((layer.moe.num_experts for layer in self.layers if layer.moe is not None), 0)
 
     @property
     def head_dim(self) -> int:
-        """Size of one head's key."""
+        """Size of a cached key head of the first layer."""
         return self.layers[0].attention.cache.head_dim
 
     @property
     def intermediate_size(self) -> int:
-        """Inner numbers that one token goes through in the widest MLP or mixture of experts."""
+        """Inner size of the widest MLP or mixture of experts; a mixture counts the experts of one token."""
         return max(_inner_size(layer) for layer in self.layers)
 
     @property
     def longest_model_len(self) -> int:
-        """The most that ``--max-model-len`` may be: as far as rotary positions are stretched (as vLLM has it); YaRN
-        stretches the original length."""
+        """Largest ``--max-model-len`` in tokens: the context length after RoPE scaling, as in vLLM. YaRN scales the
+        original length."""
         ropes = [layer.rope for layer in self.layers if layer.rope is not None]
         yarn = next((rope for rope in ropes if rope.rope_type == "yarn"), None)
         if yarn is not None and not self.model_type.startswith("gemma3"):
             return int(yarn.original_max_position_embeddings * max(yarn.factor, 1.0))
         stretched = max((rope.factor for rope in ropes if rope.rope_type in ("linear", "dynamic")), default=1.0)
         if self.model_type.startswith("gemma3"):
-            stretched = 1.0  # its max_position_embeddings already is the stretched length
+            stretched = 1.0  # its max_position_embeddings already is the scaled length
         return int(self.max_position_embeddings * stretched)
 
     @property
     def default_model_len(self) -> int:
-        """``--max-model-len`` where it is not given.
+        """Default of ``--max-model-len`` in tokens.
 
-        ``longrope`` and ``dynamic`` change short sequences, too, once the longest sequence is beyond the original
-        length (`layers.rotary`), so it is the original length unless a longer one is set.
+        With ``longrope`` and ``dynamic`` it is the original length: a larger limit would also change the results of
+        short sequences (`layers.rotary`).
         """
         for layer in self.layers:
             if layer.rope is not None and layer.rope.rope_type in ("longrope", "dynamic"):
@@ -113,10 +113,10 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Reads a parsed ``config.json`` of either spelling.
+        """Read a parsed ``config.json`` of either spelling.
 
         Raises:
-            ModelError: not a model this engine serves, or a field is missing; the message says which.
+            ModelError: the architecture is not supported, or a field is missing or invalid; the message names it.
         """
         top = Fields(config, {})
         architectures = top.items("architectures", str)
@@ -154,11 +154,11 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``config.json`` of `folder`, with the end tokens of ``generation_config.json`` and what it leaves to the files
-    beside it (`checkpoint_files`).
+    """Read ``config.json`` of `folder`, with the end-of-sequence tokens of ``generation_config.json``, and complete it
+    from other files (`checkpoint_files`).
 
     Raises:
-        ModelError: it is missing or not readable.
+        ModelError: the file is missing or invalid.
     """
     config = _read_json(folder / "config.json")
     if (folder / "generation_config.json").is_file():
@@ -176,7 +176,8 @@ def _inner_size(layer: LayerConfig) -> int:
 
 
 def _eos_token_ids(c: Fields, vocab_size: int) -> tuple[int, ...]:
-    """The end tokens, given as one or as a list. One that the vocabulary does not have is never generated."""
+    """Return the end-of-sequence tokens, stated as one id or a list. Ids outside the vocabulary are dropped, because
+    they are never generated."""
     stated = c.get("eos_token_id")
     ids = c.items("eos_token_id", int) if isinstance(stated, list | tuple) else [c.optional_integer("eos_token_id")]
     if any(token is not None and token < 0 for token in ids):

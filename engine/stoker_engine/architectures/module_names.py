@@ -1,7 +1,7 @@
-"""What checkpoints call the matrices of a model: the names of transformers' modules, by ours.
+"""Map from Stoker's module names to those in checkpoints, which are transformers' names.
 
-Ours (see `models.decoder`) are the same in all families. These names say which modules a ``quantization_config`` speaks
-of, before there are files.
+Stoker's names (see `models.decoder`) are the same in all families. The map is used to find the modules that a
+``quantization_config`` names before the weight files are read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.families.shared_weight_names import expert_names, expert_stacks
 from stoker_engine.architectures.weight_names import WeightNames
 
-#: Of an architecture that is no family of ours, unless it is below: Llama's names, DeepSeek's experts and attention.
+#: Names for architectures that are neither a supported family nor in `_OTHERS`: Llama's names, with DeepSeek's experts
+#: and attention.
 _DEFAULT: Final = FAMILIES["DeepseekV3ForCausalLM"].weight_names
 _FEED_FORWARD: Final = "model.layers.{i}.feed_forward"
 _LLAMA4: Final = WeightNames(
@@ -40,9 +41,9 @@ _OTHERS: Final = {
 
 
 def module_name(architecture: str, module: str) -> str:
-    """What checkpoints of an architecture call the module whose matrix has the name `module`:
-    ``layers.3.experts.7.gate`` is ``model.layers.3.mlp.experts.7.gate_proj``. A module that several matrices of ours
-    are parts of has its own name. A module that the family has no name for is called as in Llama's files."""
+    """Return the name in an architecture's checkpoints of Stoker's module `module`: ``layers.3.experts.7.gate`` is
+    ``model.layers.3.mlp.experts.7.gate_proj``. If the checkpoint's module merges several of Stoker's modules, its name
+    is returned for each of them. A module that is unknown to the family has its name in Llama's files."""
     family = FAMILIES.get(architecture)
     names = _OTHERS.get(architecture, _DEFAULT) if family is None else family.weight_names
     return names.stored_in(module) or _DEFAULT.stored_in(module) or module

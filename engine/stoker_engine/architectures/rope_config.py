@@ -1,7 +1,7 @@
-"""Rotary positions as a config states them, in every spelling.
+"""Rotary embedding parameters of a config, in every spelling.
 
-transformers 5 has ``rope_parameters`` (one set, or one a kind of layer); the hub's older files have ``rope_theta`` and
-``rope_scaling`` beside each other, and the share of a head that is rotated under several names.
+transformers 5 writes ``rope_parameters`` (one set, or one for each kind of layer). Older files on the hub have
+``rope_theta`` and ``rope_scaling``, and several names for the rotated fraction of a head.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from stoker_engine.architectures.config_fields import MIN_POSITIVE, Fields
 
 ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
-#: What rope parameters may leave unsaid.
+#: Defaults of rope parameters.
 _DEFAULTS: Final = {"type": "default", "truncate": True}
 
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """Rotary embedding of one layer: what is rotated, how fast, and how that is stretched to longer contexts.
+    """Rotary embedding of one layer, and its scaling to longer contexts.
 
     Attributes:
-        rotary_dim: numbers of each head that are rotated, its first ones; an odd number stands for one more.
-        interleaved: pairs are neighbours (GPT-J) instead of half a rotated part away (GPT-NeoX).
+        rotary_dim: number of rotated elements of each head, its first ones; an odd number is rounded up.
+        interleaved: pairs are adjacent elements (GPT-J) instead of rotary_dim / 2 apart (GPT-NeoX).
         rope_type: one of `ROPE_TYPES`.
-        rope_theta: the base.
-        factor: how far the context is stretched.
-        max_position_embeddings: the context before ``dynamic`` stretches it.
-        original_max_position_embeddings: the context before any other type stretches it.
-        low_freq_factor, high_freq_factor: of ``llama3``.
-        beta_fast, beta_slow, truncate: of ``yarn``.
-        short_factor, long_factor: of ``longrope``, one number a pair.
-        attention_factor: cos and sin are multiplied by it (``yarn`` and ``longrope``).
+        rope_theta: base of the frequencies.
+        factor: scaling factor of the context length.
+        max_position_embeddings: context length in tokens before scaling by ``dynamic``.
+        original_max_position_embeddings: context length in tokens before scaling by any other type.
+        low_freq_factor, high_freq_factor: parameters of ``llama3``.
+        beta_fast, beta_slow, truncate: parameters of ``yarn``.
+        short_factor, long_factor: parameters of ``longrope``, one per pair.
+        attention_factor: factor of cos and sin (``yarn`` and ``longrope``).
     """
 
     rotary_dim: int
@@ -63,11 +63,11 @@ def read_rope(
     interleaved: bool = False,
     renamed: Mapping[str, str] | None = None,
 ) -> RopeParameters:
-    """The rotary embedding of layers of `kind` whose heads have `head_dim` numbers.
+    """Return the rotary embedding of layers of `kind` with heads of `head_dim` elements.
 
     Args:
-        kind: a name in ``layer_types``; matters where each kind has its own parameters.
-        renamed: rope types that the family's files call by another name.
+        kind: a name in ``layer_types``; used if each kind has its own parameters.
+        renamed: the family's names of rope types → names in `ROPE_TYPES`.
 
     Raises:
         ModelError: the rope type is not supported, or a parameter is out of range.
@@ -121,23 +121,23 @@ def read_rope(
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """How much sharper attention gets where yarn stretches by `factor` (Peng et al., 2023, eq. 22)."""
+    """Return yarn's attention scaling for a context extended by `factor` (Peng et al., 2023, eq. 22)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _given(c: Fields, kind: str) -> Fields:
-    """The parameters of layers of `kind`, from whichever spelling is there."""
+    """Return the rope parameters of layers of `kind`, in either spelling."""
     parameters = c.object("rope_parameters")
     if parameters:
         nested = any(isinstance(value, Mapping) for value in parameters.values())
         return Fields(Fields(parameters, {}).object(kind) if nested else parameters, _DEFAULTS)
     if kind == "sliding_attention" and c.get("rope_local_base_freq") is not None:
-        return Fields({}, _DEFAULTS)  # Gemma 3's local layers are never stretched
+        return Fields({}, _DEFAULTS)  # Gemma 3's local layers are never scaled
     return Fields(c.object("rope_scaling"), _DEFAULTS)
 
 
 def _either(parameters: Fields, c: Fields, name: str, otherwise: float, lower: float, upper: float = math.inf) -> float:
-    """A number that may stand in either, from `lower` to `upper`."""
+    """Return a number from `lower` to `upper` that may be in the rope parameters or in the config."""
     inner = "rope_theta" if name == "rope_local_base_freq" else name
     if parameters.get(inner) is not None:
         return parameters.number(inner, lower, upper)

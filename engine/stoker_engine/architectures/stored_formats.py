@@ -1,10 +1,11 @@
-"""How the numbers of a matrix may be stored, other than as numbers of the model's dtype.
+"""Storage formats of quantized matrices.
 
-A row (the numbers along a matrix's inner dimension) is a sequence of blocks, each with what its numbers share and a
-code for each number. No block reaches into the next row, so rows can be moved about and shared out as they are.
+A row (the elements along a matrix's inner dimension) is a sequence of blocks. Each block has shared parameters, such as
+a scale, and a code for each element. Blocks never cross a row's end, so rows can be reordered and split across ranks
+without decoding them.
 
-    a row of GGUF's Q8_0     │ d q q … q │ d q q … q │ …      blocks as the file holds them
-    a row in groups          │ s z c c … c │ s z c c … c │ …  w = (c - z) × s: what GPTQ, AWQ, FP8 … come down to
+    a row of GGUF's Q8_0     │ d q q … q │ d q q … q │ …      blocks as in the file
+    a row in groups          │ s z c c … c │ s z c c … c │ …  w = (c - z) × s: common form of GPTQ, AWQ, FP8 …
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class GGUFFormat:
     """One of ggml's types.
 
     Attributes:
-        name: ggml's name of it.
-        numbers: so many make a block.
-        bytes: that it takes.
+        name: ggml's name of the type.
+        numbers: elements per block.
+        bytes: bytes per block.
     """
 
     name: str
@@ -29,11 +30,11 @@ class GGUFFormat:
 
     @property
     def column_multiple(self) -> int:
-        """Rows can be cut at multiples of it."""
+        """Number of columns at multiples of which rows can be split."""
         return self.numbers
 
     def row_bytes(self, inner: int) -> int:
-        """What a row of `inner` numbers, whole blocks, takes."""
+        """Return the bytes of a row of `inner` elements, a multiple of the block."""
         return inner // self.numbers * self.bytes
 
     def order_bytes(self, inner: int) -> int:
@@ -41,14 +42,14 @@ class GGUFFormat:
         return 0
 
     def matrix_bytes(self, rows: int, inner: int) -> int:
-        """What a matrix of `rows` rows of `inner` numbers takes."""
+        """Return the bytes of a matrix of `rows` rows of `inner` elements."""
         return rows * self.row_bytes(inner)
 
 
-#: A float16 scale and 32 integers of 8 bits.
+#: A float16 scale and 32 8-bit integers.
 Q8_0: Final = GGUFFormat("Q8_0", 32, 34)
 
-#: Those that are computed with as they are, by name; files' other types are dequantized when they are loaded.
+#: Formats with GEMM kernels, by name; files' other types are dequantized on load.
 GGUF_FORMATS: Final = {
     each.name: each
     for each in (
@@ -70,12 +71,12 @@ GGUF_FORMATS: Final = {
     )
 }
 
-#: What a number is stored as. Unsigned integers mean their distance from a zero point: the group's own, or half of
-#: their range. ``int8`` is signed. ``fp8_e4m3`` and ``fp8_e5m2`` are OCP's, as is ``fp4``, the e2m1 of MXFP4 and NVFP4;
-#: ``nf4`` is bitsandbytes'.
+#: Encoding of an element. Unsigned integers are relative to a zero point: the group's own, or half of their range.
+#: ``int8`` is signed. ``fp8_e4m3``, ``fp8_e5m2`` and ``fp4`` (the e2m1 of MXFP4 and NVFP4) are OCP's; ``nf4`` is
+#: bitsandbytes'.
 Code = Literal["uint2", "uint3", "uint4", "uint8", "int8", "fp8_e4m3", "fp8_e5m2", "fp4", "nf4"]
 
-#: What a group's scale is stored as; ``e8m0`` is a power of two in a byte.
+#: Dtype of a group's scale; ``e8m0`` is a power of two in one byte.
 Scale = Literal["float32", "float16", "bfloat16", "e8m0", "fp8_e4m3"]
 
 _CODE_BITS: Final[dict[Code, int]] = {
@@ -83,25 +84,25 @@ _CODE_BITS: Final[dict[Code, int]] = {
 }  # fmt: skip
 _SCALE_BYTES: Final[dict[Scale, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "e8m0": 1, "fp8_e4m3": 1}
 
-#: Codes come in units of so many numbers; the last one of a row is filled up.
+#: Codes are stored in units of this many elements; the last unit of a row is padded.
 UNIT: Final = 32
 
-#: More numbers than rows of matrices have. Kernels count with as many.
+#: Largest group size in elements, more than any row has; kernels can count as far.
 LARGEST_GROUP: Final = 1_000_000
 
 
 @dataclass(frozen=True)
 class GroupFormat:
-    """Numbers in groups that share a scale. Its bytes are drawn in `kernels.group_blocks`.
+    """Elements in groups that share a scale. `kernels.group_blocks` draws the bytes.
 
     Attributes:
-        code: what each number is stored as.
-        group: numbers that share a scale, a multiple of 16, at most `LARGEST_GROUP`; 0: those of a row.
-        scale: what the scale is stored as.
-        zero: whether each group has a zero point of its own, a byte.
-        row_scale: whether each row begins with a float32 by which all its scales are multiplied (NVFP4).
-        in_order_of: "groups": numbers of a group need not follow each other in the matrix; its columns are stored in
-            another order (GPTQ's ``desc_act``), and a further weight says which.
+        code: encoding of each element.
+        group: elements per scale, a multiple of 16, at most `LARGEST_GROUP`; 0: the whole row.
+        scale: dtype of the scales.
+        zero: whether each group has its own zero point, one byte.
+        row_scale: whether each row starts with a float32 factor of all its scales (NVFP4).
+        in_order_of: "groups": the matrix's columns are stored in the order of the groups, whose columns need not be
+            adjacent in the matrix (GPTQ's ``desc_act``); an additional weight holds the column order.
     """
 
     code: Code
@@ -117,76 +118,76 @@ class GroupFormat:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for messages."""
         group = f"groups of {self.group}" if self.group else "rows"
         return f"{self.code} in {group}"
 
     @property
     def bits(self) -> int:
-        """Of a number's code."""
+        """Bits per element's code."""
         return _CODE_BITS[self.code]
 
     @property
     def header_bytes(self) -> int:
-        """Of a group's scale and zero point."""
+        """Bytes of a group's scale and zero point."""
         return _SCALE_BYTES[self.scale] + self.zero
 
     @property
     def column_multiple(self) -> int:
-        """Rows can be cut at multiples of it."""
+        """Number of columns at multiples of which rows can be split."""
         return self.group or 1
 
     def for_rows(self, inner: int) -> GroupFormat:
-        """The same, of rows of `inner` numbers: a group that would reach to a row's end or beyond is the row."""
+        """Return the format for rows of `inner` elements: if a group covers the whole row, the group size is 0."""
         return self if 0 < self.group < inner else replace(self, group=0, in_order_of="columns")
 
     def groups(self, inner: int) -> int:
-        """Groups in a row of `inner` numbers; the last may be smaller."""
+        """Return the number of groups in a row of `inner` elements; the last may be smaller."""
         return -(-inner // self.group) if self.group else 1
 
     def row_bytes(self, inner: int) -> int:
-        """What a row of `inner` numbers takes. Whole units of codes: what is stored is padded to them."""
+        """Return the bytes of a row of `inner` elements, padded to whole units of codes."""
         codes = -(-inner // UNIT) * UNIT * self.bits // 8
         return 4 * self.row_scale + self.groups(inner) * self.header_bytes + codes
 
     def order_bytes(self, inner: int) -> int:
-        """What a matrix needs beside its rows: the order of its columns, where that is another, as int32."""
+        """Return the bytes of the column order, int32; 0 if the columns are in the matrix's order."""
         return 4 * inner if self.in_order_of == "groups" else 0
 
     def matrix_bytes(self, rows: int, inner: int) -> int:
-        """What a matrix of `rows` rows of `inner` numbers takes."""
+        """Return the bytes of a matrix of `rows` rows of `inner` elements, including its column order."""
         return rows * self.row_bytes(inner) + self.order_bytes(inner)
 
 
 @dataclass(frozen=True)
 class FileFormat(GroupFormat):
-    """The same as files and other engines hold it, for sums of sizes: rows may share scales, and what `row_scale` is
-    for each row in our engine is one of the whole matrix.
+    """A format as in files and in other engines, used to compute sizes. Rows may share scales, and `row_scale` is one
+    factor for the whole matrix instead of one per row.
 
     Attributes:
-        rows: that share each scale; 0: all.
+        rows: rows per scale; 0: all.
     """
 
     rows: int = 1
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale, and so cannot be parted."""
+        """Number of rows and columns that share a scale and cannot be split."""
         return self.rows or 1, self.group or 1
 
     @property
     def column_multiple(self) -> int:
-        """Other engines part rows evenly, or refuse to (`block`)."""
+        """1: other engines split rows evenly, or reject the split (`block`)."""
         return 1
 
     def matrix_bytes(self, rows: int, inner: int) -> int:
-        """See `GroupFormat`; what rows share is counted once."""
+        """See `GroupFormat`; scales that rows share are counted once."""
         scales = self.groups(inner) * self.header_bytes * (-(-rows // self.rows) if self.rows else 1)
         return 4 * self.row_scale + scales + rows * -(-inner * self.bits // 8) + self.order_bytes(inner)
 
     @classmethod
     def of(cls, stored: GroupFormat, rows: int) -> FileFormat:
-        """Of a matrix that our engine stores as `stored`."""
+        """Return the file format of a matrix that Stoker's engine stores as `stored`."""
         return cls(stored.code, stored.group, stored.scale, stored.zero, stored.row_scale, stored.in_order_of, rows)
 
 

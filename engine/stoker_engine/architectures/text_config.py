@@ -1,16 +1,16 @@
-"""The config of the model that writes text, in that of one that also reads images or sound."""
+"""Config of the text model within the config of a multimodal model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-#: Where a config keeps that of its text model.
+#: Fields that may contain the text model's config.
 _TEXT: Final = ("text_config", "llm_config", "language_config")
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text model's part of a parsed config.json; all of it, where there is no such part."""
+    """Return the text model's part of a parsed config.json, or the whole config if it has no such part."""
     for name in _TEXT:
         inner = config.get(name)
         if isinstance(inner, Mapping) and inner:

@@ -1,10 +1,10 @@
-"""How a checkpoint's tensor holds parameters of ours, as data: `models.loading.apply_layout` does it with torch.
+"""Conversion of checkpoint tensors to Stoker's parameters, as data; `models.loading.apply_layout` applies it.
 
     tensor of the files ── operations ──→ one parameter
-                                     └──→ several, which a `Fused` says how to take apart
+                                     └──→ several parameters, split as a `Fused` describes
 
-An operation on rows (the numbers along the last dimension) may only move them about. Then it works on rows of anything:
-also on their numbers, from which a rank learns which ones it must read.
+An operation on rows (the elements along the last dimension) may only reorder them. So it can also be applied to row
+indices, from which a rank learns the rows that it must read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from stoker_engine.architectures.model_config import ModelConfig
 
-#: A property of `ModelConfig`.
+#: Property of `ModelConfig` that is a count.
 Count = Literal["num_experts", "num_attention_heads", "num_key_value_heads"]
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """Two dimensions are swapped."""
+    """Swap two dimensions."""
 
     first: int
     second: int
@@ -30,56 +30,57 @@ class Transpose:
 
 @dataclass(frozen=True)
 class AddOne:
-    """Stored less by one, as Gemma's norm weights are; float32."""
+    """Add 1, in float32: the stored value is smaller by 1, as in Gemma's norm weights."""
 
 
 @dataclass(frozen=True)
 class HalfSplitPairs:
-    """Rows of each of so many heads in rotary pairs (0, 1), (2, 3) … → (0, d/2), (1, d/2 + 1) …"""
+    """Reorder the rows of each of `heads` heads from rotary pairs (0, 1), (2, 3) … to (0, d/2), (1, d/2 + 1) …"""
 
     heads: Count
 
 
 @dataclass(frozen=True)
 class ToRow:
-    """A vector becomes a matrix of one row."""
+    """Convert a vector to a matrix with one row."""
 
 
 Operation = Transpose | AddOne | HalfSplitPairs | ToRow
 
-#: Inputs in rows instead of outputs (GPT-2's Conv1D).
+#: Stored with inputs as rows instead of outputs (GPT-2's Conv1D).
 CONV1D = Transpose(0, 1)
 
 
 class Split(Enum):
-    """How parameters lie in one tensor of the files."""
+    """Arrangement of several parameters in one tensor of the files."""
 
-    #: One after the other: all queries, all keys, all values; or the gate, then the up projection.
+    #: Concatenated: all queries, all keys, all values; or the gate, then the up projection.
     ROWS = auto()
-    #: One key and value head after the other, each behind the queries that share it (BLOOM, GPT-NeoX, InternLM 2)::
+    #: By key and value head, each after the query heads that share it (BLOOM, GPT-NeoX, InternLM 2)::
     #:
     #:     │ q q q q k v │ q q q q k v │ …        each letter head_dim rows
     KV_HEADS = auto()
-    #: [heads × (key and value), latent]: what makes each head's key, and below it what makes its value.
+    #: [heads × (key size + value size), latent]: for each head the rows that compute its key, then those for its value.
     LATENT_HEADS = auto()
-    #: A row for each head, or each expert.
+    #: One row per head or per expert.
     EACH_ROW = auto()
-    #: [experts, …]: all experts' matrices; where an expert has several, one below the other.
+    #: [experts, …]: the matrices of all experts; an expert's several matrices are concatenated by rows.
     EXPERTS = auto()
     #: [experts, outputs, …]: the outputs of an expert's two matrices alternate: gate 0, up 0, gate 1, up 1 …
     INTERLEAVED_EXPERTS = auto()
-    #: [experts × size, hidden]: experts below each other (DBRX).
+    #: [experts × size, hidden]: experts concatenated by rows (DBRX).
     FLAT_EXPERTS = auto()
 
 
 @dataclass(frozen=True)
 class Fused:
-    """One tensor of the files that holds several parameters.
+    """One tensor of the files that contains several parameters.
 
     Attributes:
-        parts: these, spelled like the keys of `WeightNames.names`.
-        for_each: the parts are those of so many experts or heads, one after the other, whose number is ``{j}``.
-        transposed: each expert's matrices have inputs in rows instead of outputs.
+        parts: names of the parameters, like the keys of `WeightNames.names`.
+        split: arrangement of the parameters.
+        for_each: the tensor has `parts` for each of this many experts or heads, whose index is ``{j}`` in the names.
+        transposed: whether each expert's matrices have inputs as rows instead of outputs.
     """
 
     parts: tuple[str, ...]
@@ -88,7 +89,7 @@ class Fused:
     transposed: bool = False
 
     def param_names(self, config: ModelConfig) -> list[str]:
-        """The parameters, in the order in which the tensor holds them."""
+        """Return the parameters' names in the tensor's order."""
         if self.for_each is None:
             return list(self.parts)
         count: int = getattr(config, self.for_each)
@@ -96,12 +97,12 @@ class Fused:
 
     @property
     def moves_rows(self) -> bool:
-        """Whether taking it apart only moves rows about. Biases that alternate are numbers of one row."""
+        """Whether splitting only reorders rows. Alternating biases are elements within one row."""
         alternating_biases = self.split is Split.INTERLEAVED_EXPERTS and self.parts[0].endswith(".bias")
         return not self.transposed and not alternating_biases
 
     @property
     def is_by_expert(self) -> bool:
-        """Whether experts lie one after the other along the first dimension, each in as much of it. So a rank that has
-        some of them reads no others."""
+        """Whether the experts are consecutive parts of equal size along the first dimension, so that a rank can read
+        only its own experts."""
         return self.split in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS, Split.FLAT_EXPERTS)

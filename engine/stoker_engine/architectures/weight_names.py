@@ -1,7 +1,8 @@
-"""How the files of one family of decoders spell its weights.
+"""Names of a decoder family's weights in checkpoint files.
 
-A parameter's name (see `models.decoder`) goes with a name of theirs; ``{i}`` is the layer, ``{j}`` a number within it
-(an expert, a head). What the files hold in another form, or several in one tensor, `weight_layout` describes.
+Each of Stoker's parameter names (see `models.decoder`) is mapped to a name in the files; ``{i}`` is the layer and
+``{j}`` an index within it (an expert or a head). `weight_layout` describes tensors with another form and tensors that
+contain several parameters.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a tensor of the files goes.
+    """Parameters that a tensor of the files fills.
 
     Attributes:
-        param_names: one, or the parts of a fused one.
-        operations: applied to it, one after the other; none: the files have our form.
-        fused: takes it apart.
+        param_names: name of the parameter, or of all parameters in a fused tensor.
+        operations: operations to apply to the tensor, in order.
+        fused: how to split the tensor; None: it is one parameter.
     """
 
     param_names: tuple[str, ...]
@@ -34,7 +35,7 @@ class Destination:
 
     @property
     def moves_rows(self) -> bool:
-        """Whether all of this only moves rows about."""
+        """Whether the operations and the split only reorder rows."""
         return all(isinstance(operation, HalfSplitPairs) for operation in self.operations) and (
             self.fused is None or self.fused.moves_rows
         )
@@ -42,17 +43,18 @@ class Destination:
 
 @dataclass(frozen=True)
 class WeightNames:
-    """How one file format spells a family's weights.
+    """Names of a family's weights in one file format.
 
     Attributes:
-        names: our name to theirs, both without ``.weight`` / ``.bias`` (or ``.columns``, of a quantized matrix); or
-            both in full, for a name without such an ending.
-        fused: their name, in the same way, to several parameters.
-        renames: (pattern, replacement) applied to their names first: prefixes that differ by wrapper.
-        operations: pattern of their names to what makes our form of such tensors.
-        ignored: patterns of tensors that the files are known to carry and we do not need.
-        layer: matches the names of a layer's tensors, with its number as the group; tensors of layers past the last
-            are not needed, either (DeepSeek-V3's multi-token prediction). None: there are none.
+        names: Stoker's name → file's name. Both omit the suffix ``.weight``, ``.bias`` or, for quantized matrices,
+            ``.columns``; names without such a suffix are complete.
+        fused: file's name (in the same form) → the parameters in that tensor.
+        renames: (pattern, replacement) pairs that are first applied to the files' names, for prefixes that differ by
+            wrapper class.
+        operations: pattern of the files' names → operation to apply to these tensors.
+        ignored: patterns of tensors in the files that are not needed.
+        layer: pattern of layers' tensors, with the layer index as its group. Tensors of layers after the last one are
+            ignored (DeepSeek-V3's multi-token prediction). None: there are no such tensors.
     """
 
     names: Mapping[str, str]
@@ -63,13 +65,14 @@ class WeightNames:
     layer: str | None = None
 
     def canonical(self, name: str) -> str:
-        """Their `name` without wrapper-dependent prefixes."""
+        """Return the file's `name` without wrapper-dependent prefixes."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
 
     def destination(self, name: str, param_names: Container[str], config: ModelConfig) -> Destination | None:
-        """Where the tensor with that canonical `name` goes in a model with these parameters; None: nowhere."""
+        """Return the parameters that the tensor with this canonical name fills, in a model with `param_names`; None if
+        it fills none."""
         stem, dot, suffix = name.rpartition(".")
         found = self._fills(name, "", config)
         if suffix in ("weight", "bias", "columns"):
@@ -81,16 +84,16 @@ class WeightNames:
         return None
 
     def is_ignored(self, name: str, config: ModelConfig) -> bool:
-        """Whether the canonical `name` is known and not needed."""
+        """Whether the tensor with this canonical name is not needed."""
         layer = re.match(self.layer, name) if self.layer else None
-        # A damaged name may hold more digits than Python makes a number of.
+        # A damaged name may have more digits than `int` accepts.
         past_the_last = layer is not None and (len(layer[1]) > 9 or int(layer[1]) >= config.num_hidden_layers)
         return past_the_last or any(re.search(pattern, name) for pattern in self.ignored)
 
     def stored_in(self, module: str) -> str | None:
-        """The canonical name, without ``.weight``, of the tensor that holds the matrix of our `module`; None: the
-        family has no such module. Where there are several tensors, a module of several matrices goes first, a stack of
-        experts last. `destination` tells how the matrix is held.
+        """Return the canonical name, without ``.weight``, of the tensor that contains the matrix of Stoker's `module`;
+        None if the family has no such module. If there are several, fused modules take precedence, and stacks of
+        experts come last. `destination` describes the tensor's layout.
         """
         letters = iter("ij")
         general = re.sub(_NUMBER, lambda number: f"{{{next(letters)}}}", module)
@@ -100,7 +103,7 @@ class WeightNames:
         return None if theirs is None else _numbered(theirs, re.findall(_NUMBER, module))
 
     def _fills(self, stem: str, suffix: str, config: ModelConfig) -> list[tuple[tuple[str, ...], Fused | None]]:
-        """The parameters that a tensor of that name may hold, and how."""
+        """Return all candidates for the tensor: the names of its parameters, and how to split it."""
         numbers = re.findall(_NUMBER, stem)
         found = []
         for target in self._by_shape.get(re.sub(_NUMBER, "#", stem), ()):
@@ -111,7 +114,8 @@ class WeightNames:
 
     @cached_property
     def _by_shape(self) -> dict[str, list[str | Fused]]:
-        """Their names, with # for every number, to what they may hold; a model has parameters for one of these."""
+        """File's name with # for every number → candidates: parameter names or `Fused`s. A model has the parameters of
+        one of them."""
         table: dict[str, list[str | Fused]] = {}
         for ours, theirs in self.names.items():
             table.setdefault(_shape(theirs), []).append(ours)
@@ -125,10 +129,10 @@ class _EveryName:
         return True
 
 
-#: All names: for `WeightNames.destination`, where the model is not made. Matrices have one possible destination each.
+#: Contains every name: for `WeightNames.destination` without a model. Each matrix has one possible destination.
 EVERY_NAME: Final = _EveryName()
 
-#: A number that is a whole part of a dotted name.
+#: Number that is a complete component of a dotted name.
 _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
 

@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache: one seam, a backend for each way to compute it."""
+"""Attention over the paged KV cache: the backend interface, and one backend per implementation."""

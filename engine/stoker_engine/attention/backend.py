@@ -1,4 +1,4 @@
-"""The seam between models and attention: a layer states its shape, a backend computes it."""
+"""Interface between models and attention backends: a layer states its shape, a backend computes it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from stoker_engine.kernels.bundle import Operation
 
 @dataclass(frozen=True, eq=False)
 class AttentionShape:
-    """What is fixed for one layer.
+    """Parameters of one layer's attention.
 
     Attributes:
-        head_dim: size of a query and of a key.
-        value_head_dim: size of a value, and of each head of the result.
-        scale: the scores are multiplied by it.
-        sliding_window: tokens seen back, the current one included; None sees all.
+        head_dim: size of a query head and of a key head.
+        value_head_dim: size of a value head and of each head of the result.
+        scale: factor of the scores.
+        sliding_window: number of visible tokens, including the current one; None: all.
         logits_soft_cap: scores s become cap × tanh(s / cap) before masks and biases (Gemma 2).
         alibi_slopes: [num_heads] float32; slope × (key position - query position) is added to the scores
             (Press et al., 2022).
-        sinks: [num_heads] float32; a score for each head that takes its part of the weights and has no value (Xiao et
-            al., 2023; learned in gpt-oss).
+        sinks: [num_heads] float32; an additional score per head that takes part in the softmax but has no value (Xiao
+            et al., 2023; learned in gpt-oss).
     """
 
     num_heads: int
@@ -43,16 +43,16 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class KVCache:
-    """One layer's view of the paged cache. Blocks lie apart by more than their own size: index, don't flatten.
+    """One layer's view of the paged cache. Blocks are not contiguous: index the tensors, do not flatten them.
 
     Attributes:
         key: [blocks, block_size, kv_heads, head_dim], in the model's dtype, bfloat16, float8 or int8.
-        value: [blocks, block_size, kv_heads, value_head_dim]; where the layer is latent, a view into `key`.
-        group: index of the block tables that the layer goes by (`AttentionMetadata.groups`).
-        key_scales: what float8 and int8 keys are multiplied by, [blocks, block_size, kv_heads] float32: a layer's own
-            repeated, or one a token and head; None where the dtype is another.
-        value_scales: in the same way; where the layer is latent, the same.
-        scales_of_tokens: each token has its own, which is made when it is stored.
+        value: [blocks, block_size, kv_heads, value_head_dim]; for latent attention a view into `key`.
+        group: index of the layer's block tables (`AttentionMetadata.groups`).
+        key_scales: factors of float8 and int8 keys, [blocks, block_size, kv_heads] float32: either one per token and
+            head, or the layer's scale repeated; None for other dtypes.
+        value_scales: factors of the values, in the same form; for latent attention the same tensor as `key_scales`.
+        scales_of_tokens: whether each token has its own scales, computed when it is stored.
     """
 
     key: torch.Tensor
@@ -65,7 +65,7 @@ class KVCache:
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """A norm by root mean square that each head of queries and of keys has before it is rotated.
+    """RMS norm of each query and key head before rotation.
 
     Attributes:
         q_weight, k_weight: [head_dim]; see `kernels.rms_norm` for their dtype.
@@ -78,7 +78,7 @@ class HeadNorm:
 
 @dataclass(frozen=True, eq=False)
 class RopeCosSin:
-    """By which a step's queries and keys are rotated.
+    """Cos and sin by which a step's queries and keys are rotated.
 
     Attributes:
         cos, sin: [tokens, 1, rotary_dim / 2].
@@ -90,12 +90,13 @@ class RopeCosSin:
     interleaved: bool
 
 
-#: What a backend makes of a step's metadata; each has its own.
+#: A backend's plan of a step, made from the step's metadata. Its type differs by backend.
 AttentionPlan = Any
 
-#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, rows, the rows of the input batch that tokens and
-#: `rows` belong to, int64 or None where no operation depends on them) → the residual stream behind them, x itself; or,
-#: of these rows alone, a new one.
+#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, rows, input-batch rows of the tokens, input-batch
+#: rows of `rows`) → the residual stream after the layers. Without `rows`, x is updated in place and returned; with
+#: `rows`, the result is a new tensor of these tokens. The input-batch rows are int64, or None if no operation needs
+#: them.
 WholeLayers = Callable[
     [
         torch.Tensor,
@@ -112,7 +113,7 @@ WholeLayers = Callable[
 
 @dataclass(frozen=True, eq=False)
 class NormParts:
-    """A norm by root mean square over the residual stream.
+    """RMS norm of the residual stream.
 
     Attributes:
         weight: [hidden]; see `kernels.rms_norm` for its dtype.
@@ -124,14 +125,14 @@ class NormParts:
 
 @dataclass(frozen=True, eq=False)
 class LayerParts:
-    """What a layer is computed from that adds its attention to the residual stream, and then its MLP.
+    """Parts of a layer that adds first its attention and then its MLP to the residual stream.
 
     Attributes:
-        norms: by the names of `architectures.decoder_config`.
-        multiplier: attention's and the MLP's results are multiplied by it.
-        qkv, out, up, down: the linear operations; `up` makes gates and ups where the MLP has gates.
-        rotary_dim: how many elements of each head are rotated; 0: none.
-        cos_sin: the kind of cos and sin by which they are rotated; None: no rotation.
+        norms: norms by their names in `architectures.decoder_config`.
+        multiplier: factor of the attention's and the MLP's results.
+        qkv, out, up, down: linear operations; `up` computes both gate and up if the MLP is gated.
+        rotary_dim: number of rotated elements of each head; 0: none.
+        cos_sin: index of the rotary embedding's kind; None: no rotation.
         interleaved: see `kernels.rotary.apply_rotary`.
     """
 
@@ -154,14 +155,14 @@ class LayerParts:
 
 @dataclass(frozen=True)
 class BackendCapabilities:
-    """What a backend offers beside `AttentionBackend`.
+    """Optional features of a backend.
 
     Attributes:
         runs_layers: it is a `LayerBackend`.
         captures_decodes: it is a `GraphBackend`.
         fuses_kv: it is a `FusedKVBackend`.
-        batch_invariant: a row has the same bits in every batch, at least in a form of it (``--batch-invariant``).
-        has_threads: it belongs to kernels that divide a layer's work among threads themselves; torch's stay idle.
+        batch_invariant: with ``--batch-invariant``, a row's result has the same bits in every batch.
+        has_threads: its kernels have their own threads; torch's threads stay idle.
     """
 
     runs_layers: bool = False
@@ -172,16 +173,16 @@ class BackendCapabilities:
 
 
 class AttentionBackend(Protocol):
-    """Computes causal attention of a flat batch against the paged cache."""
+    """Causal attention of a flat batch over the paged cache."""
 
     @property
     def capabilities(self) -> BackendCapabilities:
-        """What else the backend offers; a constant of its class."""
+        """Optional features of the backend; a constant of its class."""
         ...
 
     def prepare(self, metadata: AttentionMetadata) -> AttentionPlan:
-        """Plans a step, before any layer runs: all that its layers share is made here, and nothing in `forward` reads
-        from the device."""
+        """Plan a step before its first layer runs. Everything that the layers share is computed here, so that `forward`
+        never reads from the device."""
         ...
 
     def forward(
@@ -193,8 +194,12 @@ class AttentionBackend(Protocol):
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """Stores `key` [tokens, kv_heads, head_dim] and `value` [tokens, kv_heads, value_head_dim] (None where the
-        layer is latent), then attends with `query` [tokens, heads, head_dim].
+        """Store keys and values, then attend.
+
+        Args:
+            query: [tokens, heads, head_dim].
+            key: [tokens, kv_heads, head_dim].
+            value: [tokens, kv_heads, value_head_dim]; None for latent attention.
 
         Returns:
             [tokens, heads × value_head_dim], in the query's dtype.
@@ -203,28 +208,28 @@ class AttentionBackend(Protocol):
 
 
 class LayerBackend(AttentionBackend, Protocol):
-    """One that computes whole layers."""
+    """A backend that computes whole layers."""
 
     def takes(self, parts: LayerParts) -> bool:
-        """Whether it can compute such a layer as a whole."""
+        """Whether the backend can compute this layer in one call."""
         ...
 
     def layers(self, parts: Sequence[LayerParts]) -> WholeLayers:
-        """Layers that follow each other as one call, with the bits of their operations one by one."""
+        """Return one call for consecutive layers. Its result has the same bits as the separate operations."""
         ...
 
 
 class GraphBackend(AttentionBackend, Protocol):
-    """One whose plan of decodes can be made and attended by in a CUDA graph: what differs from step to step it reads
-    from the metadata's tensors on the device."""
+    """A backend whose decodes, including their plan, can be captured in a CUDA graph: everything that differs between
+    steps is read from the metadata's tensors on the device."""
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
-        """Whether a plan of decodes has room for `seq_lens` that was made where `seq_lens_host` was `planned`."""
+        """Whether a plan of decodes that was made for the lengths `planned` can also be used for `seq_lens`."""
         ...
 
 
 class FusedKVBackend(AttentionBackend, Protocol):
-    """One that does in a pass what lies between a layer's QKV projection and its attention."""
+    """A backend that fuses the operations between the QKV projection and attention: head norms, RoPE and KV store."""
 
     def forward_qkv(
         self,
@@ -235,10 +240,13 @@ class FusedKVBackend(AttentionBackend, Protocol):
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """`forward` of what a layer's QKV projection gives, with the norm of its heads and RoPE.
+        """Apply head norms and RoPE to the result of the QKV projection, store keys and values, and attend.
 
         Args:
-            qkv: [tokens, heads + 2 × kv_heads, head_dim]: queries, keys, values; may be written into.
+            qkv: [tokens, heads + 2 × kv_heads, head_dim]: queries, keys, values; may be overwritten.
+
+        Returns:
+            See `forward`.
         """
         ...
 
@@ -252,19 +260,19 @@ class FusedKVBackend(AttentionBackend, Protocol):
         cache: KVCache,
         plan: AttentionPlan,
     ) -> torch.Tensor:
-        """Norms the bottlenecks of latent attention, rotates the keys' own part, and stores latents and keys.
+        """Normalise the bottlenecks of latent attention, rotate the keys' rotary part, and store latents and keys.
 
         Args:
-            rows: [tokens, q + latent + rotary_dim].
-            q_weight, kv_weight: of the norms; None where queries have no bottleneck, and q is 0.
+            rows: [tokens, q + latent + rotary_dim], where q is the size of the queries' bottleneck; 0 if there is none.
+            q_weight, kv_weight: weights of the norms; `q_weight` is None if the queries have no bottleneck.
 
         Returns:
-            [tokens, q]: the queries' bottleneck, normed.
+            [tokens, q]: the normalised bottleneck of the queries.
         """
         ...
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: AttentionPlan) -> torch.Tensor:
-        """`forward` where everything is stored already."""
+        """Attend to keys and values that are already stored. Returns: see `forward`."""
         ...
 
 

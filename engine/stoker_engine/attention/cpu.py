@@ -1,6 +1,6 @@
-"""Attention by the CPU's kernels: reads keys and values where they lie in their blocks, whatever the mix of decodes and
-chunks, and gives each row the same result in every batch, bit for bit. So do whole layers, where all parts of one are
-such kernels."""
+"""Attention by the native CPU kernels. They read keys and values directly from the cache blocks, for any mix of decodes
+and chunks, and each row's result has the same bits in every batch. Layers of which all parts are native kernels are
+computed in one call, with the same guarantee."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CpuBackend:
     library: ctypes.CDLL
 
     def prepare(self, metadata: AttentionMetadata) -> ctypes.Array[AttentionStep]:
-        """See `AttentionBackend.prepare`: each group's part of the kernel's call."""
+        """See `AttentionBackend.prepare`. Returns the kernel's arguments for each group of layers."""
         return (AttentionStep * len(metadata.groups))(
             *(
                 step_of(metadata.query_starts, metadata.seq_lens, group.tables, group.slot_mapping, metadata.block_size)

@@ -1,4 +1,4 @@
-"""Packages that compute attention where they are installed, and what they can."""
+"""Attention backends of external packages, and what each of them supports."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from stoker_engine.attention.backend import AttentionBackend
 
 FLAG: Final = "--attention-backend"
 
-#: flash-attn: what a block's tokens are a multiple of, and a head's size, and the most of that.
+#: flash-attn: block size and head size must be multiples of these, in tokens and elements; largest head size.
 _BLOCK_SIZE: Final = 256
 _HEAD_STEP: Final = 8
 _LARGEST_HEAD: Final = 256
-#: flashinfer: sizes of heads that its kernels are compiled for.
+#: flashinfer: head sizes that its kernels are compiled for, in elements.
 _HEADS: Final = (64, 128, 256)
 
 
 @dataclass(frozen=True)
 class AttentionRequirements:
-    """What a model asks of a backend.
+    """Requirements of a model on an attention backend.
 
     Attributes:
-        layers: those that attend.
-        dtype: of queries, and of keys and values as they are computed.
-        stored: of keys and values as they are stored.
-        block_size: tokens in a block.
+        layers: layers with attention.
+        dtype: dtype of queries, and of keys and values before they are stored.
+        stored: name of the dtype of keys and values in the cache.
+        block_size: tokens per block.
     """
 
     layers: Sequence[AttentionConfig]
@@ -44,13 +44,13 @@ class AttentionRequirements:
 def by_package(
     name: Literal["flash-attn", "flashinfer"], requirements: AttentionRequirements, lacks: str | None
 ) -> AttentionBackend:
-    """The backend that a package computes.
+    """Return the backend that uses a package.
 
     Args:
-        lacks: why Triton's kernels, which store, cannot run here.
+        lacks: why the Triton kernels, which store keys and values, cannot run; None: they can.
 
     Raises:
-        ArgumentError: it cannot serve this model here.
+        ArgumentError: the package is not installed, or does not support this model or device.
     """
     package = name.replace("-", "_")
     if importlib.util.find_spec(package) is None:
@@ -58,7 +58,7 @@ def by_package(
     if lacks is None:
         lacks = _lack_of_flash_attn(requirements) if name == "flash-attn" else _lack_of_flashinfer(requirements)
     if lacks is not None:
-        raise ArgumentError(FLAG, f"{name} cannot run here: {lacks}; choose auto, or sdpa")
+        raise ArgumentError(FLAG, f"{name} is not available: {lacks}; choose auto or sdpa")
     module = importlib.import_module(package)
     if name == "flash-attn":
         from stoker_engine.attention.flash_attn import FlashAttnBackend
@@ -71,16 +71,16 @@ def by_package(
 
 def _lack_of_packages(requirements: AttentionRequirements) -> str | None:
     if requirements.dtype not in (torch.bfloat16, torch.float16):
-        return f"it computes in bfloat16 or float16, not in {dtype_name(requirements.dtype)}"
+        return f"it supports bfloat16 and float16, not {dtype_name(requirements.dtype)} (--dtype)"
     if requirements.stored != dtype_name(requirements.dtype):
-        return f"it reads keys and values in the model's dtype, not in {requirements.stored} (--kv-cache-dtype)"
+        return f"it needs keys and values in the model's dtype, not in {requirements.stored} (--kv-cache-dtype)"
     for layer in requirements.layers:
         if layer.latent is not None:
-            return "it has no latent attention"
+            return "it does not support latent attention"
         if layer.sinks:
-            return "it has no sinks"
+            return "it does not support attention sinks"
         if layer.value_head_dim not in (None, layer.head_dim):
-            return f"its keys and values have one size, not {layer.head_dim} and {layer.value_head_dim}"
+            return f"it needs keys and values of equal head size, not {layer.head_dim} and {layer.value_head_dim}"
     return None
 
 
@@ -89,9 +89,12 @@ def _lack_of_flash_attn(requirements: AttentionRequirements) -> str | None:
         return lacks
     sizes = sorted({layer.head_dim for layer in requirements.layers})
     if odd := [size for size in sizes if size % _HEAD_STEP or size > _LARGEST_HEAD]:
-        return f"its heads have multiples of {_HEAD_STEP} up to {_LARGEST_HEAD}, not {odd[0]}"
+        return f"it supports head sizes that are multiples of {_HEAD_STEP} up to {_LARGEST_HEAD}, not {odd[0]}"
     if requirements.block_size % _BLOCK_SIZE:
-        return f"its blocks have {_BLOCK_SIZE} tokens, not {requirements.block_size} (--block-size)"
+        return (
+            f"it supports block sizes that are multiples of {_BLOCK_SIZE} tokens, "
+            f"not {requirements.block_size} (--block-size)"
+        )
     return None
 
 
@@ -100,12 +103,12 @@ def _lack_of_flashinfer(requirements: AttentionRequirements) -> str | None:
         return lacks
     sizes = sorted({layer.head_dim for layer in requirements.layers})
     if odd := [size for size in sizes if size not in _HEADS]:
-        return f"its heads have {', '.join(map(str, _HEADS))} numbers, not {odd[0]}"
+        return f"it supports the head sizes {', '.join(map(str, _HEADS))}, not {odd[0]}"
     if any(layer.alibi_slopes is not None for layer in requirements.layers):
-        return "it has no slopes for distances but its own (ALiBi)"
+        return "it does not support a model's own ALiBi slopes"
     return None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Its name without the module's."""
+    """Return the dtype's name without ``torch.``."""
     return str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
 """Attention by the package flash-attn (FlashAttention-2: Dao, 2023), on the paged cache.
 
-Keys and values are stored by Triton's kernels. A step's decodes are one call, so that the package may split their keys,
-and its chunks another.
+Triton kernels store keys and values. A step's decodes are one call, so that the package may split their keys; its
+chunks are a second call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class _Part:
     """Sequences of one call.
 
     Attributes:
-        rows: theirs, of the step's.
-        query_starts, key_starts: [sequences + 1] int32, from 0.
-        tables: [sequences, blocks] by group.
-        most_queries, most_keys: of one sequence.
+        rows: rows of these sequences in the flat batch.
+        query_starts, key_starts: [sequences + 1] int32 cumulative lengths, starting at 0.
+        tables: [sequences, blocks] block tables by group.
+        most_queries, most_keys: largest number of queries and keys of one sequence.
     """
 
     rows: slice
@@ -43,7 +43,7 @@ class _Plan:
 
 
 class FlashAttnBackend(FusedKVStoreBackend):
-    """See the module.
+    """Attention by flash-attn; see the module's docstring.
 
     Args:
         attend: `flash_attn.flash_attn_varlen_func`.

@@ -1,7 +1,7 @@
 """Attention by the package flashinfer (Ye et al., 2025), on the paged cache.
 
-Keys and values are stored by Triton's kernels. The package plans a step for each kind of layer on the host, and copies
-what it planned to the device: this happens where the first such layer runs.
+Triton kernels store keys and values. For each kind of layer, the package plans a step on the host and copies the plan
+to the device. This happens when the first layer of the kind runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from stoker_engine.attention.backend import AttentionShape, KVCache
 from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 
-#: What it keeps parts of split sequences in, bytes: what the package recommends.
+#: Size in bytes of the workspace for partial results of split sequences, as recommended by the package.
 _WORKSPACE: Final = 128 << 20
 
 
 class _Kind(NamedTuple):
-    """Layers of one kind are planned together."""
+    """Parameters of layers that share a plan."""
 
     group: int
     num_heads: int
@@ -34,14 +34,14 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """A step, and the kinds of layers that it was planned for."""
+    """A step's metadata, and the kinds of layers that are already planned."""
 
     metadata: AttentionMetadata
     planned: set[_Kind] = field(default_factory=set)
 
 
 class FlashInferBackend(FusedKVStoreBackend):
-    """See the module.
+    """Attention by flashinfer; see the module's docstring.
 
     Args:
         wrapper: `flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
@@ -94,7 +94,7 @@ class FlashInferBackend(FusedKVStoreBackend):
 
 
 def _blocks(group: BlockTables, metadata: AttentionMetadata, count: int) -> torch.Tensor:
-    """int32 [count]: the sequences' blocks, one sequence's after the other's. Nothing is read from the device."""
+    """Return the blocks of all sequences, concatenated: int32 [count]. Nothing is read from the device."""
     counts = (metadata.seq_lens + metadata.block_size - 1) // metadata.block_size
     ends = counts.cumsum(0)
     at = torch.arange(count, device=counts.device)

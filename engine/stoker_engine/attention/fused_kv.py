@@ -1,4 +1,4 @@
-"""What lies between a layer's QKV projection and its attention, by Triton's kernels: norm of heads, RoPE, storing."""
+"""Triton kernels between a layer's QKV projection and its attention: head norms, RoPE and KV store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.attention.rope_and_cache import rope_and_cache
 
 
 class FusedKVStoreBackend(ABC):
-    """A `FusedKVBackend` that has yet to attend. Its plans have the step's `metadata`."""
+    """Base class of `FusedKVBackend`s: everything except attention. Plans must have the attribute `metadata`."""
 
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(fuses_kv=True)
 

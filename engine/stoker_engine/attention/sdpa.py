@@ -1,6 +1,6 @@
-"""Attention by torch's scaled_dot_product_attention: runs on every device, and defines what is right.
+"""Attention by torch's scaled_dot_product_attention: runs on every device, and is the reference for other backends.
 
-Decodes run as one padded call; chunks of prompts run one by one, each against its own keys.
+All decodes are one padded call. Chunks of prompts run one by one, each over its own keys.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from stoker_engine.kernels.kv_store import dequantized, kv_store
 
 @dataclass(frozen=True)
 class _View:
-    """The keys that some sequences see through one window.
+    """Keys that some sequences see in one group of layers.
 
     Attributes:
-        rows: the sequences' rows in the flat batch.
-        blocks: [sequences, blocks] block numbers; shorter sequences repeat their last.
+        rows: rows of the sequences in the flat batch.
+        blocks: [sequences, blocks] block numbers; shorter sequences repeat their last block.
         distance: [sequences, 1, queries, blocks × block_size] int64, key position - query position.
-        visible: in the same way, whether the key is seen.
-        unseen: [sequences, blocks × block_size, 1, 1], keys that no query sees. They may be nan, and so would be all
-            results: a mask multiplies them by 0.
+        visible: same shape, bool: whether the query sees the key.
+        unseen: [sequences, blocks × block_size, 1, 1] bool: keys that no query sees. They are zeroed, because they may
+            be NaN, and the attention weight 0 × NaN would make the result NaN.
     """
 
     rows: slice
@@ -39,14 +39,14 @@ class _View:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A step's views, those of the decodes first, by group."""
+    """A step's metadata and, by group, its views; the view of the decodes is first."""
 
     metadata: AttentionMetadata
     views: list[list[_View]]
 
 
 class SdpaBackend:
-    """Gathers each sequence's blocks, then attends densely."""
+    """Gathers each sequence's blocks, then computes dense attention."""
 
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities()
 
@@ -77,10 +77,10 @@ class SdpaBackend:
 
 
 def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _View) -> torch.Tensor:
-    """[rows, heads, d] → [rows, heads, value d]."""
+    """Attend with the queries of one view: [rows, heads, d] → [rows, heads, value d]."""
     sequences = len(view.blocks)
-    # [sequences, kv_heads, group × queries, d]: the query heads that share a KV head stand in for several queries,
-    # so that no key is copied for them.
+    # [sequences, kv_heads, group × queries, d]: query heads that share a KV head are treated as additional queries, so
+    # that keys need not be repeated.
     queries = query.shape[0] // sequences
     group = shape.num_heads // shape.num_kv_heads
     grouped = query.unflatten(0, (sequences, queries)).unflatten(2, (shape.num_kv_heads, group))
@@ -109,15 +109,17 @@ def _attend(shape: AttentionShape, query: torch.Tensor, cache: KVCache, view: _V
 
 
 def _with_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """The weights of `scores` [sequences, kv_heads, group, queries, keys] beside their heads' sinks."""
+    """Return the softmax of `scores` [sequences, kv_heads, group, queries, keys] with the heads' sinks in the
+    denominator."""
     beside = sinks.view(*scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
     return torch.cat((scores, beside), dim=-1).softmax(-1)[..., :-1]
 
 
 def _gather(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, view: _View) -> torch.Tensor:
-    """Keys or values [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d], 0 where no query sees them.
+    """Gather keys or values: [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d]. Those that no query sees
+    are set to 0.
 
-    In `dtype`; what has scales, or a range that is not `dtype`'s, in float32, so that nothing of it is lost.
+    The result has `dtype`, or float32 if the cache has scales or if `dtype` cannot represent the cache's dtype.
     """
     if scales is None:
         numbers = rows[view.blocks].to(torch.promote_types(rows.dtype, dtype))
@@ -128,7 +130,7 @@ def _gather(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype,
 
 
 def _views(metadata: AttentionMetadata, group: BlockTables) -> list[_View]:
-    """The decodes' view, then one for each chunk."""
+    """Return one view for all decodes, then one for each chunk."""
     num_sequences = len(metadata.seq_lens_host)
     parts = [slice(0, metadata.num_decodes)] if metadata.num_decodes else []
     parts += [slice(s, s + 1) for s in range(metadata.num_decodes, num_sequences)]

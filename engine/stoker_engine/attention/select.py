@@ -1,4 +1,4 @@
-"""Which attention backend runs where."""
+"""Selection of the attention backend."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def attention_backend(
     batch_invariant: bool = False,
     name: names.AttentionBackend = "auto",
 ) -> AttentionBackend:
-    """The backend on `device`: by this name, or the fastest of ours.
+    """Return the backend with this name, or for ``auto`` the fastest built-in one on `device`.
 
     Args:
-        batch_invariant: every row's result must be the same in every batch, bit for bit. The CPU's kernels are so by
-            construction (GEMMs and activations too), Triton's have forms that are (`select_kernels`).
+        batch_invariant: every row's result must have the same bits in every batch. All native CPU kernels (also GEMMs
+            and activations) are batch invariant; Triton has batch-invariant variants (`select_kernels`).
 
     Raises:
-        ArgumentError: this backend cannot run here, or batch invariance cannot be kept.
+        ArgumentError: the backend is not available, or it is not batch invariant although that is required.
     """
     backend, taken = _backend(device, requirements, name, batch_invariant)
     if batch_invariant and not backend.capabilities.batch_invariant:
         raise ArgumentError(
             "--batch-invariant",
-            f"needs Triton's kernels on a GPU, or the CPU's in bfloat16 or float32, and this is "
-            f"{dtype_name(requirements.dtype)} on {device.type}, by {FLAG} {taken}"
-            + ("; choose --dtype, or see the log for why they are not available" * (device.type == "cpu")),
+            f"needs the Triton kernels on a GPU, or the native kernels on a CPU in bfloat16 or float32; "
+            f"the model would run in {dtype_name(requirements.dtype)} on {device.type} with {FLAG} {taken}"
+            + ("; change --dtype, or see the log if native kernels are missing" * (device.type == "cpu")),
         )
     logger.info("attention backend: %s", taken)
     return backend
@@ -56,7 +56,9 @@ def _backend(
     if name == "native":
         requested = f"{dtype_name(requirements.dtype)} on {device.type}"
         raise ArgumentError(
-            FLAG, f"native computes in bfloat16 or float32 on a CPU, not in {requested}; choose auto, or sdpa"
+            FLAG,
+            f"native is not available for {requested}: it needs a CPU with native kernels (see the log) and "
+            "bfloat16 or float32; choose auto or sdpa",
         )
     lacks = lack_of_triton(device) or _lack_of_room(device, requirements)
     if name in ("flash-attn", "flashinfer"):
@@ -66,9 +68,9 @@ def _backend(
 
         return TritonBackend(batch_invariant), "triton"
     if name == "triton":
-        raise ArgumentError(FLAG, f"triton cannot run here: {lacks}; choose auto, or sdpa")
+        raise ArgumentError(FLAG, f"triton is not available: {lacks}; choose auto or sdpa")
     if device.type == "cuda":
-        logger.warning("using the slow attention backend sdpa: %s", lacks)
+        logger.warning("triton is not available, using the slow attention backend sdpa: %s", lacks)
     return SdpaBackend(), "sdpa"
 
 

@@ -1,4 +1,4 @@
-"""Where a layer that keeps one state of each sequence finds it: in the blocks of the sequence's table."""
+"""Access to the states of layers that keep one state per sequence, stored in the blocks of the sequence's table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker_engine.sizing.state_layout import Piece
 
 @dataclass(frozen=True)
 class PagedTensor:
-    """One tensor of a state in the pool of blocks.
+    """One tensor of a state in the block pool.
 
     Attributes:
-        numbers: the pool, in the tensor's dtype: [blocks, numbers of a block].
-        shape: of one sequence's tensor.
-        pieces: where it lies in the blocks of a table, in numbers.
+        numbers: the pool, viewed in the tensor's dtype: [blocks, elements per block].
+        shape: shape of one sequence's tensor.
+        pieces: positions of the tensor in the blocks of a table; offsets in elements, not bytes.
     """
 
     numbers: torch.Tensor
@@ -27,37 +27,38 @@ class PagedTensor:
 
 @dataclass(frozen=True)
 class StateCache:
-    """One layer's states of all sequences (`sizing.state_layout`).
+    """States of all sequences in one layer (`sizing.state_layout`).
 
     Attributes:
-        tensors: by the names that `StateSpec` gives them.
-        group: index of the block tables that the layer goes by (`AttentionMetadata.groups`).
+        tensors: tensors by their name in `StateSpec`.
+        group: index of the layer's block tables (`AttentionMetadata.groups`).
     """
 
     tensors: Mapping[str, PagedTensor]
     group: int
 
     def load(self, name: str, tables: torch.Tensor, started: torch.Tensor) -> torch.Tensor:
-        """One tensor of some sequences, copied out of their blocks.
+        """Copy one tensor of some sequences out of their blocks.
 
         Args:
-            tables: [sequences, blocks_per_sequence] integers.
-            started: [sequences] bool; False where no token is computed yet. What such blocks hold is not read.
+            tables: [sequences, blocks_per_sequence] integer block numbers.
+            started: [sequences] bool: whether any token of the sequence has been computed. If not, the contents of its
+                blocks are ignored.
 
         Returns:
-            [sequences, *shape]; zero where not started.
+            [sequences, *shape]; zero for sequences that have not started.
         """
         tensor, rows = self.tensors[name], tables.long()
         parts = [tensor.numbers[rows[:, piece.index], piece.start : piece.stop] for piece in tensor.pieces]
         flat = torch.cat(parts, dim=1)
-        # Selected, never multiplied: a new sequence's blocks may hold nan.
+        # Select instead of multiplying by 0: a new sequence's blocks may contain NaN.
         return torch.where(started[:, None], flat, 0).view(-1, *tensor.shape)
 
     def store(self, name: str, tables: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes `values` [sequences, *shape], rounded to the state's dtype, into the sequences' blocks.
+        """Write `values` [sequences, *shape], rounded to the state's dtype, into the sequences' blocks.
 
         Args:
-            tables: [sequences, blocks_per_sequence] integers; no block is named twice.
+            tables: [sequences, blocks_per_sequence] integer block numbers, all different.
         """
         tensor, rows = self.tensors[name], tables.long()
         sizes = [piece.stop - piece.start for piece in tensor.pieces]

@@ -1,7 +1,7 @@
-"""Attention by Triton's kernels: reads keys and values where they lie in their blocks.
+"""Attention by Triton kernels, which read keys and values directly from the cache blocks.
 
-A step's decodes are one launch, in which long sequences are split, and its chunks another. Each row has the same bits
-whatever else is in the batch; and, where that is asked for, whether it comes in a chunk or as a decode.
+A step's decodes are one launch, in which long sequences are split; its chunks are another. Each row's result has the
+same bits in every batch. With `batch_invariant`, they are also the same in a chunk and in a decode.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class _Part:
     """Sequences that are computed by one launch.
 
     Attributes:
-        tables: [sequences, blocks] by group.
-        starts, sequences: of decodes what `decode_splits` lists; None: they are chunks.
+        tables: [sequences, blocks] block tables by group.
+        starts, sequences: result of `decode_splits` for decodes; None for chunks.
     """
 
     query_starts: torch.Tensor
@@ -43,11 +43,11 @@ class _Plan:
 
 @dataclass(frozen=True)
 class TritonBackend(FusedKVStoreBackend):
-    """Attention on a GPU, or anywhere in Triton's interpreter.
+    """Attention on a GPU, or on any device in Triton's interpreter.
 
     Attributes:
-        batch_invariant: a token must have the same bits in a chunk and as a decode, too. So decodes are chunks of one
-            token, of which long ones are not split.
+        batch_invariant: a token's result must also have the same bits in a chunk and in a decode. So decodes are
+            computed as chunks of one token, and long sequences are not split.
     """
 
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(

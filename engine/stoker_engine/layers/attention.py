@@ -1,4 +1,4 @@
-"""Self-attention with grouped key and value heads, and the options that families add to it."""
+"""Self-attention with grouped key and value heads (GQA), and the options that model families add to it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 class Attention(nn.Module):
     """Self-attention of one layer.
 
-    Ranks share the heads. Where there are fewer key and value heads than ranks, several ranks hold the same one.
+    The heads are split across the ranks. If there are fewer key and value heads than ranks, each is replicated on
+    several ranks.
 
     WeightTargets: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``; ``prefix.sinks`` [heads], float32.
 
     Args:
-        out_space: what the rows are that `project` gets.
+        out_space: row space of the argument of `project`.
 
     Raises:
-        ModelError: ranks cannot share the heads.
+        ModelError: the heads cannot be split across the ranks.
     """
 
     def __init__(
@@ -70,26 +71,33 @@ class Attention(nn.Module):
         self._fusing = build.backend if fuses_kv(build.backend) and self.can_be_fused() else None
 
     def can_be_fused(self) -> bool:
-        """Whether nothing but a norm of each head comes between the projection and the rotation."""
+        """Whether there is no operation between the QKV projection and RoPE except an RMS norm of each head."""
         is_plain = self.q_norm is None or (isinstance(self.q_norm, RMSNorm) and not self.full_norm)
         return is_plain and self.clip_qkv is None
 
     @functools.cached_property
     def head_norm(self) -> HeadNorm | None:
-        """The norm of each head, if it has one."""
+        """RMS norm of each query and key head; None if there is none."""
         if not isinstance(self.q_norm, RMSNorm) or not isinstance(self.k_norm, RMSNorm):
             return None
         return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
 
     def attend(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, heads × head_dim]."""
+        """Project to queries, keys and values, store keys and values, and attend.
+
+        Args:
+            x: [tokens, hidden].
+
+        Returns:
+            [tokens, heads × head_dim].
+        """
         qkv = self.qkv(x)
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv = qkv.view(-1, heads + 2 * kv_heads, self.shape.head_dim)
         if self._fusing is not None:
             return self._fusing.forward_qkv(self.shape, qkv, self.head_norm, rotation, cache, plan)
         value = qkv[:, heads + kv_heads :]
-        rotated = qkv[:, : heads + kv_heads]  # queries and keys, which share what comes next
+        rotated = qkv[:, : heads + kv_heads]  # queries and keys: the next operations apply to both
         if self.q_norm is not None and self.k_norm is not None:
             rotated = self._normalised(rotated, self.q_norm, self.k_norm)
         if self.clip_qkv is not None:
@@ -99,7 +107,7 @@ class Attention(nn.Module):
         return self.backend.forward(self.shape, rotated[:, :heads], rotated[:, heads:], value, cache, plan)
 
     def project(self, attended: torch.Tensor) -> torch.Tensor:
-        """Rows of what `attend` gives → [rows, hidden]."""
+        """Apply the output projection to rows of `attend`'s result: [rows, heads × head_dim] → [rows, hidden]."""
         return self.out(attended)
 
     def _normalised(self, rotated: torch.Tensor, q_norm: Norm, k_norm: Norm) -> torch.Tensor:
@@ -111,16 +119,16 @@ class Attention(nn.Module):
         return torch.cat((q_norm(query), k_norm(key)), dim=1)
 
     def _all_heads(self, norm: Norm, x: torch.Tensor, heads: Shard) -> torch.Tensor:
-        """`x` [tokens, heads, d], these heads of all, normalised with the others: [tokens, heads × d]."""
+        """Normalise `x`, this rank's heads, over the heads of all ranks: [tokens, heads, d] → [tokens, heads × d]."""
         if heads.is_whole:
             return norm(x.flatten(1))
         size = x.shape[-1]
         every = self._ranks.all_gather(x.flatten(1)).unflatten(1, (-1, size))
-        every = every[:, :: every.shape[1] // heads.full]  # several ranks may hold the same head
+        every = every[:, :: every.shape[1] // heads.full]  # drop replicas of key heads
         return norm(every.flatten(1))[:, heads.times(size).positions]
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         targets = {**self.qkv.weight_targets(), **self.out.weight_targets()}
         if self.q_norm is not None and self.k_norm is not None:
             targets.update({**self.q_norm.weight_targets(), **self.k_norm.weight_targets()})

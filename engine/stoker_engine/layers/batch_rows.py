@@ -1,12 +1,13 @@
-"""Which row of the input batch each row of an activation belongs to.
+"""Map from the rows of an activation to the rows of the input batch.
 
-An operation whose result depends on the request (an adapter, say) gets `BatchRows` with `Build` when it is made, and
-reads it when it runs. What it finds there depends on where in the model it is: its *row space*.
+An operation whose result depends on the request, such as one with a LoRA adapter, gets `BatchRows` from `Build` when it
+is created, and reads it when it runs. The map differs by *row space*, which depends on the operation's position in the
+model:
 
-    TOKENS     all tokens of a step, all sequences end to end
-    KEPT       behind the last layer's attention: the tokens whose results are needed
-    LOGITS     the tokens that logits are computed of, a chunk at a time
-    EXPERTS    the tokens that one expert of a mixture computes
+    TOKENS     all tokens of a step, sequences concatenated
+    KEPT       after the last layer's attention: the tokens whose results are needed
+    LOGITS     the tokens of the current chunk of logits
+    EXPERTS    the tokens of the current expert of a mixture
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class RowSpace(Enum):
-    """What the rows of an activation are; see above."""
+    """Kind of the rows of an activation (see the module's docstring)."""
 
     TOKENS = auto()
     KEPT = auto()
@@ -29,18 +30,19 @@ class RowSpace(Enum):
     EXPERTS = auto()
 
 
-#: Index of the row that stands for padding, in tensors with a value for each row of the batch: their last one.
+#: Index of the row for padding in tensors that have one value per row of the input batch: the last one.
 PADDING: Final = -1
 
 
 class BatchRows:
-    """The rows of the input batch, by row space.
+    """Input-batch row of each activation row, by row space.
 
     Attributes:
-        adapters: int64, for each row of the batch the slot of its request's adapter, -1 for none; at `PADDING` too.
-        extends_experts: whether operations of experts may depend on the request in this step. Where they do not, a
-            kernel may compute all experts at once.
-        has_adapters: whether a row of this step may have an adapter.
+        adapters: int64 [rows of the input batch + 1]: slot of the request's adapter, -1 for none. The last element, at
+            `PADDING`, is -1.
+        extends_experts: whether the experts' operations may depend on the request. If not, one kernel may compute all
+            experts.
+        has_adapters: whether any row of this step may have an adapter.
     """
 
     def __init__(self) -> None:
@@ -51,12 +53,12 @@ class BatchRows:
         self._grouped: list[tuple[torch.Tensor, Any]] = []
 
     def begin(self, tokens: torch.Tensor, kept: torch.Tensor | None = None, has_adapters: bool = True) -> None:
-        """Begins a step.
+        """Start a step.
 
         Args:
-            tokens: int64 [tokens], the row of each, `PADDING` where there is none.
+            tokens: int64 [tokens], input-batch row of each token; `PADDING` for padding.
             kept: int64, indices of the tokens in `RowSpace.KEPT`; None: all.
-            has_adapters: see above.
+            has_adapters: see the class.
         """
         self._tensors, self.has_adapters = {RowSpace.TOKENS: tokens}, has_adapters
         self._selected.clear()
@@ -67,26 +69,26 @@ class BatchRows:
             self.select(RowSpace.KEPT, RowSpace.TOKENS, kept)
 
     def select(self, space: RowSpace, source: RowSpace, indices: torch.Tensor) -> None:
-        """Has `space` consist of these rows of `source`, until another selection or the next step."""
+        """Define `space` as these rows of `source`, until the next selection or step."""
         self._selected[space] = source, indices
         before = self._tensors.pop(space, None)
         self._grouped = [each for each in self._grouped if each[0] is not before]
 
     def __getitem__(self, space: RowSpace) -> torch.Tensor:
-        """int64 [rows of the space]. It is computed when it is first read: most models read none."""
+        """Return the input-batch row of each row of the space, int64. It is computed on first use, because most models
+        never need it."""
         if space not in self._tensors:
             source, indices = self._selected[space]
             self._tensors[space] = self[source][indices]
         return self._tensors[space]
 
     def adapters_of(self, space: RowSpace) -> torch.Tensor:
-        """int64 [rows of the space]: the adapter of each, -1 for none."""
+        """Return the adapter slot of each row of the space, int64; -1 for none."""
         return self.adapters[self[space]]
 
     def grouped(self, space: RowSpace, group: Callable[[torch.Tensor], T]) -> T:
-        """What `group` makes of `adapters_of(space)`: once for all operations on the same rows, which have one
-        `group`.
-        """
+        """Return `group(adapters_of(space))`, computed once for all operations on the same rows. All callers must pass
+        the same `group`."""
         rows = self[space]
         for known, groups in self._grouped:
             if known is rows:

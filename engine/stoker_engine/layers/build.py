@@ -1,4 +1,4 @@
-"""What every layer of a model is built with."""
+"""Settings that all layers of a model are built with."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def _unquantized(param_names: Sequence[str]) -> LinearMethod:
 
 @dataclass(frozen=True)
 class Build:
-    """How a model is computed, and which part of it here.
+    """Settings of a model on one rank.
 
     Attributes:
-        dtype: of weights and activations.
-        backend: attention's.
-        kernels: everything else's.
-        ranks: who shares each layer's work.
-        linear: how the matrix of these parameters is stored; several are those of a layer's experts.
-        stage: which of the layers are here.
-        whole_experts: whether ranks have whole experts, instead of a part of each.
-        rows: the rows of the input batch, which operations read that depend on the request.
+        dtype: dtype of weights and activations.
+        backend: attention backend.
+        kernels: kernels of all other operations.
+        ranks: communicator of the ranks that split each layer.
+        linear: returns the storage method of the matrix with these parameter names (several names: a layer's experts).
+        stage: pipeline stage of this process.
+        whole_experts: expert parallelism: each rank holds whole experts, instead of a shard of every expert.
+        rows: input-batch rows, read by operations that depend on the request.
         extend: makes linear operations depend on the request; None: none does.
-        hidden_after: the numbers of the layers behind which the residual stream is wanted, too; a stage of a
-            pipeline has those of its own layers.
-        has_head: whether logits are computed.
+        hidden_after: indices of layers after which the residual stream is also returned; only those of this pipeline
+            stage.
+        has_head: whether the model computes logits.
     """
 
     dtype: torch.dtype
@@ -63,58 +63,57 @@ class Build:
         space: RowSpace = RowSpace.TOKENS,
         form: SiteForm = SiteForm.LINEAR,
     ) -> Operation:
-        """A linear operation as it is computed in this model; for the arguments see `LinearSite`."""
+        """Return `linear`, extended by `extend` if the model has one. For the other arguments see `LinearSite`."""
         if self.extend is None:
             return linear
         return ExtendedLinear(self.extend, linear, LinearSite(outputs, inputs, space, form), self.rows)
 
     def share(self, size: int, multiple: int = 1) -> Shard:
-        """This rank's share of what can be divided into any parts: columns of an MLP, rows of a vocabulary. Those of
-        the first ranks are the largest.
+        """Return this rank's shard of a dimension that need not be split equally: an MLP's columns or the vocabulary's
+        rows. The last shards may be smaller.
 
         Args:
-            size: of the whole.
-            multiple: shares begin at multiples of it.
+            size: size of the whole dimension.
+            multiple: shards start at multiples of it.
 
         Raises:
-            ModelError: there is nothing left for the last ranks.
+            ModelError: the last ranks would have empty shards.
         """
         rank, ranks = self.ranks.rank, self.ranks.size
         each = largest_part(size, ranks, multiple)
         if not every_part_has_some(size, ranks, multiple):
-            raise self._indivisible(f"a dimension of {size}, cut at multiples of {multiple}")
+            raise self._indivisible(f"a dimension of {size} at multiples of {multiple}")
         start = rank * each
         return Shard(start, min(each, size - start), size)
 
     def widths(self, size: int) -> list[int]:
-        """What each rank has of a dimension that `share` deals out one by one."""
+        """Return the size of each rank's `share(size)`."""
         return [share_of(size, self.ranks.size, 1, rank) for rank in range(self.ranks.size)]
 
     def experts(self, count: int) -> Shard:
-        """This rank's share of experts that are dealt whole.
+        """Return this rank's experts, under expert parallelism.
 
         Raises:
-            ModelError: they are fewer than the ranks.
+            ModelError: there are fewer experts than ranks.
         """
         if count < self.ranks.size:
-            raise self._indivisible(f"{count} experts")
+            raise self._indivisible(f"the model's {count} experts")
         mine = dealt(count, self.ranks.size, self.ranks.rank)
         return Shard(mine.start, len(mine), count)
 
     def heads(self, num_heads: int) -> Shard:
-        """This rank's share of the query heads.
+        """Return this rank's query heads.
 
         Raises:
-            ModelError: they cannot be divided equally.
+            ModelError: the heads cannot be split equally.
         """
         return self._equal(num_heads, "attention heads")
 
     def kv_heads(self, num_kv_heads: int) -> Shard:
-        """This rank's share of the key and value heads; where they are fewer than the ranks, several ranks hold the
-        same one.
+        """Return this rank's key and value heads. If there are fewer than ranks, each is replicated on several ranks.
 
         Raises:
-            ModelError: neither divides the other.
+            ModelError: neither the number of heads nor the number of ranks divides the other.
         """
         ranks = self.ranks.size
         if num_kv_heads < ranks and ranks % num_kv_heads == 0:
@@ -124,11 +123,8 @@ class Build:
     def _equal(self, count: int, what: str) -> Shard:
         each, remainder = divmod(count, self.ranks.size)
         if remainder:
-            raise self._indivisible(f"{count} {what}")
+            raise self._indivisible(f"the model's {count} {what}")
         return Shard(self.ranks.rank * each, each, count)
 
     def _indivisible(self, what: str) -> ModelError:
-        return ModelError(
-            f"the model has {what}, which {self.ranks.size} ranks cannot share equally; "
-            "choose another --tensor-parallel-size"
-        )
+        return ModelError(f"cannot split {what} across {self.ranks.size} ranks; choose another --tensor-parallel-size")

@@ -1,4 +1,4 @@
-"""From token numbers to vectors, and from vectors to logits. Ranks share the rows of the vocabulary."""
+"""Token embedding and output head. The vocabulary's rows are split across the ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class Embedding(nn.Module):
-    """A vector for each token.
+    """Token embedding.
 
     WeightTargets: ``name.weight`` [vocabulary, width].
 
     Attributes:
-        rows: the tokens whose vectors are here.
+        rows: token ids whose vectors this rank holds.
     """
 
     def __init__(self, build: Build, name: str, vocab_size: int, width: int) -> None:
@@ -46,17 +46,17 @@ class Embedding(nn.Module):
     __call__ = forward
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         return _matrix_targets(self._param_name, self.matrix, self.rows, self._width)
 
 
 class Head(nn.Module):
-    """A logit for each token of this rank's part of the vocabulary.
+    """Output head: computes the logits of this rank's shard of the vocabulary.
 
     WeightTargets: ``name.weight`` [vocabulary, width], unless it is tied, and ``name.bias``.
 
     Args:
-        tied: the embedding that is the head's matrix as well.
+        tied: embedding whose matrix the head uses; None: the head has its own matrix.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Head(nn.Module):
         self._linear = build.extended(linear, {name: self.rows}, Shard.whole(width), RowSpace.LOGITS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, width] → [rows, this rank's part of the vocabulary]."""
+        """[rows, width] → [rows, this rank's shard of the vocabulary]."""
         return self._linear(x)
 
     __call__ = forward
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         targets = dict[str, WeightTarget]()
         if not self.is_tied:
             targets.update(_matrix_targets(f"{self._name}.weight", self.matrix, self.rows, self._width))

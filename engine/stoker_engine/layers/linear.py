@@ -1,12 +1,12 @@
 """Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one GEMM.
 
-Under tensor parallelism (Shoeybi et al., 2019) a matrix is cut either way:
+Under tensor parallelism (Shoeybi et al., 2019) a matrix is split in one of two ways:
 
-    by outputs    each rank makes some of the results, from all inputs       q, k, v, gate, up
-    by inputs     each rank adds its part to all results, and the ranks'     o, down
-                  parts are summed up
+    by outputs (column parallel)    each rank computes some outputs from all inputs       q, k, v, gate, up
+    by inputs (row parallel)        each rank computes partial sums of all outputs,       o, down
+                                    which an all-reduce adds up
 
-so a block of two such matrices has the ranks wait for each other once, at its end.
+An attention or MLP block consists of one of each, so it needs a single all-reduce, at its end.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 class MergedLinear(nn.Module):
     """y = x Wᵀ + b, with W the concatenation of named parts along the output.
 
-    WeightTargets: ``prefix.part.weight`` and ``prefix.part.bias``, and ``prefix.part.columns`` where a format has such.
+    WeightTargets: ``prefix.part.weight`` and ``prefix.part.bias``, and ``prefix.part.columns`` if the format stores a
+    column order.
 
     Args:
-        inputs: what this rank has of x; where that is not all, ranks sum up their results.
-        parts: of each named part, in order, the outputs that this rank makes (``{"q": …, "k": …, "v": …}``).
-        reduce: False: the caller sums up the ranks' results; then there must be no bias.
-        space: what the rows of x are.
+        inputs: this rank's shard of x's columns; if it is not the whole, the results are all-reduced.
+        parts: for each named part, in order, the outputs that this rank computes (``{"q": …, "k": …, "v": …}``).
+        reduce: False: the caller does the all-reduce, and there must be no bias.
+        space: row space of x.
 
     Raises:
-        ModelError: the matrix is stored in a way that cannot be cut like this.
+        ModelError: the matrix's storage format cannot be split by inputs in this way.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class MergedLinear(nn.Module):
 
     @property
     def linear(self) -> Operation:
-        """What `forward` computes by, once weights are where they stay."""
+        """The operation of `forward`, resolved once the weights are loaded and prepacked."""
         return resolve_prepack(self._linear)
 
     def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Shard) -> None:
@@ -75,14 +76,14 @@ class MergedLinear(nn.Module):
             if method.whole_columns:
                 raise ModelError(
                     f"{name} is stored in activation order (act order), "
-                    f"so {build.ranks.size} ranks cannot share it; choose --tensor-parallel-size 1"
+                    f"so it cannot be split across {build.ranks.size} ranks; choose --tensor-parallel-size 1"
                 )
             if any(at % method.column_multiple for at in (inputs.start, inputs.stop) if at != inputs.full):
                 sizes = range(2, build.ranks.size)
                 shared = ["1", *(str(n) for n in sizes if inputs.full % (n * method.column_multiple) == 0)]
                 raise ModelError(
-                    f"{name} is stored in blocks of {method.column_multiple} columns, "
-                    f"which {build.ranks.size} ranks cannot share; choose --tensor-parallel-size {' or '.join(shared)}"
+                    f"{name} is stored in blocks of {method.column_multiple} columns, which cannot be split across "
+                    f"{build.ranks.size} ranks; choose --tensor-parallel-size {' or '.join(shared)}"
                 )
 
     def _reduced(self, linear: Operation, build: Build) -> Operation:
@@ -96,7 +97,7 @@ class MergedLinear(nn.Module):
         return None if self.bias is None else self.bias.data
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         targets, start = {}, 0
         for name, rows in self._parts.items():
             targets[f"{name}.weight"] = self.matrix.weight_target(start, rows, self._inputs)
@@ -108,7 +109,7 @@ class MergedLinear(nn.Module):
         return targets
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, inputs] → [tokens, sum of the parts]."""
+        """[tokens, inputs] → [tokens, outputs of all parts]."""
         return self._linear(x)
 
     __call__ = forward

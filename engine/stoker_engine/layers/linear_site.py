@@ -1,9 +1,9 @@
-"""Linear operations whose results also depend on the request, such as those with adapters (LoRA).
+"""Linear operations whose results also depend on the request, such as those with LoRA adapters.
 
-A model is built with `Build.extend`, which gets each linear operation with its `LinearSite`, the embedding and the head
-among them, and returns what is computed instead. Extensions belong there rather than around a `LinearMethod`: a
-method does not know the rows, nor what ranks share, and a CPU's call of whole layers must find the operation as its
-own (`kernels.cpu.matrix.CpuLinear.extended`).
+`Build.extend` gets each linear operation of a model, including the embedding and the head, together with its
+`LinearSite`, and returns the operation that replaces it. It is not part of `LinearMethod` for two reasons: a method
+knows neither the rows nor the shards, and the CPU backend's call of whole layers must recognise the extended operation
+as its own kernel (`kernels.cpu.matrix.CpuLinear.extended`).
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from stoker_engine.quant.weight_target import Shard
 
 
 class SiteForm(Enum):
-    """What an operation does with its matrices."""
+    """Argument and result of a linear operation."""
 
     #: x [rows, inputs] → [rows, outputs].
     LINEAR = auto()
     #: Token ids [rows] → [rows, outputs].
     EMBEDDING = auto()
-    #: Queries [rows, heads, keys] → [rows, heads, latent], by the matrix that makes each head's keys of latents.
+    #: Queries [rows, heads, keys] → [rows, heads, latent], with each head's matrix that maps latents to keys.
     ABSORBED_KEYS = auto()
-    #: Latents [rows, heads, latent] → [rows, heads, values], by the matrix that makes each head's values of them.
+    #: Latents [rows, heads, latent] → [rows, heads, values], with each head's matrix that maps latents to values.
     ABSORBED_VALUES = auto()
 
 
 @dataclass(frozen=True)
 class LinearSite:
-    """Where in the model a linear operation is.
+    """Position of a linear operation in the model.
 
     Attributes:
-        outputs: for each matrix merged into it, by its parameter's name, the outputs that this rank computes; their
-            results lie side by side. Of a matrix that is absorbed, the heads.
-        inputs: the columns that this rank has; where that is not all of them, the ranks' results are summed up behind
-            it.
-        space: what the rows of its argument are.
-        form: what it does with its matrices.
+        outputs: for each merged matrix, by parameter name, the outputs that this rank computes; their results are
+            concatenated. For absorbed matrices: the heads.
+        inputs: this rank's input columns; if they are not all, the result is all-reduced after the operation.
+        space: row space of the argument.
+        form: argument and result.
     """
 
     outputs: Mapping[str, Shard]
@@ -52,13 +51,13 @@ class LinearSite:
     form: SiteForm = SiteForm.LINEAR
 
 
-#: (the operation, its site, the rows of the batch) → the operation computed instead. It may be called again for a site,
-#: once the matrix is packed.
+#: (operation, its site, rows of the input batch) → the operation that replaces it. Called again for a site after its
+#: matrix is prepacked.
 ExtendLinear = Callable[[Operation, LinearSite, BatchRows], Operation]
 
 
 class ExtendedLinear:
-    """A linear operation as it is extended, before its matrix is packed and after."""
+    """An extended linear operation, usable before and after its matrix is prepacked."""
 
     def __init__(self, extend: ExtendLinear, linear: Operation, site: LinearSite, rows: BatchRows) -> None:
         self._extend, self._linear, self._site, self._rows = extend, linear, site, rows

@@ -1,18 +1,19 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), computed over the latents themselves.
+"""Multi-head latent attention (DeepSeek-V2, 2024), computed on the latents.
 
-A token leaves one latent c in the cache, from which every head's key and value could be made:
+The cache holds one latent c per token, from which the keys and values of all heads can be computed:
 
     key of head h    k = [ W_UK,h c ; r ]       r: the rotated part, shared by all heads
     value of head h  v = W_UV,h c
 
-Instead of making them again for every token seen, the matrices are moved to where there are few tokens (absorption):
+Recomputing them for every cached token would be expensive, so the matrices are applied to the queries and to the
+attention result instead (absorption):
 
     score    q · k  =  [ W_UK,hᵀ q_nope ; q_rope ] · [ c ; r ]
     result   Σ p v  =  W_UV,h Σ p c
 
-so attention runs as multi-query attention, one key [c ; r] and one value c for all heads, through any backend.
+So attention is multi-query attention with one key [c ; r] and one value c for all heads, which any backend computes.
 
-Ranks share the heads; the latents are the same everywhere.
+The heads are split across the ranks; the latents are replicated.
 
 WeightTargets: ``q``, or ``q_a``, ``q_a_norm`` and ``q_b``; ``kv_a`` and ``kv_a_norm``; ``k_b`` [heads,
 qk_nope_head_dim, latent] and ``v_b`` [heads, v_head_dim, latent]; ``o``.
@@ -39,8 +40,8 @@ class LatentAttention(nn.Module):
     """Latent self-attention of one layer.
 
     Args:
-        scale: the scores are multiplied by it.
-        bias: whether the projections into the bottlenecks, and the one out of attention, have biases.
+        scale: factor of the attention scores.
+        bias: whether the projections to the low-rank bottlenecks and the output projection have biases.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class LatentAttention(nn.Module):
         return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
 
     def attend(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, heads × latent]."""
+        """Store the latents and attend: [tokens, hidden] → [tokens, heads × latent]."""
         assert rotation is not None, "a part of each head is rotated"
         rows = self.bottlenecks(x)
         if self._fusing is not None:
@@ -114,7 +115,7 @@ class LatentAttention(nn.Module):
         return self.backend.forward(self.shape, query, key, None, cache, plan)
 
     def _queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        """[tokens, heads, latent + rope]."""
+        """Return the queries with absorbed W_UK, [tokens, heads, latent + rope]."""
         query = self.query(x).unflatten(-1, (self.shape.num_heads, -1))
         nope, rope = query.split([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], dim=-1)
         return rotation.joined(self.absorb(nope), rope)
@@ -124,7 +125,7 @@ class LatentAttention(nn.Module):
         return self.out(self.make_value(attended.unflatten(-1, (self.shape.num_heads, -1))).flatten(1))
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         targets = self.kv_a_norm.weight_targets()
         if self.q_a_norm is not None:
             targets.update(self.q_a_norm.weight_targets())

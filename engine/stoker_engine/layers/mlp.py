@@ -1,4 +1,4 @@
-"""The feed-forward block, with a gate or without."""
+"""Feed-forward block (MLP), gated or not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class MLP(nn.Module):
     WeightTargets: ``prefix.gate``, ``prefix.up`` and ``prefix.down``.
 
     Args:
-        space: what the rows of x are.
+        space: row space of x.
 
     Raises:
-        ModelError: the activation is not computed here, or ranks cannot share the block.
+        ModelError: the activation is not supported, or the block cannot be split across the ranks.
     """
 
     def __init__(
@@ -43,5 +43,5 @@ class MLP(nn.Module):
     __call__ = forward
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         return {**self.up.weight_targets(), **self.down.weight_targets()}

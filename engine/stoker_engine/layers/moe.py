@@ -1,11 +1,12 @@
-"""The mixture-of-experts layer, in place of a decoder layer's MLP.
+"""Mixture-of-experts layer, which replaces the MLP of a decoder layer.
 
 WeightTargets: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down}.{weight, bias}``,
-``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32: it decides
-between scores that may be close.
+``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32, because it
+decides between scores that may be close.
 
-Every rank routes all tokens, and computes its columns of every expert, or its experts whole; the ranks' results are
-summed up once. The biases of an expert's results belong to the first of the ranks that have a part of it.
+Every rank routes all tokens and computes either its columns of every expert (tensor parallelism) or its own experts
+(expert parallelism); one all-reduce adds up the results. If an expert is split across ranks, only rank 0 adds the bias
+of its output.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class MoE(nn.Module):
-    """Each token goes to a few experts, which a router chooses, and to the shared experts.
+    """Mixture of experts: each token goes to a few experts chosen by a router, and to the shared experts.
 
     Args:
-        act: the gates' activation.
-        space: what the rows of x are.
+        act: activation of the gates.
+        space: row space of x.
 
     Raises:
-        ModelError: the activation is not computed here, or ranks cannot share the experts.
+        ModelError: the activation is not supported, or the experts cannot be split across the ranks.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class MoE(nn.Module):
         if down.whole_columns and not self._inner.is_whole:
             raise ModelError(
                 f"{prefix}.experts are stored in activation order (act order), "
-                f"so {build.ranks.size} ranks cannot share them; choose --tensor-parallel-size 1"
+                f"so they cannot be split across {build.ranks.size} ranks; choose --tensor-parallel-size 1"
             )
         size, count = self._inner.size, self._ours.size
         self.gate_up: Products = merged([(gate, size), (up, size)], hidden_size, build.dtype, build.kernels, count)
@@ -104,7 +105,7 @@ class MoE(nn.Module):
     def _extended_experts(
         self, build: Build, act: Activation, biases: torch.Tensor | None, down_biases: torch.Tensor | None
     ) -> Experts:
-        """The experts one by one: a kernel for all of them has no room for what depends on the request."""
+        """Return experts that run one by one, because the grouped kernel cannot depend on the request."""
         gate_up, down = list[Operation](), list[Operation]()
         each = zip(self.gate_up.linears(biases), self.down.linears(down_biases), strict=True)
         for expert, (up_linear, down_linear) in enumerate(each, start=self._ours.start):
@@ -122,7 +123,7 @@ class MoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         weights, chosen = self._route(self._router(x))
-        if not self._ours.is_whole:  # from 0 on those that are here, then those of other ranks
+        if not self._ours.is_whole:  # renumber: this rank's experts first, from 0; larger indices are other ranks'
             chosen = (chosen - self._ours.start) % self._ours.full
         one_by_one = self._extended if self._rows.extends_experts else None
         routed = (one_by_one or self._experts)(x, weights, chosen)
@@ -136,7 +137,7 @@ class MoE(nn.Module):
         return shared if self.shared_gate is None else sigmoid(self._shared_gate(x)).to(x.dtype) * shared
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         prefix = self._prefix
         targets = {f"{prefix}.router.weight": WeightTarget.whole(self.router.data)}
         if self.router_bias is not None:
@@ -156,7 +157,7 @@ class MoE(nn.Module):
         return targets
 
     def _expert_targets(self, index: int) -> dict[str, WeightTarget]:
-        """Those of one expert, the one that is here as number `index`."""
+        """Return the targets of one expert, given by its index among this rank's experts."""
         hidden, inner = self._hidden, self._inner
         targets = {
             "gate.weight": self.gate_up.weight_target(0, inner, hidden, index),

@@ -1,4 +1,4 @@
-"""Normalisation layers. Every rank holds all of their weights."""
+"""Normalisation layers. Their weights are replicated on every rank."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class RMSNorm(nn.Module):
     __call__ = forward
 
     def after_sum(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of two [tokens, size], and its norm."""
+        """Return `x + added` and its norm; all are [tokens, size]."""
         return self._sum_and_norm(x, added)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         return {self._name: WeightTarget.whole(self.weight.data)}
 
 
@@ -42,9 +42,9 @@ class LayerNorm(nn.Module):
     """Normalisation by mean and variance over the last dimension.
 
     Args:
-        size: of the last dimension.
-        heads: each head has weights of its own, named ``prefix.{head}.weight``, and these are the ones that are
-            normalised here; None: one set.
+        size: size of the last dimension.
+        heads: heads that this rank normalises, if each head has its own weights (``prefix.{head}.weight``); None: all
+            heads use the same weights.
     """
 
     def __init__(self, build: Build, prefix: str, config: NormConfig, size: int, heads: Shard | None = None) -> None:
@@ -74,7 +74,7 @@ class LayerNorm(nn.Module):
         return self._sum_and_norm(x, added)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         targets = {}
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
             if parameter is None:
@@ -91,7 +91,7 @@ Norm = RMSNorm | LayerNorm
 
 
 def make_norm(build: Build, prefix: str, config: NormConfig, size: int, heads: Shard | None = None) -> Norm:
-    """The norm that `config` describes."""
+    """Create the norm that `config` describes."""
     if config.kind == "rms":
         assert config.weight and not config.bias and heads is None, "a root-mean-square norm has one weight"
         return RMSNorm(build, prefix, size, config.eps, config.wide)

@@ -1,8 +1,7 @@
-"""Rotary positions: how fast each pair of a head rotates, and a step's angles.
+"""Rotary position embeddings (RoPE): frequencies of a head's pairs, and cos and sin of a step's positions.
 
-Types that stretch depend on how long sequences get. Their frequencies are fixed once, from the longest sequence the
-engine allows (``--max-model-len``): a cache whose keys were rotated by frequencies that changed meanwhile would be
-wrong. Up to the original length nothing is stretched.
+Scaled types depend on the sequence length. Their frequencies are computed once, for the longest sequence the engine
+allows (``--max-model-len``): if they changed later, cached keys would be wrong.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from stoker_engine.kernels.bundle import Kernels
 
 
 def inverse_frequencies(rope: RopeParameters, max_model_len: int) -> torch.Tensor:
-    """[⌈rotary_dim / 2⌉] float32: radians a position rotates each pair by, where sequences have up to `max_model_len`
-    tokens.
+    """Return the inverse frequencies [⌈rotary_dim / 2⌉] float32: rotation of each pair in radians per position, for
+    sequences of up to `max_model_len` tokens.
 
-        linear     slows every pair by `factor` (Chen et al., 2023)
-        dynamic    raises the base with the length, beyond the original one ("NTK-aware", bloc97 and emozilla, 2023)
-        llama3     leaves short wavelengths alone, slows long ones, blends between (Llama 3.1's reference code)
-        yarn       the same by the number of turns within the original length (Peng et al., 2023)
-        longrope   slows each pair by a factor of its own, searched for (Ding et al., 2024)
+        linear     divides all frequencies by `factor` (Chen et al., 2023)
+        dynamic    raises the base with the length beyond the original one ("NTK-aware", bloc97 and emozilla, 2023)
+        llama3     keeps short wavelengths, divides the frequencies of long ones by `factor`, and interpolates in
+                   between (Llama 3.1's reference code)
+        yarn       the same, by the number of rotations within the original length (Peng et al., 2023)
+        longrope   divides each frequency by its own factor, found by search (Ding et al., 2024)
     """
     base, dim = rope.rope_theta, rope.rotary_dim
     if rope.rope_type == "dynamic" and max_model_len > rope.max_position_embeddings:
@@ -55,7 +55,7 @@ def _llama3(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
     def pair_with(turns: float) -> float:
-        """The pair (as a real number, times two) that turns so often within the original length."""
+        """Return the index of the pair that makes `turns` rotations within the original length; not an integer."""
         wavelength = rope.original_max_position_embeddings / (turns * 2 * math.pi)
         return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.rope_theta))
 
@@ -70,12 +70,12 @@ def _yarn(rope: RopeParameters, frequencies: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Rotation(RopeCosSin):
-    """A step's angles, and what turns by them."""
+    """Cos and sin of a step's positions, and the operations that rotate by them."""
 
     kernels: Kernels
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotates `x` [tokens, heads, head_dim]; see `kernels.rotary.apply_rotary`."""
+        """Rotate `x` [tokens, heads, head_dim]; see `kernels.rotary.apply_rotary`."""
         return self.kernels.apply_rotary(x, self.cos, self.sin, self.interleaved)
 
     def joined(self, x: torch.Tensor, rotated: torch.Tensor) -> torch.Tensor:
@@ -84,16 +84,16 @@ class Rotation(RopeCosSin):
 
 
 class Rotary:
-    """The angles of a step's positions, for each kind of rotary embedding in a model.
+    """Cos and sin of a step's positions, for each kind of rotary embedding in a model.
 
-    Computed again each step, once for all layers: tables for every position of a long context would take hundreds
-    of megabytes, to save microseconds.
+    They are computed in each step, once for all layers: tables for every position of a long context would take hundreds
+    of megabytes to save microseconds.
 
     Args:
-        ropes: the kinds.
-        max_model_len: the longest sequence.
-        dtype: of the model, to which cos and sin are rounded.
-        device: where positions will be; None: torch's default device.
+        ropes: the model's kinds of rotary embedding.
+        max_model_len: longest sequence in tokens.
+        dtype: the model's dtype, to which cos and sin are rounded.
+        device: device of the positions; None: torch's default device.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Rotary:
         self._frequencies = [(rope, inverse_frequencies(rope, max_model_len).to(device)) for rope in ropes]
 
     def at(self, positions: torch.Tensor) -> list[Rotation]:
-        """The angles at `positions` [tokens], for each kind; computed in float32."""
+        """Return cos and sin at `positions` [tokens] for each kind, computed in float32."""
         return [self._rotation(positions, rope, each) for rope, each in self._frequencies]
 
     def _rotation(self, positions: torch.Tensor, rope: RopeParameters, frequencies: torch.Tensor) -> Rotation:

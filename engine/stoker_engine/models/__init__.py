@@ -1,1 +1,1 @@
-"""Decoders assembled from parts; a family is a description plus its weight names."""
+"""Models: decoders built from the parts of their family, and the Transformers backend."""

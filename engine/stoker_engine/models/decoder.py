@@ -1,17 +1,17 @@
-"""The decoder, assembled from the parts that its config names.
+"""Decoder built from the parts that its config names.
 
-The batch is flat: [tokens, hidden], all sequences end to end. Nothing here knows where one ends. The parts and how
-they join are drawn in `architectures.decoder_config`.
+The batch is flat: [tokens, hidden], the tokens of all sequences concatenated. Only the attention backend knows the
+sequences' boundaries. `architectures.decoder_config` draws the parts and how they are connected.
 
-The parameters' names, which a family's weight names map to the checkpoint's:
+Names of the parameters, to which a family's weight names map the checkpoint's tensors:
 
     embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
     layers.{i}.{q, k, v, o, q_norm, k_norm, sinks}, or those of `layers.mla`
     layers.{i}.{gate, up, down}, or those of `layers.moe`
 
-A stage of a pipeline has its layers, under their numbers in the model; the first one also what is before them, the
-last one what is behind. What goes from stage to stage is the residual stream.
+A pipeline stage has its own layers, named by their index in the whole model. The first stage also has the parts before
+the layers, the last stage those after them. Stages pass on the residual stream.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class ResidualStream(NamedTuple):
-    """The residual stream: the sum of the two. It is taken where it is needed, together with the norm of it.
+    """The residual stream, with an addition that is deferred so that it can be fused with the following norm.
 
     Attributes:
-        x, added: [tokens, hidden]; None: nothing is added.
+        x, added: [tokens, hidden]; the stream is their sum, or `x` if `added` is None.
     """
 
     x: torch.Tensor
@@ -60,11 +60,11 @@ class ResidualStream(NamedTuple):
 
     @property
     def total(self) -> torch.Tensor:
-        """The sum, [tokens, hidden]."""
+        """The residual stream [tokens, hidden]."""
         return self.x if self.added is None else self.x + self.added
 
     def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum, and its norm."""
+        """Return the residual stream and its normalised value."""
         if self.added is None:
             return self.x, _maybe(norm, self.x)
         if norm is None:
@@ -74,10 +74,10 @@ class ResidualStream(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each with its norms, on one residual stream.
+    """Attention and MLP with their norms on one residual stream.
 
     Args:
-        space: what its rows are behind its attention.
+        space: row space of the activations after attention.
     """
 
     def __init__(self, build: Build, prefix: str, config: ModelConfig, layer: LayerConfig, space: RowSpace) -> None:
@@ -97,11 +97,11 @@ class DecoderLayer(nn.Module):
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
 
     def parts(self, cos_sin: int | None) -> LayerParts | None:
-        """What the layer is computed from, once all weights are where they stay; None: a backend cannot compute it as a
-        whole.
+        """Return the parts from which a backend computes the whole layer in one call; None if it has parts that such a
+        call does not support. Call this after all weights are loaded and prepacked.
 
         Args:
-            cos_sin: the kind by which it turns.
+            cos_sin: index of the layer's rotary embedding among the model's; None: no rotation.
         """
         attention, mlp = self.attention, self.mlp
         norms = {name: getattr(self, name) for name in self.norms}
@@ -135,10 +135,11 @@ class DecoderLayer(nn.Module):
         cache: KVCache,
         rows: torch.Tensor | None = None,
     ) -> ResidualStream:
-        """The residual stream, before the layer → behind it.
+        """Return the residual stream after the layer.
 
         Args:
-            rows: of the result, where not all are wanted: nothing attends to what the last layer makes of a token.
+            rows: tokens to compute after attention; None: all. Given only for the last layer, whose outputs no other
+                token attends to.
         """
         x, normed = stream.normed(self.input_norm)
         attended = self.attention.attend(normed, rotation, plan, cache)
@@ -164,7 +165,7 @@ class DecoderLayer(nn.Module):
         return x if self.multiplier == 1.0 else x * self.multiplier
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """The places a loader fills, by name."""
+        """Return the targets that a checkpoint must fill, by parameter name."""
         targets = {**self.attention.weight_targets(), **self.mlp.weight_targets()}
         for name in self.norms:
             targets.update(getattr(self, name).weight_targets())
@@ -173,11 +174,11 @@ class DecoderLayer(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class LayerRun:
-    """Layers that follow each other.
+    """Consecutive layers.
 
     Attributes:
-        start: the place of the first one among those that are here.
-        whole: computes them in one call; None: each is computed in parts.
+        start: index of the first layer within this pipeline stage.
+        whole: computes all layers in one call; None: they run one by one, operation by operation.
     """
 
     start: int
@@ -186,23 +187,22 @@ class LayerRun:
 
     @property
     def layer_slice(self) -> slice:
-        """Which layers these are among those that are here."""
+        """The layers' indices within this pipeline stage."""
         return slice(self.start, self.start + len(self.layers))
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model over a paged KV cache. Its tensors are made on torch's default device.
+    """A decoder-only language model over a paged KV cache. Its tensors are allocated on torch's default device.
 
     Args:
-        build: what layers are built with; of several ranks, each has its share of the model, and of several stages,
-            each has its layers.
-        max_model_len: the longest sequence; it decides how far rotary positions are stretched.
+        build: settings of the layers. Each rank holds its shard of the model, each pipeline stage its layers.
+        max_model_len: longest sequence in tokens; determines the scaling of rotary embeddings.
 
     Attributes:
-        runs: of layers, as they are computed.
+        runs: the layers, grouped into runs that are computed together.
 
     Raises:
-        ModelError: an activation that is not computed here, or sizes that the ranks cannot share.
+        ModelError: an activation is not supported, or a dimension cannot be split across the ranks.
     """
 
     def __init__(self, config: ModelConfig, build: Build, max_model_len: int) -> None:
@@ -236,7 +236,7 @@ class Decoder(nn.Module):
             if stage.is_last:
                 parts = {"project_out": narrow}
                 self.project_out = MergedLinear(build, "", wide, parts, False, space=RowSpace.KEPT)
-        # Rounded to the model's dtype, as the reference implementation multiplies in it.
+        # Rounded to the model's dtype, in which the reference implementation multiplies.
         self.embedding_multiplier = torch.tensor(embedding.multiplier, dtype=build.dtype, device="cpu").item()
         local = stage.layers(len(config.layers))
         self.layer_configs = config.layers[local.start : local.stop]
@@ -254,7 +254,7 @@ class Decoder(nn.Module):
         self._first, self._hidden_after = local.start, build.hidden_after
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """What a checkpoint must fill, by the parameters' names; see above."""
+        """Return the targets that a checkpoint must fill, by parameter name (see the module's docstring)."""
         targets = dict[str, WeightTarget]()
         if self.positions is not None:
             targets["positions.weight"] = WeightTarget.whole(self.positions.data)
@@ -268,8 +268,8 @@ class Decoder(nn.Module):
         return targets
 
     def fuse(self) -> None:
-        """Has the backend compute layers that follow each other in one call, where it can; once all weights are where
-        they stay. A call ends behind each layer of `Build.hidden_after`."""
+        """Let the backend compute consecutive layers in one call where it can. A call ends after each layer of
+        `Build.hidden_after`. Call this after all weights are loaded and prepacked."""
         backend = self.backend
         if not runs_layers(backend):
             return
@@ -307,18 +307,18 @@ class Decoder(nn.Module):
         return x if self.project_out is None else self.project_out(x)
 
     def _keep_hidden(self, inputs: StepInputs, index: int, stream: ResidualStream) -> None:
-        """Keeps the residual stream behind the layer that is here as number `index`, if it is wanted."""
+        """Store a copy of the residual stream after layer `index` of this stage, if `Build.hidden_after` has it."""
         if self._first + index in self._hidden_after:
             inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers add in place
 
     def _batch_rows(self, rows: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The rows of the input batch that a call of whole layers needs, see `WholeLayers`."""
+        """Return the input-batch rows of all tokens and of the kept ones (see `WholeLayers`); None where not needed."""
         if self._rows is None:
             return None, None
         return self._rows[RowSpace.TOKENS], None if rows is None else self._rows[RowSpace.KEPT]
 
     def _embedded(self, inputs: StepInputs) -> torch.Tensor:
-        """[tokens, hidden]."""
+        """Return the embeddings of the step's tokens, [tokens, hidden]."""
         assert self.embed is not None
         x = self.embed(inputs.token_ids)
         if self.project_in is not None:

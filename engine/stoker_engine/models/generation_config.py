@@ -1,4 +1,4 @@
-"""The sampling parameters that a model's makers recommend: its ``generation_config.json``."""
+"""Default sampling parameters from a model's ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.contract.json_file import read_json_object
 from stoker_engine.core.sampling_params import SamplingParams
 
-#: generation_config.json's name → that of `SamplingParams`; what vLLM takes over too.
+#: generation_config.json's name → name in `SamplingParams`; vLLM uses the same fields.
 _NAMES: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -23,14 +23,15 @@ _WHOLE: Final = {"top_k", "max_new_tokens"}
 
 
 def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
-    """What ``--generation-config`` means for a model at `model`: defaults by the names of `SamplingParams`.
+    """Return the defaults that ``--generation-config`` selects, by their names in `SamplingParams`.
 
     Args:
-        argument: ``auto``: the model's own file, if there is one; ``vllm``: none; else a folder that has one.
+        argument: ``auto``: the model's own file, if it exists; ``vllm``: no file; otherwise a folder with the file.
+        model: folder of the model.
 
     Raises:
-        ArgumentError: the folder has none.
-        ModelError: the file cannot be read, or recommends what is out of range.
+        ArgumentError: the folder does not contain the file.
+        ModelError: the file cannot be read, or a value is out of range.
     """
     if argument == "vllm" or (argument == "auto" and not (model / "generation_config.json").is_file()):
         return {}

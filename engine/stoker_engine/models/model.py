@@ -1,4 +1,4 @@
-"""What the runner needs of a model, whichever way it is built."""
+"""Interface between the runner and a model: `Model` and the inputs of its forward pass."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stoker_engine.attention.backend import AttentionBackend, AttentionPlan, KVC
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a forward pass needs. The batch is flat: all sequences end to end.
+    """Inputs of a forward pass. The batch is flat: the tokens of all sequences are concatenated.
 
     Attributes:
         token_ids, positions: [tokens] int64.
-        attention: what the backend made of the step's metadata.
-        caches: one a layer that is here.
-        rows: int64 [rows], ascending: the tokens that logits are wanted of; None: all. Others are computed as far as
-            later ones attend to them.
-        hidden_states: filled with [tokens, hidden], the residual stream behind each of the layers of
-            `layers.build.Build.hidden_after`, by the layer's number; behind the last layer only of `rows`, if given.
+        attention: the step's plan, made by the attention backend.
+        caches: KV cache of each layer of this pipeline stage.
+        rows: int64 [rows], ascending: tokens that need logits; None: all. Other tokens are computed only as far as
+            later tokens attend to them.
+        hidden_states: output, by layer index: [tokens, hidden], the residual stream after each layer of
+            `layers.build.Build.hidden_after`. After the last layer it has only `rows`, if given.
     """
 
     token_ids: torch.Tensor
@@ -37,20 +37,25 @@ class Model(Protocol):
     """A decoder-only language model over a paged KV cache.
 
     Attributes:
-        backend: computes its attention, and so plans its steps.
+        backend: attention backend, which also plans the steps.
     """
 
     config: ModelConfig
     backend: AttentionBackend
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Runs one step: [rows, hidden], normalised and ready for `logits`; or [tokens, hidden], for the next stage.
+        """Run one step.
 
         Args:
-            hidden: what the stage before gives, [tokens, hidden]; None: this is the first.
+            hidden: [tokens, hidden], output of the previous pipeline stage; None on the first stage.
+
+        Returns:
+            [rows, hidden], normalised, the input of `logits`; before the last stage [tokens, hidden], the input of the
+            next one.
         """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, this rank's part of the vocabulary], float32 or as the head's product gives them."""
+        """Return logits: [rows, hidden] → [rows, this rank's shard of the vocabulary], in float32 or the dtype of the
+        head's GEMM."""
         ...

@@ -1,7 +1,7 @@
-"""What a model says about itself: its licence, and where its card is.
+"""Licence and title of a model.
 
-A Hugging Face folder states both in its ``README.md``: a card whose front matter names the licence. Without one, a
-licence file is known by its first line. A GGUF file has them among its metadata.
+In a Hugging Face folder they come from the model card ``README.md``, whose front matter names the licence. If it does
+not, the first line of a licence file is used. A GGUF file has them in its metadata.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "USE_POLICY
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The facts; None where nothing is said.
+    """Licence and title; None if not stated.
 
     Attributes:
-        licence: its name, and a link where one is given.
-        title: the card's heading, and where the card is.
+        licence: name, with the link in parentheses if there is one.
+        title: heading of the card, with the card's path or URL in parentheses.
     """
 
     licence: str | None = None
@@ -30,7 +30,7 @@ class ModelCard:
 
 
 def card_of_folder(folder: Path) -> ModelCard:
-    """The card of a Hugging Face folder; a broken one says nothing."""
+    """Return the card of a Hugging Face folder. Front matter that is not valid YAML is ignored."""
     readme = folder / "README.md"
     matter, text = _front_matter(readme.read_text("utf-8-sig", errors="replace")) if readme.is_file() else ({}, "")
     licence = _joined(matter.get("license_name") or matter.get("license"), matter.get("license_link"))
@@ -44,7 +44,11 @@ def card_of_folder(folder: Path) -> ModelCard:
 
 
 def card_of_gguf(field: Callable[[str], Any]) -> ModelCard:
-    """The card in a GGUF file's metadata, which `field` reads by key; None where a key is missing."""
+    """Return the card from a GGUF file's metadata.
+
+    Args:
+        field: returns the value of a metadata key; None if the key is missing.
+    """
     return ModelCard(
         licence=_joined(field("general.license.name") or field("general.license"), field("general.license.link")),
         title=_joined(field("general.name"), field("general.url") or field("general.repo_url")),
@@ -57,7 +61,7 @@ def _joined(what: object, where: object) -> str | None:
 
 
 def _front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """The YAML between two lines of dashes at the top, and the text below."""
+    """Return the YAML between the two lines of dashes at the top, and the text after it."""
     lines = text.split("\n")
     if lines[:1] == ["---"] and "---" in lines[1:]:
         end = lines.index("---", 1)

@@ -1,1 +1,1 @@
-"""The validating webhook: reviews, and the certificate that it is served with."""
+"""The validating webhook: admission reviews, and the certificate of its server."""

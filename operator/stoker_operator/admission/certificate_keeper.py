@@ -1,16 +1,17 @@
-"""Keeps the webhook served under a certificate that the API server trusts.
+"""Issues and renews the webhook's certificate, and makes the API server trust it.
 
     Secret  ◄── issue ─── leader ── caBundle ──►  ValidatingWebhookConfiguration
        │                                                     │
-       └──► every replica loads it            API server ◄───┘  trusts whom it names
+       └──► every replica loads it            API server ◄───┘  trusts these authorities
 
-All replicas serve the one certificate in the Secret; the leader makes it. A new one is announced before it is stored:
-the API server trusts it by the time a replica presents it, and goes on trusting the older one, which other replicas may
-present for a while yet. Two that consider themselves leader cannot both store one, since the Secret's
-`resourceVersion` decides, and the one that failed announces the other's in its next round.
+The leader issues one certificate and stores it in the Secret; all replicas serve it. The authority of a new certificate
+is announced before the certificate is stored, so that the API server trusts it by the time a replica presents it. The
+bundle also has the older authority, as other replicas may still present the older certificate. If two replicas consider
+themselves the leader, only one can store a certificate, because the write requires the Secret's `resourceVersion`; the
+other one announces that certificate in its next round.
 
-Where another controller owns the certificate (cert-manager), the Secret is only read and the configuration is not
-touched.
+If another controller (cert-manager) owns the certificate, the keeper only reads the Secret and does not change the
+configuration.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from stoker_operator.cluster.kube import Kube, KubeError, Object
 from stoker_operator.process.background_loop import OwnThread
 from stoker_operator.settings import WebhookSettings
 
-#: Seconds between two looks: while there is no certificate to serve, and afterwards.
+#: Seconds between two rounds: while there is no certificate to serve, and afterwards.
 _SOON, _LATER = 1.0, 60.0
 
 logger = logging.getLogger(__name__)
 
 
 class CertificateKeeper:
-    """Looks after the certificate from `start` to `stop`.
+    """Issues, renews and loads the certificate between `start` and `stop`.
 
     Args:
-        kube: where the Secret and the webhook's configuration are.
-        settings: what they are called.
-        leading: whether this replica may write.
+        kube: client of the API server.
+        settings: names of the Secret and of the webhook's configuration.
+        leading: whether this replica is the leader and may write.
         on_load: called with each certificate that is served from now on.
-        now: the time, with its zone.
+        now: returns the time, with its zone.
 
     Attributes:
-        tls: what a server is to use; what it presents changes while it runs.
+        tls: the server's TLS context; the certificate that it presents changes over time.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class CertificateKeeper:
         self._woken = asyncio.Event()
         self._thread = OwnThread("certificate")
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # Called at the beginning of each handshake, also where the client names no server.
+        # Called at the start of each handshake, also if the client sends no server name.
         self.tls.sni_callback = self._choose_certificate
 
     @property
@@ -77,15 +78,15 @@ class CertificateKeeper:
         return self._context is not None
 
     async def start(self) -> None:
-        """Begins to look after it."""
+        """Start the rounds."""
         self._task = asyncio.create_task(self._run(), name="certificate keeper")
 
     def wake(self) -> None:
-        """Looks now: what was another replica's task may have become ours."""
+        """Start a round now, for example because this replica has become the leader."""
         self._woken.set()
 
     async def stop(self) -> None:
-        """Ends looking after it; what is served is served on."""
+        """Stop the rounds. `tls` keeps presenting the last certificate."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -99,8 +100,8 @@ class CertificateKeeper:
             try:
                 trouble = await self._round()
             except Exception:
-                logger.exception("the webhook's certificate: this is a bug in the operator")
-            if trouble and trouble != reported_trouble:  # once, however often it is found to be so
+                logger.exception("the webhook's certificate cannot be checked: this is a bug in the operator")
+            if trouble and trouble != reported_trouble:  # logged once, not in every round
                 logger.warning("%s", trouble)
             reported_trouble = trouble
             with contextlib.suppress(TimeoutError):
@@ -108,16 +109,18 @@ class CertificateKeeper:
                     await self._woken.wait()
 
     async def _round(self) -> str:
-        """Sees to it that the right certificate is served; what is in the way. A certificate that cannot be renewed yet
-        is served as long as it lives."""
+        """Renew the certificate if due, and load the one in the Secret. Return what is wrong; empty if nothing is.
+
+        A certificate that cannot be renewed is served until it expires.
+        """
         trouble = ""
         if not self._settings.external and self._leading():
             try:
                 trouble = await self._thread.call(self._renew_if_due)
             except (KubeError, UnusableCertificate) as error:
-                trouble = f"the webhook's certificate cannot be looked after: {error}"
+                trouble = f"the webhook's certificate cannot be checked or renewed: {error}"
                 if isinstance(error, KubeError) and error.status == 409:
-                    self.wake()  # another one was faster: what it made is to be announced, and at once
+                    self.wake()  # another replica has stored a certificate, which must be announced now
         try:
             certificate = await self._thread.call(self._read_certificate)
             if certificate != self._served:
@@ -127,23 +130,25 @@ class CertificateKeeper:
         return trouble
 
     def _read_certificate(self) -> Certificate:
-        """The certificate to serve.
+        """Return the certificate to serve.
 
         Raises:
-            KubeError: the API server could not be reached.
-            UnusableCertificate: there is none.
+            KubeError: the request to the API server failed.
+            UnusableCertificate: there is no usable certificate.
         """
         certificate = _read(self._secret())
         certificate.check(self._now())
         return certificate
 
     def _renew_if_due(self) -> str:
-        """Makes a certificate where one is due, and writes its authority into the API server's configuration. Returns
-        why the webhook is not called; empty where it is.
+        """Issue a certificate if one is due, and write its authorities into the webhook's configuration.
+
+        Returns:
+            why the API server does not call the webhook; empty if it does.
 
         Raises:
-            KubeError: the API server could not be reached, or refuses.
-            UnusableCertificate: there is no place for a certificate.
+            KubeError: a request to the API server failed.
+            UnusableCertificate: there is no Secret for the certificate.
         """
         secret = self._secret()
         older = b""
@@ -155,7 +160,7 @@ class CertificateKeeper:
             certificate = issue(self._settings.hosts, self._now(), older)
             trouble = self._announce(certificate.authorities)
             self._kube.replace({**secret, "data": _data(certificate)})
-            logger.info("made a new certificate for the webhook: %s", why)
+            logger.info("issued a new certificate for the webhook: %s", why)
             return trouble
         return self._announce(certificate.authorities)
 
@@ -171,7 +176,7 @@ class CertificateKeeper:
             if webhook["clientConfig"].get("caBundle") != bundle
         ]
         if operations:
-            # Indexes are about this version of it.
+            # The indexes in the paths are valid for this version only.
             version = configuration["metadata"]["resourceVersion"]
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
             self._kube.patch("ValidatingWebhookConfiguration", "", name, [test, *operations])
@@ -181,15 +186,15 @@ class CertificateKeeper:
         namespace, name = self._settings.namespace, self._settings.secret
         secret = self._kube.get("Secret", namespace, name)
         if secret is None:
-            remedy = "let cert-manager make it again" if self._settings.external else "make it again with helm upgrade"
+            remedy = "let cert-manager recreate it" if self._settings.external else "recreate it with helm upgrade"
             last = self._served
-            until = f"; replicas that run serve the last one until {last.expires:%Y-%m-%d}" if last else ""
+            until = f"; running replicas serve the last certificate until {last.expires:%Y-%m-%d}" if last else ""
             raise UnusableCertificate(f"there is no Secret {namespace}/{name}: {remedy}{until}")
         return secret
 
     def _load(self, certificate: Certificate) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with tempfile.TemporaryDirectory() as folder:  # only its owner can read it
+        with tempfile.TemporaryDirectory() as folder:  # only its owner can read the folder
             chain, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
             chain.write_bytes(certificate.chain)
             key.write_bytes(certificate.key)
@@ -213,7 +218,7 @@ def _read(secret: Object) -> Certificate:
     try:
         chain, key, authorities = (base64.b64decode(data.get(name) or "") for name in ("tls.crt", "tls.key", "ca.crt"))
     except binascii.Error as error:
-        raise UnusableCertificate(f"the Secret holds something else: {error}") from None
+        raise UnusableCertificate(f"the Secret holds no valid certificate: {error}") from None
     if not chain:
         raise UnusableCertificate("the Secret is empty")
     return Certificate(chain, key, authorities)

@@ -1,12 +1,12 @@
-"""The webhook's certificate: made, and judged. `certificate_keeper` keeps it in a Secret and renews it.
+"""Issue and check the webhook's certificate. `certificate_keeper` stores it in a Secret and renews it.
 
-The API server talks to the webhook over TLS and trusts exactly the authorities that the webhook's configuration names
-(``caBundle``). The API server is its only client, so each certificate is signed by an authority made for it alone,
-whose key is thrown away at once: there is no key that could sign a second one. A new certificate thus brings a new
-authority. While some replicas still serve the older certificate both must be trusted, so the newer names the older's
-authority as well.
+The API server calls the webhook over TLS and trusts exactly the authorities in the webhook's configuration
+(``caBundle``). It is the only client, so each certificate is signed by its own authority, whose key is discarded at
+once and cannot sign another certificate. A new certificate therefore has a new authority. While some replicas still
+serve the older certificate, the API server must trust both, so the bundle of the newer one also includes the older
+authority.
 
-Pure but for the dice: time is an argument.
+No I/O; the time is an argument. Only the keys and serial numbers are random.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME: Final = timedelta(days=365)
-#: Clocks of other machines may be behind ours.
+#: Tolerated clock skew: how far the clocks of other machines may be behind ours.
 _SKEW: Final = timedelta(hours=1)
 
 
 class UnusableCertificate(Exception):  # noqa: N818 - it is the certificate that is wrong, not we
-    """What was given is no certificate that could be served; the message says why."""
+    """The certificate cannot be served; the message states why."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate, its key, and who vouches for it; all PEM.
+    """A certificate, its key and its authorities, all as PEM.
 
     Attributes:
-        chain: the certificate that is served, and those between it and its authority.
+        chain: the server's certificate, then the intermediate certificates up to its authority.
         key: its private key.
-        authorities: whom to trust for it, its own first; empty where another controller provides them.
+        authorities: trusted authorities, its own first; empty if another controller provides them.
     """
 
     chain: bytes
@@ -48,23 +48,23 @@ class Certificate:
 
     @property
     def leaf(self) -> x509.Certificate:
-        """The certificate that is served.
+        """The server's certificate.
 
         Raises:
-            UnusableCertificate: there is none.
+            UnusableCertificate: `chain` holds no certificate.
         """
         return _certificates(self.chain, "tls.crt")[0]
 
     @property
     def expires(self) -> datetime:
-        """The end of its life."""
+        """Time of expiry."""
         return self.leaf.not_valid_after_utc
 
     def check(self, now: datetime) -> None:
-        """Whether a server can present it.
+        """Check that a server can present the certificate.
 
         Raises:
-            UnusableCertificate: it cannot.
+            UnusableCertificate: the key does not match, or the certificate has expired.
         """
         leaf = self.leaf
         try:
@@ -77,10 +77,10 @@ class Certificate:
             raise UnusableCertificate(f"it expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
 
     def check_ours(self, hosts: Sequence[str], now: datetime) -> None:
-        """Whether it is one that `issue` made for these hosts, and is good for a while.
+        """Check that `issue` made the certificate for these hosts, and that it is not due for renewal.
 
         Raises:
-            UnusableCertificate: it is not, or is due to be renewed.
+            UnusableCertificate: it is not such a certificate, or is due for renewal.
         """
         self.check(now)
         leaf = self.leaf
@@ -100,21 +100,21 @@ class Certificate:
 
 
 def renewal(certificate: Certificate) -> datetime:
-    """When it is to be replaced: after two thirds of its life."""
+    """Return when the certificate is due for renewal: after two thirds of its lifetime."""
     leaf = certificate.leaf
     return leaf.not_valid_before_utc + (leaf.not_valid_after_utc - leaf.not_valid_before_utc) * 2 / 3
 
 
 def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificate:
-    """A new certificate for `hosts`, by an authority of its own.
+    """Issue a new certificate for `hosts`, with its own authority.
 
     Args:
-        hosts: names and addresses that clients call the server by; at least one.
+        hosts: names and addresses of the server; at least one.
         now: the time, with its zone.
-        older: the authorities of the certificate that it replaces; the first of them is trusted on.
+        older: authorities of the certificate that it replaces, as PEM; the first of them stays trusted.
     """
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    # Named by date, so that two authorities in one bundle can be distinguished.
+    # The date in the name distinguishes the authorities in a bundle.
     authority_name = _common_name(f"stoker-webhook-ca {now:%Y-%m-%dT%H:%M:%SZ}")
     authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (
@@ -143,7 +143,7 @@ def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificat
 
 
 def _still_trusted(older: bytes, now: datetime) -> bytes:
-    """The first of the older authorities, if it is one and still valid."""
+    """Return the first of the older authorities, as PEM; empty if there is none or it has expired."""
     try:
         first = _certificates(older, "ca.crt")[0]
     except UnusableCertificate:

@@ -1,8 +1,8 @@
-"""Answers an AdmissionReview. Pure: the review and what is in memory → the answer.
+"""Answer an AdmissionReview. No I/O.
 
-Only a change of the spec is judged. An object that was accepted by an older version stays writable otherwise: its
-labels and finalizers are its users', and it must be deletable. What is refused here `reconcile` refuses again, which
-sees everything, also what came while no webhook answered.
+Only changes of the spec are checked. An object that an older version has accepted stays writable otherwise: users can
+change its labels and finalizers, and delete it. `reconcile` repeats the checks, because objects may have been accepted
+while the webhook did not answer.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ Object = Mapping[str, Any]
 
 API_VERSION: Final = "admission.k8s.io/v1"
 
-#: What the API server shows of a warning; it cuts longer ones itself.
+#: Maximum length of a warning in characters; the API server truncates longer ones.
 _WARNING = 256
 
 
 @dataclass(frozen=True)
 class ReviewVerdict:
-    """What is said of an endpoint.
+    """The verdict on an endpoint.
 
     Attributes:
-        violations: why it is refused; none: it is accepted.
-        warnings: what is accepted and worth its author's attention.
+        violations: why it is refused; empty if it is accepted.
+        warnings: warnings to its author.
     """
 
     violations: Sequence[Violation] = ()
     warnings: Sequence[str] = ()
 
 
-#: Judges an endpoint, given what it was before (None: it is new).
+#: Evaluates an endpoint; the second argument is its previous version, None if it is new.
 Check = Callable[[Object, Object | None], ReviewVerdict]
 
 
 class Malformed(Exception):  # noqa: N818 - it is the review that is wrong, not we
-    """This is no review that could be answered; the message says why."""
+    """The review cannot be answered; the message states why."""
 
 
 def answer(review: Any, check: Check) -> dict[str, Any]:
-    """The AdmissionReview with its response.
+    """Return the AdmissionReview with its response.
 
     Raises:
-        Malformed: `review` is none.
+        Malformed: `review` is not an AdmissionReview of `API_VERSION`.
     """
     request = _mapping(_mapping(review, "the body").get("request"), "request")
     if review.get("apiVersion") != API_VERSION or review.get("kind") != "AdmissionReview":
@@ -66,10 +66,10 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
 
 
 def objects_under_review(review: Any) -> tuple[Object, Object | None] | None:
-    """The endpoint to be judged, and what it was before; None where there is nothing to judge.
+    """Return the endpoint to check and its previous version; None if there is nothing to check.
 
     Raises:
-        Malformed: `review` is none.
+        Malformed: `review` is not an AdmissionReview.
     """
     request = _mapping(_mapping(review, "the body").get("request"), "request")
     resource = _mapping(request.get("resource"), "request.resource")
@@ -89,7 +89,7 @@ def objects_under_review(review: Any) -> tuple[Object, Object | None] | None:
 
 
 def _status(request: Object, violations: Sequence[Violation]) -> dict[str, Any]:
-    """A Status as the API server makes it of its own validation, so that clients show both alike."""
+    """Return a Status like that of the API server's own validation, so that clients show both in the same way."""
     kind = request.get("kind")
     causes = [
         {
@@ -112,5 +112,5 @@ def _status(request: Object, violations: Sequence[Violation]) -> dict[str, Any]:
 
 def _mapping(value: Any, name: str) -> Object:
     if not isinstance(value, Mapping):
-        raise Malformed(f"{name} is no object")
+        raise Malformed(f"{name} is not an object")
     return value

@@ -1,4 +1,4 @@
-"""The validating webhook: HTTPS in, `admission`'s answer out."""
+"""HTTPS server of the validating webhook."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from stoker_operator.process.http_server import HTTPServer
 from stoker_operator.process.metrics import Metrics
 
 PATH = "/validate"
-#: An object has at most 1.5 MiB in etcd; a review has it twice.
+#: Maximum size of a review in bytes. An object in etcd has at most 1.5 MiB, and a review contains it twice.
 _BODY = 8 << 20
 
-#: Learns what a verdict on an endpoint rests on.
+#: Fetches what the check of an endpoint needs, such as the model's config.json.
 Learn = Callable[[Object], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
 
 class Webhook:
-    """Answers reviews from `start` to `stop`.
+    """Answers reviews between `start` and `stop`.
 
     Args:
         address: HOST:PORT to listen on.
-        tls: the server's TLS context.
-        check: judges an endpoint; it is called in the event loop, so it must be quick.
-        metrics: counts each review.
-        grace: seconds to go on answering after `stop` was called, until the API server sends no more reviews here.
-        learn: awaited with an endpoint before it is judged; ends when what the verdict rests on is known, or soon.
+        tls: the server's TLS context; None for HTTP.
+        check: evaluates an endpoint; it is called in the event loop, so it must be fast.
+        metrics: counts reviews.
+        grace: seconds for which the server keeps answering after `stop` is called, until the API server sends no more
+            reviews to it.
+        learn: awaited with an endpoint before `check`; returns when the needed data is known, or after a short timeout.
     """
 
     def __init__(
@@ -52,21 +53,21 @@ class Webhook:
         self._server = HTTPServer(app, address, tls)
 
     async def start(self) -> None:
-        """Begins to answer.
+        """Start answering.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: the server cannot listen on the address.
         """
         await self._server.start()
 
     async def stop(self) -> None:
-        """Goes on answering for `grace` seconds, and no more."""
+        """Keep answering for `grace` seconds, then stop."""
         await asyncio.sleep(self._grace)
         await self._server.stop()
 
     @property
     def port(self) -> int:
-        """The port it listens on; known after `start`."""
+        """Port on which the server listens; known after `start`."""
         return self._server.port
 
     async def _review(self, request: web.Request) -> web.Response:
@@ -86,9 +87,9 @@ class Webhook:
             verdict = "malformed"
             return web.Response(status=413, text=f"{error.text}\n")
         except Exception:
-            # The API server then does as its configuration's failurePolicy says.
-            logger.exception("a review failed: this is a bug in the operator")
-            return web.Response(status=500, text="the operator failed to judge this; see its log\n")
+            # The API server then applies the failurePolicy of the webhook's configuration.
+            logger.exception("an admission review failed: this is a bug in the operator")
+            return web.Response(status=500, text="the operator failed to check this object; see its log\n")
         finally:
             self._metrics.reviewed(verdict, time.monotonic() - began)
 

@@ -1,1 +1,1 @@
-"""The resource users write: models, rules, and the schema generated from them. Pydantic lives here."""
+"""The InferenceEndpoint resource: pydantic models, rules, and the schema generated from them."""

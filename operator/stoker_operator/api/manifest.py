@@ -1,4 +1,4 @@
-"""A manifest, as text or as an object of the API, → an InferenceEndpoint, or all that is wrong with it."""
+"""Parse a manifest, as YAML or as an object of the API, into an InferenceEndpoint, or report all its violations."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from stoker_operator.api.rule import changes, violations
 from stoker_operator.api.v1alpha1 import API_VERSION, KIND, InferenceEndpoint
 from stoker_operator.api.violation import Refused, Violation
 
-#: How much of a wrong value is repeated.
+#: Maximum number of characters of a wrong value in a message.
 _SHOWN: Final = 100
-#: Fields that will have a meaning.
+#: Fields that are reserved for later versions.
 RESERVED: Final = ("spec.gateway", "spec.adapters", "spec.prefill")
 
 
 def read(text: str) -> list[InferenceEndpoint]:
-    """The endpoints in a YAML file of one or more documents.
+    """Return the endpoints in a YAML text of one or more documents.
 
     Raises:
-        Refused: something in it is wrong.
+        Refused: a document is not a valid endpoint.
     """
     return [parse(document) for document in documents(text)]
 
 
 def documents(text: str) -> list[Any]:
-    """The documents in a YAML file; at least one.
+    """Return the documents in a YAML text; at least one.
 
     Raises:
-        Refused: it is not YAML, or it is empty.
+        Refused: the text is not YAML, or it is empty.
     """
     try:
         found = [document for document in yaml.safe_load_all(text) if document is not None]
-    # PyYAML lets pass what Python says of a date or a number that cannot be, and of nesting that is too deep.
+    # PyYAML does not catch Python's errors about invalid dates and numbers, and about too deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(Violation("manifest", f"this is not YAML: {error}")) from None
     if not found:
@@ -45,18 +45,18 @@ def documents(text: str) -> list[Any]:
 
 
 def parse(document: Any, before: Any = None) -> InferenceEndpoint:
-    """The endpoint that `document` describes.
+    """Return the endpoint that `document` describes.
 
     Args:
         document: the manifest.
-        before: the manifest as it was, for rules about what may be changed; None where that is not known. One that
-            cannot be read, since the rules were others then, forbids no change.
+        before: the previous manifest, for rules about changes; None if not known. If it cannot be parsed, because older
+            rules accepted it, every change is allowed.
 
     Raises:
-        Refused: it breaks the schema, or a rule.
+        Refused: the manifest violates the schema or a rule.
     """
     if not isinstance(document, Mapping):
-        raise Refused(Violation("manifest", f"it holds {document!r}", f"write an {KIND}"))
+        raise Refused(Violation("manifest", f"it is {document!r}, not a mapping", f"write an {KIND}"))
     if (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
         stated_kind = f"{document.get('apiVersion')} {document.get('kind')}"
         raise Refused(Violation("kind", f"this is {stated_kind}, not {API_VERSION} {KIND}"))
@@ -81,7 +81,7 @@ def _forbidden_changes(endpoint: InferenceEndpoint, before: Any) -> tuple[Violat
 
 
 def _violation(error: dict[str, Any]) -> Violation:
-    """What pydantic found, in our words."""
+    """Convert an error of pydantic."""
     field = ""
     for step in error["loc"]:
         field += f"[{step}]" if isinstance(step, int) else f".{step}" if field else str(step)
@@ -90,7 +90,7 @@ def _violation(error: dict[str, Any]) -> Violation:
     if error["type"] == "extra_forbidden":
         names = _fields(error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), names, n=1)
-        remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+        remedy = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(names)}"
         return Violation(field, "there is no such field", remedy)
     if error["type"] == "missing":
         return Violation(field, "this field is required", "set it")
@@ -103,13 +103,13 @@ def _violation(error: dict[str, Any]) -> Violation:
 
 
 def _shown(value: Any) -> str:
-    """`value` in a sentence."""
+    """Format `value` for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def _fields(path: tuple[Any, ...]) -> list[str]:
-    """The names of the fields there are at `path`."""
+    """Return the names of the fields at `path`."""
     model: Any = InferenceEndpoint
     for step in path:
         if isinstance(step, int):
@@ -120,7 +120,7 @@ def _fields(path: tuple[Any, ...]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The model somewhere inside ``list[Model] | None`` and the like."""
+    """Return the model inside an annotation such as ``list[Model] | None``; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):

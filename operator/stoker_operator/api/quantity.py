@@ -1,8 +1,7 @@
 """Kubernetes quantities (``500m``, ``16Gi``, ``1e3``) as numbers.
 
-The grammar and the limits are those of ``k8s.io/apimachinery/pkg/api/resource``: nine decimals, rounded up, and no
-magnitude beyond 2^63 - 1. What an exponent says is compared before any number is built, so that ``1e999999`` costs no
-more than ``1``.
+Grammar and limits are those of ``k8s.io/apimachinery/pkg/api/resource``: nine decimals, rounded up, and a magnitude of
+at most 2^63 - 1. The exponent is checked before a number is built, so that ``1e999999`` costs no more than ``1``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from decimal import ROUND_CEILING, ROUND_UP, Context, Decimal
 from typing import Final
 
-#: The largest magnitude of a quantity.
+#: Maximum magnitude of a quantity.
 LARGEST: Final = 2**63 - 1
 
 _SMALLEST: Final = Decimal("1e-9")
@@ -29,25 +28,25 @@ _DECIMAL: Final = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _QUANTITY: Final = re.compile(
     r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]|))", re.ASCII
 )
-#: Digits that are read of a number. No type of the API lets one be longer; what is cut from one with more is not seen.
+#: Maximum number of digits that are read, before and after the decimal point. No type of the API allows more.
 _DIGITS: Final = 256
-#: Digits of an exponent that are read; any exponent that has more is beyond all limits.
+#: Maximum number of digits of an exponent; an exponent with more digits exceeds all limits.
 _EXPONENT_DIGITS: Final = 6
-#: So many digits that neither product nor sum of what is read is rounded.
+#: Decimal context with enough digits to represent products and sums of read numbers exactly.
 _EXACT: Final = Context(prec=2 * _DIGITS)
 
 
 def amount(value: int | str) -> Decimal:
-    """The number that a quantity stands for, from -`LARGEST` to `LARGEST`, with nine decimals at most.
+    """Return the value of a quantity, from -`LARGEST` to `LARGEST`, with at most nine decimals.
 
     Raises:
-        ValueError: `value` is no quantity.
+        ValueError: `value` is not a quantity.
     """
     if isinstance(value, int):
         return Decimal(max(-LARGEST, min(value, LARGEST)))
     match = _QUANTITY.fullmatch(value)
     if match is None:
-        raise ValueError(f"{value[:64]!r} is no quantity")
+        raise ValueError(f"{value[:64]!r} is not a quantity")
     sign, digits, exponent, suffix = match.groups()
     magnitude = _magnitude(digits, exponent, suffix)
     return -magnitude if sign == "-" else magnitude
@@ -65,7 +64,7 @@ def _magnitude(digits: str, exponent: str | None, suffix: str | None) -> Decimal
         scaled = _EXACT.multiply(number, _SCALE[suffix or ""])
     else:
         power = _power(exponent)
-        order = number.adjusted() + power  # the power of ten of its first digit
+        order = number.adjusted() + power  # exponent of the first digit
         if order > 18:
             return Decimal(LARGEST)
         if order < -9:
@@ -83,10 +82,10 @@ def _power(exponent: str) -> int:
 
 
 def canonical(value: int | str) -> str:
-    """A quantity as the API server writes it: the largest suffix of its kind that leaves a whole number.
+    """Return a quantity as the API server writes it: with the largest suffix of its kind that leaves an integer.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `value` is not a quantity.
     """
     number = amount(value)
     text = str(value)

@@ -1,4 +1,4 @@
-"""The reference page of the resource, written from its schema: what `kubectl explain` shows, on one page."""
+"""Generate the reference page of the resource from its schema: the text of `kubectl explain` on one page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _HEAD = """# {kind}
 `{group}/{version}`, short name `{short}`. This page is generated from the models in `operator/stoker_operator/api`
 (`stoker crd --reference`); `kubectl explain {short}.spec --recursive` shows the same in a terminal.
 
-What is absent has the meaning that the last column says; it is never written into the object, except
+The last column states the meaning of an absent field. Defaults are never written into the object, except
 `spec.replicas: 1`.
 """
 
 
 def reference(crd: Schema) -> str:
-    """The page, in Markdown.
+    """Return the page, in Markdown.
 
     Args:
         crd: the CustomResourceDefinition.
@@ -35,7 +35,7 @@ def reference(crd: Schema) -> str:
 
 
 def _objects(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
-    """`node` and the objects inside it, each before what is inside it."""
+    """Yield `node` and the objects inside it in pre-order, each with its path."""
     if "properties" not in node:
         return
     yield path, node
@@ -67,7 +67,7 @@ def _subject(rule: Schema) -> str:
 
 
 def _type(node: Schema) -> str:
-    """What a field holds, in words."""
+    """Return the type of a field in words."""
     if node.get("x-kubernetes-int-or-string"):
         return "integer or string"
     if "enum" in node:

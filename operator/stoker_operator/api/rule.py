@@ -1,12 +1,11 @@
-"""A rule about several fields at once, stated twice: in CEL for the API server, in Python for all others.
+"""Rules about several fields, each written twice: in CEL for the API server, and in Python.
 
-The schema says what one field may hold. A rule says what fields may hold together. It is declared on the model
-whose fields it looks at, so that `schema` can write it next to those fields in the CRD, where the API
-server judges it, and `violations` can judge it here, for `stoker up`, `stoker plan` and the operator itself. The two
-halves stand side by side and a test lets the API server and Python judge the same manifests.
+The schema constrains single fields; a rule constrains several fields together. It is declared on the model with these
+fields, so that `schema` writes it beside them into the CRD, where the API server evaluates it. `violations` evaluates
+it in `stoker up`, `stoker plan` and the operator. A test has the API server and Python evaluate the same manifests.
 
-A `Rule` looks at an object. A `ChangeRule` looks at an object and at what it was before, and so can only be judged
-where both are known: by the API server and by the webhook.
+A `Rule` constrains an object. A `ChangeRule` constrains an object relative to its previous version, so only the API
+server and the webhook, which know both versions, can evaluate it.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ from stoker_operator.api.violation import Violation
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """A rule about an object.
 
     Attributes:
-        field: the field to blame, relative to the model the rule is on (``parallelism``); empty for the model
-            itself.
+        field: field of the violation, relative to the rule's model (``parallelism``); empty for the model itself.
         holds: the rule in Python.
         cel: the rule in CEL; ``self`` is the model.
         message: what is wrong.
         remedy: what to write instead.
-        explain: message and remedy of the object at hand, where they depend on it.
+        explain: returns message and remedy for an object; None if they do not depend on it.
         explain_cel: the same as a CEL expression; it must yield "message; remedy".
     """
 
@@ -44,25 +42,25 @@ class Rule:
     explain_cel: str = ""
 
     def violation(self, subject: Any, path: str) -> Violation:
-        """What to say of `subject`, found at `path`, that breaks the rule."""
+        """Return the violation of the rule by `subject` at `path`."""
         message, remedy = self.explain(subject) if self.explain else (self.message, self.remedy)
         return Violation(join(path, self.field), message, remedy)
 
     def validation(self) -> dict[str, str]:
-        """The rule as an item of ``x-kubernetes-validations``."""
-        # A static message is wanted also where there is an expression: it is what is said should that fail.
+        """Return the rule as an item of ``x-kubernetes-validations``."""
+        # The API server uses the static message if the expression fails.
         expression = {"messageExpression": self.explain_cel} if self.explain_cel else {}
         return _validation(self.cel, self.field, self.message, self.remedy) | expression
 
 
 @dataclass(frozen=True)
 class ChangeRule:
-    """One rule about a change.
+    """A rule about a change.
 
     Attributes:
-        field: as of `Rule`.
-        holds: the rule in Python, of the model as it is to be and as it was.
-        cel: the rule in CEL; ``self`` is the model and ``oldSelf`` what it was.
+        field: as in `Rule`.
+        holds: the rule in Python; its arguments are the new model and the previous one.
+        cel: the rule in CEL; ``self`` is the new model and ``oldSelf`` the previous one.
         message: what is wrong.
         remedy: what to write instead.
     """
@@ -74,11 +72,11 @@ class ChangeRule:
     remedy: str
 
     def violation(self, path: str) -> Violation:
-        """What to say of a change at `path` that breaks the rule."""
+        """Return the violation of the rule by a change at `path`."""
         return Violation(join(path, self.field), self.message, self.remedy, reason="Immutable")
 
     def validation(self) -> dict[str, str]:
-        """The rule as an item of ``x-kubernetes-validations``."""
+        """Return the rule as an item of ``x-kubernetes-validations``."""
         return _validation(self.cel, self.field, self.message, self.remedy)
 
 
@@ -88,7 +86,7 @@ def _validation(cel: str, field: str, message: str, remedy: str) -> dict[str, st
 
 
 def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
-    """Every rule that `model`, or a model inside it, breaks."""
+    """Yield the violations of all rules by `model` and the models inside it."""
     for rule in getattr(type(model), "RULES", ()):
         if not rule.holds(model):
             yield rule.violation(model, path)
@@ -104,7 +102,8 @@ def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
 
 
 def changes(model: BaseModel, before: BaseModel, path: str = "") -> Iterator[Violation]:
-    """Every rule about changes that the change of `before` to `model` breaks, in them or in a model inside them."""
+    """Yield the violations of all rules about changes by the change from `before` to `model`, including nested
+    models."""
     for rule in getattr(type(model), "CHANGES", ()):
         if not rule.holds(model, before):
             yield rule.violation(path)
@@ -115,5 +114,5 @@ def changes(model: BaseModel, before: BaseModel, path: str = "") -> Iterator[Vio
 
 
 def join(path: str, field: str) -> str:
-    """``spec`` and ``model`` make ``spec.model``."""
+    """Join two paths with a dot; either may be empty."""
     return ".".join(part for part in (path, field) if part)

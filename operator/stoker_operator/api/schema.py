@@ -1,9 +1,9 @@
-"""Pydantic's JSON schema → the structural schema that a CustomResourceDefinition takes.
+"""Convert pydantic's JSON schema to the structural schema of a CustomResourceDefinition.
 
-A structural schema is a plain tree: no references, no alternatives that change the type, and no defaults except
-those that are to be written into every object. So references are inlined, "or null" is dropped (the API server
-prunes nulls), and a Python default stays in Python: absence may mean something, and what it means may change with
-a release; a default in the schema would freeze it into stored objects. A field that needs one says ``x-default``.
+A structural schema is a tree without references and without alternatives that change the type. References are
+therefore inlined, and "or null" is dropped (the API server prunes nulls). A default in the schema would be written into
+stored objects, so Python's defaults are dropped: the meaning of an absent field can change with a release. A field that
+needs a default states ``x-default``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
-#: What a structural schema takes from a JSON schema as it is.
+#: Keys that are copied unchanged from the JSON schema.
 _KEPT = (
     "type", "format", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength",
     "minItems", "maxItems", "minProperties", "maxProperties", "required",
@@ -22,14 +22,14 @@ _KEPT = (
 
 
 def structural(model: type[BaseModel]) -> Schema:
-    """The structural schema of `model`."""
+    """Return the structural schema of `model`."""
     schema = model.model_json_schema()
     return _convert(schema, schema.get("$defs", {}))
 
 
 def _convert(node: Schema, defs: Schema) -> Schema:
     if "$ref" in node:
-        # What is said at the field is closer to the user than what is said at the type.
+        # The field's own description takes precedence over that of its type.
         node = {**defs[node["$ref"].rpartition("/")[2]], **{k: v for k, v in node.items() if k != "$ref"}}
     alternatives = [option for option in node.get("anyOf", ()) if option.get("type") != "null"]
     siblings = {key: value for key, value in node.items() if key != "anyOf"}
@@ -60,7 +60,7 @@ def _convert(node: Schema, defs: Schema) -> Schema:
 def _int_or_string(node: Schema, alternatives: list[Schema]) -> Schema:
     result: Schema = {"description": " ".join(node["description"].split())} if "description" in node else {}
     result["anyOf"] = [{"type": "integer"}, {"type": "string"}]
-    # What bounds a number says nothing of a string, and the other way round, so both can stand at the node.
+    # Bounds of a number do not apply to strings, and vice versa, so the node can have both.
     for option in alternatives:
         result |= {key: option[key] for key in _KEPT if key in option and key != "type"}
     return result | {"x-kubernetes-int-or-string": True}

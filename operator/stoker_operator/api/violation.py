@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, where, and what to do about it."""
+"""Violations of a manifest: the field, what is wrong, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Violation:
-    """One thing wrong.
+    """A violation.
 
     Attributes:
-        field: path of the field, as ``kubectl explain`` takes it (``spec.parallelism``).
+        field: path of the field, as for ``kubectl explain`` (``spec.parallelism``).
         message: what is wrong.
-        remedy: what to write instead; empty where the message says it all.
-        reason: one CamelCase word for the condition that reports it.
+        remedy: what to write instead; empty if the message suffices.
+        reason: CamelCase reason of the condition that reports it.
     """
 
     field: str
@@ -31,7 +31,7 @@ class Violation:
 
 
 class Refused(Exception):  # noqa: N818 - it is the manifest that is wrong, not we
-    """A manifest that cannot be accepted, with everything that is wrong with it."""
+    """A manifest is refused; `violations` lists everything that is wrong with it."""
 
     def __init__(self, *violations: Violation) -> None:
         super().__init__("\n".join(map(str, violations)))

@@ -1,1 +1,1 @@
-"""Decides, before anything is scheduled, what a spec will run on and how. Pure."""
+"""The planner: decides, before any pod is scheduled, which hardware a spec runs on and how. No I/O."""

@@ -1,10 +1,10 @@
-"""Whether the cluster's nodes have room for a pod's accelerators: never, or not now. Pure.
+"""Whether the cluster's nodes have room for a pod's accelerators. No I/O.
 
-    never     no node that may hold the pod has as many accelerators as the pod requests
-    not now   one has, and other pods hold them
+    never     no matching node has as many accelerators as the pod requests
+    not now   a node has them, but it is not ready, or cordoned, or other pods hold them
 
-A node may hold the pod unless a label says that its accelerators are of another kind; clusters without feature
-discovery have no such labels.
+A node matches unless a label states another kind of accelerator; clusters without feature discovery have no such
+labels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from stoker_operator.objects.facts import Node
 from stoker_operator.plan.catalogue import Accelerator
 
-#: Pods that are named; who holds the rest is seldom worth the words.
+#: Maximum number of pods, or nodes, that a message names.
 _NAMED: Final = 5
 
 
@@ -24,8 +24,8 @@ class Holder(NamedTuple):
 
     Attributes:
         name: namespace/name.
-        node: where it runs.
-        requests: what it holds, by resource.
+        node: name of the node on which it runs.
+        requests: number of devices that it holds, by resource.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Holder(NamedTuple):
 
 
 def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Accelerator, count: int) -> str:
-    """Why no node takes a pod with `count` of `accelerator`; empty where accelerators are not the reason, or where
-    nothing is known of the nodes."""
+    """Return why no node has room for a pod with `count` accelerators; empty if one has, if the nodes are not known, or
+    for accelerator cpu."""
     resource = accelerator.resource
     if resource is None or not nodes:
         return ""
@@ -62,16 +62,16 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
 
 
 def allows(node: Node, accelerator: Accelerator) -> bool:
-    """Whether no label of `node` says that it has another kind of accelerator."""
+    """Whether no label of `node` states another kind of accelerator."""
     return all(key not in node.labels or node.labels[key] in values for key, values in accelerator.node_labels.items())
 
 
 def _other_kind(nodes: Sequence[Node], resource: str) -> str:
-    """What is said of nodes whose labels say that they have the resource, and another kind of it."""
+    """Return the reason for nodes that have the resource, but whose labels state another kind of accelerator."""
     labels = [value for node in nodes if node.allocatable.get(resource, 0) for value in node.labels.values()]
     if any(value.endswith("-SHARED") for value in labels):
-        return "those that have some are time-sliced; name the accelerator with -shared behind it to use a share"
-    return "those that have some are labelled as another kind"
+        return "the nodes that have it are time-sliced; append -shared to the accelerator's name to use a share"
+    return "the nodes that have it are labelled as another kind"
 
 
 def _held(holders: Sequence[Holder], node: str, resource: str) -> int:

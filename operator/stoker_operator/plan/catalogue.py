@@ -1,6 +1,6 @@
-"""What is known of accelerators and of the images that serve them: data, shipped beside this file.
+"""The catalogue of accelerators and engine images: `catalogue.yaml` beside this file.
 
-An administrator's file of the same form is laid over it: entries are added, and fields of entries replaced.
+An administrator's file of the same form is merged over it: it adds entries and replaces fields of entries.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pydantic.alias_generators import to_camel
 from stoker_engine.contract.names import Device
 from stoker_operator.api.violation import Refused, Violation
 
-#: NVIDIA's label for the product, and what is put behind one whose devices are time-sliced.
+#: NVIDIA's product label, and the suffix of accelerators that are shares of a time-sliced device.
 _PRODUCT: Final = "nvidia.com/gpu.product"
 _SHARED: Final = "-shared"
 BUILT_IN = Path(__file__).with_name("catalogue.yaml")
 
 
 class _Entry(BaseModel):
-    """A part of the file: camelCase, and nothing unknown in it."""
+    """Base of the file's entries: camelCase names; unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
 
 
 class Toleration(_Entry):
-    """A taint that pods are not kept away by, as in core/v1."""
+    """A toleration, as in core/v1."""
 
     key: str | None = None
     operator: Literal["Exists", "Equal"] | None = None
@@ -41,16 +41,16 @@ class Accelerator(_Entry):
     """One kind of accelerator.
 
     Attributes:
-        memory_mib: memory of one, as its driver reports it; None where it is the container's.
-        resource: what its device plugin calls it; None for what every node has.
-        device: what the engine runs on (``--device``).
-        arch: its name in `Catalogue.supports`.
-        images: which kind of image serves it.
-        node_labels: that distinguish its nodes from others: key → any of these values.
-        tolerations: of the taints that keep other pods from its nodes.
-        max_count: the most that a pod can use together; None: any number.
-        topology_label: by which a pod selects the shape of the slice whose chips it has; None: it need not.
-        shared: one is a share of a device, whose memory others use as well.
+        memory_mib: memory of one accelerator in MiB, as its driver reports it; None for the container's memory (CPU).
+        resource: resource name of its device plugin; None for processors, which every node has.
+        device: the engine's ``--device``.
+        arch: key of its entry in `Catalogue.supports`.
+        images: kind of image that serves it.
+        node_labels: labels that distinguish its nodes from others: key → possible values.
+        tolerations: tolerations of the taints that keep other pods off its nodes.
+        max_count: maximum number that a pod can use together; None: unlimited.
+        topology_label: node label by which a pod selects the topology of its slice; None if it need not.
+        shared: whether it is a share of a device whose memory other pods also use.
     """
 
     memory_mib: Annotated[int | None, Field(alias="memoryMiB", ge=1)] = None
@@ -66,16 +66,18 @@ class Accelerator(_Entry):
 
     @property
     def max_per_pod(self) -> int | None:
-        """The most that a pod can use together. A process sees one slice of a GPU only (NVIDIA, "MIG User Guide"), so
-        slices are known for what they are by their names as well: ``nvidia.com/mig-3g.40gb``, or a product's
-        ``-MIG-3g.40gb``."""
+        """Maximum number of these accelerators that a pod can use together; None: unlimited.
+
+        It is 1 for MIG slices, of which a process sees only one (NVIDIA, "MIG User Guide"). They are also recognized by
+        name: resource ``nvidia.com/mig-3g.40gb``, or ``-MIG-3g.40gb`` in the product.
+        """
         products = [value for values in self.node_labels.values() for value in values]
         sliced = (self.resource or "").startswith("nvidia.com/mig-") or any("-MIG-" in each for each in products)
         return 1 if sliced else self.max_count
 
 
 class Support(_Entry):
-    """What a runtime computes on one architecture. None: it is not known, and not judged."""
+    """What a runtime supports on one architecture. None: unknown, so it is not checked."""
 
     dtypes: list[str] | None = None
     kv_cache_dtypes: list[str] | None = None
@@ -83,12 +85,11 @@ class Support(_Entry):
 
 
 class Release(_Entry):
-    """What the release of a runtime does, of what is planned for it. None: all of it.
+    """What a runtime's current release supports, of what the planner allows. None: all of it.
 
     Attributes:
-        devices: the most accelerators of a pod, or ranks of a CPU.
-        quantized_on: the archs on which it has kernels for quantized weights; elsewhere it dequantizes them in every
-            step.
+        devices: maximum number of accelerators of a pod, or of ranks on a CPU.
+        quantized_on: archs on which it has kernels for quantized weights; elsewhere it dequantizes them in every step.
     """
 
     devices: int | None = None
@@ -98,8 +99,10 @@ class Release(_Entry):
 
 
 class Catalogue(BaseModel):
-    """The accelerators by key, what runtimes do on them, and the images by runtime and kind; `registry` is where images
-    are that name none themselves."""
+    """Accelerators by key, what runtimes support on them, and images by runtime and kind.
+
+    `registry` is the registry of images that name none themselves.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -111,10 +114,10 @@ class Catalogue(BaseModel):
 
     @classmethod
     def load(cls, override: Path | None = None) -> Catalogue:
-        """The built-in catalogue with the file `override` laid over it.
+        """Return the built-in catalogue, with the file `override` merged over it.
 
         Raises:
-            Refused: the file is not a catalogue.
+            Refused: the file cannot be read, or is not a catalogue.
         """
         if override is None:
             return _built_in()
@@ -129,10 +132,10 @@ class Catalogue(BaseModel):
             raise Refused(*(Violation(field, fault) for fault in faults)) from None
 
     def accelerator(self, key: str) -> Accelerator:
-        """The accelerator called `key`.
+        """Return the accelerator called `key`.
 
         Raises:
-            Refused: there is none.
+            Refused: the catalogue has none of this name.
         """
         if key in self.accelerators:
             return self.accelerators[key]
@@ -149,8 +152,12 @@ class Catalogue(BaseModel):
         )
 
     def _share(self, key: str) -> Accelerator | None:
-        """A time-sliced device, by the key of the device with ``-shared`` behind it; None where it has no such thing.
-        Feature discovery puts ``-SHARED`` behind its product, and the device plugin gives each pod one of them."""
+        """Return the share of a time-sliced device, by the device's key with the suffix ``-shared``; None for other
+        keys.
+
+        NVIDIA's feature discovery appends ``-SHARED`` to the product of such devices, and the device plugin gives each
+        pod one share.
+        """
         device = self.accelerators.get(key.removesuffix(_SHARED))
         products = device.node_labels.get(_PRODUCT) if device is not None and key.endswith(_SHARED) else None
         if device is None or not products:
@@ -159,14 +166,14 @@ class Catalogue(BaseModel):
         return device.model_copy(update={"node_labels": labels, "max_count": 1, "shared": True})
 
     def every_key(self) -> list[str]:
-        """Every key that `accelerator` accepts, those of shared devices behind the others."""
+        """Return every key that `accelerator` accepts; those of shared devices come last."""
         return [*self.accelerators, *(f"{key}{_SHARED}" for key in self.accelerators if self._share(f"{key}{_SHARED}"))]
 
     def image(self, runtime: str, key: str) -> str:
-        """The image that runs `runtime` on the accelerator called `key`.
+        """Return the image that runs `runtime` on the accelerator called `key`.
 
         Raises:
-            Refused: there is no such runtime, or no image of it for the accelerator.
+            Refused: the runtime is unknown, or has no image for the accelerator.
         """
         kind = self.accelerator(key).images
         images = self.images_of(runtime)
@@ -184,10 +191,10 @@ class Catalogue(BaseModel):
         )
 
     def images_of(self, runtime: str) -> dict[str, str]:
-        """The images of `runtime`, by kind.
+        """Return the images of `runtime`, by kind.
 
         Raises:
-            Refused: there is no such runtime.
+            Refused: the runtime is unknown.
         """
         if runtime in self.runtimes:
             return self.runtimes[runtime]
@@ -201,17 +208,17 @@ class Catalogue(BaseModel):
         )
 
     def support(self, runtime: str, key: str) -> Support:
-        """What `runtime` computes on the accelerator called `key`.
+        """Return what `runtime` supports on the accelerator called `key`.
 
         Raises:
-            Refused: there is no such accelerator.
+            Refused: the accelerator is unknown.
         """
         arch = self.accelerator(key).arch
         return self.supports.get(runtime, {}).get(arch or "", Support())
 
 
 def _in_registry(registry: str, image: str) -> str:
-    """The image, from `registry` unless it names one itself: its first part then looks like a host."""
+    """Return the image, prefixed with `registry` unless its first part looks like a registry's host."""
     first, slash, _ = image.partition("/")
     names_one = bool(slash) and ("." in first or ":" in first or first == "localhost")
     return image if names_one or not registry else f"{registry}/{image}"
@@ -223,7 +230,7 @@ def _built_in() -> Catalogue:
 
 
 def _overlay(below: Any, above: Any) -> Any:
-    """`above` laid over `below`: mappings are merged, everything else is replaced."""
+    """Return `above` merged over `below`: mappings are merged, other values are replaced."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return below | {key: _overlay(below.get(key), value) for key, value in above.items()}

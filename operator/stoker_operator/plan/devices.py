@@ -1,7 +1,8 @@
-"""Rules of accelerators, and of a CPU's ranks, that hold whatever the model.
+"""Rules for accelerators and CPU ranks that do not depend on the model.
 
-A TPU node pool is one shape of slice. A pod selects one, or is never scheduled (GKE, "Deploy TPU workloads"), and a
-replica has all chips of it. A time-sliced GPU's memory is not divided among those who share it.
+All slices of a TPU node pool have one topology. A pod must select a topology, or it is never scheduled (GKE, "Deploy
+TPU workloads"), and a replica has all chips of its slice. The memory of a time-sliced GPU is not divided among the pods
+that share it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from stoker_operator.api.violation import Violation
 from stoker_operator.plan.placement import Placement
 from stoker_operator.plan.proposals import Proposal, Refusal
 
-#: The usual shapes of slices of one host, by their chips.
+#: The usual topologies of slices of one host, by number of chips.
 _SHAPES: Final = {1: "1x1", 4: "2x2", 8: "2x4"}
 
 
 def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
-    """Why no node would take pods with these requests for accelerators."""
+    """Yield why no node accepts pods with these requests for accelerators."""
     label = placement.accelerator.topology_label
     if label is None:
         return
@@ -33,14 +34,14 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
     if not found:
         yield Violation(
             field,
-            f"no shape of slice is selected, so no node ever takes a pod with {spec.hardware.accelerator}",
-            f"set it to the topology of {chips} chips{_shape(chips)}, as your node pool has it",
+            f"no slice topology is selected, so no node ever accepts a pod with {spec.hardware.accelerator}",
+            f"set it to your node pool's topology, of {chips} chips{_shape(chips)}",
             reason="TopologyMissing",
         )
     elif all(_chips(value) != chips for value in found):
         yield Refusal(
             field,
-            f"topology {' or '.join(found)} has not the {chips} chips of a replica",
+            f"topology {' or '.join(found)} does not have the {chips} chips of a replica",
             "TopologyMismatch",
             lambda: _matching(spec, label, chips, found),
             f"use a node pool whose slices have {chips} chips, and select its topology",
@@ -48,7 +49,7 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
 
 
 def _matching(spec: Spec, label: str, chips: int, selected: list[str]) -> Iterator[Proposal]:
-    """All chips of the slice that is selected, or a slice of as many chips as there are."""
+    """Propose the number of chips of the selected slice, or else a topology with the spec's number of chips."""
     unsized = {} if spec.parallelism is None else {"parallelism": None}
     for count in dict.fromkeys(filter(None, map(_chips, selected))):
         also = " and remove spec.parallelism" if unsized else ""
@@ -59,30 +60,30 @@ def _matching(spec: Spec, label: str, chips: int, selected: list[str]) -> Iterat
 
 
 def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
-    """What is worth a warning to the author of a spec, about the accelerators."""
+    """Yield warnings to the author of a spec about its accelerators."""
     if placement.accelerator.shared and spec.engine.gpu_memory_utilization_percent is None:
         yield (
-            "the memory of a time-sliced device is also that of the other pods on it, which nothing keeps apart; set "
+            "the pods on a time-sliced device share its memory without isolation; set "
             "spec.engine.gpuMemoryUtilizationPercent to this pod's share"
         )
 
     ranks, processors = placement.sizes.used, _processors(spec)
     if spec.hardware.accelerator == CPU and processors is not None and ranks > processors:
         yield (
-            f"{ranks} ranks take turns on {processors:g} processors, and each waits for the others; give "
-            f"spec.hardware.resources.limits.cpu {ranks} or more, or use smaller sizes in spec.parallelism"
+            f"{ranks} ranks share {processors:g} processors and wait for one another; set "
+            f"spec.hardware.resources.limits.cpu to {ranks} or more, or use smaller sizes in spec.parallelism"
         )
 
 
 def _processors(spec: Spec) -> float | None:
-    """How many the pod may use at once; None: any number."""
+    """Return the pod's CPU limit in processors; None if it has none."""
     limits = spec.hardware.resources.limits if spec.hardware.resources else None
     limit = (limits or {}).get("cpu")
     return None if limit is None else float(amount(limit))
 
 
 def _selected(pod: Any, label: str) -> list[str]:
-    """The values of a node's label that a pod selects; the API server judges all else about the template."""
+    """Return the values of a node label that a pod selects. The API server validates the rest of the template."""
     selector = _part(pod, "nodeSelector")
     if isinstance(selector.get(label), str):
         return [selector[label]]
@@ -99,12 +100,12 @@ def _part(of: Any, name: str) -> dict[str, Any]:
 
 
 def _chips(topology: str) -> int:
-    """How many chips a slice of such a shape has; 0 where it is no shape."""
+    """Return the number of chips of a slice with this topology; 0 if it is not a topology."""
     if not re.fullmatch(r"\d{1,4}(x\d{1,4}){1,2}", topology):
         return 0
     return math.prod(map(int, topology.split("x")))
 
 
 def _shape(chips: int) -> str:
-    """The usual shape of so many chips on one host, to be added to a sentence."""
+    """Return the usual topology of so many chips on one host, as a suffix of a sentence; empty if there is none."""
     return f": {_SHAPES[chips]}" if chips in _SHAPES else ""

@@ -1,8 +1,8 @@
-"""The settings that decide how an engine uses memory: those it is given, and those it chooses by itself.
+"""The settings that decide how an engine uses memory: stated ones and the engine's defaults.
 
-A typed field of the spec comes first, then a word in ``spec.engine.args``, then the runtime's own default. vLLM's
-defaults of a step depend on the accelerator: they are those of ``EngineArgs.get_batch_defaults`` for its API server,
-in vLLM 0.32.
+A typed field of the spec takes precedence, then an argument in ``spec.engine.args``, then the runtime's default.
+vLLM's defaults for a step depend on the accelerator: they are those of ``EngineArgs.get_batch_defaults`` for its API
+server, in vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from stoker_engine.contract.argv import human_int
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_operator.api.v1alpha1.workload import Workload
 
-#: The engine's own defaults, which are also what runtimes share that are not listed below.
+#: Our engine's defaults; other runtimes have the same, except for those in `_batch_defaults`.
 _OURS: Final = EngineArgs(model="")
 _MIB: Final = 1024**2
-#: No size is as large.
+#: Exclusive upper bound of numeric arguments.
 _MAX_VALUE: Final = 10**16
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What decides how memory is used.
+    """Settings that decide how memory is used.
 
     Attributes:
-        utilization: share of the memory that may be used.
-        max_num_seqs: most sequences of one step.
-        max_num_batched_tokens: most tokens of one step.
-        block_size: tokens of one block.
-        max_model_len: the longest sequence, where it is stated.
-        chooses_length: it is stated in a way that only the engine can resolve (``--max-model-len=auto``).
-        kv_cache_memory_bytes, num_blocks: size of the KV cache, where it is stated.
-        max_loras, num_resident_adapters: LoRA adapters in one step and in memory; 0: none are served.
-        max_lora_rank: the largest of one.
-        lora_target_modules: the modules that they may change; empty: all.
+        utilization: fraction of the memory that the engine may use, in (0, 1].
+        max_num_seqs: maximum number of sequences of one step.
+        max_num_batched_tokens: maximum number of tokens of one step.
+        block_size: number of tokens of one block.
+        max_model_len: maximum length of a sequence in tokens; None if not stated.
+        chooses_length: whether the length is stated in a way that only the engine can resolve
+            (``--max-model-len=auto``).
+        kv_cache_memory_bytes, num_blocks: size of the KV cache; None if not stated.
+        max_loras, num_resident_adapters: number of LoRA adapters in one step and in memory; 0 if none are served.
+        max_lora_rank: maximum rank of an adapter.
+        lora_target_modules: modules that adapters may change; empty: all.
     """
 
     utilization: float
@@ -56,13 +57,13 @@ class EngineSettings:
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
-    """The settings of a workload whose accelerator, called `key`, has `memory_bytes`."""
+    """Return the settings of a workload whose accelerator, called `key` in the catalogue, has `memory_bytes`."""
     engine = workload.engine
     words = engine.args or []
     batched, seqs = _batch_defaults(engine.runtime, memory_bytes or 0, key)
 
     def number(name: str, otherwise: Any) -> Any:
-        """The runtime judges its own words; those that make no sense are left out here."""
+        """Return a numeric argument; invalid ones are ignored here, and rejected by the runtime."""
         try:
             value = human_int(_word(words, name) or "")
         except argparse.ArgumentTypeError:
@@ -70,7 +71,7 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
         return value if 0 < value < _MAX_VALUE else otherwise
 
     stated_len = number("max_model_len", None)
-    # Other runtimes keep adapters by sums of their own.
+    # The memory that other runtimes use for adapters is not known.
     max_loras = number("max_loras", _OURS.max_loras) if engine.runtime == "stoker" and _serves_adapters(words) else 0
     return EngineSettings(
         utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
@@ -91,13 +92,13 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
 
 
 def _serves_adapters(words: Sequence[str]) -> bool:
-    """Whether the last word about adapters enables them."""
+    """Whether the last of ``--enable-lora`` and ``--no-enable-lora`` enables adapters."""
     stated = [word for word in words if word.replace("_", "-") in ("--enable-lora", "--no-enable-lora")]
     return bool(stated) and not stated[-1].startswith("--no")
 
 
 def _batch_defaults(runtime: str, memory_bytes: int, key: str) -> tuple[int, int]:
-    """Tokens and sequences of one step."""
+    """Return the default maximum numbers of tokens and sequences of one step."""
     if runtime == "vllm" and memory_bytes >= 160 * 1024 * _MIB:
         return 16384, 1024
     if runtime == "vllm" and memory_bytes >= 70 * 1024 * _MIB and "a100" not in key:
@@ -116,7 +117,7 @@ def _share(percent: int | None, word: str | None) -> float:
 
 
 def _word(words: Sequence[str], name: str) -> str | None:
-    """The value of the last flag `name` among `words`: ``--max-model-len=8`` or ``--max-model-len 8``."""
+    """Return the value of the last flag `name` among `words`: ``--max-model-len=8`` or ``--max-model-len 8``."""
     value = None
     for index, word in enumerate(words):
         flag, separator, inline_value = word.partition("=")
@@ -126,7 +127,7 @@ def _word(words: Sequence[str], name: str) -> str | None:
 
 
 def _several(words: Sequence[str], name: str) -> tuple[str, ...]:
-    """The values of the last flag `name` among `words`: ``--name=a``, ``--name a b``."""
+    """Return the values of the last flag `name` among `words`: ``--name=a``, ``--name a b``."""
     values: tuple[str, ...] = ()
     for index, word in enumerate(words):
         flag, separator, inline_value = word.partition("=")

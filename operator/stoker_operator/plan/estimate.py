@@ -1,7 +1,7 @@
-"""What will be in an accelerator's memory, and how long a sequence may be there.
+"""Estimate of an engine's memory use, and of the maximum sequence length that fits.
 
-The sums are the engine's own (`stoker_engine.sizing.memory`). On an accelerator they rest on allowances, so a length
-that memory limits is chosen with a margin to spare: an engine that is given a length that does not fit would not start.
+The calculation is the engine's own (`stoker_engine.sizing.memory`). On an accelerator it includes estimated allowances,
+so a length that memory limits is chosen with a margin: an engine does not start with a length that does not fit.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 from stoker_operator.plan.engine_settings import EngineSettings
 from stoker_operator.plan.model_shapes import Shape
 
-#: By how much a prediction on a GPU may be wrong, of our engine and of others, which count in their own ways. Logs of
-#: vLLM's have been seen with a third more room than predicted, and with a third less.
+#: Fraction of the KV blocks by which a prediction on a GPU may be wrong, for our engine and for others, which account
+#: for memory differently. vLLM's logs have shown a third more room than predicted, and a third less.
 MARGIN: Final = 0.03
 FOREIGN_MARGIN: Final = 0.10
 
-#: A length that memory limits to less than this is useless, unless the model's own is less.
+#: Minimum useful length in tokens: if memory limits sequences to less, the model does not fit. A model's own maximum
+#: may be less.
 SHORTEST: Final = 2048
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One engine of a model in memory. What concerns the KV cache is None where the memory is not known.
+    """Memory use of one engine. The values of the KV cache are None if the memory is not known.
 
     Attributes:
-        weight_bytes_per_gpu: weights on the accelerator that holds most.
-        kv_tokens_per_copy: tokens that the KV cache of an engine holds.
-        kv_blocks: blocks of that cache, the null block included.
-        kv_bytes_per_gpu: what is left for it on the accelerator that has least room.
-        adapter_bytes_per_gpu: what LoRA adapters may take of the accelerator on which it is most.
-        adapters: those that are counted; None: none are served.
-        max_model_len: the longest sequence, prompt and output.
-        max_concurrency: sequences of that length that the cache of an engine holds at once.
+        weight_bytes_per_gpu: bytes of weights on the accelerator that holds most.
+        kv_tokens_per_copy: capacity of an engine's KV cache in tokens.
+        kv_blocks: number of blocks of that cache, including the null block.
+        kv_bytes_per_gpu: bytes for the KV cache on the accelerator with the least room.
+        adapter_bytes_per_gpu: bytes of LoRA adapters on the accelerator that holds most.
+        adapters: the adapters in the estimate; None if none are served.
+        max_model_len: maximum length of a sequence in tokens, prompt and output.
+        max_concurrency: number of sequences of that length that an engine's cache holds at once.
     """
 
     weight_bytes_per_gpu: int
@@ -65,16 +66,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bench:
-    """What one engine is measured on.
+    """Inputs of an engine's estimate.
 
     Attributes:
         shape: the model.
-        numbers: bytes of its numbers, and what a step may hold.
-        settings: the engine's.
-        memory_bytes: of one accelerator, or a rank's part of the container's; None where it is not known.
-        on_cpu: whether it is a CPU.
-        margin: share of the blocks that a length leaves unused where memory limits it.
-        sharers: ranks that share the container's memory, on a CPU.
+        numbers: element sizes and limits of a step.
+        settings: the engine's settings.
+        memory_bytes: memory of one accelerator, or a rank's share of the container's memory; None if not known.
+        on_cpu: whether the engine runs on a CPU.
+        margin: fraction of the blocks that stays unused when memory limits the length.
+        sharers: number of ranks that share the container's memory, on a CPU.
     """
 
     shape: Shape
@@ -87,14 +88,16 @@ class Bench:
 
     @property
     def wanted_len(self) -> int:
-        """The longest sequence that is to be served: as stated, or else the model's own. What is beyond the model's
-        own length is refused as such, whatever the memory."""
+        """Requested maximum length: as stated, or else the model's default; at most the model's own maximum.
+
+        Beyond the model's maximum, the planner refuses a length independently of memory.
+        """
         config = self.shape.config
         return min(self.settings.max_model_len or config.default_model_len, config.longest_model_len)
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of all weights together."""
+        """Total bytes of the weights."""
         numbers = self.numbers
         return weight_bytes(
             self.shape.config, numbers.element_bytes, quantized=numbers.quantized, formats=numbers.formats
@@ -102,12 +105,12 @@ class Bench:
 
 
 class Problem(NamedTuple):
-    """Why an engine cannot run so.
+    """Why an engine cannot run in this way.
 
     Attributes:
-        reason: one CamelCase word.
+        reason: CamelCase reason.
         message: a sentence.
-        length: the longest sequence that would fit; 0 where none does.
+        length: maximum sequence length in tokens that would fit; 0 if none does.
     """
 
     reason: str
@@ -116,7 +119,7 @@ class Problem(NamedTuple):
 
 
 def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None]:
-    """One engine in memory, and the objection to it; None where there is none."""
+    """Return the memory use of one engine, and why it cannot run; None if it can."""
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
         weights = weight_bytes(
@@ -141,7 +144,8 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     spare = use.usable_blocks if exact or settings.max_model_len else int(use.usable_blocks * (1 - bench.margin))
     length = longest(spare, wanted_len)
     needed = blocks_per_sequence(groups, max(length, 1), step, size)
-    # Layers with a window or a state keep less than the whole sequence, so only whole sequences can be counted.
+    # Layers with a sliding window or a recurrent state keep less than the whole sequence, so that the capacity in
+    # tokens follows from the number of whole sequences.
     every_token = len(groups) == 1 and groups[0].kind == "tokens"
     tokens = use.usable_blocks * size if every_token else use.usable_blocks * length // needed
     at_once = use.usable_blocks // needed if length else 0
@@ -156,15 +160,16 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
 
 
 def could_hold(bench: Bench, devices: int) -> bool:
-    """Whether the weights alone are not already too much for so many devices together; quick, and never wrong to say
-    no."""
+    """Whether the weights alone fit into the total memory of so many devices. A quick test: False is always right, True
+    may be wrong."""
     if bench.memory_bytes is None:
         return True
     return bench.weights <= devices * bench.memory_bytes * bench.settings.utilization
 
 
 def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
-    """The memory that an engine needs on each device, with a sequence of `SHORTEST` tokens."""
+    """Return the bytes that an engine needs on each device, with one sequence of `SHORTEST` tokens (or the stated
+    length)."""
     device = Device(0, 1.0, bench.on_cpu, sharding)
     use = memory_use(bench.shape.config, bench.numbers, device)
     size, step = bench.numbers.block_size, bench.settings.max_num_batched_tokens
@@ -182,13 +187,13 @@ def _of_adapters(numbers: Numbers, size: int) -> dict[str, Any]:
 
 
 def gib(size: float) -> str:
-    """Bytes to read."""
+    """Format a number of bytes in GiB."""
     return f"{size / GIB:,.1f} GiB"
 
 
 def _too_large(use: MemoryUse, device: Device, bench: Bench, *, fits: bool = False) -> str:
     usable = f"{gib(device.memory_bytes * device.utilization)}, {device.utilization:.0%} of "
-    usable += f"a rank's part, one of {bench.sharers}, of " if bench.sharers > 1 else ""
+    usable += f"a rank's share (1 of {bench.sharers}) of " if bench.sharers > 1 else ""
     usable += "the container's memory" if device.on_cpu else "an accelerator's memory"
     adapters = bench.numbers.adapters
     held = f"adapters {gib(use.adapters)} ({adapters}) + " if adapters else ""

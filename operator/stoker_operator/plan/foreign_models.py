@@ -1,12 +1,13 @@
-"""How large models are that other runtimes serve and our engine does not, by the sums of their config.json.
+"""Sizes of models that other runtimes serve and our engine does not, computed from their config.json.
 
-Our engine computes what it can describe to the last multiplication; a plan needs sizes only. An architecture is
+Our engine needs a full description of a model; a plan needs sizes only. They are computed in one of two ways:
 
-    a family's     its tensors have the sizes of a family that the contract describes (`_LIKE`)
-    by its fields  attention and MLP or experts as config.json's general fields count them (`_BY_FIELDS`)
+    as a family's  the tensors have the sizes of a family of `architectures.families` (`_LIKE`)
+    by fields      attention, MLP and experts follow from the common fields of config.json (`_BY_FIELDS`)
 
-and an encoder of images or sound is counted by its own config. The tables name what vLLM serves and a test has counted
-in transformers' own classes; of any other architecture the shape is not known, and the engine judges at its start.
+The size of an encoder of images or audio follows from its own config. The tables list architectures that vLLM serves
+and whose sizes a test compares with transformers' classes. The shape of any other architecture is not known: the engine
+checks it when it starts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.text_config import text_of
 
-#: Architecture → the family whose sizes its text model has; empty: the one that the text model's own config names.
+#: Architecture → family with the same sizes as its text model; empty: the family that the text model's config names.
 _LIKE: Final = {
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
@@ -55,17 +56,17 @@ _LIKE: Final = {
 
 @dataclass(frozen=True)
 class _Mixture:
-    """By which fields a family states its experts; empty: by none.
+    """Names of the config fields that describe a family's experts; empty: the family has no such field.
 
     Attributes:
-        count: how many a layer has.
-        size: the inner size of each.
-        per_token: to how many a token goes.
-        shared: how many more every token goes to.
-        always_shared: so many more every token goes to, which no field says.
-        dense: the inner size of layers that are no mixture.
-        every: each so many-th layer is a mixture.
-        first, last: of the layers that may be.
+        count: number of routed experts of a layer.
+        size: intermediate size of an expert.
+        per_token: number of routed experts per token.
+        shared: number of shared experts.
+        always_shared: number of shared experts that no field states.
+        dense: intermediate size of dense layers.
+        every: interval of MoE layers.
+        first, last: index of the first and the last layer that may be MoE.
     """
 
     count: str = "num_local_experts"
@@ -81,12 +82,12 @@ class _Mixture:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a family's sizes follow from, beside the fields that all state.
+    """What determines a family's sizes besides the fields that all families have.
 
     Attributes:
-        gated: whether its MLPs are.
-        mixture: its experts; None: it has none, whatever fields a file has.
-        bias: the field that says whether attention has biases; empty: it never has.
+        gated: whether its MLPs are gated.
+        mixture: fields of its experts; None if it is not MoE, whatever fields a file has.
+        bias: name of the field that states whether attention has biases; empty: it has none.
     """
 
     gated: bool = True
@@ -106,7 +107,7 @@ _ERNIE_MOE: Final = _Mixture(
     first="moe_layer_start_index",
     last="moe_layer_end_index",
 )
-#: Architecture → what its sizes follow from.
+#: Architecture → what determines its sizes.
 _BY_FIELDS: Final = {
     "ApertusForCausalLM": _Sizes(gated=False),
     "ArceeForCausalLM": _Sizes(gated=False),
@@ -123,33 +124,33 @@ _BY_FIELDS: Final = {
     "PhiMoEForCausalLM": _Sizes(mixture=_Mixture()),
     "SeedOssForCausalLM": _Sizes(),
 }
-#: How ChatGLM's files call what others have other names for.
+#: Usual field name → its name in ChatGLM's files.
 _CHATGLM: Final = {
     "vocab_size": "padded_vocab_size",
     "num_key_value_heads": "multi_query_group_num",
     "intermediate_size": "ffn_hidden_size",
     "max_position_embeddings": "seq_length",
 }
-#: Where it keeps those of its encoders.
+#: Fields that hold the configs of encoders.
 _ENCODERS: Final = ("vision_config", "audio_config")
-#: Architectures, and types of encoders, whose encoders have gated MLPs, whatever they say of their activation.
+#: Architectures and encoder model types whose encoders have gated MLPs, whatever their ``hidden_act`` is.
 _GATED_ENCODERS: Final = (
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "pixtral",
 )
-#: Kinds of layers that see a part only → the field that says how much.
+#: Layer type with a limited attention window → field with the window's size in tokens.
 _WINDOWS: Final = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-#: Fields of layers that keep something else than keys and values.
+#: Fields of layers whose cache holds something else than keys and values.
 _NOT_ATTENTION: Final = ("ssm_cfg", "mamba_d_state", "linear_num_key_heads", "hybrid_override_pattern")
 
 
 def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The sizes of the model that a parsed config.json without ``quantization_config`` describes.
+    """Return the sizes of the model that a parsed config.json without ``quantization_config`` describes.
 
     Raises:
-        ModelError: it is of no architecture whose sizes are known, or a field is missing.
+        ModelError: the sizes of its architecture are not known, or a field is missing.
     """
     named = next((name for name in config.get("architectures") or [] if name in _LIKE or name in _BY_FIELDS), None)
     if named is None:
@@ -164,7 +165,7 @@ def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
 def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
     text = dict(text_of(config))
     for name in ("tie_word_embeddings", "dtype", "torch_dtype"):
-        # Whether ends are tied, the outer config decides.
+        # The outer config decides whether the embeddings are tied.
         if (text.get(name) is None or name == "tie_word_embeddings") and config.get(name) is not None:
             text[name] = config[name]
     if "padded_vocab_size" in text:
@@ -172,19 +173,19 @@ def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
     for name in ("rope_scaling", "rope_parameters"):
         rope = text.get(name)
         if isinstance(rope, Mapping) and "mrope" in (rope.get("type"), rope.get("rope_type")):
-            # Positions in three dimensions, which change no size.
+            # Three-dimensional positions (M-RoPE) change no size.
             text[name] = {**rope, "type": "default", "rope_type": "default"}
     return ModelConfig.from_dict({**text, "architectures": [family]})
 
 
 def _family_of(config: Mapping[str, Any], named: str) -> str:
-    """The family that the text model's config says it is of."""
+    """Return the family that the text model's config names, by architecture or model type."""
     text = text_of(config)
     stated = next((name for name in text.get("architectures") or [] if name in FAMILIES), None)
     kind = str(text.get("model_type") or "")
     families = {family.model_type: name for name, family in FAMILIES.items() if name.endswith("ForCausalLM")}
     if stated is None and kind not in families:
-        raise ModelError(f"architecture {named} with a text model of type {kind or 'unknown'} is not known here")
+        raise ModelError(f"the sizes of {named} with a text model of type {kind or 'unknown'} are not known")
     return stated or families[kind]
 
 
@@ -195,7 +196,7 @@ def _by_fields(config: Mapping[str, Any], named: str) -> ModelConfig:
     strange = next((name for name in _NOT_ATTENTION if c.get(name) is not None), None)
     if strange is not None:
         raise ModelError(
-            f"architecture {named} with {strange} keeps more than keys and values, which is not known here"
+            f"the sizes of {named} with {strange} are not known: its cache holds more than keys and values"
         )
     norm = NormConfig("rms", 1e-6)
     dense = MLPConfig(c.integer(mixture.dense if mixture else "intermediate_size"), "silu", sizes.gated)
@@ -219,11 +220,11 @@ def _by_fields(config: Mapping[str, Any], named: str) -> ModelConfig:
 
 
 def _kinds(c: Fields) -> list[str]:
-    """What each layer sees, in the words of ``layer_types``."""
+    """Return the type of each layer's attention, as in ``layer_types``."""
     count = c.integer("num_hidden_layers")
     kinds = c.get("layer_types")
     if kinds is None:
-        # Every so many-th layer sees everything.
+        # Every n-th layer has full attention.
         chunked = c.get("attention_chunk_size") is not None
         every = c.get("no_rope_layer_interval") or 4 if chunked else c.get("sliding_window_pattern") or 0
         every = len(every) if isinstance(every, str) else int(every)
@@ -231,7 +232,7 @@ def _kinds(c: Fields) -> list[str]:
         kinds = [windowed if every and (index + 1) % every else "full_attention" for index in range(count)]
     unknown = set(map(str, kinds)) - {"full_attention", *_WINDOWS}
     if unknown or len(kinds) != count:
-        raise ModelError(f"layers of kind {', '.join(sorted(unknown)) or kinds!r} are not known here")
+        raise ModelError(f"the sizes of layers of type {', '.join(sorted(unknown)) or kinds!r} are not known")
     return list(kinds)
 
 
@@ -246,7 +247,7 @@ def _attention(c: Fields, kind: str, biased: str) -> AttentionConfig:
 
 
 def _experts(c: Fields, mixture: _Mixture) -> MoEConfig:
-    """The experts of a layer that is a mixture."""
+    """Return the experts of a MoE layer."""
     size = c.integer(mixture.size)
     shared = mixture.always_shared + (c.integer(mixture.shared, lower=0) if c.get(mixture.shared) else 0)
     return MoEConfig(
@@ -255,15 +256,14 @@ def _experts(c: Fields, mixture: _Mixture) -> MoEConfig:
 
 
 def _is_sparse(c: Fields, mixture: _Mixture, index: int) -> bool:
-    """Whether the layer at `index` is a mixture."""
+    """Whether the layer at `index` is MoE."""
     every, first, last = (c.get(name) for name in (mixture.every, mixture.first, mixture.last))
     last = index if last is None or int(last) < 0 else int(last)
     return int(first or 0) <= index <= last and (index + 1) % int(every or 1) == 0
 
 
 def _encoder(config: Any, named: str) -> int:
-    """How many numbers an encoder has, of a model of the architecture `named`: a transformer's of its layers, by the
-    fields under any of their names."""
+    """Return the number of weight elements of the encoder of a model of architecture `named`."""
     if not isinstance(config, Mapping):
         return 0
     found = Fields(config, {})
@@ -272,9 +272,9 @@ def _encoder(config: Any, named: str) -> int:
         value = next((found.get(name) for name in names if isinstance(found.get(name), int | float)), 0)
         return int(value or 0)
 
-    # Qwen2-VL calls the width of its blocks embed_dim, and hidden_size that of what it hands on.
+    # In Qwen2-VL embed_dim is the width of the blocks, and hidden_size that of the encoder's output.
     hidden, layers = first("embed_dim", "hidden_size", "d_model"), first("num_hidden_layers", "depth", "encoder_layers")
-    # What GLM-4V calls intermediate_size is that of what joins its encoder to the text model.
+    # In GLM-4V intermediate_size belongs to the merger between encoder and text model.
     glm = str(found.get("model_type")).startswith("glm4v")
     inner = first("out_hidden_size" if glm else "intermediate_size", "encoder_ffn_dim") or int(
         hidden * float(found.get("mlp_ratio") or 4)
@@ -286,8 +286,11 @@ def _encoder(config: Any, named: str) -> int:
 
 
 def _qwen_ends(found: Fields, hidden: int, first: Callable[..., int]) -> int:
-    """What Qwen's encoders have around their blocks: patches and positions, and what merges patches for the text model,
-    once and for each of the blocks that also hand on (``deepstack``). Of other encoders that is not counted."""
+    """Return the number of elements around the blocks of Qwen's encoders; 0 for other encoders.
+
+    These are the patch and position embeddings, the merger for the text model, and another merger for each block whose
+    output the text model also gets (``deepstack``).
+    """
     merged = hidden * first("spatial_merge_size") ** 2
     if not merged:
         return 0

@@ -1,15 +1,14 @@
-"""Tensor-parallel validation for the runtimes that are not ours: whether a model's matrices come out even when they are
-split, by columns and rows, and by the blocks of numbers that share a scale where weights are quantized.
+"""Tensor-parallel validation for other runtimes: whether a model's matrices can be split evenly.
 
-    column-parallel (q, k, v, gate, up)     columns ÷ shards   must be whole, and whole blocks of the scale's columns
-    row-parallel    (o, down)               rows ÷ shards      must be whole, and whole blocks of the scale's rows
+    column-parallel (q, k, v, gate, up)     columns ÷ shards   must be an integer, and a multiple of the block's columns
+    row-parallel    (o, down)               rows ÷ shards      must be an integer, and a multiple of the block's rows
 
-The rules for our engine are in `stoker_engine.sizing.sharding`: it splits unevenly too.
+A block is a group of quantized weights that share a scale. The rules for our engine, which also splits unevenly, are in
+`stoker_engine.sizing.sharding`.
 
-An engine finds that out when it loads the weights, minutes after a pod was started: vLLM's
-``validate_fp8_block_shape``, ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four parts, by blocks of
-128) and the group-size checks of AWQ, GPTQ and compressed-tensors. Only what is split is judged: one shard is the
-checkpoint's own matter.
+Other engines find such errors only when they load the weights, minutes after a pod has started: vLLM's
+``validate_fp8_block_shape``, ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four shards, with blocks of
+128) and the group-size checks of AWQ, GPTQ and compressed-tensors. A single shard is not checked.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from stoker_engine.architectures.stored_formats import FileFormat
 from stoker_engine.sizing.weight_formats import Formats, WeightFormats
 from stoker_operator.plan.model_shapes import Shape
 
-#: The block of a matrix that is stored as numbers.
+#: The block of a matrix that is not quantized.
 _NUMBER: Final = (1, 1)
 _EXPERTS: Final = frozenset({"experts.gate", "experts.up", "experts.down"})
 
 
 class Split(NamedTuple):
-    """Matrices that are split.
+    """A dimension of matrices that is split.
 
     Attributes:
-        dimension: whose columns or rows these are.
-        size: how many there are.
-        shards: into how many parts they are split.
-        block: so many share a scale.
-        of_experts: they are the routed experts', which could be dealt whole instead.
-        stored: how they are stored; empty: as numbers.
+        dimension: name of the dimension, in words.
+        size: number of columns or rows.
+        shards: number of shards.
+        block: number of columns or rows that share a scale.
+        of_experts: whether the matrices belong to routed experts, which could be distributed whole instead.
+        stored: quantization method; empty if not quantized.
     """
 
     dimension: str
@@ -48,18 +47,18 @@ class Split(NamedTuple):
 
     @property
     def even(self) -> bool:
-        """Whether every part is whole."""
+        """Whether all shards have the same size and consist of whole blocks."""
         return self.shards == 1 or (self.size % self.shards == 0 and self.size // self.shards % self.block == 0)
 
 
 def uneven(shape: Shape, formats: WeightFormats, tensor: int, expert_shards: int) -> Split | None:
-    """The first matrices whose shards are not whole; None where all are.
+    """Return the first dimension that cannot be split evenly; None if all can.
 
     Args:
         shape: the model.
-        formats: how its matrices are stored.
-        tensor: devices each layer is split over.
-        expert_shards: parts that each routed expert is split into; 1: experts stay whole.
+        formats: storage formats of its matrices.
+        tensor: number of devices over which each layer is split.
+        expert_shards: number of shards of each routed expert; 1: experts stay whole.
     """
     kinds = {
         (id(layer.attention), id(layer.mlp), id(layer.moe), formats.layer(index)): layer
@@ -77,7 +76,7 @@ def _splits(layer: LayerConfig, formats: Formats, tensor: int, expert_shards: in
         yield from (Split("the MLP's inner size", layer.mlp.size, tensor, block) for block in _mlp(blocks))
         return
     for block in _mlp(blocks, "experts."):
-        # Where experts alone are stored so, runtimes pad them (gpt-oss).
+        # If only experts are quantized (gpt-oss), runtimes pad them.
         block = block if blocks.keys() - _EXPERTS else 1
         yield Split("each expert's inner size", layer.moe.intermediate_size, expert_shards, block, of_experts=True)
     if layer.moe.shared_intermediate_size:
@@ -86,12 +85,12 @@ def _splits(layer: LayerConfig, formats: Formats, tensor: int, expert_shards: in
 
 
 def _mlp(blocks: Mapping[str, tuple[int, int]], part: str = "") -> tuple[int, int]:
-    """Rows and columns of blocks along an MLP's inner size: those that parts of up, and of down, must not cut."""
+    """Return the block sizes along an MLP's intermediate size, of ``up`` and of ``down``."""
     return blocks.get(f"{part}up", _NUMBER)[0], blocks.get(f"{part}down", _NUMBER)[1]
 
 
 def _attention(attention: AttentionConfig, blocks: Mapping[str, tuple[int, int]], tensor: int) -> Iterator[Split]:
-    """Heads are whole on every device (`plan.options`), so only blocks of several heads can be parted."""
+    """Yield the splits of attention. Every device has whole heads (`plan.options`), so only blocks can be cut."""
     queries, keys, rows = (blocks.get("q", _NUMBER)[0], blocks.get("k", _NUMBER)[0], blocks.get("o", _NUMBER)[1])
     values = attention.latent.v_head_dim if attention.latent else attention.value_head_dim or attention.head_dim
     if queries > 1 and attention.latent is None:

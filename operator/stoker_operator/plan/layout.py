@@ -1,4 +1,4 @@
-"""What the ways of a spec share: the parallel layout, and what an engine's memory is reckoned with."""
+"""Inputs that all parallel layouts of a spec share: accelerators, rules of the runtime, and the memory estimate."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from stoker_operator.plan.options import MIN_CONCURRENCY, ParallelLayout
 from stoker_operator.plan.placement import Placement
 
 _MIB = 1024**2
-#: More than any machine has; a limit may say more.
+#: Upper bound of a memory limit in bytes.
 _MAX_MEMORY = 1 << 60
 
 
 def layout_of(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench | None) -> ParallelLayout:
-    """What the ways share. vLLM's engines of a mixture share its experts whether whole experts are dealt or each is
-    split; those of runtime stoker share nothing."""
+    """Return the inputs that all layouts of a spec share.
+
+    vLLM's data-parallel engines of a MoE model share its experts, whether these are distributed whole or split; engines
+    of runtime stoker share nothing.
+    """
     mixture = isinstance(shape, Shape) and shape.experts > 0
     parallelism = spec.parallelism
     is_stoker, on_cpu = spec.engine.runtime == "stoker", spec.hardware.accelerator == CPU
@@ -47,8 +50,11 @@ def layout_of(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench
 
 
 def memory_bytes_of(spec: Spec, placement: Placement) -> int | None:
-    """The memory of one device. On CPU the ranks of all engines share the container's limit equally; without one the
-    engine takes what the machine has, which is not known beforehand."""
+    """Return the memory of one device in bytes; None if not known.
+
+    On a CPU all ranks of all engines share the container's limit equally. Without a limit the engine uses the machine's
+    memory, which the planner does not know.
+    """
     if placement.accelerator.memory_mib is not None:
         return placement.accelerator.memory_mib * _MIB
     limits = spec.hardware.resources.limits if spec.hardware.resources else None
@@ -61,7 +67,7 @@ def memory_bytes_of(spec: Spec, placement: Placement) -> int | None:
 def bench_of(
     spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
 ) -> tuple[str, Bench | None]:
-    """What an engine is measured on; or why it cannot be measured."""
+    """Return an empty string and the inputs of an engine's estimate, or the reason why there is none and None."""
     engine = spec.engine
     on_cpu = spec.hardware.accelerator == CPU
     is_stoker = engine.runtime == "stoker"
@@ -69,11 +75,11 @@ def bench_of(
     if engine.quantization and not shape.method and not is_stoker:
         quantized = usual_weights(engine.quantization)
         if quantized is None:
-            return f"how large weights are that {engine.quantization} quantizes is not known", None
+            return f"the size of weights quantized by {engine.quantization} is not known", None
     is_quantized = bool(shape.method or engine.quantization) and is_stoker
     dtype = compute_dtype(engine.dtype, shape.config.dtype or "bfloat16", quantized=is_quantized, on_cpu=on_cpu)
     if not is_stoker and engine.dtype in (None, "auto") and element_bytes(dtype) > 2:
-        dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` is another
+        dtype = "bfloat16"  # vLLM loads float32 checkpoints in 16 bits, unless ``--dtype`` states another dtype
     try:
         formats = _formats(engine.quantization, shape, dtype, on_cpu) if is_stoker else _files_formats(shape)
     except ModelError as error:
@@ -96,7 +102,7 @@ def bench_of(
 
 
 def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> AdapterNumbers | None:
-    """What is in the device's memory: all that are resident on CPU, on GPUs those of a step."""
+    """Return the adapters in the device's memory: on a CPU all resident ones, on a GPU those of one step."""
     if not settings.max_loras:
         return None
     count = settings.num_resident_adapters if on_cpu else settings.max_loras
@@ -104,7 +110,7 @@ def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> Adap
 
 
 def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
-    """How our engine stores the weights of a model that it computes in `dtype`."""
+    """Return the formats in which our engine stores the weights of a model that it computes in `dtype`."""
     if shape.is_gguf:
         return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
     if not shape.method and quantization in ON_LOAD:
@@ -113,5 +119,5 @@ def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -
 
 
 def _files_formats(shape: Shape) -> WeightFormats:
-    """How other engines store the weights of a model; a GGUF file's they dequantize, as far as is known."""
+    """Return the formats in which other engines store a model's weights. They are assumed to dequantize GGUF files."""
     return ALL_NUMBERS if shape.is_gguf else shape.formats

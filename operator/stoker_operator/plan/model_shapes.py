@@ -1,8 +1,8 @@
-"""How large a model is, as far as that is known without loading it.
+"""The sizes of a model, as far as they are known without loading it.
 
-It follows from a config.json: one fetched from the hub or read from a folder, or the one in the table of
-well-known models (`models.yaml`). Of other sources, such as a claim, nothing is known before a pod mounts them, and
-the engine judges by the same sums when it starts.
+They follow from a config.json: fetched from the hub, read from a folder, or listed in the table of well-known models
+(`models.yaml`). A model from another source, such as a claim, is not known before a pod mounts it; its engine does the
+same calculation when it starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from stoker_operator.api.violation import Violation
 from stoker_operator.plan.foreign_models import foreign_config
 from stoker_operator.plan.unplannable import Unplannable
 
-#: More layers, and more heads, than a model has. Each way is summed over all layers, and there are hundreds of ways.
+#: Upper bounds of counts in a config.json. They bound the planner's time: it sums over all layers for each of hundreds
+#: of layouts.
 _MAX_SIZES: Final = {"num_hidden_layers": 1_000, "num_attention_heads": 10_000, "num_key_value_heads": 10_000}
 TABLE: Final = Path(__file__).with_name("models.yaml")
 
@@ -41,11 +42,11 @@ class Shape:
     """A model whose size is known.
 
     Attributes:
-        config: its parts.
-        method: how the checkpoint says its weights are quantized; empty: they are not.
-        formats: how the engine stores its weights; those of a GGUF file on devices that ours computes with its blocks
-            on.
-        is_gguf: whether it is such a file.
+        config: the model's config.
+        method: quantization method that the checkpoint states; empty if it is not quantized.
+        formats: formats in which the engine stores its weights; for a GGUF file, those on devices for which our engine
+            has kernels for its blocks.
+        is_gguf: whether the model is a GGUF file.
     """
 
     config: ModelConfig
@@ -55,27 +56,28 @@ class Shape:
 
     @property
     def experts(self) -> int:
-        """Routed experts of a layer; 0 where the model is no mixture of experts."""
+        """Number of routed experts of a layer; 0 if the model is not MoE."""
         return max((layer.moe.num_experts for layer in self.config.layers if layer.moe), default=0)
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.config.num_attention_heads
 
     @property
     def kv_heads(self) -> int:
-        """Heads that the KV cache is split by; 0 for latent attention, whose cache every device holds whole."""
+        """Number of heads by which the KV cache is split; 0 for latent attention, whose cache is replicated on every
+        device."""
         return 0 if self.config.layers[0].attention.cache.latent else self.config.num_key_value_heads
 
 
 def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str = "stoker") -> Shape | str:
-    """The shape of a source's model; or why it is not known.
+    """Return the shape of a source's model, or why it is not known.
 
     Args:
-        source: where the model comes from.
-        config: its config.json, where there is one.
-        runtime: which engine is to serve it; others have more architectures than ours.
+        source: the model's source.
+        config: its config.json; None if not known.
+        runtime: runtime that is to serve it; others support more architectures than ours.
 
     Raises:
         Unplannable: no engine of this kind serves such a model.
@@ -88,28 +90,30 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
     except ModelError as error:
         return str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A hub's files may hold anything.
-        return f"its config.json makes no sense: {type(error).__name__}: {error}"
+        # Files of a hub are untrusted input.
+        return f"its config.json is not valid: {type(error).__name__}: {error}"
 
 
 class Shapes:
-    """The shapes that one plan and its trials ask for, each read once: to match the names of all experts of a
-    quantized model takes longer than all that is computed with them."""
+    """Cache of the shapes that one plan and its trials need.
+
+    Matching the names of all experts of a quantized model takes longer than the rest of a plan.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[ModelSource, int, str], tuple[Mapping[str, Any] | None, Shape | str]] = {}
 
     def of(self, source: ModelSource, config: Mapping[str, Any] | None, runtime: str) -> Shape | str:
-        """`shape_of`."""
+        """See `shape_of`."""
         key = (source, id(config), runtime)
         if key not in self._found:
-            self._found[key] = (config, shape_of(source, config, runtime))  # kept, so that its id stays its own
+            self._found[key] = (config, shape_of(source, config, runtime))  # keeps `config` alive: its id stays unique
         return self._found[key][1]
 
 
 @lru_cache(maxsize=256)
 def _known(name: str, runtime: str) -> Shape | str | None:
-    """The shape of a model of the table; why the runtime's is not known, or None where it is not in the table."""
+    """Return the shape of a model of the table, or why it is not known; None if it is not in the table."""
     config = table().get(name)
     try:
         shape = None if config is None else _read(config, runtime)
@@ -120,11 +124,12 @@ def _known(name: str, runtime: str) -> Shape | str | None:
 
 
 def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
-    """The shape that a config.json describes; or why it is not known. Other errors than these mean that it is junk.
+    """Return the shape that a config.json describes, or why it is not known. Any other exception means that the file
+    is not valid.
 
     Raises:
         Unplannable: no engine of this kind serves such a model.
-        ModelError: we cannot describe it.
+        ModelError: the model is not supported.
     """
     reason = why_no_decoder(config)
     if reason:
@@ -149,7 +154,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
     except ModelError as error:
         if is_stoker:
             raise
-        return f"how large weights are that {method} quantizes is not known: {error}"
+        return f"the size of weights quantized by {method} is not known: {error}"
     model = ModelConfig.from_dict(plain) if is_stoker else foreign_config(plain)
     _positive(model)
     if quantization is None:
@@ -159,10 +164,10 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
 
 
 def _bounded(fields: Fields) -> None:
-    """Refuses counts that no model has, before as many objects are made.
+    """Check counts against `_MAX_SIZES`, before as many objects are created.
 
     Raises:
-        ValueError: naming the field.
+        ValueError: a count is out of range; the message names the field.
     """
     for name, limit in _MAX_SIZES.items():
         value = fields.get(name)
@@ -171,10 +176,10 @@ def _bounded(fields: Fields) -> None:
 
 
 def _positive(config: ModelConfig) -> None:
-    """Refuses sizes that cannot be computed with.
+    """Check that sizes are positive.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a size is below 1.
     """
     sizes = [config.hidden_size, config.vocab_size, config.longest_model_len, config.default_model_len]
     for layer in config.layers:
@@ -188,19 +193,19 @@ def _positive(config: ModelConfig) -> None:
 
 @cache
 def table() -> dict[str, Mapping[str, Any]]:
-    """config.json of well-known models, by hub id."""
+    """Return the config.json of each well-known model, by hub id."""
     return {name: entry["config"] for entry in _entries() for name in entry["ids"]}
 
 
 @cache
 def _formats() -> dict[str, WeightFormats]:
-    """How those of them that are GGUF files store their weights."""
+    """Return the weight formats of the well-known models that are GGUF files, by hub id."""
     known = [entry for entry in _entries() if "formats" in entry]
     return {name: _formats_of(entry) for entry in known for name in entry["ids"]}
 
 
 def _formats_of(entry: Mapping[str, Any]) -> WeightFormats:
-    """Of a table's entry: a type for each weight outside of layers; within them, where types differ, one a layer."""
+    """Return the weight formats of an entry: one type for each weight, or a list with one for each layer."""
     slots: dict[str, StoredFormat | None] = {}
     for weight, types in entry["formats"].items():
         if isinstance(types, str) and weight in ("embed", "lm_head"):
@@ -214,7 +219,7 @@ def _formats_of(entry: Mapping[str, Any]) -> WeightFormats:
 
 @cache
 def _entries() -> list[dict[str, Any]]:
-    # libyaml's loader, where it is there, takes a tenth of the time.
+    # libyaml's loader, if available, is ten times as fast.
     entries: list[dict[str, Any]] = yaml.load(
         TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     )
@@ -223,7 +228,7 @@ def _entries() -> list[dict[str, Any]]:
 
 _WHY: Final = {
     "hf": "its config.json has not been fetched, and it is not among the well-known models",
-    "pvc": "what a claim holds is not known before a pod mounts it",
-    "file": "what the image holds is not known before a pod runs it",
-    "demo": "nothing is known of this demo model",
+    "pvc": "the model on a claim is not known before a pod mounts it",
+    "file": "the model in the image is not known before a pod runs it",
+    "demo": "this demo model is not known",
 }

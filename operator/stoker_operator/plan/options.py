@@ -1,17 +1,17 @@
-"""The ways in which a replica's accelerators can share a model, each with its verdict.
+"""The parallel layouts in which a replica's accelerators can share a model, and whether each is possible.
 
-What is recommended is what serves, not what barely fits:
+The recommended layout is chosen by these criteria, in this order:
 
-    1.  sequences of the length in the spec, or else of the model's own
-    2.  so many of them at once as the floor requires, in each engine
-    3.  the most engines: the fewest accelerators an engine, rather split by tensor than by pipeline
+    1.  sequences have the length in the spec, or else the model's own
+    2.  each engine holds the required number of them at once (`min_concurrency`)
+    3.  as many engines as possible: few accelerators per engine, and tensor parallelism rather than pipeline stages
 
-Where no way reaches length and floor, the one that comes nearest is recommended, length first. More accelerators a
-engine leave each more memory for its KV cache; more engines serve more requests.
+If no layout meets 1 and 2, the one that comes nearest is recommended, length first. More accelerators per engine leave
+more memory for its KV cache; more engines serve more requests.
 
-Engines that share nothing are better pods of their own (``count`` of one engine, and ``replicas``): one that fails
-takes no other with it, smaller pods find room on more nodes, and replicas scale in finer steps. Engines of a mixture
-whose experts are dealt over all of them work in step, and so stay in one pod.
+Engines that share nothing are better placed in separate pods (``count`` of one engine, and ``replicas``): a failure
+affects one engine only, smaller pods fit on more nodes, and replicas scale in finer steps. Engines of a MoE model whose
+experts are distributed over all of them run in lockstep, so they stay in one pod.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
 from stoker_operator.plan.foreign_sharding import Split, uneven
 
-#: Accelerators that nodes come with.
+#: Usual numbers of accelerators of a node.
 NODE_COUNTS: Final = (1, 2, 4, 8)
-#: The most that is searched for a model that is too large.
+#: Maximum number of accelerators in the search for a machine on which a model fits.
 _MAX_GPUS: Final = 64
-#: Sequences that an engine should hold at once, where the spec does not state how many.
+#: Default of the number of sequences that an engine should hold at once.
 MIN_CONCURRENCY: Final = 4
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way.
+    """One parallel layout.
 
     Attributes:
-        sizes: tensor, pipeline, data.
-        estimate: an engine in memory; None where nothing is known of the model.
-        problem: why it cannot be; None: it can.
-        whole_experts: experts are dealt over tensor × data accelerators, instead of each being split.
-        reach: how far an engine comes towards what is wanted: the length, and the sequences of it at once. What is not
-            known is taken to be enough.
-        serves: that is all that is wanted.
+        sizes: tensor, pipeline and data.
+        estimate: memory use of an engine; None if the model is not known.
+        problem: why the layout is not possible; None if it is.
+        whole_experts: whether experts are distributed whole over tensor × data accelerators, instead of each being
+            split.
+        reach: sequence length in tokens, and number of such sequences at once, each limited to the target. An unknown
+            value counts as the target.
+        serves: whether the layout is possible and reaches the target.
     """
 
     sizes: Sizes
@@ -58,31 +59,31 @@ class Option:
 
     @property
     def copy_size(self) -> int:
-        """Accelerators of one engine."""
+        """Number of accelerators of one engine."""
         return self.sizes.tensor * self.sizes.pipeline
 
     @property
     def expert(self) -> int:
-        """What ``spec.parallelism.expert`` says of it; 1: nothing."""
+        """Value of ``spec.parallelism.expert``; 1: the field is absent."""
         return self.sizes.tensor * self.sizes.data if self.whole_experts else 1
 
     @property
     def way(self) -> tuple[Sizes, int]:
-        """What identifies it among other ways."""
+        """Identity of the layout among others."""
         return self.sizes, self.expert
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to write for a way that is recommended.
+    """A recommended layout, and the fields of a spec for it.
 
     Attributes:
-        option: the way.
-        count: accelerators of a pod.
-        nodes: pods of a replica.
-        replicas: how many replicas.
-        sizes: tensor, pipeline and data of each.
-        reason: why this one.
+        option: the layout.
+        count: number of accelerators of a pod.
+        nodes: number of pods of a replica.
+        replicas: number of replicas.
+        sizes: tensor, pipeline and data of a replica.
+        reason: why it is recommended.
     """
 
     option: Option
@@ -94,26 +95,28 @@ class Advice:
 
     @property
     def apart(self) -> bool:
-        """Whether engines that would share a pod are better pods of their own."""
+        """Whether engines that would share a pod are better placed in separate pods."""
         return self.sizes != self.option.sizes
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """What the options share.
+    """Inputs that all layouts of a spec share.
 
     Attributes:
-        count: accelerators of a pod.
-        nodes: pods of a replica.
-        bench: what an engine is measured on; None where the model's shape is not known.
-        joint_experts: the engines of a mixture share its experts: each device of all engines holds a part of them.
-        whole_experts: whether whole experts are dealt, instead of each being split.
-        can_deal_experts: the runtime could deal whole experts, where splitting each does not come out even.
-        min_concurrency: sequences that an engine should hold at once.
-        max_per_pod: accelerators that can be used together; None: any number.
-        divisible: pods may have fewer accelerators than these.
-        is_stoker: our engine runs, which divides models by rules of its own.
-        counted: the spec counts the devices, as accelerators; those of a CPU are ranks, which share a pod.
+        count: number of accelerators of a pod.
+        nodes: number of pods of a replica.
+        bench: inputs of an engine's estimate; None if the model's shape is not known.
+        joint_experts: whether the engines of a MoE model share its experts: each device of all engines holds a part of
+            them.
+        whole_experts: whether experts are distributed whole, instead of each being split.
+        can_deal_experts: whether the runtime can distribute whole experts if they cannot be split evenly.
+        min_concurrency: number of sequences that an engine should hold at once.
+        max_per_pod: maximum number of accelerators that can be used together; None: unlimited.
+        divisible: whether pods may have fewer accelerators.
+        is_stoker: whether the runtime is stoker, which has its own rules for sharding.
+        counted: whether the spec states the number of devices (accelerators); on a CPU the devices are ranks that share
+            a pod.
     """
 
     count: int
@@ -130,11 +133,11 @@ class ParallelLayout:
 
     @property
     def gpus(self) -> int:
-        """Accelerators of a replica."""
+        """Number of accelerators of a replica."""
         return self.count * self.nodes
 
     def sharding(self, sizes: Sizes) -> Sharding:
-        """How the devices of an engine share the model."""
+        """Return how the devices of an engine share the model."""
         experts = 1
         if self.joint_experts:
             experts = sizes.tensor * sizes.data
@@ -144,7 +147,7 @@ class ParallelLayout:
 
 
 def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
-    """The verdict on one way."""
+    """Evaluate one layout."""
     whole_experts = layout.whole_experts
     problem = _structure(layout, sizes)
     if layout.bench is None or (problem and problem.reason != "TensorSpansNodes"):
@@ -158,10 +161,10 @@ def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
 
 
 def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option, ...]:
-    """All ways that use every accelerator, the widest engine first.
+    """Return all layouts that use every accelerator, those with most tensor parallelism first.
 
-    Pipelines are among them where the spec has one, where a replica spans nodes, or where no engine fits without and
-    one may with.
+    They include pipeline stages if the spec states them, if a replica spans nodes, or if no engine fits without them
+    and one may fit with them.
     """
     if pipeline is not None:
         return _options_with(layout, (pipeline,))
@@ -174,13 +177,13 @@ def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option
 
 
 def recommended(found: Sequence[Option]) -> Option | None:
-    """The one to choose, by the rule above. None where none is possible, or where nothing is known of the model."""
+    """Return the recommended layout, by the module's criteria; None if none is possible or the model is not known."""
     possible = [option for option in found if option.problem is None and option.estimate is not None]
     return max(possible, key=lambda it: (*it.reach, -it.copy_size, -it.sizes.pipeline), default=None)
 
 
 def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Advice | None:
-    """What to write for the way that is recommended among `found`, where the spec has `replicas`."""
+    """Return the recommended layout among `found` as advice for a spec with `replicas`; None if there is none."""
     best = recommended(found)
     if best is None:
         return None
@@ -192,7 +195,7 @@ def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Ad
         return Advice(best, layout.count, layout.nodes, replicas, sizes, _reason_text(layout, best))
     alone = sizes._replace(data=1)
     count, replicas = best.copy_size // nodes, max(replicas, 1) * sizes.data
-    reason = f"{_reason_text(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine a pod"
+    reason = f"{_reason_text(layout, best)}; better as hardware.count {count}, replicas {replicas}: one engine per pod"
     return Advice(best, count, nodes, replicas, alone, reason)
 
 
@@ -200,7 +203,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
     assert layout.bench is not None and best.estimate is not None
     wanted_len = layout.bench.wanted_len
     if layout.bench.memory_bytes is None:
-        return "the fewest accelerators an engine, whose memory is not known"
+        return "fewest accelerators per engine; their memory is not known"
     if best.serves:
         return f"the most engines that hold {layout.min_concurrency} sequences of {wanted_len:,} tokens each"
     length, at_once = best.reach
@@ -208,8 +211,10 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
-    """The smallest machine of the same accelerators that holds one engine, or also serves as is wanted; None where none
-    is known to."""
+    """Return the layout of one engine on the fewest accelerators of the same kind; None if none is found.
+
+    With `serving`, the engine must also reach the target length and concurrency.
+    """
     for gpus in (*NODE_COUNTS, *range(2 * max(NODE_COUNTS), _MAX_GPUS + 1, max(NODE_COUNTS))):
         if layout.bench is not None and not could_hold(layout.bench, gpus):
             continue
@@ -236,7 +241,8 @@ def _options_with(layout: ParallelLayout, pipelines: Iterable[int]) -> tuple[Opt
 
 
 def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
-    """The verdict on one way; where it only fails since experts cannot be split so, also that on whole experts."""
+    """Evaluate one layout; if it fails only because experts cannot be split evenly, also evaluate it with whole
+    experts."""
     split = evaluate_option(layout, sizes)
     reason = split.problem.reason if split.problem else ""
     can_deal = layout.can_deal_experts and (sizes.data == 1 or not layout.is_stoker)
@@ -246,7 +252,7 @@ def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
 
 
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
-    """The objection to a way whatever the memory."""
+    """Return why a layout is not possible, regardless of memory; None if it is."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
         # NVIDIA, "MIG User Guide": a process sees one slice.
         message = f"{layout.count} of these cannot work together: they are parts of devices, and a process sees one"
@@ -277,7 +283,7 @@ def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
 
 
 def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
-    """What is said of shards that are not whole."""
+    """Return the problem of a dimension that cannot be split evenly."""
     by = f"tensor {sizes.tensor}"
     if split.shards != sizes.tensor:
         by = f"tensor {sizes.tensor} × data {sizes.data}"
@@ -286,9 +292,9 @@ def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
         size = split.size // split.shards
         message += f" of {size:,}, which are not whole blocks of {split.block} as {split.stored} stores them"
     else:
-        message += " that are not whole"
+        message += " of unequal size"
     even_shards = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]
-    message += f" ({' or '.join(map(str, even_shards))} would be)"
+    message += f" ({' or '.join(map(str, even_shards))} would work)"
     if split.of_experts:
         return Problem("ExpertsNotDivisible", message)
     return Problem("ShardsNotDivisible", message)

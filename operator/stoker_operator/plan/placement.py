@@ -1,11 +1,11 @@
-"""What a pod runs on, and how its accelerators share a model.
+"""The accelerators of a pod, and how they share a model.
 
     tensor × pipeline × data  =  accelerators of a replica
 
-Each layer of an engine is split over `tensor` accelerators, the layers are dealt among `pipeline` stages, and there are
-`data` engines. On accelerator `cpu` these are ranks, processes that share the pod's processors and memory. What the
-user leaves out follows from the rest, and goes to the status, never into the spec. That rule needs no outside fact, so
-the API server judges it (`api.v1alpha1.parallelism`); here is what needs the catalogue.
+Each layer of an engine is split over `tensor` accelerators, the layers are distributed over `pipeline` stages, and
+there are `data` engines. On accelerator `cpu` these are ranks: processes that share the pod's processors and memory.
+Sizes that the user omits are derived from the others and reported in the status, never written into the spec. The API
+server checks this rule itself (`api.v1alpha1.parallelism`); this module does the checks that need the catalogue.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stoker_operator.plan.catalogue import Accelerator, Catalogue
 
 @dataclass(frozen=True)
 class Placement:
-    """What one pod runs on, and how.
+    """The accelerators of a pod and how they share the model.
 
     Attributes:
         accelerator: the catalogue's entry.
-        count: accelerators of a pod.
-        nodes: pods of a replica.
-        tensor: accelerators each layer is split over.
-        pipeline: stages that the layers are dealt among.
-        data: engines of the model in a replica.
-        expert: whether whole experts are spread over accelerators, instead of each being split.
-        idle: accelerators of a replica that are left unused.
+        count: number of accelerators of a pod.
+        nodes: number of pods of a replica.
+        tensor: number of accelerators over which each layer is split.
+        pipeline: number of stages over which the layers are distributed.
+        data: number of engines of a replica.
+        expert: whether experts are distributed whole over accelerators, instead of each being split.
+        idle: number of unused accelerators of a replica.
     """
 
     accelerator: Accelerator
@@ -50,10 +50,10 @@ class Placement:
 
 
 def placement_of(workload: Workload, catalogue: Catalogue) -> Placement:
-    """The placement of a workload that obeys the rules of the API.
+    """Return the placement of a workload that obeys the rules of the API.
 
     Raises:
-        Refused: the catalogue has no such runtime or accelerator, or their number is stated twice.
+        Refused: the catalogue lacks the runtime or the accelerator, or the number of accelerators is stated twice.
     """
     catalogue.images_of(workload.engine.runtime)
     hardware = workload.hardware
@@ -72,7 +72,11 @@ def placement_of(workload: Workload, catalogue: Catalogue) -> Placement:
 
 
 def _resource_is_ours(workload: Workload, accelerator: Accelerator) -> None:
-    """Two fields must not say how many accelerators a pod has."""
+    """Check that only ``spec.hardware.count`` states the number of accelerators.
+
+    Raises:
+        Refused: the container's resources also state it.
+    """
     resources = workload.hardware.resources
     for name in ("limits", "requests"):
         amounts = getattr(resources, name, None) or {}
@@ -80,7 +84,7 @@ def _resource_is_ours(workload: Workload, accelerator: Accelerator) -> None:
             raise Refused(
                 Violation(
                     f"spec.hardware.resources.{name}[{accelerator.resource}]",
-                    "the accelerators of a pod are said by spec.hardware.count",
-                    "set that, and remove this",
+                    "spec.hardware.count states the number of accelerators",
+                    "set that field, and remove this one",
                 )
             )

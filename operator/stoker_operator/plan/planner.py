@@ -1,8 +1,8 @@
-"""A spec that obeys the rules of the API → what its pods will be, or why there can be none.
+"""Plan the pods of a spec that obeys the rules of the API, or explain why they cannot run.
 
-What is known of the model decides how much is judged. With its config.json, everything is: heads, layers, experts,
-memory, lengths. Without, only what the catalogue says of runtime and accelerator; then the engine judges the rest by
-the same sums when it starts.
+With the model's config.json the planner checks everything: heads, layers, experts, memory, lengths. Without it, the
+planner checks only what the catalogue states of runtime and accelerator; the engine does the other checks, by the same
+calculation, when it starts.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from stoker_operator.plan.unplannable import Unplannable as Unplannable
 
 
 def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Plan:
-    """Plans the pods of `spec`.
+    """Plan the pods of `spec`.
 
     Args:
-        spec: the endpoint's.
-        catalogue: what is known of accelerators and runtimes.
-        config: the model's config.json, where there is one; well-known models need none.
+        spec: the endpoint's spec.
+        catalogue: accelerators and runtimes.
+        config: the model's config.json; well-known models need none.
 
     Raises:
-        Unplannable: the model cannot run so.
+        Unplannable: the model cannot run in this way.
         Refused: the catalogue does not allow it.
     """
     shapes = Shapes()
@@ -75,12 +75,11 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
 
 
 def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Study:
-    """Considers all ways in which the model can run on the accelerators of `spec`; objections are in the
-    result.
+    """Evaluate all layouts of the model on the accelerators of `spec`. The result includes the violations.
 
     Raises:
-        Unplannable: this is no model that an engine of this kind serves.
-        Refused: there is no such runtime or accelerator.
+        Unplannable: no engine of this kind serves such a model.
+        Refused: the catalogue lacks the runtime or the accelerator.
     """
     return _study(spec, catalogue, config, Shapes(), every_way=True)
 
@@ -91,14 +90,16 @@ def planned_ways_out(
     catalogue: Catalogue,
     config_of: Callable[[Spec], Mapping[str, Any] | None],
 ) -> tuple[Violation, ...]:
-    """The objections of the API's rules to a manifest, with sizes that were planned in place of those that a rule alone
-    allows; as they are where the model's shape is not known.
+    """Return the violations of the API's rules by a manifest, with remedies that are possible for the model.
+
+    A rule proposes sizes without regard to the model; this function replaces them with planned ones. If the model's
+    shape is not known, the violations are returned unchanged.
 
     Args:
-        manifest: the InferenceEndpoint, which may be none.
-        against: the objections to it.
-        catalogue: what is known of accelerators and runtimes.
-        config_of: the config.json of a spec's model, where there is one; it may raise `Refused`.
+        manifest: the InferenceEndpoint; may be invalid.
+        against: its violations.
+        catalogue: accelerators and runtimes.
+        config_of: returns the config.json of a spec's model, None if not known; may raise `Refused`.
     """
     spec = ways_out.read_with_wrong_sizes(manifest, against)
     if spec is None:
@@ -134,8 +135,13 @@ def _study(
     every_way: bool,
     is_trial: bool = False,
 ) -> Study:
-    """`study`; where nothing is wrong with what the spec states, other ways are considered only if `every_way`. A trial
-    of a proposal (`is_trial`) finds no remedies, and no ways but that one unless `every_way`."""
+    """See `study`.
+
+    Args:
+        every_way: whether to evaluate all layouts, also if the stated one is possible and sufficient.
+        is_trial: whether this is the trial of a proposal: it computes no remedies, and other layouts only with
+            `every_way` or mode ``Auto``.
+    """
     placement = placement_of(spec, catalogue)
     refused: tuple[Violation, ...] = ()
     image = spec.engine.image or ""
@@ -204,11 +210,11 @@ def _study(
 
 @dataclass(frozen=True)
 class _Trials:
-    """Plans of proposals.
+    """Trials of proposals.
 
     Attributes:
-        spec, catalogue, config, shapes: of the plan that they are for.
-        reasons: why that is refused.
+        spec, catalogue, config, shapes: inputs of the refused plan.
+        reasons: reasons of its violations.
     """
 
     spec: Spec
@@ -218,7 +224,7 @@ class _Trials:
     reasons: Set[str]
 
     def accept(self, refusal: Refusal, proposal: Proposal) -> bool:
-        """Whether a proposal ends a refusal, and gives cause for no other."""
+        """Whether a proposal resolves a refusal without causing another one."""
         spec = changed(self.spec, proposal.change or {})
         if spec is None:
             return False
@@ -235,7 +241,7 @@ class _Trials:
 
 
 def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, shapes: Shapes) -> list[str]:
-    """The other runtimes that would serve the same without an objection."""
+    """Return the other runtimes that would accept the same spec."""
     trials = _Trials(spec, catalogue, config, shapes, frozenset())
     anything = Refusal("", "", "", tuple, "")
     runtimes = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
@@ -245,8 +251,8 @@ def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | N
 def _quantization(
     spec: Spec, catalogue: Catalogue, shape: Shape | str, method: str, config: Mapping[str, Any] | None
 ) -> Iterator[Refusal]:
-    """What is wrong with how the model is quantized, or is to be; the first that is."""
-    if config is None:  # it is known all the same of well-known models
+    """Yield the refusals of the model's stated or requested quantization; only those of the first failing check."""
+    if config is None:  # the table has those of well-known models
         config = table().get(ModelSource.parse(spec.model.source).name)
     if isinstance(shape, Shape):
         if mismatches := tuple(mismatched(spec, shape)):
@@ -262,11 +268,11 @@ def _quantization(
 
 
 def _read(function: Callable[[Mapping[str, Any]], str], config: Mapping[str, Any]) -> str:
-    """What `function` reads in a config; empty also of one that makes no sense."""
+    """Return the result of `function` for a config; empty also if the config is not valid."""
     try:
         return function(config)
     except ModelError:
-        return ""  # said where the model's shape is read
+        return ""  # reported when the model's shape is read
 
 
 def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
@@ -284,7 +290,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
         return
     tensor, _, data = spec.sizes
     if expert > 1 and data > 1 and spec.engine.runtime == "stoker":
-        return  # refused with another remedy (`plan.options`)
+        return  # `plan.options` refuses it, with another remedy
     if expert != tensor * data:
         yield Refusal(
             "spec.parallelism.expert",
@@ -301,7 +307,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    """Several ranks of our engine for an architecture whose shape is not known since it is no family of ours."""
+    """Refuse several ranks of our engine for a model that runs in transformers' own modules, which are not split."""
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
@@ -323,14 +329,16 @@ def _not_split(
 def _other_runtimes(
     spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], *, known: bool = False
 ) -> Iterator[Proposal]:
-    """What other runtimes would do with the model, as planned here; with `known`, those that its shape is known for."""
+    """Propose other runtimes that can run the model; with `known`, only those for which its shape is known."""
     for runtime in sorted(set(catalogue.runtimes) - {spec.engine.runtime}):
         yield from map(Proposal, _elsewhere(spec, catalogue, config, runtime, known))
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
-    """Runtime stoker with one engine on each device, unless that is known not to fit; sizes of what
-    transformers' own modules run are known as far as those of other runtimes are."""
+    """Propose runtime stoker with one engine on each device, unless the model is known not to fit on one.
+
+    The sizes of a model that runs in transformers' own modules are known if they are known for another runtime.
+    """
     on_cpu = spec.hardware.accelerator == CPU
     sizes = placement.sizes
     alone = sizes._replace(tensor=1, pipeline=1, data=sizes.data if on_cpu else sizes.used)
@@ -343,7 +351,7 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
         yield remedy
         return
     if shape.method:
-        return  # transformers' own modules are given no quantized weights
+        return  # transformers' own modules do not load quantized weights
     placed = replace(placement, **alone._asdict(), idle=0)
     memory = memory_bytes_of(spec, placed)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
@@ -353,13 +361,13 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
 
 
 def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runtime: str, known: bool) -> Iterator[str]:
-    """The same with another runtime: as it is, by the sizes that it recommends, or by what it needs."""
+    """Propose the same spec with another runtime: unchanged, or with the remedy of its only violation."""
     changed_spec = changed(spec, {"engine": {"runtime": runtime, "image": None}})
     if changed_spec is None:
-        return  # it is for other sizes
+        return  # it needs other sizes
     found = _study(changed_spec, catalogue, config, Shapes(), every_way=False)
     if found.refused or (known and found.unknown):
-        return  # there is none for these accelerators
+        return  # it has no image for these accelerators, or the shape is not known
     if not found.unplannable:
         yield f"use runtime: {runtime}"
     elif len(found.unplannable) == 1 and found.chosen.problem is not None:
@@ -373,13 +381,13 @@ def _length(shape: Shape | str, settings: EngineSettings, estimate: Estimate | N
         limit = min(fits, shape.config.longest_model_len)
         yield Refusal(
             "spec.engine.maxModelLen",
-            f"{max_model_len:,} is beyond the model's own {shape.config.longest_model_len:,}",
+            f"{max_model_len:,} exceeds the model's own maximum, {shape.config.longest_model_len:,}",
             "MaxModelLenTooLong",
             lambda: [
                 Proposal(f"use at most {limit}", {"engine": {"maxModelLen": limit}}),
                 Proposal("remove it", {"engine": {"maxModelLen": None}}),
             ],
-            "remove it, and what states it in spec.engine.args",
+            "remove it, also from spec.engine.args",
         )
 
 

@@ -1,8 +1,8 @@
-"""Which devices a pod holds, by Kubernetes' own rule (KEP 753, "effective request").
+"""The devices that a pod holds, by Kubernetes' rule (KEP 753, "effective request").
 
-containers       run together, beside the sidecars: init containers with restartPolicy Always
-init containers  run one after another, beside the sidecars that were started before
-a pod holds      the most that it ever takes at once, and its overhead
+containers       run at the same time as the sidecars, which are init containers with restartPolicy Always
+init containers  run one after another, at the same time as the sidecars that started before
+a pod holds      its peak request, plus its overhead
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
-    """The devices that a pod of this spec holds, by resource."""
+    """Return the number of devices that a pod of this spec holds, by resource."""
     sidecars: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in spec.get("initContainers") or ():
@@ -29,7 +29,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
 
 
 def devices(amounts: Mapping[str, Any]) -> dict[str, int]:
-    """The amounts of devices: extended resources, which have a domain's name and come in whole numbers."""
+    """Return the amounts of devices: extended resources, whose names have a domain and whose amounts are integers."""
     return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdigit()}
 
 

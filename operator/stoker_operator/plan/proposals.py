@@ -1,5 +1,7 @@
-"""What a plan refuses, and the ways out that it names: a way that can be planned is planned first, since one that would
-be refused is worse than none."""
+"""Refusals of a plan and the remedies that they propose.
+
+A proposal that can be planned is planned first, so that no message proposes what would be refused.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from stoker_operator.api.violation import Violation
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way out.
+    """A proposed remedy.
 
     Attributes:
-        text: the words for it.
-        also: the words where another one of its kind was named just before ("use float32" or "float16").
-        change: the fields of the spec that it sets, as in a manifest, None where it removes one. None: it concerns
-            what is not in the spec, such as another model, and cannot be planned; or it is planned already.
-        config: the config.json of the model that it names; None: the same.
+        text: its text.
+        change: fields of the spec that it sets, as in a manifest; a field with value None is removed. None: the
+            proposal has been planned already, or cannot be, because it is no change of the spec (another model).
+        also: short text for use after another proposal of the same kind ("use float32" or "float16").
+        config: the config.json of the model that it names; None if the model stays.
     """
 
     text: str
@@ -34,13 +36,13 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A `Violation` whose remedy is still to be found.
+    """A `Violation` without its remedy.
 
     Attributes:
-        field, message, reason: as of `Violation`.
-        proposals: makes the ways out, in the order in which they are named.
-        otherwise: what is said where none of them would be accepted.
-        joined: what stands between them.
+        field, message, reason: as in `Violation`.
+        proposals: creates the proposals, in the order of the message.
+        otherwise: remedy if none of them is possible.
+        joined: separator between proposals.
     """
 
     field: str
@@ -51,7 +53,11 @@ class Refusal:
     joined: str = ", or "
 
     def violation(self, is_possible: Callable[[Refusal, Proposal], bool] | None) -> Violation:
-        """The violation, with the proposals that are possible; None: without any, for a plan that is only a trial."""
+        """Return the violation with the possible proposals.
+
+        Args:
+            is_possible: whether a proposal is possible; None for a trial: the violation has no remedy.
+        """
         if is_possible is None:
             return Violation(self.field, self.message, reason=self.reason)
         remedy, before = "", ""
@@ -64,7 +70,7 @@ class Refusal:
 
 
 def changed(spec: Spec, change: Mapping[str, Any]) -> Spec | None:
-    """The spec with a change; None where the rules of the API refuse it."""
+    """Return the spec with a change; None if the result violates the rules of the API."""
     try:
         found = Spec.model_validate(_merged(spec.model_dump(mode="json", by_alias=True, exclude_none=True), change))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""What to write instead of sizes that cannot be: the ways there are, or the machine that would do."""
+"""Remedies for sizes that are not possible: other layouts, or the smallest machine on which the model fits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker_operator.plan.options import Advice, Option, ParallelLayout, options
 from stoker_operator.plan.proposals import Proposal, Refusal
 from stoker_operator.plan.support import can_quantize
 
-#: A step of a CPU's engine that takes hardly any memory, and still serves.
+#: Limits of a step, in tokens and sequences, with which an engine on a CPU needs little memory and still serves.
 _SMALL_STEP: Final = 256
 _FEW_SEQUENCES: Final = 16
 
@@ -32,15 +32,15 @@ def refusal(
     ways: Sequence[Option],
     advice: Advice | None,
 ) -> Refusal:
-    """What is wrong with the `chosen` way, and every way out.
+    """Return the refusal of the `chosen` layout, with its proposals.
 
     Args:
-        spec: the endpoint's.
-        catalogue: what the runtimes can do.
-        layout: what the ways share.
-        chosen: the way in the spec, which has a problem.
-        ways: all ways.
-        advice: the way among them that is recommended.
+        spec: the endpoint's spec.
+        catalogue: accelerators and runtimes.
+        layout: what the layouts share.
+        chosen: the layout in the spec, which has a problem.
+        ways: all layouts.
+        advice: the recommended layout; None if none is possible.
     """
     problem = chosen.problem
     assert problem is not None
@@ -58,7 +58,7 @@ def refusal(
     elif advice is None and problem.reason == "DoesNotFit":
         field = "spec.hardware.resources.limits.memory" if on_cpu else "spec.hardware"
     if on_cpu and problem.reason != "ExpertsNotShared":
-        otherwise = "give spec.hardware.resources.limits.memory more, or use a smaller model"
+        otherwise = "raise spec.hardware.resources.limits.memory, or use a smaller model"
 
     def proposals() -> Iterator[Proposal]:
         if problem.reason == "ExpertsNotShared":
@@ -67,9 +67,9 @@ def refusal(
         if problem.reason == "MaxModelLenDoesNotFit" and problem.length:
             yield Proposal(f"lower it to {problem.length}", {"engine": {"maxModelLen": problem.length}})
         if advice is not None:
-            yield from (replace(each, change=None) for each in possible_ways(ways, advice))  # each was judged
+            yield from (replace(each, change=None) for each in possible_ways(ways, advice))  # evaluated already
         elif _sized_by_hand(layout):
-            yield Proposal("give the cache more in spec.engine.args")
+            yield Proposal("give the KV cache more memory in spec.engine.args")
         elif on_cpu and chosen.estimate is None:
             yield Proposal("remove it, and use spec.replicas for more engines", {"parallelism": None})
         elif on_cpu:
@@ -83,13 +83,13 @@ def refusal(
 
 
 def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advice | None) -> Iterator[str]:
-    """What a way that can run does not reach of what is wanted: a length that was cut, too few sequences at once.
+    """Yield a warning if a possible layout misses the target: the length is limited, or too few sequences run at once.
 
     Args:
-        spec: the endpoint's.
-        layout: what the ways share.
-        chosen: the way that is taken.
-        advice: the way that is recommended, where one was looked for.
+        spec: the endpoint's spec.
+        layout: what the layouts share.
+        chosen: the layout in use.
+        advice: the recommended layout; None if there is none.
     """
     found, bench = chosen.estimate, layout.bench
     if chosen.problem or found is None or bench is None or chosen.serves:
@@ -98,22 +98,22 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
     length, wanted_len, at_once = found.max_model_len, bench.wanted_len, found.max_concurrency
     parts = []
     if length < wanted_len:
-        parts.append(f"sequences are cut to {length:,} of the model's {wanted_len:,} tokens, for want of memory")
+        parts.append(f"sequences are cut to {length:,} of the model's {wanted_len:,} tokens, to fit in memory")
     if at_once < layout.min_concurrency:
-        parts.append(f"an engine holds {at_once} of {length:,} tokens at once, fewer than {layout.min_concurrency}")
+        parts.append(f"an engine holds {at_once} of {layout.min_concurrency} sequences of {length:,} tokens at once")
     yield f"{', and '.join(parts)}; {_more_room(spec, layout, chosen, advice)}"
 
 
 def apart(advice: Advice) -> str:
-    """Why engines that share a pod are better pods of their own."""
+    """Return the warning that engines that share a pod are better placed in separate pods."""
     return (
         f"engines that share a pod fail and move together; hardware.count {advice.count} with replicas "
-        f"{advice.replicas} gives each its own"
+        f"{advice.replicas} gives each engine its own pod"
     )
 
 
 def option_text(option: Option) -> str:
-    """A way as the spec's fields say it."""
+    """Return a layout as a list of the spec's fields."""
     sizes = option.sizes
     pipeline = f", pipeline {sizes.pipeline}" if sizes.pipeline > 1 else ""
     expert = f", expert {option.expert}" if option.expert > 1 else ""
@@ -121,14 +121,14 @@ def option_text(option: Option) -> str:
 
 
 def shared_by(sizes: Sizes, expert: int = 1, count: int | None = None) -> dict[str, Any]:
-    """The fields that say how accelerators share the work, and how many a pod has where that changes."""
+    """Return the fields of a spec that state a layout, and the accelerators of a pod if `count` changes them."""
     stated = {**sizes._asdict(), "expert": expert if expert > 1 else None, "mode": None}
     hardware = {} if count is None else {"hardware": {"count": count, "nodes": None}}
     return {**hardware, "parallelism": stated}
 
 
 def possible_ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
-    """The ways that are possible, as each was judged; the one that is recommended first."""
+    """Propose the layouts that are possible, the recommended one first."""
     best = advice.option
     alternatives = [option for option in ways if option.problem is None and option is not best]
     better = f"; better as hardware.count {advice.count}, replicas {advice.replicas}" if advice.apart else ""
@@ -138,7 +138,7 @@ def possible_ways(ways: Sequence[Option], advice: Advice) -> Iterator[Proposal]:
 
 
 def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
-    """Whole experts in pods of one engine, or experts that are split."""
+    """Propose whole experts in pods of one engine, or split experts."""
     alone = sizes._replace(data=1)
     is_counted = spec.hardware.accelerator != CPU
     count = f"hardware.count {alone.used}, " if is_counted and spec.hardware.gpus != alone.used else ""
@@ -149,19 +149,19 @@ def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
 
 
 def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advice | None) -> str:
-    """What would serve as is wanted."""
+    """Return the remedy for a layout that misses the target."""
     if spec.hardware.accelerator == CPU:
-        return "give spec.hardware.resources.limits.memory more, or set spec.engine.maxModelLen to what is needed"
+        return "raise spec.hardware.resources.limits.memory, or set spec.engine.maxModelLen to what is needed"
     if advice is not None and advice.option.way != chosen.way and advice.option.serves:
         return f"use {option_text(advice.option)}, or set spec.engine.maxModelLen to what is needed"
     wider = smallest(layout, serving=True)
     if wider is not None and wider.copy_size > layout.count:
-        return f"use {wider.copy_size} × {spec.hardware.accelerator} an engine, or set spec.engine.maxModelLen"
+        return f"use {wider.copy_size} × {spec.hardware.accelerator} per engine, or set spec.engine.maxModelLen"
     return "set spec.engine.maxModelLen to what is needed"
 
 
 def _smaller_pods(layout: ParallelLayout) -> Iterator[Proposal]:
-    """Fewer accelerators a pod, where more do not come out even."""
+    """Propose fewer accelerators per pod, with which the model can be split evenly."""
     if not layout.divisible:
         return
     for count in range(layout.count - 1, 0, -1):
@@ -195,7 +195,7 @@ def _more_memory(spec: Spec, layout: ParallelLayout, chosen: Option) -> Iterator
 
 
 def _fewer_adapters(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:
-    """Where one small adapter would fit."""
+    """Propose smaller limits for adapters; it is planned with a single adapter of rank 1."""
     if layout.bench is not None and layout.bench.numbers.adapters is not None:
         least = {"args": [*(spec.engine.args or []), "--max-loras=1", "--max-cpu-loras=1", "--max-lora-rank=1"]}
         yield Proposal("lower --max-loras, --max-cpu-loras or --max-lora-rank in spec.engine.args", {"engine": least})
@@ -216,10 +216,10 @@ def _other_machines(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:
 
 
 def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Iterator[Proposal]:
-    """fp8 weights, where they would fit on what is there; whichever runtime has them."""
+    """Propose fp8 weights, if they fit on the same accelerators with this or another runtime."""
     bench = layout.bench
     if bench is None or bench.shape.method or bench.shape.is_gguf or spec.engine.quantization:
-        return  # what is quantized, or is to be, is not quantized again
+        return  # quantized weights are not quantized again
     key, runtime = spec.hardware.accelerator, spec.engine.runtime
     runtimes = [each for each in (runtime, *sorted(catalogue.runtimes)) if can_quantize(catalogue, each, key, "fp8")]
     if not runtimes:
@@ -228,7 +228,7 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Ite
         try:
             formats = on_load_formats(bench.shape.config, "fp8")
         except ModelError:
-            return  # more experts than a model has
+            return  # the config states an implausible number of experts
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))
     else:
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))

@@ -1,5 +1,5 @@
-"""What our engine refuses at its start of a config.json, in its words, before there is a pod: an option that the family
-lacks, an activation or a dtype that is not computed."""
+"""Refusals of a config.json by our engine, with its own messages, before there is a pod: unsupported options of a
+family, activations and dtypes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from stoker_operator.plan.proposals import Proposal, Refusal
 def refused_at_start(
     spec: Spec, shape: Shape | str, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """The objections of our engine to a model of a family that it has.
+    """Yield the refusals of our engine for a model of one of its families.
 
     Args:
-        spec: the endpoint's.
-        shape: the model's, or why it is not known.
-        config: the model's config.json; empty where it is not known.
-        elsewhere: makes the proposals of other runtimes.
+        spec: the endpoint's spec.
+        shape: the model's shape, or why it is not known.
+        config: the model's config.json; empty if not known.
+        elsewhere: creates the proposals of other runtimes.
     """
     if spec.engine.runtime != "stoker":
         return
@@ -45,7 +45,8 @@ def refused_at_start(
 
 
 def _option(config: Mapping[str, Any]) -> str:
-    """Why a family's config is not read; empty: it is, or it is no family's, or nonsense."""
+    """Return why the config of a family is refused; empty if it is not, if it is of no family, or if it is not
+    valid."""
     names = config.get("architectures")
     if not isinstance(names, list) or all(name not in FAMILIES for name in names if isinstance(name, str)):
         return ""
@@ -54,7 +55,7 @@ def _option(config: Mapping[str, Any]) -> str:
     except ModelError as error:
         return str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        pass  # said where the model's shape is read
+        pass  # reported when the model's shape is read
     return ""
 
 

@@ -1,7 +1,7 @@
-"""What a cluster has of each kind of accelerator, and what of it is free. Pure.
+"""The accelerators of a cluster by kind, and how many of them are free. No I/O.
 
-A node's labels say which kind its devices are (`Accelerator.node_labels`); a device plugin's resource alone does not,
-where several kinds share it. Devices on nodes that are not ready or cordoned are there, and not free.
+A node's labels state the kind of its devices (`Accelerator.node_labels`); a device plugin's resource does not suffice
+if several kinds share it. Devices of nodes that are cordoned or not ready are counted, but not as free.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from stoker_operator.plan.catalogue import Catalogue
 
 @dataclass(frozen=True)
 class Stock:
-    """One kind of accelerator, as the cluster has it.
+    """The accelerators of one kind in the cluster.
 
     Attributes:
-        key: the catalogue's; empty where labels do not show which kind it is.
-        resource: what its device plugin calls it.
-        sizes: devices of each node that has some.
-        free: those that no pod holds, in the same order; None where pods may not be seen.
-        topology: the shape of the slices, where pods must select one.
-        why_unknown: what is missing, where `key` is empty.
+        key: its key in the catalogue; empty if the labels do not show the kind.
+        resource: resource name of its device plugin.
+        sizes: number of devices of each node that has some.
+        free: number of devices that no pod holds, in the same order; None if pods cannot be listed.
+        topology: topology of the slices, if pods must select one; otherwise empty.
+        why_unknown: why the kind is not known, if `key` is empty.
     """
 
     key: str
@@ -36,21 +36,21 @@ class Stock:
 
     @property
     def largest(self) -> int:
-        """The most devices of a node."""
+        """Maximum number of devices of a node."""
         return max(self.sizes)
 
     def pods_now(self, count: int) -> int | None:
-        """How many pods with `count` of them find room now; None where it is not known what is free."""
+        """Return for how many pods with `count` devices each there is room now; None if not known."""
         return None if self.free is None else sum(free // count for free in self.free)
 
 
 def stocks(nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: Catalogue) -> tuple[Stock, ...]:
-    """What the cluster has, in the catalogue's order; what is of no known kind comes last.
+    """Return the accelerators of the cluster, in the catalogue's order; unknown kinds come last.
 
     Args:
-        nodes: all of them.
-        holders: every pod that holds devices; None where they may not be seen.
-        catalogue: the kinds that are known.
+        nodes: all nodes.
+        holders: all pods that hold devices; None if pods cannot be listed.
+        catalogue: known kinds.
     """
     resources = {entry.resource for entry in catalogue.accelerators.values() if entry.resource}
     found: dict[tuple[str, str, str], list[Node]] = {}
@@ -66,8 +66,11 @@ def stocks(nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: C
 
 
 def kind_of(node: Node, resource: str, catalogue: Catalogue) -> str:
-    """The key of the node's devices of a resource: the one that a label vouches for, or the only one of that resource
-    that has no labels. Empty: it is not known."""
+    """Return the key of the node's devices of a resource; empty if not known.
+
+    This is the first kind with a matching label, or else the only kind of that resource for which the catalogue has no
+    labels.
+    """
     kinds = {key: catalogue.accelerator(key) for key in catalogue.every_key()}
     kinds = {key: kind for key, kind in kinds.items() if kind.resource == resource}
     vouched = [
@@ -102,7 +105,7 @@ def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> 
     kinds = {key: entry for key, entry in catalogue.accelerators.items() if entry.resource == resource}
     labels = list(dict.fromkeys(label for entry in kinds.values() for label in entry.node_labels))
     if not labels:
-        return f"it is {' or '.join(kinds)}, and no label shows which; name --accelerator"
+        return f"it is {' or '.join(kinds)}, and no label shows which; pass --accelerator"
     label_values = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
     unlabelled = sum(not any(label in node.labels for label in labels) for node in nodes)
     parts = [f"{', '.join(label_values)} is not in the accelerator catalogue"] if label_values else []

@@ -1,4 +1,4 @@
-"""What the planner finds: a plan, and all that was considered on the way to it."""
+"""Results of the planner: a plan, and all the layouts that it evaluated."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from stoker_operator.plan.placement import Placement
 
 @dataclass(frozen=True)
 class Plan:
-    """What is decided about the pods of an endpoint.
+    """The plan of an endpoint's pods.
 
     Attributes:
-        placement: what each runs on.
-        image: the container image each runs.
-        estimate: what will be in an accelerator's memory; None where the model's shape is not known.
-        unknown: why it is not known.
-        max_model_len: the longest sequence, as the engine is given it; None leaves it to the engine.
-        warnings: sentences for the spec's author on what is planned: a length that was cut, what the
-            runtime's release does not do yet.
-        chosen_by: which field of the spec left the sizes to the planner; empty: none did.
+        placement: accelerators of a pod and how they share the model.
+        image: container image of the engine.
+        estimate: estimated memory use of an engine; None if the model's shape is not known.
+        unknown: why the shape is not known; empty if it is.
+        max_model_len: maximum length of a sequence in tokens, as passed to the engine; None: the engine chooses it.
+        warnings: warnings to the spec's author, such as a limited length or what the runtime's release does not
+            support yet.
+        chosen_by: field of the spec that left the sizes to the planner; empty if the spec states them.
     """
 
     placement: Placement
@@ -36,21 +36,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Study:
-    """All that was considered on the way to a plan.
+    """All results of the planner for a spec.
 
     Attributes:
-        placement: what the spec states.
-        image: the container image; empty where there is none.
-        chosen: the verdict on what the spec states.
-        options: the ways that use all accelerators, the one in the spec among them.
-        unknown: why the model's shape is not known; empty where it is.
-        max_model_len: what the engine is to be given.
-        refused: what the catalogue does not allow.
-        unplannable: why model and accelerators do not go together so.
+        placement: placement by the sizes of the spec, or by those that the planner chose in mode ``Auto``.
+        image: container image; empty if the catalogue has none.
+        chosen: evaluation of the layout of `placement`.
+        options: evaluated layouts that use all accelerators, `chosen` among them; empty if no others were evaluated.
+        unknown: why the model's shape is not known; empty if it is.
+        max_model_len: as in `Plan`.
+        refused: violations of the catalogue.
+        unplannable: why model and accelerators do not work together in this way.
         warnings, chosen_by: as in `Plan`.
-        advice: what is recommended; None where nothing is possible, or nothing is known of the model, or where it was
-            not looked for.
-        wanted_len: the length that is to be served; 0 where it is not known.
+        advice: recommended layout; None if none is possible, the model is not known, or no others were evaluated.
+        wanted_len: requested sequence length in tokens; 0 if not known.
     """
 
     placement: Placement

@@ -1,6 +1,6 @@
-"""What a runtime computes on an accelerator: dtypes, dtypes of the KV cache, quantizations.
+"""Checks of what a runtime supports on an accelerator: dtypes, dtypes of the KV cache, quantization methods.
 
-The catalogue says it (`Catalogue.support`). What it does not say is not judged here.
+The catalogue lists it (`Catalogue.support`). What the catalogue does not list is not checked.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import Shape
 from stoker_operator.plan.proposals import Proposal, Refusal
 
-#: Methods whose weights come out of a training step or a calibration, so that a checkpoint has them or has not.
+#: Methods that need calibration or training, so that they cannot quantize when a checkpoint is loaded.
 _NEEDS_CHECKPOINT: Final = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt", "modelopt_fp4")
 
 
 def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
-    """What the spec requires of the runtime and it does not support on the accelerator."""
+    """Yield a refusal for each value of the spec that the runtime does not support on the accelerator."""
     engine, key = workload.engine, workload.hardware.accelerator
     known = catalogue.support(engine.runtime, key)
 
@@ -40,7 +40,7 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
         ]
         yield Refusal(
             f"spec.engine.{field}",
-            f"runtime {engine.runtime} has no {value} on {key}",
+            f"runtime {engine.runtime} does not support {value} on {key}",
             reason,
             lambda: (
                 *(Proposal(f"use {each}", {"engine": {field: each}}, each) for each in allowed),
@@ -56,12 +56,12 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
 
 
 def other_runtime(name: str) -> Proposal:
-    """The same with another runtime, whose image is its own."""
+    """Propose the same spec with another runtime, and with its default image."""
     return Proposal(f"use runtime: {name}", {"engine": {"runtime": name, "image": None}})
 
 
 def mismatched(workload: Workload, shape: Shape) -> Iterator[Refusal]:
-    """What the spec makes of a checkpoint that is quantized in another way, or not at all."""
+    """Refuse a quantization method in the spec that does not match the checkpoint's."""
     engine = workload.engine
     requested = canonical_method(engine.quantization) if engine.quantization else ""
     stored = canonical_method(shape.method)
@@ -74,22 +74,21 @@ def mismatched(workload: Workload, shape: Shape) -> Iterator[Refusal]:
 
     if requested and stored and requested != stored:
         yield mismatch(
-            f"{engine.quantization} is requested, and the checkpoint is quantized by {shape.method}",
+            f"{engine.quantization} is requested, but the checkpoint is quantized by {shape.method}",
             Proposal("name another model"),
         )
     elif shape.is_gguf and requested not in ("", "gguf"):
         yield mismatch(
-            f"{engine.quantization} is requested, and the file is quantized: its weights are {shape.formats.names}",
-            Proposal("name a model whose weights are not"),
+            f"{engine.quantization} is requested, but the file is quantized already: its weights are "
+            f"{shape.formats.names}",
+            Proposal("name a model whose weights are not quantized"),
         )
     elif requested and not stored and not shape.is_gguf and not _is_done_on_load(engine.runtime, engine.quantization):
         yield mismatch(
-            f"{engine.quantization} needs a checkpoint that was quantized so, and this one is not",
-            Proposal("name a model whose weights are"),
+            f"{engine.quantization} needs a checkpoint that is quantized by it, and this one is not quantized",
+            Proposal("name a model whose weights are quantized by it"),
             *(
-                Proposal(
-                    f"use a method that quantizes when it loads, {method}", {"engine": {"quantization": method}}, method
-                )
+                Proposal(f"use a method that quantizes on load, {method}", {"engine": {"quantization": method}}, method)
                 for method in (tuple(ON_LOAD) if engine.runtime == "stoker" else ("fp8",))
             ),
         )
@@ -102,13 +101,13 @@ def _is_done_on_load(runtime: str, method: str | None) -> bool:
 def not_loaded(
     workload: Workload, method: str, catalogue: Catalogue, config: Mapping[str, Any] | None
 ) -> Iterator[Refusal]:
-    """A checkpoint that is quantized in a way that the runtime does not load on the accelerator.
+    """Refuse a checkpoint with a quantization method that the runtime does not load on the accelerator.
 
     Args:
-        workload: what is planned.
-        method: how it is quantized; empty: it is not.
-        catalogue: what runtimes load.
-        config: the model's config.json; None: it is not known.
+        workload: the workload.
+        method: quantization method of the checkpoint; empty if it is not quantized.
+        catalogue: accelerators and runtimes.
+        config: the model's config.json; None if not known.
     """
     engine, key = workload.engine, workload.hardware.accelerator
     allowed = catalogue.support(engine.runtime, key).quantizations
@@ -126,7 +125,7 @@ def not_loaded(
         "UnsupportedQuantization",
         lambda: (
             *unquantized(config),
-            *([Proposal(f"use one by {', '.join(allowed)}")] if allowed else []),
+            *([Proposal(f"use one quantized by {', '.join(allowed)}")] if allowed else []),
             *map(other_runtime, runtimes),
         ),
         "use another model",
@@ -134,7 +133,7 @@ def not_loaded(
 
 
 def unquantized(config: Mapping[str, Any] | None) -> Iterator[Proposal]:
-    """The model whose weights are not quantized, where it is known what that is."""
+    """Propose the model without quantization; it is planned if its config is known."""
     plain = None if config is None else without_quantization(config)
     yield Proposal(UNQUANTIZED_ONE, None if plain is None else {}, config=plain)
 
@@ -142,19 +141,20 @@ def unquantized(config: Mapping[str, Any] | None) -> Iterator[Proposal]:
 def not_read(
     workload: Workload, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """What our engine refuses at its start of a checkpoint that is quantized, or is to be, and whose shape it does not
-    tell: in a way that it does not read, or for transformers' own modules.
+    """Refuse quantizations that our engine would refuse at its start, for a checkpoint whose shape is not known.
+
+    These are methods that our engine does not read, and any quantization of transformers' own modules.
 
     Args:
-        workload: what is planned.
-        config: the model's config.json; empty where it is not known.
-        elsewhere: makes the proposals of other runtimes.
+        workload: the workload.
+        config: the model's config.json; empty if not known.
+        elsewhere: creates the proposals of other runtimes.
     """
     try:
         names = own_modules(config)
         reason, _, remedy = (why_not_loaded(config), "", UNQUANTIZED_ONE) if names else _unread(config).rpartition("; ")
     except ModelError:
-        return  # said where the model's shape is read
+        return  # reported when the model's shape is read
     if names and workload.engine.quantization:
         yield Refusal(
             "spec.engine.quantization",
@@ -174,7 +174,7 @@ def not_read(
 
 
 def _instead(config: Mapping[str, Any], remedy: str) -> Iterator[Proposal]:
-    """The engine's remedy, planned where it is the model that is not quantized."""
+    """Propose the engine's remedy; if that is the model without quantization, it is planned."""
     if UNQUANTIZED_ONE not in remedy:
         yield Proposal(remedy)
         return
@@ -185,8 +185,7 @@ def _instead(config: Mapping[str, Any], remedy: str) -> Iterator[Proposal]:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
-    """Why a family's checkpoint is quantized in a way that is not read, and behind a semicolon the remedy; empty: it is
-    read."""
+    """Return why our engine does not read the checkpoint's quantization, then "; " and the remedy; empty if it does."""
     try:
         quantization = read_quantization(config)
         if quantization is not None:
@@ -198,17 +197,17 @@ def _unread(config: Mapping[str, Any]) -> str:
 
 
 def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """A type of the key-value cache that our engine does not have with a checkpoint that states scales for another.
+    """Refuse a dtype of the KV cache without scales for a checkpoint that states scales for another dtype.
 
     Args:
-        workload: what is planned.
-        config: the model's config.json; empty where it is not known.
+        workload: the workload.
+        config: the model's config.json; empty if not known.
     """
     engine = workload.engine
     try:
         scheme = (stated_quantization(config) or {}).get("kv_cache_scheme")
     except ModelError:
-        return  # said where the model's shape is read
+        return  # reported when the model's shape is read
     static = isinstance(scheme, Mapping) and bool(scheme) and not scheme.get("dynamic")
     if engine.runtime == "stoker" and engine.kv_cache_dtype == "fp8_e5m2" and static:
         yield Refusal(
@@ -226,13 +225,13 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
 def warnings(
     workload: Workload, method: str, catalogue: Catalogue, alternatives: Callable[[], Sequence[str]]
 ) -> Iterator[str]:
-    """What is planned and the runtime's release does not do yet.
+    """Yield a warning for each thing that the plan allows and the runtime's current release does not support.
 
     Args:
-        workload: what is planned.
-        method: how the checkpoint is quantized; empty where it is not, or where that is not known.
-        catalogue: what the release does.
-        alternatives: finds the runtimes that would be accepted instead.
+        workload: the workload.
+        method: quantization method of the checkpoint; empty if it is not quantized, or if that is not known.
+        catalogue: accelerators and runtimes, with their releases.
+        alternatives: returns the runtimes that would accept the spec.
     """
     engine = workload.engine
     release = catalogue.releases.get(engine.runtime)
@@ -241,12 +240,12 @@ def warnings(
     lacks, on_cpu = [], workload.hardware.accelerator == CPU
     used = workload.sizes.used
     if release.devices is not None and used > release.devices:
-        lacks.append(f"drives {release.devices} {'rank' if on_cpu else 'accelerator'}, not {used}")
+        lacks.append(f"supports {release.devices} {'rank' if on_cpu else 'accelerator'}, not {used}")
     if release.kv_cache_dtypes is not None and (engine.kv_cache_dtype or "auto") not in release.kv_cache_dtypes:
-        lacks.append(f"has no key-value cache of {engine.kv_cache_dtype}")
+        lacks.append(f"does not support a KV cache of {engine.kv_cache_dtype}")
     quantization = engine.quantization or method
     if release.quantizations is not None and quantization and quantization not in release.quantizations:
-        lacks.append(f"loads no weights quantized by {quantization}")
+        lacks.append(f"does not load weights quantized by {quantization}")
     key = workload.hardware.accelerator
     found = [f"{lack}, and will refuse to start" for lack in lacks]
     if (
@@ -264,7 +263,7 @@ def warnings(
 
 
 def can_quantize(catalogue: Catalogue, runtime: str, key: str, method: str) -> bool:
-    """Whether `runtime` is known to have `method` on the accelerator called `key`."""
+    """Whether `runtime` is known to support quantization `method` on the accelerator called `key`."""
     return method in (_allowed(catalogue, runtime, key, "quantization") or ())
 
 

@@ -1,4 +1,4 @@
-"""A spec that says what it may, of a model and accelerators that do not go together."""
+"""The exception for a valid spec whose model cannot run on its accelerators."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from stoker_operator.api.violation import Refused
 
 
 class Unplannable(Refused):
-    """The spec obeys all rules, and there is no way to run this model so: heads, memory, lengths, dtypes."""
+    """The spec obeys all rules, but the model cannot run in this way because of heads, memory, lengths or dtypes."""

@@ -1,8 +1,8 @@
-"""The ways out of sizes that a rule of the manifest refuses, and of pods that nothing connects: each is planned first.
+"""Planned remedies for sizes that violate a rule of the API, and for replicas of several pods.
 
-The rules of the API know no model. They state what tensor × pipeline × data must be, and sizes that are right by that
-may be wrong for the model: its heads, its layers, its memory. Where the model's shape is known, what is named here in
-their place was planned.
+The rules of the API do not know the model. They state the value of tensor × pipeline × data, but sizes with that
+product may not suit the model's heads, layers or memory. If the model's shape is known, the remedies of this module
+replace those of the rules; each is planned first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from stoker_operator.plan.proposals import Proposal, Refusal, changed
 from stoker_operator.plan.remedies import option_text, possible_ways, shared_by
 from stoker_operator.plan.study import Study
 
-#: Plans a spec without remedies, and considers every way where that is true; None: the catalogue lacks something.
+#: Plans a spec without remedies, and evaluates all layouts if the flag is set. Returns None if the catalogue lacks
+#: something.
 Trial = Callable[[Spec, bool], Study | None]
 
-#: What is said where no pod of these accelerators is known to do.
+#: Remedy if no single pod with these accelerators is known to suffice.
 _NO_POD: Final = "use nodes 1, with accelerators of more memory, or a smaller model"
 _FIELD: Final = "spec.parallelism"
-#: What sizes and counts can change about a verdict; objections to other fields stay whatever they are.
+#: Prefixes of the fields whose violations depend on sizes and counts; violations of other fields do not.
 _OF_SIZES: Final = (_FIELD, "spec.hardware")
 
 
 def read_with_wrong_sizes(manifest: Any, against: Sequence[Violation]) -> Spec | None:
-    """The spec of a manifest with objections, if they include that to what its sizes multiply to."""
+    """Return the spec of a manifest if one of its violations is a wrong product of sizes; otherwise None."""
     if not isinstance(manifest, Mapping) or all(each.field != _FIELD for each in against):
         return None
     try:
@@ -46,13 +47,13 @@ def read_with_wrong_sizes(manifest: Any, against: Sequence[Violation]) -> Spec |
 def of_sizes(
     spec: Spec, against: Sequence[Violation], trial: Trial, study: Callable[[Spec], Study]
 ) -> tuple[Violation, ...]:
-    """The objections to a spec whose sizes do not multiply to its accelerators, with ways out that were planned.
+    """Return the violations of a spec whose sizes do not match its accelerators, with planned remedies.
 
     Args:
-        spec: the endpoint's.
-        against: all objections to it.
+        spec: the endpoint's spec.
+        against: all its violations.
         trial: plans a spec without remedies.
-        study: plans a spec, with remedies.
+        study: plans a spec with remedies.
     """
     broken = instead = _broken(spec)
     for even in _even(spec):
@@ -70,20 +71,20 @@ def of_sizes(
             return tuple(against)
         due = [each for each in objections.unplannable if (each.field, each.reason) not in _kept(found)]
         if due:
-            stated = f"none that uses all {spec.hardware.gpus} is possible; with {option_text(found.chosen)}"
+            stated = f"no sizes that use all {spec.hardware.gpus} are possible; with {option_text(found.chosen)}"
             instead = replace(broken, remedy=f"{stated}: {due[0].sentence}")
     return tuple(instead if each == broken else each for each in against)
 
 
 def of_nodes(spec: Spec, trial: Trial) -> Iterator[Violation]:
-    """The objection to replicas of several pods, which nothing connects yet."""
+    """Yield the violation of a replica of several pods, which the operator cannot connect yet."""
     if spec.hardware.pods_per_replica == 1:
         return
     proposal = next(_one_pod(spec, trial), None)
     yield Violation(
         "spec.hardware.nodes",
         f"a replica of {spec.hardware.pods_per_replica} pods cannot be run yet with runtime {spec.engine.runtime}: "
-        "`stoker plan` computes it, and nothing connects its pods",
+        "`stoker plan` can plan it, but the operator cannot connect its pods",
         proposal.text if proposal else _NO_POD,
         reason="NotSupported",
     )
@@ -94,7 +95,8 @@ def _broken(spec: Spec) -> Violation:
 
 
 def _even(spec: Spec) -> Iterator[Spec]:
-    """The spec with sizes that use all accelerators: by its own pipeline if that divides them, then without."""
+    """Yield the spec with sizes that use all accelerators: first with its own `pipeline` if that divides them, then
+    without."""
     hardware = spec.hardware
     stated = spec.parallelism.pipeline if spec.parallelism else None
     for pipeline in dict.fromkeys((stated, None)):
@@ -109,14 +111,14 @@ def _even(spec: Spec) -> Iterator[Spec]:
 
 
 def _with_remedies(spec: Spec, broken: Violation, found: Study, trial: Trial) -> Violation:
-    """The objection, with the ways out of it that are possible."""
+    """Return the violation with the remedies that are possible."""
     kept = _kept(found)
     refusal = Refusal(_FIELD, broken.message, broken.reason, lambda: _proposals(spec, found, trial), "")
     return refusal.violation(lambda _, proposal: _accepts(spec, proposal, trial, kept))
 
 
 def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
-    """Other sizes, of `found`; or what makes those of the spec right."""
+    """Propose the possible layouts of `found`, or a number of accelerators that matches the spec's sizes."""
     hardware, used = spec.hardware, spec.sizes.used
     if hardware.pods_per_replica > 1:
         yield from _one_pod(spec, trial)
@@ -130,7 +132,7 @@ def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
 
 
 def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
-    """The smallest pod that does what several were to do, on the same accelerators."""
+    """Propose the smallest single pod with the same kind of accelerator that can replace a replica of several pods."""
     current_count = spec.hardware.accelerators
     counts = (current_count, *(count for count in NODE_COUNTS if count > current_count))
     fewer_bits = {"engine": {"quantization": "fp8"}}
@@ -155,8 +157,11 @@ def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
 
 
 def _accepts(spec: Spec, proposal: Proposal, trial: Trial, kept: frozenset[tuple[str, str]]) -> bool:
-    """Whether a proposal leaves no objections but those that are `kept`, which are to other fields; another count must
-    suit the template as well, which selects a slice of so many chips."""
+    """Whether a proposal leaves no violations except for those in `kept`, which are of other fields.
+
+    If it changes the number of accelerators, violations of the template count as well: its node selector must match the
+    number of chips.
+    """
     change = proposal.change or {}
     if "hardware" in change:
         kept = frozenset((field, reason) for field, reason in kept if not field.startswith("spec.template"))
@@ -168,7 +173,7 @@ def _accepts(spec: Spec, proposal: Proposal, trial: Trial, kept: frozenset[tuple
 
 
 def _kept(found: Study) -> frozenset[tuple[str, str]]:
-    """Fields and reasons of objections that no sizes change."""
+    """Return fields and reasons of the violations that do not depend on sizes."""
     problem = found.chosen.problem.reason if found.chosen.problem else ""
     every = (*found.refused, *found.unplannable)
     return frozenset(

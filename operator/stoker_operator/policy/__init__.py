@@ -1,1 +1,1 @@
-"""What administrators allow and add: the chart's policy, and rules for pod templates."""
+"""The administrator's policy: what endpoints may use, and what is added to their objects."""

@@ -1,4 +1,4 @@
-"""The policy that the Helm chart gives the operator: its defaults, and what a values file changes of them."""
+"""The operator's policy by the Helm chart: the chart's defaults, and the changes in a values file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.policy.policy import Policy
 
-#: What of the chart's values the policy is made of, as `values.yaml` has it.
+#: The chart's values that make up the policy, with the defaults of `values.yaml`.
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "policy": {"template": "Restricted", "podIds": "Operator"},
     "networkPolicy": {
@@ -23,15 +23,15 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def chart_policy(values: Mapping[str, Any], release: str, namespace: str) -> Policy:
-    """The policy of an operator that was installed with `values`.
+    """Return the policy of an operator that was installed with `values`.
 
     Args:
-        values: the chart's, where they are not its defaults.
-        release: the Helm release's name.
-        namespace: the namespace that it is in.
+        values: the chart's values that differ from its defaults.
+        release: name of the Helm release.
+        namespace: namespace of the Helm release.
 
     Raises:
-        Refused: what the policy is made of is malformed.
+        Refused: a value of the policy is malformed.
     """
     known = {name: {**part, **_part(values, name)} for name, part in DEFAULTS.items()}
     operator = {
@@ -54,10 +54,10 @@ def chart_policy(values: Mapping[str, Any], release: str, namespace: str) -> Pol
 
 
 def read_values(file: Path | None) -> Mapping[str, Any]:
-    """The values in `file`; none where there is no file.
+    """Return the values in `file`; empty if there is no file.
 
     Raises:
-        Refused: it cannot be read, or is no mapping.
+        Refused: the file cannot be read, or is not a mapping.
     """
     if file is None:
         return {}

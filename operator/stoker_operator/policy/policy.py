@@ -1,4 +1,7 @@
-"""What the administrator permits endpoints, and adds to their objects: a file, of the Helm chart for example."""
+"""The administrator's policy: what endpoints may use, and what is added to their objects.
+
+It is read from a file, such as that of the Helm chart.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ from stoker_operator.api.v1alpha1.base import Labels, Part
 from stoker_operator.api.v1alpha1.network_policy import NetworkPolicyPeer
 from stoker_operator.api.violation import Refused, Violation
 
-#: What of ``spec.template`` may be used.
+#: Which fields of ``spec.template`` may be used.
 TemplateUse = Literal["Full", "Restricted", "None"]
-#: Who chooses the user and the group that pods run as.
+#: Source of the user and group ids of pods.
 PodIds = Literal["Operator", "Cluster"]
 
 
 class Policy(Part):
-    """The file's content; each field may be left out.
+    """The administrator's policy; each field is optional.
 
     Attributes:
-        template: what ``spec.template`` may hold. Full: whatever the API server takes. Restricted: what
-            `template_policy` lists. None: nothing.
-        pod_ids: who chooses the user and the group that pods run as. Operator: pods have runAsUser and fsGroup.
-            Cluster: they have neither, and admission sets them, as OpenShift's restricted-v2 does.
-        network_policy_from: who may send requests to every endpoint of ``networkPolicy.mode`` Namespace, beside pods of
-            its namespace: the operator, Prometheus, a gateway.
-        pod_monitors: whether an endpoint whose ``monitoring.podMonitor`` is Auto has one where the cluster has them.
-            Absent: it has.
-        pod_monitor_labels: of endpoints' PodMonitors, beside ours.
+        template: permitted content of ``spec.template``. Full: everything that the API server accepts. Restricted: the
+            fields in `template_policy`. None: nothing.
+        pod_ids: source of the user and group ids of pods. Operator: pods have runAsUser and fsGroup. Cluster: they have
+            neither, and an admission controller sets them, such as OpenShift's restricted-v2.
+        network_policy_from: clients that may send requests to every endpoint with ``networkPolicy.mode`` Namespace,
+            besides pods in its namespace: the operator, Prometheus, a gateway.
+        pod_monitors: whether endpoints with ``monitoring.podMonitor`` Auto get a PodMonitor if the cluster has this
+            kind. Absent: they do.
+        pod_monitor_labels: additional labels of endpoints' PodMonitors.
     """
 
     template: TemplateUse = "Full"
@@ -42,10 +45,10 @@ class Policy(Part):
 
     @classmethod
     def load(cls, file: Path | None) -> Policy:
-        """The policy in `file`; where there is none, everything is permitted and nothing added.
+        """Return the policy in `file`; without a file, everything is permitted and nothing is added.
 
         Raises:
-            Refused: the file is no policy.
+            Refused: the file cannot be read, or is not a policy.
         """
         if file is None:
             return PERMISSIVE
@@ -58,13 +61,14 @@ class Policy(Part):
 
     @classmethod
     def of(cls, content: Any, field: str) -> Policy:
-        """The policy that `content` is.
+        """Return the policy that `content` describes.
 
         Args:
-            field: what an error calls it.
+            content: the parsed file.
+            field: name of the source in errors.
 
         Raises:
-            Refused: it is no policy.
+            Refused: `content` is not a policy.
         """
         try:
             policy = cls.model_validate(content)
@@ -77,5 +81,5 @@ class Policy(Part):
         return policy
 
 
-#: Everything is permitted and nothing added: where there is no file.
+#: The policy without a file: everything is permitted and nothing is added.
 PERMISSIVE: Final = Policy()

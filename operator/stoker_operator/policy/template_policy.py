@@ -1,17 +1,17 @@
-"""What ``spec.template`` may hold, where the administrator does not leave that to authors of endpoints. Pure.
+"""The restrictions on ``spec.template`` by the administrator's policy. No I/O.
 
-The operator makes the pods, so without this a right to create endpoints is one to create any pod. Restricted permits
-what is listed here and nothing else, so that a field of a later Kubernetes is refused until it has been reviewed. What
-it keeps away:
+The operator creates the pods, so without restrictions every author of endpoints could create any pod. Restricted
+permits only the fields listed here: a field of a later Kubernetes version is refused until it has been reviewed. It
+prevents:
 
-    Kubernetes' Pod Security Standard "restricted"    what gives a pod rights on its node: host namespaces, host paths,
-                                                      host ports, privileges, capabilities, root, profiles, sysctls
-    another identity                                  service accounts and their tokens
-    precedence over others' pods                      priority, and a node that is named past the scheduler
+    privileges on the node    host namespaces, host paths, host ports, privileged containers, capabilities, root,
+                              profiles, sysctls: everything that Kubernetes' Pod Security Standard "restricted" forbids
+    another identity          service accounts and their tokens
+    precedence over pods      priority, and a node name, which bypasses the scheduler
 
-Of the standard it is what all versions permit from Kubernetes 1.31, the chart's oldest, to 1.37. What the template
-leaves out is ours, and `manifests` builds it as the standard requires. A container that the template adds is not
-completed, so it must itself state what the standard requires.
+A value is permitted if the standard permits it in all versions from Kubernetes 1.31, the oldest that the chart
+supports, to 1.37. What the template omits comes from `manifests`, which follows the standard. The operator does not
+complete the containers that a template adds, so these must state themselves what the standard requires.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker_operator.policy.policy import TemplateUse
 
 PATH: Final = "spec.template"
 
-#: Fields of a pod that give it nothing that it does not have; those that are looked into are not among them.
+#: Fields of a pod that are permitted with any value; fields whose values are checked are not listed.
 _POD: Final = frozenset({
     "activeDeadlineSeconds", "affinity", "dnsConfig", "dnsPolicy", "enableServiceLinks", "hostAliases", "hostname",
     "hostUsers", "imagePullSecrets", "nodeSelector", "readinessGates", "resourceClaims", "resources", "restartPolicy",
@@ -34,18 +34,18 @@ _POD: Final = frozenset({
 })  # fmt: skip
 #: Fields of a pod that must be false.
 _POD_FALSE: Final = ("hostNetwork", "hostPID", "hostIPC", "automountServiceAccountToken")
-#: Fields of a container that give it nothing.
+#: Fields of a container that are permitted with any value.
 _CONTAINER: Final = frozenset({
     "name", "image", "imagePullPolicy", "command", "args", "workingDir", "env", "envFrom", "resources", "resizePolicy",
     "restartPolicy", "volumeMounts", "volumeDevices", "stdin", "stdinOnce", "tty", "terminationMessagePath",
     "terminationMessagePolicy",
 })  # fmt: skip
-#: Fields of which ours makes the pod a restricted one, or gives it its identity.
+#: Fields with which the operator restricts the pod or sets its identity; a null must not remove them.
 _HARDENED: Final = frozenset({
     "serviceAccountName", "automountServiceAccountToken", "securityContext", "runAsNonRoot", "seccompProfile", "type",
     "allowPrivilegeEscalation", "capabilities", "drop",
 })  # fmt: skip
-#: Fields of a pod that ours may have.
+#: Fields that the operator's pods may have.
 _DEFAULTS: Final = frozenset({
     "affinity", "automountServiceAccountToken", "enableServiceLinks", "securityContext", "serviceAccountName",
     "tolerations",
@@ -66,7 +66,12 @@ _APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
-    """What of `template` may not be said where it may be used as `use` has it."""
+    """Return the violations of the policy by `template`.
+
+    Args:
+        template: the endpoint's pod template.
+        use: which fields may be used.
+    """
     if use == "Full":
         return ()
     if use == "None":
@@ -86,7 +91,7 @@ def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
 
 
 def _removals(pod: Mapping[str, Any], path: str) -> Iterator[Violation]:
-    """Nulls that take away of ours what makes a pod restricted."""
+    """Yield the violations by nulls that remove restrictions of the operator's pod."""
     parts: list[tuple[Any, str]] = [(pod, path)]
     for container, part_path in _items(pod.get("containers") or [], f"{path}.containers"):
         if _named_engine(container):
@@ -133,7 +138,13 @@ def _pod(pod: Any, path: str) -> Iterator[Violation]:
 
 
 def _container(container: Any, path: str, *, is_engine: bool) -> Iterator[Violation]:
-    """One container; `is_engine`: it is merged onto the engine's, which says already what the standard wants said."""
+    """Yield the violations by a container.
+
+    Args:
+        container: the container.
+        path: its path in the manifest.
+        is_engine: whether it is merged onto the engine's container, which already states what the standard requires.
+    """
     for name, value, field_path in _entries(container, path):
         if name == "securityContext":
             yield from _security_context(value, field_path, _CONTAINER_SECURITY)
@@ -156,17 +167,17 @@ def _container(container: Any, path: str, *, is_engine: bool) -> Iterator[Violat
         field_path = f"{path}.securityContext"
         if "allowPrivilegeEscalation" not in security:
             yield _violation(
-                f"{field_path}.allowPrivilegeEscalation", "policy.template Restricted wants it", "set it to false"
+                f"{field_path}.allowPrivilegeEscalation", "policy.template Restricted requires it", "set it to false"
             )
         capabilities = security.get("capabilities", {})
         if isinstance(capabilities, Mapping) and "drop" not in capabilities:
             yield _violation(
-                f"{field_path}.capabilities.drop", "policy.template Restricted wants it", "set it to [ALL]"
+                f"{field_path}.capabilities.drop", "policy.template Restricted requires it", "set it to [ALL]"
             )
 
 
 def _handler(handler: Any, path: str) -> Iterator[Violation]:
-    """The kubelet sends probes, from the node's network."""
+    """Yield the violations by a handler. A host is forbidden: the kubelet sends probes from the node's network."""
     for name, value, field_path in _entries(handler, path):
         if name in ("httpGet", "tcpSocket"):
             if isinstance(value, Mapping) and value.get("host", "") != "":
@@ -226,7 +237,7 @@ def _other_than_root(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-#: Fields of a security context → which values are permitted, and what to do about others.
+#: Fields of a security context → whether a value is permitted, and the remedy for others.
 _Rules = Mapping[str, tuple[Callable[[Any], bool], str]]
 _SECURITY: Final[_Rules] = {
     "runAsNonRoot": (_is(True), "set it to true"),
@@ -268,7 +279,7 @@ def _named_engine(container: Any) -> bool:
 
 
 def _entries(node: Any, path: str) -> Iterator[tuple[str, Any, str]]:
-    """What is in `node`, each with its path; nothing where it is no object, which `_not_objects` says."""
+    """Yield the entries of `node` with their paths; nothing if it is not an object, which `_not_objects` reports."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             yield str(name), value, f"{path}.{name}"
@@ -280,7 +291,7 @@ def _not_objects(node: Any, path: str) -> Iterator[Violation]:
 
 
 def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """What is in a list; what is none is taken for an item, and found to be no object."""
+    """Yield the items of a list with their paths. Another value counts as one item, so that it is checked as well."""
     for index, item in enumerate(node if isinstance(node, list) else [node]):
         yield item, f"{path}[{index}]"
 
@@ -304,7 +315,7 @@ def _shown(value: Any) -> str:
 
 
 def _pruned(node: Any) -> Any:
-    """`node` without nulls, which say nothing but where they take something of ours away (`_removals`)."""
+    """Return `node` without nulls. A null only matters where it removes a field of the operator's (`_removals`)."""
     if isinstance(node, Mapping):
         return {key: _pruned(value) for key, value in node.items() if value is not None}
     if isinstance(node, list):

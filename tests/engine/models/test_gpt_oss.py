@@ -213,7 +213,7 @@ def test_ranks_hold_their_shares(saved: tuple[Path, PreTrainedModel]) -> None:
 def test_three_ranks_cannot_cut_its_blocks(saved: tuple[Path, PreTrainedModel]) -> None:
     with pytest.raises(ModelError, match="8 attention heads"):
         _decoder(saved[0], _Rank(0, 3))
-    with pytest.raises(ModelError, match="a dimension of 64, cut at multiples of 32"):
+    with pytest.raises(ModelError, match="a dimension of 64 at multiples of 32"):
         _decoder(saved[0], _Rank(3, 4))
 
 

@@ -120,7 +120,7 @@ def test_names() -> None:
         ({}, "either load_in_8bit or load_in_4bit"),
         ({"load_in_8bit": True, "load_in_4bit": True}, "either load_in_8bit or load_in_4bit"),
         ({"load_in_4bit": True}, "'fp4' is not supported; quantize the model again to nf4 or 8 bits"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": 4}, "must be a word"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": 4}, "must be a string"),
         ({"load_in_8bit": "yes"}, "must be true or false"),
         ({"load_in_8bit": True, "llm_int8_skip_modules": "lm_head"}, "must be a list of str"),
     ],

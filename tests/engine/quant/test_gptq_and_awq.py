@@ -213,7 +213,7 @@ def test_whether_columns_are_moved_is_known_before(stated: dict[str, Any], order
         ({"checkpoint_format": "marlin"}, "'marlin' is not supported; quantize"),
         ({"format": "bitblas"}, "'bitblas' is not supported; quantize"),
         ({"is_marlin_format": True}, "'marlin' is not supported; quantize"),
-        ({"checkpoint_format": 7}, "must be a word"),
+        ({"checkpoint_format": 7}, "must be a string"),
         ({"pack_dtype": "int16"}, "pack_dtype 'int16' is not supported; quantize"),
         ({"bits": 5}, "5 bits is not supported; quantize.* 2, 3, 4 or 8"),
         ({"bits": None}, "has no 'bits'"),

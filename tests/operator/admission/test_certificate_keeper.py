@@ -303,7 +303,7 @@ def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> 
 
     asyncio.run(main())
     assert num_warnings() == 1
-    assert "make it again with helm upgrade" in caplog.text and "replicas that run" not in caplog.text
+    assert "recreate it with helm upgrade" in caplog.text and "running replicas" not in caplog.text
 
 
 def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
@@ -314,7 +314,7 @@ def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.L
         await until_async(lambda: certificate_keeper.loaded)
         del kube.objects["Secret"]
         certificate_keeper.wake()
-        await until_async(lambda: "make it again with helm upgrade; replicas that run serve the last" in caplog.text)
+        await until_async(lambda: "recreate it with helm upgrade; running replicas serve the last" in caplog.text)
         assert certificate_keeper.loaded
         await certificate_keeper.stop()
 

@@ -17,7 +17,7 @@ from .spec_cases import (
 )
 
 _FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
-_ONE_POD = "this claim is for one pod, and there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
+_ONE_POD = "this claim is for one pod, but there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
 _ONE_SCALED_POD = _ONE_POD.replace("replicas 1", "scaling.maxReplicas 1")
 _NEVER_PASSED = (
     "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so none would ever be added; "
@@ -31,7 +31,7 @@ RULE_BREAKERS = (
             f"a target of {target}",
             spec(scaling={"maxReplicas": 2, "target": target}),
             "spec.scaling.target",
-            "the target is too small: it is how much of metric each replica should have; use 0.01 or more",
+            "the target is too small: it is the average of metric per replica; use 0.01 or more",
         )
         for target in (0, 0.001, -1)
     ),
@@ -45,20 +45,20 @@ RULE_BREAKERS = (
         "a share of the cache that is never passed",
         spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 1}),
         "spec.scaling.target",
-        "the KV cache's usage is a share and never passes 1, so no replica would ever be added; use a share below 1",
+        "the KV cache's usage is a fraction and never exceeds 1, so no replica would ever be added; use a fraction",
     ),
     Wrong(
         "a percentage of the cache",
         spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 80}),
         "spec.scaling.target",
-        "the KV cache's usage is a share and never passes 1",
+        "the KV cache's usage is a fraction and never exceeds 1",
     ),
     *(
         Wrong(
             f"an idle time without zero, {name}",
             spec(scaling={"maxReplicas": 2, "target": 4, "idleSecondsToZero": 60, **fewest}),
             "spec.scaling.idleSecondsToZero",
-            "an endpoint with minReplicas above 0 never goes to zero; set minReplicas to 0, or remove",
+            "an endpoint with minReplicas above 0 is never scaled to zero; set minReplicas to 0, or remove",
         )
         for name, fewest in (("implied", {}), ("explicit", {"minReplicas": 1}))
     ),
@@ -184,27 +184,27 @@ RULE_BREAKERS = (
         "too many nodes",
         spec(hardware={**GPUS, "count": 64, "nodes": 3}),
         "spec.hardware.nodes",
-        "count × nodes is more than 128, the most accelerators a replica may have; lower one of them",
+        "count × nodes is more than 128, the maximum number of accelerators of a replica; lower one of them",
     ),
     Wrong(
         "a split model on a cpu by another runtime",
         spec(parallelism={"tensor": 2}, engine={"runtime": "vllm"}),
         "spec.parallelism",
-        "on accelerator cpu, a runtime other than stoker runs one engine of the model, unsplit; remove parallelism, "
+        "on accelerator cpu, a runtime other than stoker runs a single engine of one process; remove parallelism, "
         "and use spec.replicas for more engines, or use runtime: stoker",
     ),
     Wrong(
         "more ranks than share a cpu",
         spec(parallelism={"tensor": 3, "data": 11, "pipeline": 2}),
         "spec.parallelism",
-        "tensor × pipeline × data is more than 64, the most that a pod's processors are shared by; lower one of them",
+        "tensor × pipeline × data is more than 64, the maximum number of ranks of a pod; lower one of them",
     ),
     *(
         Wrong(
             f"{size} chosen twice",
             spec(hardware=GPUS, parallelism={"mode": "Auto", size: 4 if size != "pipeline" else 1}),
             "spec.parallelism.mode",
-            f"mode Auto chooses {size}, and {size} is given as well; remove mode or {size}",
+            f"mode Auto chooses {size}, but {size} is also set; remove mode or {size}",
         )
         for size in ("tensor", "data", "pipeline", "expert")
     ),
@@ -212,13 +212,13 @@ RULE_BREAKERS = (
         "experts on a cpu by another runtime",
         spec(parallelism={"expert": 2}, engine={"runtime": "vllm"}),
         "spec.parallelism",
-        "on accelerator cpu, a runtime other than stoker runs one engine of the model, unsplit; remove parallelism",
+        "on accelerator cpu, a runtime other than stoker runs a single engine of one process; remove parallelism",
     ),
     Wrong(
         "cpus counted",
         spec(hardware={**CPU, "count": 2}),
         "spec.hardware.count",
-        "accelerator cpu is not counted: a pod is one; remove count, and size the pod with spec.hardware.resources",
+        "count must be 1 on accelerator cpu; remove count, and size the pod with spec.hardware.resources",
     ),
     Wrong(
         "a cpu on two nodes",
@@ -227,13 +227,13 @@ RULE_BREAKERS = (
         "accelerator cpu does not span nodes; remove nodes, and use spec.replicas",
     ),
     Wrong(
-        "a bucket", spec(model={"source": "s3://bucket"}), "spec.model.source", "this is no model source; use hf://ORG/"
+        "a bucket", spec(model={"source": "s3://bucket"}), "spec.model.source", "this is not a model source; use hf://"
     ),
     Wrong(
         "half a name",
         spec(model={"source": "hf://name"}),
         "spec.model.source",
-        "this is no model source; use hf://ORG/",
+        "this is not a model source; use hf://",
     ),
     Wrong(
         "another demo",
@@ -263,25 +263,25 @@ RULE_BREAKERS = (
         "no chat template in it",
         spec(model={**DEMO, "chatTemplate": {}}),
         "spec.model.chatTemplate",
-        "a chat template is given once; set either value or configMapKeyRef",
+        "a chat template has exactly one source; set either value or configMapKeyRef",
     ),
     Wrong(
         "two chat templates",
         spec(model={**DEMO, "chatTemplate": {"value": "x", "configMapKeyRef": {"name": "a", "key": "b"}}}),
         "spec.model.chatTemplate",
-        "a chat template is given once; set either value or configMapKeyRef",
+        "a chat template has exactly one source; set either value or configMapKeyRef",
     ),
     Wrong(
         "no cache in it",
         spec(storage={"cache": {}}),
         "spec.storage.cache",
-        "the cache is in one place; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
+        "the cache has exactly one volume; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
     ),
     Wrong(
         "two caches",
         spec(storage={"cache": {"emptyDir": {}, "persistentVolumeClaim": {"claimName": "a"}}}),
         "spec.storage.cache",
-        "the cache is in one place; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
+        "the cache has exactly one volume; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
     ),
     Wrong(
         "a cache that two pods need while they roll",
@@ -316,7 +316,7 @@ RULE_BREAKERS = (
             }
         ),
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
-        "a claim requests storage; set requests.storage, to 100Gi for example",
+        "a claim must request storage; set requests.storage, for example to 100Gi",
     ),
     Wrong(
         "no way to roll",
@@ -340,25 +340,25 @@ RULE_BREAKERS = (
         "a variable from nowhere",
         spec(engine={"env": [{"name": "A", "valueFrom": {}}]}),
         "spec.engine.env[0].valueFrom",
-        "a value comes from one place; set one of secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef and file",
+        "a value has exactly one source; set one of secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef and file",
     ),
     Wrong(
         "a label of ours",
         spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
         "spec.template.metadata.labels",
-        "one of these labels is what the operator finds the pods by; use labels other than app.kubernetes.io/name",
+        "one of these labels is reserved: the operator selects the pods by it; use labels other than app.",
     ),
     Wrong(
         "a label of ours on the Service",
         spec(service={"labels": {"app.kubernetes.io/managed-by": "x"}}),
         "spec.service.labels",
-        "one of these labels is what the operator finds the Service by; use labels other than app.kubernetes.io/name",
+        "one of these labels is reserved: the operator selects the Service by it; use labels other than app.",
     ),
     Wrong(
         "a label of ours on the claim",
         spec(storage=labelled_claim({"labels": {"a": "b", "stoker.dev/workload": "x"}})),
         "spec.storage.cache.volumeClaimTemplate.metadata.labels",
-        "one of these labels is what the operator finds the claim by; use labels other than app.kubernetes.io/name",
+        "one of these labels is reserved: the operator selects the claim by it; use labels other than app.",
     ),
     *(
         Wrong(f"{field} {key[:20]!r} of {name}", make(field, {"fine": "a", key: "a"}), f"{path}.{field}", WRONG_KEY)
@@ -400,7 +400,7 @@ RULE_BREAKERS = (
             f"no session: {header}",
             spec(routing={"sessionHeader": header}),
             "spec.routing.sessionHeader",
-            "this header cannot name a session: it is taken off requests, or is about the connection; use another one",
+            "this header cannot identify a session: it is removed from requests, or describes the connection",
         )
         for header in ("x-stoker-session", "X-Gateway-A", "x-Envoy-retry", "HOST", "Connection", "te")
     ),
@@ -408,7 +408,7 @@ RULE_BREAKERS = (
         "everyone, and some",
         spec(networkPolicy={"mode": "Open", "from": [{"podSelector": {}}]}),
         "spec.networkPolicy.from",
-        "clients are listed for mode Namespace only",
+        "from requires mode Namespace",
     ),
     Wrong(
         "a peer that is nobody",
@@ -427,7 +427,7 @@ RULE_BREAKERS = (
             f"no network: {cidr}",
             spec(networkPolicy={"from": [{"ipBlock": {"cidr": cidr}}]}),
             "spec.networkPolicy.from[0].ipBlock.cidr",
-            "this is no network; use one such as 10.0.0.0/8",
+            "this is not a network; use one such as 10.0.0.0/8",
         )
         for cidr in ("10.0.0.1/8", "10.0.0.0/33", "10.0.0/8", "010.0.0.0/8", "::ffff:0:0/96", "1::2::3/64", "::1/64")
     ),
@@ -435,14 +435,14 @@ RULE_BREAKERS = (
         "no network among those that are left out",
         spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.1.0.1/16"]}}]}),
         "spec.networkPolicy.from[0].ipBlock.except",
-        "one of these is no network; use networks such as 10.1.0.0/16",
+        "one of these is not a network; use networks such as 10.1.0.0/16",
     ),
     *(
         Wrong(
             f"{inner} is not a part",
             spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": [inner]}}]}),
             "spec.networkPolicy.from[0].ipBlock.except",
-            "one of these networks is not a part of cidr; use networks that cidr contains",
+            "one of these networks is not inside cidr; use networks that cidr contains",
         )
         for inner in ("10.0.0.0/8", "11.0.0.0/16", "0.0.0.0/0", "2001:db8::/32")
     ),
@@ -455,7 +455,7 @@ RULE_BREAKERS = (
                 }
             ),
             "spec.networkPolicy.from[0].podSelector.matchExpressions[0].values",
-            "In and NotIn compare with values, Exists and DoesNotExist with none; set values, or remove them",
+            "In and NotIn need values, Exists and DoesNotExist do not allow them; set values, or remove them",
         )
         for operator, values in (("In", {}), ("NotIn", {"values": []}), ("Exists", {"values": ["b"]}))
     ),
@@ -464,7 +464,7 @@ RULE_BREAKERS = (
             f"a selector of {where} that compares with nothing",
             change,
             f"spec.{where}.matchExpressions[0].values",
-            "In and NotIn compare with values, Exists and DoesNotExist with none; set values, or remove them",
+            "In and NotIn need values, Exists and DoesNotExist do not allow them; set values, or remove them",
         )
         for where, change in (
             (

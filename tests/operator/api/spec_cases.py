@@ -70,7 +70,7 @@ METADATA: tuple[tuple[str, str, Callable[[str, Any], Spec]], ...] = (
 )
 #: Keys that there cannot be: a label's and an annotation's for each of them.
 WRONG_KEYS = (("a b", "a/b/c"), ("a" * 64, f"{'a' * 254}/b"), ("B.example.com/a", "-a"))
-WRONG_KEY = "Kubernetes takes no such key; use NAME or PREFIX/NAME, where NAME has at most 63 letters, digits, "
+WRONG_KEY = "Kubernetes does not allow one of these keys; use NAME or PREFIX/NAME, where NAME has at most 63 letters, "
 COMPARES_WITH_NOTHING = {"key": "a", "operator": "In"}
 #: Right specs by name; together they use every field.
 RIGHT: dict[str, Spec] = {

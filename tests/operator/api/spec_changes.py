@@ -39,7 +39,7 @@ _MOVED = ("spec.storage.cache", "the cache cannot be changed; restore it, or del
 _CLAIM = "spec.storage.cache.volumeClaimTemplate.spec"
 _OTHERWISE = (
     _CLAIM,
-    "a claim can be resized and cannot be changed otherwise; restore it, or delete the endpoint and create it again",
+    "a claim can be resized, but not changed otherwise; restore it, or delete the endpoint and create it again",
 )
 #: Changes of the cache: what is right, and what is wrong.
 CHANGES = (

@@ -70,11 +70,11 @@ def refusal(document: Any, before: Any = None) -> list[str]:
         ),
         (
             {"auth": {"apiKeysSecretRef": {"name": "a", "optional": True}}},
-            "spec.auth.apiKeysSecretRef.optional: there is no such field; there are name",
+            "spec.auth.apiKeysSecretRef.optional: there is no such field; the fields are name",
         ),
         ({"prefill": {}}, "spec.prefill: this field is reserved and not available yet; remove it"),
         ({"autoscaling": {}}, "spec.autoscaling: there is no such field; did you mean scaling?"),
-        ({"qqqqqq": {}}, "spec.qqqqqq: there is no such field; there are replicas, hardware, parallelism"),
+        ({"qqqqqq": {}}, "spec.qqqqqq: there is no such field; the fields are replicas, hardware,"),
     ],
 )
 def test_a_wrong_spec_is_refused_with_field_and_remedy(document: Any, spec: Any, expected: str) -> None:
@@ -86,7 +86,7 @@ def test_a_wrong_spec_is_refused_with_field_and_remedy(document: Any, spec: Any,
 def test_a_name_that_no_service_can_have_is_refused(document: Any, name: str) -> None:
     manifest = document()
     manifest["metadata"]["name"] = name
-    assert refusal(manifest)[0].startswith("metadata.name: this name cannot be that of a Service; use at most 52")
+    assert refusal(manifest)[0].startswith("metadata.name: this name is not valid for a Service; use at most 52")
 
 
 def test_a_field_of_null_is_an_absent_one(document: Any) -> None:
@@ -103,7 +103,7 @@ def test_all_faults_are_said_at_once(document: Any) -> None:
     [
         ("", "manifest: it is empty"),
         ("a: b: c", "manifest: this is not YAML"),
-        ("- 1", "manifest: it holds [1]"),
+        ("- 1", "manifest: it is [1], not a mapping"),
         ("kind: Pod\napiVersion: v1", "kind: this is v1 Pod, not stoker.dev/v1alpha1 InferenceEndpoint"),
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}", "spec: this field is requ"),
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}\nspec: 1", "spec: "),

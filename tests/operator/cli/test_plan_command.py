@@ -53,7 +53,7 @@ def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
     assert lines[6].split()[4:] == ["3.7", "GiB", "2,191,440", "8,192", "267", "chosen"]
     assert lines[8].endswith(
         "56  recommended  the most engines that hold 4 sequences of 8,192 tokens each; "
-        "better as hardware.count 1, replicas 4: one engine a pod"
+        "better as hardware.count 1, replicas 4: one engine per pod"
     )
 
 

@@ -112,7 +112,7 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"quantization": "experts_int8"}},
             ["--accelerator", "cpu"],
-            "spec.engine.quantization: runtime stoker has no experts_int8 on cpu; ",
+            "spec.engine.quantization: runtime stoker does not support experts_int8 on cpu; ",
         ),
         ({"engine": {"kvCacheDtype": "int3"}}, [], "spec.engine.kvCacheDtype: input should be 'auto', 'bfloat16'"),
         ({"engine": {"args": ["--nonsense"]}}, [], "spec.engine.args: there is no flag --nonsense; see `stoker serve"),

@@ -28,13 +28,13 @@ def node(name: str, gpus: int, product: str = "", *, ready: bool = True, cordone
         (
             [node("a", 8, "NVIDIA-A10G"), node("b", 0)],
             [],
-            "no node can ever hold 8 × nvidia.com/gpu: those that have some are labelled as another kind",
+            "no node can ever hold 8 × nvidia.com/gpu: the nodes that have it are labelled as another kind",
         ),
         (
             [node("a", 8, "NVIDIA-H100-80GB-HBM3-SHARED")],
             [],
-            "no node can ever hold 8 × nvidia.com/gpu: those that have some are time-sliced; name the accelerator with "
-            "-shared behind it to use a share",
+            "no node can ever hold 8 × nvidia.com/gpu: the nodes that have it are time-sliced; append -shared to the "
+            "accelerator's name to use a share",
         ),
         ([node("a", 8, "NVIDIA-H100-80GB-HBM3")], [], ""),
         (

@@ -126,7 +126,7 @@ def test_the_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalo
                 "engine": {"image": "x"},
             },
             "Invalid",
-            "spec.hardware.resources.limits[nvidia.com/gpu]: the accelerators of a pod are said by spec.hardware.count",
+            "spec.hardware.resources.limits[nvidia.com/gpu]: spec.hardware.count states the number of accelerators",
         ),
     ],
 )

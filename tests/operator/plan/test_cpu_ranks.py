@@ -64,7 +64,7 @@ def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
     parts: dict[str, Any] = {"parallelism": {"data": 4}, "runtime": "stoker"}
     violation = refused(spec(QWEN, "cpu", hardware=pod("8Gi"), **parts))
     assert violation.reason == "DoesNotFit"
-    assert "a rank's part, one of 4, of the container's memory" in violation.message
+    assert "a rank's share (1 of 4) of the container's memory" in violation.message
     assert violation.field == "spec.hardware.resources.limits.memory"
     needed = violation.remedy.split("limits.memory to ")[1].split(" ")[0]
     assert plan(spec(QWEN, "cpu", hardware=pod(needed), **parts), Catalogue.load())
@@ -80,7 +80,7 @@ def test_more_ranks_than_processors_are_warned_about(spec: SpecOf, cpus: str | N
     limits = {} if cpus is None else {"cpu": cpus}
     parts: dict[str, Any] = {"parallelism": {"tensor": 2, "data": 2}, "runtime": "stoker"}
     planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi", **limits), **parts), Catalogue.load())
-    assert any("4 ranks take turns" in each and "limits.cpu 4" in each for each in planned.warnings) == warned
+    assert any("4 ranks share" in each and "limits.cpu to 4" in each for each in planned.warnings) == warned
 
 
 def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[..., Study]) -> None:

@@ -85,7 +85,7 @@ def test_a_tpu_pod_says_which_slice() -> None:
     (violation,) = against(catalogue, document(QWEN_8B, "google-tpu-v5e", 8))
     assert violation.reason == "TopologyMissing"
     assert violation.field == f"spec.template.spec.nodeSelector[{TOPOLOGY}]"
-    assert violation.remedy == "set it to the topology of 8 chips: 2x4, as your node pool has it"
+    assert violation.remedy == "set it to your node pool's topology, of 8 chips: 2x4"
     assert not against(catalogue, with_topology(8, nodeSelector={TOPOLOGY: "2x4"}))
     assert not against(catalogue, with_topology(8, affinity=affinity("2x4")))
     (violation,) = against(catalogue, with_topology(4, nodeSelector={TOPOLOGY: "2x4"}))

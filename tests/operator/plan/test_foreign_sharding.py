@@ -37,7 +37,7 @@ def test_experts_by_blocks_that_do_not_divide(spec: SpecOf, count: int, part: in
     assert (violation.field, violation.reason) == ("spec.parallelism", "ExpertsNotDivisible")
     assert violation.message == (
         f"tensor {count} splits each expert's inner size, 768, into {count} parts of {part}, which are not whole "
-        f"blocks of 128 as fp8 stores them (1 or 2 would be)"
+        f"blocks of 128 as fp8 stores them (1 or 2 would work)"
     )
     assert f"expert {count}" in violation.remedy
 
@@ -68,7 +68,7 @@ def test_groups_that_do_not_divide(spec: SpecOf, tensor: int, method: str) -> No
     violation = refusal(spec("hf://org/awq", H100, tensor), config)
     assert violation.reason == "ShardsNotDivisible"
     assert f"29,568, into {tensor} parts of {29568 // tensor:,}, which are not whole blocks of 128" in violation.message
-    assert "(1 would be)" in violation.message
+    assert "(1 would work)" in violation.message
     assert violation.remedy.startswith(f"use tensor 1, data {tensor} (recommended; better as hardware.count 1")
 
 
@@ -87,7 +87,7 @@ def test_an_inner_size_that_is_no_multiple(spec: SpecOf) -> None:
     violation = refusal(spec("hf://org/m", H100, 4), config)
     assert (
         violation.message
-        == "tensor 4 splits the MLP's inner size, 12,290, into 4 parts that are not whole (1 or 2 would be)"
+        == "tensor 4 splits the MLP's inner size, 12,290, into 4 parts of unequal size (1 or 2 would work)"
     )
     assert plan(spec("hf://org/m", H100, 2), Catalogue.load(), config)
 

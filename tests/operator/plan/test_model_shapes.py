@@ -187,7 +187,7 @@ def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
     vllm_shape = shape_of(source("org/model"), config, "vllm")
     assert isinstance(vllm_shape, str) and vllm_shape.startswith(
-        "how large weights are that torchao quantizes is not known"
+        "the size of weights quantized by torchao is not known"
     )
     reason = shape_of(source("org/model"), config)
     assert isinstance(reason, str) and reason.startswith(

@@ -126,7 +126,7 @@ def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
     (warning,) = found.warnings
     assert found.max_model_len is not None and found.max_model_len < 20_000
     assert f"cut to {found.max_model_len:,} of the model's 131,072 tokens" in warning
-    assert "use 8 × nvidia-h100-80gb an engine" in warning
+    assert "use 8 × nvidia-h100-80gb per engine" in warning
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism={"data": 4}).warnings
     assert "use tensor 8, data 1" in warning
     # Who says how long sequences are has nothing cut, and who asks for one at once has too few of none.
@@ -146,7 +146,7 @@ def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
 def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
     parallelism = {"tensor": 4, "data": 2}
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=parallelism).warnings
-    assert warning.startswith("an engine holds 3 of 131,072 tokens at once, fewer than 4; use tensor 8, data 1")
+    assert warning.startswith("an engine holds 3 of 4 sequences of 131,072 tokens at once; use tensor 8, data 1")
     assert not planned(spec, LLAMA_31_70B, H100, 8, parallelism={**parallelism, "minConcurrency": 3}).warnings
 
 

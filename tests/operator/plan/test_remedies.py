@@ -148,7 +148,7 @@ def tried(manifest: dict[str, Any], violation: Violation) -> Iterator[tuple[str,
     if field.startswith("spec.engine.") and (found := re.match(r"use ([a-z]\w*(?: or [a-z]\w*)*)(?:$|, or )", text)):
         for value in found[1].split(" or "):
             yield "a value", merged(manifest, field, value)
-    if found := re.search(r"quantizes when it loads, ([\w ]+)$", text):
+    if found := re.search(r"quantizes on load, ([\w ]+)$", text):
         for value in found[1].split(" or "):
             yield "on load", merged(manifest, field, value)
 
@@ -243,7 +243,7 @@ def named_by_rules(seed: int) -> set[str]:
         if violation.reason not in ("Invalid", "NotSupported", "TopologyMismatch") or " must " in remedy:
             kinds.add("words of the rule")
             continue
-        if found := re.match(rf"none that uses all \d+ is possible; with {SIZES}: [^;]*", remedy):
+        if found := re.match(rf"no sizes that use all \d+ are possible; with {SIZES}: [^;]*", remedy):
             kinds.add("none")
             remedy, start = remedy[found.end() :], merged(shared(manifest, sizes_of(found)), "hardware.nodes", None)
             start = merged(start, "hardware.nodes", manifest["spec"]["hardware"].get("nodes"))

@@ -128,7 +128,7 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
     (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker"), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
     assert violation.message == "the checkpoint is quantized by torchao, which runtime stoker does not load on cpu"
-    assert violation.remedy.startswith("use the unquantized model, or use one by awq, auto_awq, ")
+    assert violation.remedy.startswith("use the unquantized model, or use one quantized by awq, auto_awq, ")
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     tested_spec, catalogue = spec("hf://org/model", "nvidia-h100-80gb", 1), Catalogue.load()
     images = {**catalogue.runtimes, "stoker": {"cuda": "mine:1"}}
@@ -172,10 +172,10 @@ def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec
 @pytest.mark.parametrize(
     ("model", "quantization", "message", "remedy"),
     [
-        (QWEN_05B, "gptq", "gptq needs a checkpoint that was quantized so", "or use a method that quantizes when it"),
-        (QWEN_05B, "bitsandbytes", "bitsandbytes needs a checkpoint", "loads, int8 or int4 or fp8"),
-        (QWEN_FP8, "int8", "int8 is requested, and the checkpoint is quantized by fp8", "remove it, or name another"),
-        ("demo://gemma-3-270m", "int4", "int4 is requested, and the file is quantized: its weights are Q5_0", "remove"),
+        (QWEN_05B, "gptq", "gptq needs a checkpoint that is quantized by it", "or use a method that quantizes on load"),
+        (QWEN_05B, "bitsandbytes", "bitsandbytes needs a checkpoint", "on load, int8 or int4 or fp8"),
+        (QWEN_FP8, "int8", "int8 is requested, but the checkpoint is quantized by fp8", "remove it, or name another"),
+        ("demo://gemma-3-270m", "int4", "int4 is requested, but the file is quantized already: its", "remove"),
     ],
 )
 def test_what_cannot_be_quantized_when_it_is_loaded(
@@ -307,9 +307,9 @@ def test_blocks_are_counted_where_the_engine_computes_with_them(spec: SpecOf) ->
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("pvc://models/mine", "what a claim holds"),
+        ("pvc://models/mine", "the model on a claim"),
         ("hf://org/unknown", "has not been fetched"),
-        ("file:///models/mine", "what the image holds"),
+        ("file:///models/mine", "the model in the image"),
     ],
 )
 def test_an_unknown_shape_never_blocks(spec: SpecOf, source: str, why: str) -> None:
@@ -371,12 +371,12 @@ def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
     assert [
         warning.partition("release ")[2].partition(",")[0] for warning in plan(tested_spec, catalogue).warnings
     ] == [
-        "drives 1 accelerator",
-        "has no key-value cache of fp8",
-        "loads no weights quantized by fp8",
+        "supports 1 accelerator",
+        "does not support a KV cache of fp8",
+        "does not load weights quantized by fp8",
     ]
     ranks = plan(spec(QWEN_05B, "cpu", runtime="stoker", parallelism={"tensor": 2}), catalogue).warnings
-    assert ["drives 1 rank, not 2" in warning for warning in ranks] == [True]
+    assert ["supports 1 rank, not 2" in warning for warning in ranks] == [True]
     assert not plan(spec(LLAMA_8B, "nvidia-h100-80gb", 4, kvCacheDtype="fp8"), Catalogue.load()).warnings
     assert not plan(spec(QWEN_05B, "cpu", runtime="stoker", quantization="int8"), Catalogue.load()).warnings
     assert not plan(spec("demo://gemma-3-270m", "cpu", runtime="stoker"), Catalogue.load()).warnings

@@ -1,4 +1,4 @@
-"""BLOOM: attention that fades with distance (ALiBi) instead of knowing positions."""
+"""BLOOM: ALiBi instead of position embeddings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Cohere's Command-R and R7B: norms by mean and variance around a gated MLP.
+"""Cohere's Command-R and R7B: layer norms and a gated MLP.
 
-Command-R computes attention and MLP side by side and scales its logits. In R7B (`cohere2`) the layers with a window
-have rotary positions, and those that see everything have none.
+Attention and MLP are computed in parallel, and logits are scaled. In R7B (`cohere2`) layers with a sliding window have
+rotary embeddings, and layers with full attention have none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DBRX: a mixture of experts, norms by mean and variance, clamped queries, keys and values."""
+"""DBRX: a mixture of experts, layer norms, clamped queries, keys and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from stoker_engine.architectures.weight_names import WeightNames
 def _dbrx(c: Fields) -> DecoderConfig:
     inner, experts = _part(c, "attn_config"), _part(c, "ffn_config")
     heads, size = num_heads(c), head_dim(c)
-    # Files of the hub state the base beside the heads; transformers 5's conversion of them adds one that it made up.
+    # Files on the hub state the base in attn_config, which takes precedence: transformers 5's conversion of these files
+    # adds a default base to the outer config.
     stated = Fields({"rope_theta": inner.get("rope_theta")}, {})
     rope = read_rope(c if inner.get("rope_theta") is None else stated, size)
     sees = AttentionConfig(
@@ -38,7 +39,7 @@ def _dbrx(c: Fields) -> DecoderConfig:
 
 
 def _part(c: Fields, name: str) -> Fields:
-    """A config within the config."""
+    """Return a nested config with its defaults."""
     return Fields(c.object(name), _PARTS[name])
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention, and mixtures of experts after the first, dense layers."""
+"""DeepSeek-V2 and V3: latent attention; the first layers are dense, the others are mixtures of experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _v2(c: Fields) -> DecoderConfig:
-    # norm_topk_prob: the model's own code and transformers' read it differently.
+    # norm_topk_prob is not supported, because the model's own code and transformers interpret it differently.
     refuse(c, norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1, mlp_bias=False)
     method = c.text("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
@@ -35,7 +35,7 @@ def _v2(c: Fields) -> DecoderConfig:
     size = c.integer("moe_intermediate_size")
     moe = MoEConfig(
         num_experts=c.integer("n_routed_experts"),
-        # transformers' config class leaves it open; every published model states 6.
+        # transformers' config class has no default; all published models have 6.
         num_experts_per_tok=c.optional_integer("num_experts_per_tok") or 6,
         intermediate_size=size,
         normalize=None,
@@ -68,7 +68,7 @@ def _attention(c: Fields, interleaved: bool) -> AttentionConfig:
     )
     rope = read_rope(c, latent.qk_rope_head_dim, interleaved=interleaved)
     scale = latent.qk_head_dim**-0.5
-    # Attention gets sharper with the context's length, in both factors of the score; cos and sin carry the rest.
+    # YaRN's attention scaling applies to queries and keys, so it is squared. The rest is in the factor of cos and sin.
     stated = Fields(c.object("rope_parameters") or c.object("rope_scaling"), {})
     if rope.rope_type != "default" and (all_dim := stated.optional("mscale_all_dim")):
         scale *= yarn_mscale(rope.factor, all_dim) ** 2

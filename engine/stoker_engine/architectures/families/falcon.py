@@ -1,4 +1,4 @@
-"""Falcon: one norm or two for attention and MLP side by side; rotary positions, or ALiBi."""
+"""Falcon: attention and MLP, usually in parallel, with one norm or two; rotary embeddings or ALiBi."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _falcon(c: Fields) -> DecoderConfig:
         heads = replace(heads, num_kv_heads=1 if c.flag("multi_query") else heads.num_heads)
         side_by_side, two_norms = c.flag("parallel_attn"), False
     if c.flag("alibi"):
-        # Falcon scales the scores after the slopes have joined them. transformers also rounds slope × position to
-        # bfloat16, by which it differs from this wherever the product has more than eight bits.
+        # Falcon scales the scores after adding the ALiBi biases. transformers also rounds slope × position to bfloat16,
+        # so its results differ if that product has more than eight significant bits.
         heads = replace(heads, alibi_slopes=tuple(slope * heads.scale for slope in alibi_slopes(heads.num_heads)))
     else:
         heads = replace(heads, rope=read_rope(c, heads.head_dim))
@@ -52,7 +52,7 @@ _FALCON: Final = {
     "tie_word_embeddings": True,
 }
 
-#: Also BLOOM's.
+#: Also used by BLOOM.
 FALCON_NAMES: Final = {
     "embed": "transformer.word_embeddings",
     "layers.{i}.input_norm": "transformer.h.{i}.input_layernorm",
@@ -63,7 +63,7 @@ FALCON_NAMES: Final = {
     "final_norm": "transformer.ln_f",
     "lm_head": "lm_head",
 }
-#: Old files of Falcon have one key and value head for all queries: the same order, with one group.
+#: Old Falcon files have one key and value head for all queries: the same arrangement, with one group.
 FALCON_FUSED: Final = {"transformer.h.{i}.self_attention.query_key_value": Fused(QKV, Split.KV_HEADS)}
 
 _WEIGHTS: Final = WeightNames(

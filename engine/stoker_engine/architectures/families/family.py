@@ -1,4 +1,4 @@
-"""One family, as a description of its parts and of its files."""
+"""Description of a family: its decoder's parts and its files."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from stoker_engine.architectures.weight_names import WeightNames
 
 @dataclass(frozen=True)
 class GGUFFamily:
-    """One architecture of GGUF. What the metadata leave out, because llama.cpp knows it of an architecture, is stated
-    here.
+    """One architecture of GGUF, including facts that its metadata omit because they are built into llama.cpp.
 
     Attributes:
-        name: GGUF's.
-        architecture: ours.
-        config: further fields of config.json, from the metadata.
-        rotated: queries' and keys' rows are rearranged for neighbouring rotary pairs (`gguf_names`).
-        names: the names that differ from the vocabulary.
-        fused: the tensors that hold several parameters, beyond those of all families.
-        describes: whether it is this family, where several go by one name.
+        name: GGUF's name of the architecture.
+        architecture: the name in config.json's ``architectures``.
+        config: returns additional fields of config.json, from the metadata.
+        rotated: whether the rows of queries and keys are reordered to adjacent rotary pairs (`gguf_names`).
+        names: returns the weights' names that differ from the common ones.
+        fused: tensors with several parameters, in addition to those of all families.
+        describes: returns whether a file belongs to this family, if several families share the GGUF name.
     """
 
     name: str
@@ -39,15 +38,15 @@ class GGUFFamily:
 
 @dataclass(frozen=True)
 class Family:
-    """How the configs of one family are read, and what its files call the weights.
+    """One family: how to read its configs, and the names of its weights.
 
     Attributes:
-        model_type: transformers' name.
-        read: the decoder's parts; raises `ModelError` for an option that we lack.
-        defaults: what a config may leave unsaid.
-        weight_names: those of safetensors files.
-        field_names: names that go before a config field's general one in this family's files.
-        gguf: GGUF files of the family; None: these are not read.
+        model_type: transformers' ``model_type``.
+        read: returns the decoder's parts; raises `ModelError` for an unsupported option.
+        defaults: values of config fields that may be omitted.
+        weight_names: names of weights in safetensors files.
+        field_names: general name of a config field → the family's own name, which takes precedence.
+        gguf: description of the family's GGUF files; None: GGUF is not supported.
     """
 
     model_type: str

@@ -1,7 +1,7 @@
-"""Gemma 1 to 3: wide norms, an embedding scaled by √hidden size, and from Gemma 2 norms before and after each block.
+"""Gemma 1 to 3: float32 norms, an embedding scaled by √hidden size; since Gemma 2 norms before and after each block.
 
-Norm weights are stored less by one. Multimodal checkpoints wrap the decoder: transformers 4 and 5 put the wrapper in
-different places.
+Stored norm weights are smaller by 1 than the applied ones. Multimodal checkpoints wrap the decoder, with different
+prefixes in transformers 4 and 5.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _gemma1(c: Fields) -> DecoderConfig:
 
 
 def _mlp(c: Fields) -> MLPConfig:
-    # The first files said "gelu" where the model was trained with the tanh approximation.
+    # Early files state "gelu", but the model was trained with the tanh approximation.
     dense = mlp(c)
     return replace(dense, act="gelu_pytorch_tanh") if dense.act == "gelu" else dense
 
@@ -60,7 +60,7 @@ def _gemma2(c: Fields) -> DecoderConfig:
 
 
 def _gemma3(c: Fields) -> DecoderConfig:
-    pattern = c.optional_integer("sliding_window_pattern")  # every pattern-th layer sees everything
+    pattern = c.optional_integer("sliding_window_pattern")  # every pattern-th layer has full attention
     return _alternating(c, normalised=True, slides=lambda index: bool(pattern and (index + 1) % pattern))
 
 
@@ -156,7 +156,7 @@ _GEMMA3_WEIGHTS: Final = WeightNames(
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Metadata], dict[str, Any]]:
-    """The scores' scale: that of a head, but in the 27B models that of a share of the hidden size."""
+    """Return a reader of the scores' scale: from the head size, but in the 27B models from hidden size / heads."""
 
     def config(metadata: Metadata) -> dict[str, Any]:
         size = metadata.get("attention.key_length")

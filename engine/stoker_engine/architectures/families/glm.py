@@ -1,6 +1,6 @@
-"""GLM-4: half of each head is rotated, in neighbouring pairs; GLM-4-0414 adds norms after each block.
+"""GLM-4: half of each head is rotated, in adjacent pairs; GLM-4-0414 adds norms after each block.
 
-GLM-4.5 has mixtures of experts after the first, dense layers.
+In GLM-4.5 the first layers are dense, and the others are mixtures of experts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""gpt-oss: sinks in attention, windows in every other layer, and a mixture with biases and a clamped gate.
+"""gpt-oss: attention sinks, sliding windows in every other layer, and a mixture with biases and a clamped gate.
 
-Its experts are stacks: of numbers with inputs in rows, or of blocks (MXFP4) with outputs in rows.
+Experts are stacked: unquantized with inputs as rows, or in MXFP4 blocks with outputs as rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _gpt_oss(c: Fields) -> DecoderConfig:
     bias = c.flag("attention_bias")
     heads = replace(attention(c, qkv_bias=bias, out_bias=bias), sinks=True)
     gate = ClampedSwiGLU(c.number("swiglu_alpha"), c.number("swiglu_limit", lower=MIN_POSITIVE))
-    experts = replace(mlp(c), act=gate)  # whatever hidden_act says
+    experts = replace(mlp(c), act=gate)  # hidden_act is ignored
     moe = MoEConfig(
         num_experts=c.integer("num_local_experts"),
         num_experts_per_tok=c.integer("num_experts_per_tok"),

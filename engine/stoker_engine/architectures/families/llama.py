@@ -1,4 +1,4 @@
-"""Llama 1 to 3.3 and Yi: pre-norm by root mean square, rotary positions, a gated MLP. Many relatives start from it."""
+"""Llama 1 to 3.3 and Yi: RMS pre-norms, rotary embeddings, a gated MLP. Many other families are based on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _llama(c: Fields) -> DecoderConfig:
 
 
 def pre_norm(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> DecoderConfig:
-    """A decoder like Llama's with these heads, which are rotated."""
+    """Return a decoder like Llama's, with these heads and the config's rotary embedding."""
     return DecoderConfig(rms_norm(c), alike(c, replace(heads, rope=read_rope(c, heads.head_dim)), dense))
 
 

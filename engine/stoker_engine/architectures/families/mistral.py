@@ -1,4 +1,4 @@
-"""Mistral: Llama with a window on every layer. Mixtral: the same with mixtures of experts."""
+"""Mistral: Llama with a sliding window in every layer. Mixtral: the same with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ MIXTRAL: Final = Family(
         "sliding_window": None,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
-        "norm_topk_prob": True,  # no field of the family's; its routers always do
+        "norm_topk_prob": True,  # not a field of this family: its routers always normalize
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     },

@@ -1,4 +1,4 @@
-"""What mixtures of experts have in common; the router's kind is stated in `architectures.moe_config`'s terms."""
+"""Readers of mixture-of-experts configs; see `architectures.moe_config` for the terms."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker_engine.architectures.moe_config import MoEConfig
 def sparse(
     layers: tuple[LayerConfig, ...], moe: MoEConfig, is_sparse: Callable[[int], bool]
 ) -> tuple[LayerConfig, ...]:
-    """`layers`, with `moe` in the MLP's place where `is_sparse` says so of a layer's index."""
+    """Return `layers`, with `moe` instead of the MLP in layers for whose index `is_sparse` is true."""
     return tuple(replace(layer, moe=moe) if is_sparse(index) else layer for index, layer in enumerate(layers))
 
 
 def sigmoid_moe(c: Fields) -> MoEConfig:
-    """DeepSeek-V3's mixture: sigmoid scores, a correction bias, groups, shared experts."""
+    """Return DeepSeek-V3's mixture: sigmoid scores, a correction bias, groups, shared experts."""
     groups = c.optional_integer("n_group") or 1
     return MoEConfig(
         num_experts=c.integer("n_routed_experts"),
@@ -36,7 +36,12 @@ def sigmoid_moe(c: Fields) -> MoEConfig:
 
 
 def softmax_moe(c: Fields, experts: str = "num_experts", size: str = "intermediate_size") -> MoEConfig:
-    """A mixture with softmax scores; `experts` is the field that counts them, `size` that of the inner size of each."""
+    """Return a mixture with softmax scores.
+
+    Args:
+        experts: field with the number of experts.
+        size: field with the inner size of an expert.
+    """
     return MoEConfig(
         num_experts=c.integer(experts),
         num_experts_per_tok=c.integer("num_experts_per_tok"),
@@ -46,5 +51,5 @@ def softmax_moe(c: Fields, experts: str = "num_experts", size: str = "intermedia
 
 
 def every_layer(index: int) -> bool:
-    """For `sparse`: all layers are."""
+    """Return True: an `is_sparse` for models whose layers are all mixtures."""
     return True

@@ -1,4 +1,4 @@
-"""MPT: attention that fades with distance (ALiBi), and no biases."""
+"""MPT: ALiBi, no biases."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _OLMO: Final = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
     "hidden_act": "silu",
-    "layer_norm_eps": 1e-5,  # no field of the family's; its norms fix it
+    "layer_norm_eps": 1e-5,  # not a field of this family: fixed in its norms
     "rope_theta": 10_000.0,
     "eos_token_id": 50_279,
     "tie_word_embeddings": False,

@@ -1,4 +1,4 @@
-"""OPT: learned positions, an MLP without gate; the smallest ones with norms after each block."""
+"""OPT: learned positions, an MLP without gate; OPT-350m has norms after each block instead of before."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _WEIGHTS: Final = WeightNames(
         "project_in": "model.decoder.project_in",
         "project_out": "model.decoder.project_out",
         "layers.{i}.input_norm": "model.decoder.layers.{i}.self_attn_layer_norm",
-        "layers.{i}.post_attention_norm": "model.decoder.layers.{i}.self_attn_layer_norm",  # of OPT-350m
+        "layers.{i}.post_attention_norm": "model.decoder.layers.{i}.self_attn_layer_norm",  # OPT-350m
         "layers.{i}.q": "model.decoder.layers.{i}.self_attn.q_proj",
         "layers.{i}.k": "model.decoder.layers.{i}.self_attn.k_proj",
         "layers.{i}.v": "model.decoder.layers.{i}.self_attn.v_proj",

@@ -1,4 +1,4 @@
-"""Qwen 1 to 3, and their mixtures of experts: Llama with biases on queries, keys and values, or normalised heads."""
+"""Qwen 1 to 3 and their mixtures of experts: Llama with biases of queries, keys and values, or with head norms."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _qwen1(c: Fields) -> DecoderConfig:
-    # use_dynamic_ntk and use_logn_attn change nothing up to seq_length, which is why that is the longest sequence.
+    # use_dynamic_ntk and use_logn_attn can be ignored: they have no effect up to seq_length, the longest sequence here.
     refuse(c, no_bias=True, scale_attn_weights=True)
     heads = attention(c, qkv_bias=True)
     return pre_norm(c, heads, replace(mlp(c), size=c.integer("intermediate_size", lower=2) // 2))
 
 
 def _layers(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> tuple[LayerConfig, ...]:
-    """Layers of Qwen 2 and 3: only if `use_sliding_window`, and then only the upper ones, have a window."""
+    """Return the layers of Qwen 2 and 3. With ``use_sliding_window``, those from ``max_window_layers`` on have a
+    sliding window, unless the config states ``layer_types``."""
     heads = replace(heads, rope=read_rope(c, heads.head_dim))
     slides = c.flag("use_sliding_window") and c.get("sliding_window") is not None
     kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers", lower=0))
@@ -60,7 +61,7 @@ def _layers(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> tuple[LayerC
 
 
 def _qwen3_attention(c: Fields) -> AttentionConfig:
-    """Heads of Qwen 3: queries and keys normalised a head at a time."""
+    """Return the attention config of Qwen 3, with norms of each query and key head."""
     bias = c.flag("attention_bias")
     return replace(attention(c, qkv_bias=bias, out_bias=bias), qk_norm=QKNormConfig(rms_norm(c), "head"))
 
@@ -92,7 +93,7 @@ def _qwen3_moe(c: Fields) -> DecoderConfig:
 
 
 def _is_sparse(c: Fields) -> Callable[[int], bool]:
-    """Every ``decoder_sparse_step``-th layer is a mixture, but those in ``mlp_only_layers``."""
+    """Return the `is_sparse` of Qwen: every ``decoder_sparse_step``-th layer, except those in ``mlp_only_layers``."""
     step, dense = c.integer("decoder_sparse_step"), set(c.items("mlp_only_layers", int))
     return lambda index: index not in dense and (index + 1) % step == 0
 
@@ -105,7 +106,7 @@ _QWEN: Final = {
     "eos_token_id": None,
 }
 
-#: Qwen 2's and 3's; their mixtures of experts start from these, too.
+#: Defaults of Qwen 2 and 3; those of their mixtures of experts extend them.
 _QWEN2: Final = {
     **_QWEN,
     "num_key_value_heads": 32,

@@ -1,4 +1,4 @@
-"""What most families read in the same way."""
+"""Readers of config fields that most families share."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from stoker_engine.architectures.decoder_config import (
 )
 from stoker_engine.architectures.rope_config import read_rope
 
-#: Several times what the largest models have. What is beyond is a mistake, and would take long to find out otherwise.
+#: Limits, several times those of the largest models. A larger value is an error that would otherwise be found late.
 MOST_LAYERS: Final = 10_000
 MOST_HEADS: Final = 100_000
 
-#: Attention and MLP side by side, on one norm.
+#: Attention and MLP in parallel, with a common norm.
 PARALLEL: Final = ResidualConfig("parallel", norms=("input_norm",))
 
 
 def rms_norm(c: Fields, *, wide: bool = False) -> NormConfig:
-    """Root-mean-square norms without bias."""
+    """Return the config of RMS norms, without bias."""
     return NormConfig("rms", c.number("rms_norm_eps", lower=0), wide=wide)
 
 
 def layer_norm(c: Fields, *, bias: bool = True, weight: bool = True) -> NormConfig:
-    """Norms by mean and variance."""
+    """Return the config of layer norms."""
     return NormConfig("layer", c.number("layer_norm_eps", lower=0), weight=weight, bias=bias and weight)
 
 
 def num_layers(c: Fields) -> int:
-    """How many layers the config states."""
+    """Return the number of layers."""
     return c.integer("num_hidden_layers", upper=MOST_LAYERS)
 
 
 def num_heads(c: Fields) -> int:
-    """How many query heads the config states."""
+    """Return the number of query heads."""
     return c.integer("num_attention_heads", upper=MOST_HEADS)
 
 
 def head_dim(c: Fields) -> int:
-    """Size of one head: stated, or the hidden size's share.
+    """Return the size of one head: as stated, or the hidden size divided by the number of heads.
 
     Raises:
-        ModelError: nothing is left for a head.
+        ModelError: the hidden size is less than the number of heads.
     """
     size = c.optional_integer("head_dim") or c.integer("hidden_size") // num_heads(c)
     if size < 1:
@@ -62,7 +62,11 @@ def head_dim(c: Fields) -> int:
 
 
 def attention(c: Fields, *, qkv_bias: bool = False, out_bias: bool = False) -> AttentionConfig:
-    """Heads as the config states them, without positions; add these with `dataclasses.replace`."""
+    """Return the attention config without positions; add these with `dataclasses.replace`.
+
+    Raises:
+        ModelError: the number of query heads is not a multiple of the number of key and value heads.
+    """
     heads = num_heads(c)
     kv_heads = c.optional_integer("num_key_value_heads") or heads
     size = head_dim(c)
@@ -72,35 +76,35 @@ def attention(c: Fields, *, qkv_bias: bool = False, out_bias: bool = False) -> A
 
 
 def rotated(c: Fields, heads: AttentionConfig) -> AttentionConfig:
-    """`heads` with the rotary positions that the config states."""
+    """Return `heads` with the config's rotary embedding."""
     return replace(heads, rope=read_rope(c, heads.head_dim))
 
 
 def mlp(c: Fields, *, gated: bool = True, bias: bool = False) -> MLPConfig:
-    """The MLP as the config states it; an unstated size is four times the hidden size."""
+    """Return the MLP's config; the default size is four times the hidden size."""
     size = c.optional_integer("intermediate_size") or 4 * c.integer("hidden_size")
     return MLPConfig(size, c.text("hidden_act"), gated, bias)
 
 
 def alike(c: Fields, attention: AttentionConfig, mlp: MLPConfig) -> tuple[LayerConfig, ...]:
-    """As many equal layers as the config states."""
+    """Return the config's number of equal layers."""
     return (LayerConfig(attention, mlp),) * num_layers(c)
 
 
 def of_kinds(c: Fields, kinds: Sequence[str], layer: Callable[[str], LayerConfig]) -> tuple[LayerConfig, ...]:
-    """One layer for each of `kinds`, the names of ``layer_types``."""
+    """Return one layer for each of `kinds`, which are names of ``layer_types``."""
     made = {kind: layer(kind) for kind in set(kinds)}
     return tuple(made[kind] for kind in kinds)
 
 
 def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
-    """Each layer's kind: ``sliding_attention`` or ``full_attention``.
+    """Return each layer's kind: ``sliding_attention`` or ``full_attention``.
 
     Args:
-        otherwise: whether the layer with that index slides, where the config has no ``layer_types``.
+        otherwise: whether the layer with this index has a sliding window, if the config has no ``layer_types``.
 
     Raises:
-        ModelError: a layer type is not supported, or there is not one for each layer.
+        ModelError: a layer type is not supported, or their number differs from the number of layers.
     """
     count = num_layers(c)
     kinds = c.items("layer_types", str)
@@ -115,7 +119,7 @@ def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
 
 
 def windowed(c: Fields, attention: AttentionConfig, kind: str) -> AttentionConfig:
-    """`attention`, seeing only the config's window where `kind` is sliding."""
+    """Return `attention`, with the config's sliding window if `kind` is ``sliding_attention``."""
     if kind != "sliding_attention":
         return attention
     window = c.optional_integer("sliding_window", lower=1)
@@ -123,10 +127,10 @@ def windowed(c: Fields, attention: AttentionConfig, kind: str) -> AttentionConfi
 
 
 def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
-    """How fast each head's attention fades with distance (Press et al., 2022).
+    """Return the ALiBi slope of each head (Press et al., 2022).
 
-    For n = 2^k heads these are 2^(-largest · h / n), h = 1 … n. Another number takes the slopes of the power of two
-    below it, then every other one of the power above.
+    For n = 2^k heads the slopes are 2^(-largest · h / n), h = 1 … n. Other numbers of heads use the slopes of the next
+    lower power of two, then every other slope of the next higher one.
     """
     power = 1 << (num_heads.bit_length() - 1)
 
@@ -137,10 +141,10 @@ def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
 
 
 def refuse(c: Fields, **supported: object) -> None:
-    """Refuses options that are stated and not what is `supported`.
+    """Check that the config's options, if stated, have the `supported` values.
 
     Raises:
-        ModelError: naming the first.
+        ModelError: an option has another value; the message names the first one.
     """
     for name, value in supported.items():
         stated = c.get(name)

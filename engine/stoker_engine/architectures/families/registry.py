@@ -1,6 +1,6 @@
-"""Which family an architecture is, by the names in config.json's ``architectures``. A further name is one line here.
+"""Family of each architecture, by the names in config.json's ``architectures``. Another name needs one line here.
 
-An architecture that is not here is no family of ours: it may run through `models.transformers_backend`.
+Other architectures may run on the Transformers backend (`models.transformers_backend`).
 """
 
 from __future__ import annotations

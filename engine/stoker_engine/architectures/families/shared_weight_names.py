@@ -1,6 +1,6 @@
-"""What most families call weights: Llama's names, to which others add, or which they fuse or rename in part.
+"""Weight names that most families share: Llama's names, which other families extend, fuse or rename in part.
 
-Experts are spelled in two ways: the hub's files hold three matrices an expert, transformers 5 stacks those of a layer.
+Experts have two forms: files on the hub have three matrices per expert, transformers 5 stacks all experts of a layer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LLAMA_NAMES: Final = {
     "lm_head": "lm_head",
 }
 
-#: Normalised queries and keys.
+#: Norms of queries and keys.
 QK_NORMS: Final = {
     "layers.{i}.q_norm": "model.layers.{i}.self_attn.q_norm",
     "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm",
 }
 
-#: Buffers that older files carry.
+#: Buffers in older files, which are not needed.
 ROTARY_BUFFER: Final = r"\.rotary_emb\.inv_freq$"
 IGNORED: Final = (ROTARY_BUFFER, r"\.self_attn\.bias$")
 
@@ -40,14 +40,14 @@ LLAMA_WEIGHTS: Final = WeightNames(names=LLAMA_NAMES, ignored=IGNORED)
 QKV: Final = ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v")
 GATE_UP: Final = ("layers.{i}.gate", "layers.{i}.up")
 
-#: The same in GGUF: gate and up projection in one tensor (Phi-3, GLM-4).
+#: Gate and up projection in one tensor, in GGUF (Phi-3, GLM-4).
 GGUF_GATE_UP: Final = {"blk.{i}.ffn_up": Fused(GATE_UP, Split.ROWS)}
 
 _MLP: Final = "model.layers.{i}.mlp"
 
 
 def head_norms(q: str, k: str) -> dict[str, Fused]:
-    """Norms with weights of each head's own, in a tensor of queries and one of keys."""
+    """Return the tensors `q` and `k` that contain each head's own norm weights for queries and keys."""
     counts: tuple[Count, Count] = ("num_attention_heads", "num_key_value_heads")
     return {
         theirs: Fused((f"layers.{{i}}.{norm}.{{j}}",), Split.EACH_ROW, count)
@@ -59,7 +59,7 @@ GGUF_HEAD_NORMS: Final = head_norms("blk.{i}.attn_q_norm", "blk.{i}.attn_k_norm"
 
 
 def expert_names(block: str, gate: str, up: str, down: str) -> dict[str, str]:
-    """The names of one expert's matrices in `block`."""
+    """Return the names of an expert's matrices in `block`."""
     return {
         "layers.{i}.experts.{j}.gate": f"{block}.experts.{{j}}.{gate}",
         "layers.{i}.experts.{j}.up": f"{block}.experts.{{j}}.{up}",
@@ -68,23 +68,24 @@ def expert_names(block: str, gate: str, up: str, down: str) -> dict[str, str]:
 
 
 def expert_stack(*parts: str, split: Split = Split.EXPERTS, of: str = "weight", transposed: bool = False) -> Fused:
-    """A tensor of `parts` of every expert, expert by expert.
+    """Return a tensor with `parts` of every expert, expert by expert.
 
     Args:
         of: ``weight`` or ``bias``.
+        transposed: see `Fused`.
     """
     names = tuple(f"layers.{{i}}.experts.{{j}}.{part}.{of}" for part in parts)
     return Fused(names, split, "num_experts", transposed)
 
 
 def expert_stacks(block: str) -> dict[str, Fused]:
-    """The names of all experts' matrices in `block`, in full: of numbers, and of blocks (MXFP4)."""
+    """Return the complete names of the stacked experts in `block`, unquantized and in MXFP4 blocks."""
     gates, downs = expert_stack("gate", "up"), expert_stack("down")
     gate_up, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
     return {gate_up: gates, f"{gate_up}_blocks": gates, down: downs, f"{down}_blocks": downs}
 
 
-#: Llama's, with a mixture of experts in the MLP's place, as Qwen and many others spell it.
+#: Llama's names with a mixture of experts instead of the MLP, as in Qwen and many others.
 MOE_NAMES: Final = {
     **LLAMA_NAMES,
     "layers.{i}.router": f"{_MLP}.gate",
@@ -92,10 +93,10 @@ MOE_NAMES: Final = {
 }
 MOE_STACKS: Final = expert_stacks(_MLP)
 
-#: With normalised queries and keys (Qwen3-MoE, OLMoE).
+#: The same with norms of queries and keys (Qwen3-MoE, OLMoE).
 QK_NORM_MOE_WEIGHTS: Final = WeightNames(names=MOE_NAMES | QK_NORMS, fused=MOE_STACKS, ignored=IGNORED)
 
-#: Shared experts and the correction bias, as DeepSeek spells them.
+#: DeepSeek's names of the shared experts and of the correction bias.
 SHARED_EXPERTS: Final = {
     "layers.{i}.router.correction_bias": f"{_MLP}.gate.e_score_correction_bias",
     "layers.{i}.shared.gate": f"{_MLP}.shared_experts.gate_proj",
@@ -103,5 +104,5 @@ SHARED_EXPERTS: Final = {
     "layers.{i}.shared.down": f"{_MLP}.shared_experts.down_proj",
 }
 
-#: The layers past the last, which draft tokens (multi-token prediction), are not loaded.
+#: See `WeightNames.layer`: layers for multi-token prediction, after the last one, are not loaded.
 LAYER: Final = r"^model\.layers\.(\d+)\."

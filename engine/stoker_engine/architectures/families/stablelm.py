@@ -1,4 +1,4 @@
-"""StableLM: norms by mean and variance around a gated MLP, also of each head."""
+"""StableLM: layer norms, optionally also of each head, and a gated MLP."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What GGUF files say of their models: metadata in place of a config.json, and names of weights."""
+"""GGUF files: metadata, which replace config.json, and names of weights."""

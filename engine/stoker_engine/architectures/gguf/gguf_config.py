@@ -1,4 +1,4 @@
-"""GGUF's architectures: which of ours each one is, and how its metadata state what config.json would."""
+"""GGUF architectures: their families, and the config.json that corresponds to a file's metadata."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker_engine.architectures.families.family import GGUFFamily
 from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.gguf.gguf_metadata import Metadata, rope_scaling
 
-#: config.json's names for what all architectures state under the same key.
+#: config.json's field → GGUF key, for keys that are the same in all architectures.
 _KEYS: Final = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
@@ -41,10 +41,10 @@ _KEYS: Final = {
 
 
 def gguf_config(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
-    """The file's config.json.
+    """Return the config.json that corresponds to a file's metadata.
 
     Raises:
-        ModelError: a key is missing, layers differ in size, or positions are stretched in a way that is not read.
+        ModelError: a key is missing, layers differ in size, or the RoPE scaling is not supported.
     """
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if not metadata.get(key):
@@ -69,10 +69,10 @@ def gguf_config(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
 
 
 def gguf_family(name: str, metadata: Metadata) -> GGUFFamily:
-    """The family of GGUF's architecture `name`.
+    """Return the family of GGUF's architecture `name`.
 
     Raises:
-        ModelError: none here.
+        ModelError: the architecture is not supported.
     """
     known = [family.gguf for family in FAMILIES.values() if family.gguf is not None]
     for family in known:

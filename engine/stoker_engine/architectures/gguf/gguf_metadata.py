@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata say, under llama.cpp's keys."""
+"""Metadata of a GGUF file, under llama.cpp's keys."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from stoker_common.errors import ModelError
 
 
 class Metadata(Protocol):
-    """What a GGUF file says of its model."""
+    """Metadata and tensors of a GGUF file."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of ``{architecture}.{key}``."""
+        """Return the value of ``{architecture}.{key}``."""
         ...
 
     def has(self, tensor: str) -> bool:
-        """Whether the file holds that tensor."""
+        """Whether the file contains this tensor."""
         ...
 
     def values(self, tensor: str) -> list[float]:
-        """The numbers of that tensor, a vector."""
+        """Return the elements of this tensor, a vector."""
         ...
 
 
 def rope_scaling(metadata: Metadata) -> dict[str, Any]:
-    """How positions are stretched, as config.json's ``rope_scaling``.
+    """Return the RoPE scaling as config.json's fields; empty if there is none.
 
     Raises:
-        ModelError: in a way that is not read.
+        ModelError: the RoPE scaling is not supported.
     """
     kind = metadata.get("rope.scaling.type")
-    if metadata.has("rope_factors_long.weight"):  # Phi-3's longrope, whatever the type says
+    if metadata.has("rope_factors_long.weight"):  # Phi-3's longrope, even if the type differs
         return {
             "original_max_position_embeddings": int(metadata.get("rope.scaling.original_context_length")),
             "rope_scaling": {
@@ -41,7 +41,7 @@ def rope_scaling(metadata: Metadata) -> dict[str, Any]:
             },
         }
     if metadata.has("rope_freqs.weight"):
-        # Llama 3.1's blend, worked out by the converter: one factor a pair, the same at every length.
+        # Llama 3.1's interpolation, precomputed by the converter: one factor per pair, independent of the length.
         factors = metadata.values("rope_freqs.weight")
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         return {"rope_scaling": {**scaling, "original_max_position_embeddings": metadata.get("context_length")}}

@@ -1,8 +1,8 @@
-"""How GGUF files spell weights: one vocabulary for all families (that of the ``gguf`` library's tensor name maps).
+"""Names of weights in GGUF files: the same for all families (those of the ``gguf`` library's tensor name maps).
 
-What llama.cpp's converter changes on the way is undone here: it moves the queries' and keys' rows of Llama's relatives
-from half-split to neighbouring pairs, splits or joins matrices, and adds Gemma's offset to norm weights (which is
-how we want them).
+The changes of llama.cpp's converter are reverted: for Llama and related families it reorders the rows of queries and
+keys from half-split to adjacent pairs, and it splits or concatenates matrices. It also adds Gemma's offset to norm
+weights, which is the form that Stoker uses.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _FUSED: Final = {
     },
 }
 
-#: Read with the config, not as weights.
+#: Read as part of the config, not as weights.
 _IGNORED: Final = (r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$")
 
 _OPERATIONS: Final[dict[str, Operation]] = {
-    r"\.attn_k_b\.weight$": Transpose(1, 2),  # keys of latent attention are stored so that they multiply queries
+    r"\.attn_k_b\.weight$": Transpose(1, 2),  # latent attention's key matrices are stored transposed, for absorption
     r"\.ffn_gate_inp_shexp\.weight$": ToRow(),  # a gate over the shared experts is stored as a vector
 }
 
-#: For families whose rotary pairs llama.cpp wants to be neighbours.
+#: For families whose rotary pairs are adjacent in llama.cpp.
 _ROTATED: Final[dict[str, Operation]] = {
     r"\.attn_q\.(weight|bias)$": HalfSplitPairs("num_attention_heads"),
     r"\.attn_k\.(weight|bias)$": HalfSplitPairs("num_key_value_heads"),
@@ -76,7 +76,7 @@ _ROTATED: Final[dict[str, Operation]] = {
 
 
 def gguf_weight_names(family: GGUFFamily, metadata: Metadata) -> WeightNames:
-    """A file's weight names: the vocabulary, with its family's exceptions."""
+    """Return the weight names of a file: the common names with its family's exceptions."""
     names = {**_NAMES, **family.names(metadata)}
     return WeightNames(
         names={ours: theirs for ours, theirs in names.items() if theirs not in family.fused},

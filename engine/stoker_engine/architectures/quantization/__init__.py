@@ -1,1 +1,1 @@
-"""How a checkpoint's weights are quantized, read from its config.json: a file a method."""
+"""Quantization of a checkpoint's weights, read from its config.json: one file per method."""

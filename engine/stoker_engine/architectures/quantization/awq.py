@@ -1,7 +1,7 @@
 """AWQ (Lin et al., 2023), as AutoAWQ and GPTQModel write it; fields are AutoAWQ's and those of
 transformers' ``AwqConfig``.
 
-AutoAWQ can lay out weights for one kernel or another (``version``); ``gemm`` is what nearly all checkpoints hold.
+AutoAWQ has a weight layout for each of several kernels (``version``); nearly all checkpoints have ``gemm``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class AWQ:
     """See `QuantizationConfig`.
 
     Attributes:
-        group: numbers of a row that share a scale; -1: all.
-        zero: whether groups have zero points; else each is half of the codes' range.
-        unquantized: modules with one of these in their names are not quantized.
+        group: elements of a row per scale; -1: the whole row.
+        zero: whether groups have zero points; otherwise the zero point is half of the codes' range.
+        unquantized: modules whose names contain one of these are not quantized.
         head: whether the language-model head is quantized.
     """
 
@@ -40,7 +40,7 @@ class AWQ:
     method: str = METHOD
 
     def format(self, inner: int, scale: Scale = "float16") -> GroupFormat:
-        """Of rows of `inner` numbers, with scales stored as `scale`."""
+        """Return the format of rows of `inner` elements, with scales of dtype `scale`."""
         return GroupFormat("uint4", self.group if 0 < self.group < inner else 0, scale, self.zero)
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
@@ -55,7 +55,7 @@ class AWQ:
 
 
 def parse(config: Mapping[str, Any]) -> AWQ:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
         ModelError: unsupported or inconsistent settings.

@@ -1,8 +1,8 @@
 """bitsandbytes: LLM.int8() (Dettmers et al., 2022) and QLoRA's nf4 (Dettmers et al., 2023); fields are
 those of transformers' ``BitsAndBytesConfig``.
 
-With 8 bits every row has a scale. With 4, the matrix is one sequence of numbers, row after row, and each block of 64
-has one. Where blocks do not end with rows, rows are cut into smaller groups, each within one block.
+With 8 bits, each row has a scale. With 4 bits, each block of 64 elements of the flattened matrix has a scale. If blocks
+cross the ends of rows, rows are split into smaller groups, each within one block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_engine.architectures.stored_formats import GroupFormat
 
 METHOD: Final = "bitsandbytes"
 
-#: Numbers that share a scale, where the checkpoint's tensors do not say otherwise.
+#: Elements per scale, unless the checkpoint's tensors state another number.
 BLOCK: Final = 64
 
 _FIELD: Final = "config.json: quantization_config"
@@ -31,8 +31,8 @@ class BitsAndBytes:
 
     Attributes:
         bits: 8 or 4.
-        unquantized: modules that are not quantized; embeddings are not, either.
-        head: whether the language-model head is, unless they say otherwise.
+        unquantized: modules that are not quantized, in addition to embeddings.
+        head: whether the language-model head is quantized, unless `unquantized` lists it.
     """
 
     bits: int
@@ -57,7 +57,8 @@ class BitsAndBytes:
 
 
 def nf4_format(inner: int, block: int) -> GroupFormat | None:
-    """Of rows of `inner` numbers in blocks of `block` that pay no heed to where rows end; None: too small pieces."""
+    """Return the format of rows of `inner` elements in blocks of `block` elements, which may cross the ends of rows.
+    Return None if the groups would not be a multiple of 16."""
     group = math.gcd(inner, block)
     if group % 16:
         return None
@@ -73,7 +74,7 @@ def unfit(block: int) -> str:
 
 
 def parse(config: Mapping[str, Any]) -> BitsAndBytes:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
         ModelError: unsupported or inconsistent settings.
@@ -89,7 +90,7 @@ def parse(config: Mapping[str, Any]) -> BitsAndBytes:
         raise ModelError(
             f"{_FIELD}: bnb_4bit_quant_type {kind!r} is not supported; quantize the model again to nf4 or 8 bits"
         )
-    # Where nothing is said, transformers leaves out the head.
+    # Without a list, transformers does not quantize the head.
     listed = fields.get("llm_int8_skip_modules") is not None
     unquantized = ListedModules.of(
         fields.items("llm_int8_skip_modules", str), "quantization_config's llm_int8_skip_modules"

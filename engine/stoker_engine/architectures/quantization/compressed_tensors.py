@@ -1,7 +1,6 @@
-"""compressed-tensors: what llm-compressor writes. Each group of modules has a scheme of its own.
+"""compressed-tensors, the format of llm-compressor. Each group of modules has its own scheme.
 
-Its fields are those of compressed-tensors' ``QuantizationConfig``. What a scheme says of activations is not applied:
-products are those with exact activations.
+Fields are those of compressed-tensors' ``QuantizationConfig``. A scheme's quantization of activations is not applied.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, Grou
 
 METHOD: Final = "compressed-tensors"
 
-#: Weights are numbers: only activations or the KV cache are quantized, which goes by their own scales.
+#: Weights are not quantized, only activations or the KV cache.
 _DENSE: Final = "dense"
 
-#: How tensors may be packed; a scheme's own ``format`` may be one of them too. Which it is, the tensors show.
+#: Supported values of ``format``, also of a scheme's own. The actual packing is determined from the tensors.
 _FORMATS: Final = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", _DENSE,
 )  # fmt: skip
 _AGAIN: Final = "quantize the model again with llm-compressor, to W4A16, W8A16, W8A8 or FP8_DYNAMIC"
 
-#: The narrowest code for integers of so many bits.
+#: Number of bits → narrowest code for such integers.
 _INTEGERS: Final[dict[int, Code]] = {1: "uint2", 2: "uint2", 3: "uint3", 4: "uint4"}
 _SCALES: Final[dict[str, Scale]] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of one group of modules are stored.
+    """Storage of the weights of one group of modules.
 
     Attributes:
-        format: of matrices.
-        bits: of a stored number; of its code in `format` it may be more.
-        rows: that share a scale: of a block; 0: all of a tensor; 1: none.
+        format: format of the matrices.
+        bits: bits per element in the file; the code in `format` may have more.
+        rows: rows per scale: those of a block, 1, or 0 for all rows of a tensor.
     """
 
     format: GroupFormat
@@ -53,7 +52,7 @@ class Group:
 
     Attributes:
         targets: names, patterns and classes of modules.
-        scheme: of their weights; None: they are numbers.
+        scheme: storage of their weights; None: not quantized.
     """
 
     targets: tuple[str, ...]
@@ -62,11 +61,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Targets:
-    """Some targets of all groups together.
+    """Targets of all groups, either all names or all patterns.
 
     Attributes:
         listed: the targets.
-        groups: the one that each is of.
+        groups: for each target, its group.
     """
 
     listed: ListedModules
@@ -74,7 +73,7 @@ class Targets:
 
     @classmethod
     def of(cls, groups: tuple[Group, ...], are_patterns: bool) -> Targets:
-        """Those that are regular expressions, or those that are not.
+        """Collect the targets that are regular expressions, or those that are not.
 
         Raises:
             ModelError: see `ListedModules`.
@@ -84,7 +83,7 @@ class Targets:
         return cls(listed, tuple(group for _, group in pairs))
 
     def group_of(self, module: str) -> Group | None:
-        """Of the first target that means the module."""
+        """Return the group of the first target that matches the module; None if none does."""
         index = self.listed.first(module)
         return None if index is None else self.groups[index]
 
@@ -94,11 +93,11 @@ class CompressedTensors:
     """See `QuantizationConfig`.
 
     Attributes:
-        groups: in order.
-        names: their targets that are names of modules.
-        patterns: those that are regular expressions.
-        ignored: modules that are stored as numbers though a scheme means them.
-        activations: how some scheme quantizes activations, in words; empty: none does.
+        groups: the groups, in the file's order.
+        names: targets of the groups that are names of modules.
+        patterns: targets of the groups that are regular expressions.
+        ignored: modules that are not quantized although a target matches them.
+        activations: description of the first scheme that quantizes activations; empty if none does.
     """
 
     groups: tuple[Group, ...]
@@ -109,7 +108,8 @@ class CompressedTensors:
     method: str = METHOD
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """The scheme of the module of that name: names go before patterns, patterns before classes."""
+        """Return the scheme of a module; None: not quantized. Names take precedence over patterns, and patterns over
+        classes."""
         if self.ignored.mean(module):
             return None
         for targets in (self.names, self.patterns):
@@ -129,7 +129,7 @@ class CompressedTensors:
 
 
 def parse(config: Mapping[str, Any]) -> CompressedTensors:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
         ModelError: unsupported or inconsistent settings.
@@ -159,7 +159,7 @@ def parse(config: Mapping[str, Any]) -> CompressedTensors:
 
 
 def _says_something(config: Mapping[str, Any]) -> bool:
-    """Whether a config within asks for anything."""
+    """Whether a nested config has any effect."""
     if config.get("format") == _DENSE:
         return False
     return any(value for name, value in config.items() if name != "format" or value)
@@ -184,10 +184,11 @@ def _activations(fields: Fields) -> str:
 
 
 def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) -> Group:
-    """One of ``config_groups``; `numbers` as of `_scheme`.
+    """Read one of ``config_groups``.
 
     Args:
-        dense: whether all weights are numbers.
+        numbers: see `_scheme`.
+        dense: whether no weights are quantized.
     """
     fields = Fields(group, {}, file=f"config.json: {where}")
     _check_format(fields, where)
@@ -197,10 +198,10 @@ def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) ->
 
 
 def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:
-    """What a group says of its ``weights``.
+    """Read the ``weights`` of a group.
 
     Args:
-        numbers: what scales are stored as where nothing is said.
+        numbers: dtype of the scales if the group does not state it.
     """
     weights = Fields(given, {"num_bits": 8, "type": "int", "symmetric": True}, file=f"config.json: {where}.weights")
     bits, kind = weights.integer("num_bits", 1, 8), weights.text("type").lower()
@@ -231,7 +232,7 @@ def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:
 
 
 def _float_scale(weights: Fields, bits: int, group: int, numbers: Scale) -> tuple[Scale, bool]:
-    """What scales of floating-point codes are stored as, and whether there is one further for the tensor."""
+    """Return the dtype of the scales of floating-point codes, and whether the tensor has an additional scale."""
     if weights.get("strategy") == "tensor_group":
         return "fp8_e4m3", True
     stated = str(weights.get("scale_dtype")).removeprefix("torch.")
@@ -241,7 +242,7 @@ def _float_scale(weights: Fields, bits: int, group: int, numbers: Scale) -> tupl
 
 
 def _shared(weights: Fields, where: str) -> tuple[int, int]:
-    """Rows and columns that share a scale: 0 rows are all, 0 columns are all."""
+    """Return the number of rows and of columns per scale; 0: all."""
     size = weights.get("group_size")
     usual = "tensor" if size is None else "channel" if size == -1 else "group"
     strategy = usual if weights.get("strategy") is None else weights.text("strategy").lower()

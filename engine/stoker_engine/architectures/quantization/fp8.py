@@ -1,7 +1,7 @@
 """FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's), ``fbgemm_fp8``, and
-``mxfp8``, whose blocks are 32 numbers of a row.
+``mxfp8``, whose blocks are 32 elements of a row.
 
-How activations are quantized is not applied: products are those with exact activations.
+The config's quantization of activations is not applied.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class FP8:
     """See `QuantizationConfig`.
 
     Attributes:
-        format: of matrices. Where each tensor or row has a scale, each row has it.
-        rows: that share scales: of a block; 1: each row has its own; 0: a tensor has one. Tensors may have others
-            than config.json says, and are read by their own.
-        ignored: modules that are stored as numbers.
-        activations: how they are quantized, in words; empty: they are not.
+        format: format of the matrices in memory, where each row has its own scales.
+        rows: rows per scale in the files: those of a block, 1, or 0 for all rows of a tensor. The loader follows the
+            tensors, which may differ from config.json.
+        ignored: modules that are not quantized.
+        activations: description of the activations' quantization; empty if there is none.
     """
 
     method: str
@@ -44,7 +44,7 @@ class FP8:
 
 
 def parse(config: Mapping[str, Any]) -> FP8:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
         ModelError: unsupported or inconsistent settings.
@@ -76,7 +76,7 @@ def parse(config: Mapping[str, Any]) -> FP8:
 
 
 def _block(fields: Fields, rows: int) -> tuple[int, int]:
-    """Rows and columns of a block; `rows` and 0: there are none."""
+    """Return the rows and columns of a block; `rows` and 0 if there are no blocks."""
     size = fields.items("weight_block_size", int)
     if not size:
         return rows, 0

@@ -1,7 +1,7 @@
 """GPTQ (Frantar et al., 2022), as AutoGPTQ, GPTQModel and optimum write it; fields are those of GPTQModel.
 
-With ``desc_act``, columns of a group are those that were quantized one after the other, not those that follow each
-other in the matrix; with ``static_groups`` besides, they follow each other again. Files say it of each column.
+With ``desc_act``, a group consists of columns that were quantized in succession, which need not be adjacent in the
+matrix. If ``static_groups`` is also set, they are adjacent. Files state the group of each column.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _AGAIN: Final = "quantize the model again with GPTQModel, format gptq or gptq_v2
 
 @dataclass(frozen=True)
 class Settings:
-    """How the matrix of a module is stored.
+    """Storage of a module's matrix.
 
     Attributes:
-        bits: of a number.
-        group: numbers of a row that share a scale; -1: all.
-        symmetric: whether every zero point is half of the codes' range.
-        act_order: whether groups may be in another order than columns.
+        bits: bits per element.
+        group: elements of a row per scale; -1: the whole row.
+        symmetric: whether all zero points are half of the codes' range.
+        act_order: whether the columns of a group need not be adjacent.
     """
 
     bits: int
@@ -40,11 +40,11 @@ class Settings:
     act_order: bool
 
     def format(self, inner: int, scale: Scale = "float16", ordered: bool = True) -> GroupFormat:
-        """Of rows of `inner` numbers.
+        """Return the format of rows of `inner` elements.
 
         Args:
-            scale: what scales are stored as.
-            ordered: whether groups are in the order of columns.
+            scale: dtype of the scales.
+            ordered: whether the columns of each group are adjacent.
         """
         group = self.group if 0 < self.group < inner else 0
         order: Literal["columns", "groups"] = "columns" if ordered or not group else "groups"
@@ -56,13 +56,14 @@ class GPTQ:
     """See `QuantizationConfig`.
 
     Attributes:
-        settings: of modules of which nothing else is said.
-        named: modules of which something else is said. The first that means a module counts.
-        overrides: what is said of each; None: that it is not quantized.
-        parts: names of which one is part of a quantized module's; empty: all matrices of layers are.
+        settings: settings of modules without an override.
+        named: patterns of modules with an override; the first match counts.
+        overrides: settings for each pattern of `named`; None: not quantized.
+        parts: the name of a quantized module contains one of these; empty: all matrices of layers are quantized.
         head: whether the language-model head is quantized.
-        zeros_less_one: whether zero points are stored less by one, as the first version of the format does.
-        zeros_by_word: whether that was subtracted from whole words, so that a zero point of 0 borrows from the next.
+        zeros_less_one: whether stored zero points are smaller by 1, as in the first version of the format.
+        zeros_by_word: whether the 1 was subtracted from packed words, so that a zero point of 0 borrows from the next
+            element.
     """
 
     settings: Settings
@@ -75,7 +76,7 @@ class GPTQ:
     method: str = METHOD
 
     def settings_of(self, module: str) -> Settings | None:
-        """Of a module that is quantized, unless an override says that it is not: None."""
+        """Return the settings of a module that is quantized by default; None if an override excludes it."""
         index = self.named.first(module)
         return self.settings if index is None else self.overrides[index]
 
@@ -95,7 +96,7 @@ class GPTQ:
 
 
 def parse(config: Mapping[str, Any]) -> GPTQ:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
         ModelError: unsupported or inconsistent settings.
@@ -126,7 +127,7 @@ def parse(config: Mapping[str, Any]) -> GPTQ:
 
 
 def group_size(fields: Fields) -> int:
-    """Numbers of a row that share a scale; -1: all.
+    """Return the number of elements of a row per scale; -1: the whole row.
 
     Raises:
         ModelError: the group size is not supported.
@@ -140,7 +141,7 @@ def group_size(fields: Fields) -> int:
 
 
 def _override(pattern: str, stated: Any, settings: Settings) -> Settings | None:
-    """An entry of ``dynamic``; modules that ``-:pattern`` means are not quantized."""
+    """Return the settings of an entry of ``dynamic``; None for ``-:pattern``, whose modules are not quantized."""
     if pattern.startswith("-:"):
         return None
     if not isinstance(stated, Mapping):
@@ -149,7 +150,7 @@ def _override(pattern: str, stated: Any, settings: Settings) -> Settings | None:
 
 
 def _settings(fields: Fields, otherwise: Settings) -> Settings:
-    """What `fields` say, and `otherwise` of what they do not; bits of 0 must be said."""
+    """Return the settings in `fields`, with the defaults `otherwise`. If the default of `bits` is 0, it is required."""
     bits = otherwise.bits if otherwise.bits and fields.get("bits") is None else fields.integer("bits")
     if bits not in _CODES:
         raise ModelError(
@@ -167,7 +168,7 @@ def _settings(fields: Fields, otherwise: Settings) -> Settings:
 
 
 def _words(listed: Any) -> list[str]:
-    """All words in a list, or a list of lists; of anything else, none."""
+    """Return all strings in a string or a nested list; values of other types are ignored."""
     if isinstance(listed, str):
         return [listed]
     return [word for each in listed for word in _words(each)] if isinstance(listed, list) else []

@@ -1,9 +1,9 @@
-"""Which modules a list of names and patterns means.
+"""Lists of module names and patterns in a ``quantization_config``.
 
-lm_head                     the module of that name, or below it, wherever in the model it is
-model.layers.*.mlp.router   with ``*`` for anything
-re:.*mlp.gate$              a regular expression (`name_patterns`), for the beginning of the full name
-Linear                      modules of that class, where the list may name classes
+lm_head                     modules with this name and their submodules, anywhere in the model
+model.layers.*.mlp.router   ``*`` matches anything
+re:.*mlp.gate$              a regular expression (`name_patterns`) that matches the start of the full name
+Linear                      modules of this class, if the list may contain classes
 """
 
 from __future__ import annotations
@@ -17,41 +17,42 @@ from typing import Final
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.quantization.name_patterns import NamePatterns
 
-#: Of a module's name; no model has one of more.
+#: Largest number of components of a module's name that are compared; no model has more.
 _MOST_WORDS: Final = 50
 
-#: Last words of the names of embeddings, as families spell them; all other matrices are linear layers.
+#: Last components of the names of embeddings in all families; all other matrices are linear layers.
 _EMBEDDINGS: Final = ("embed_tokens", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings", "embed_positions")
 
 
-#: Those of heads, and of what routes to experts. Methods that list no modules leave them and embeddings alone.
+#: Last components of the names of heads and routers. Methods without a list of modules quantize neither these nor
+#: embeddings.
 _HEADS: Final = ("lm_head", "embed_out", "output")
 _ROUTERS: Final = ("gate", "router", "shared_expert_gate")
 
 
 def class_of(module: str) -> str:
-    """What class the module of that name has in transformers: ``Embedding`` or ``Linear``."""
+    """Return the module's class in transformers: ``Embedding`` or ``Linear``."""
     return "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
 
 
 def is_head(module: str) -> bool:
-    """Whether the module of that name makes logits: it is not within layers."""
+    """Whether the module is the language-model head, which is not part of a layer."""
     return module.rpartition(".")[2] in _HEADS and not any(word.isdecimal() for word in module.split("."))
 
 
 def is_usually_numbers(module: str) -> bool:
-    """Whether the module of that name is an embedding, a head or a router."""
+    """Whether the module is an embedding, a head or a router, which are usually not quantized."""
     return class_of(module) == "Embedding" or is_head(module) or module.rpartition(".")[2] in _ROUTERS
 
 
 @dataclass(frozen=True)
 class ListedModules:
-    """A list of names and patterns, understood.
+    """A parsed list of names and patterns.
 
     Attributes:
-        names: those without ``*``, and at which index of the list they are.
-        patterns: of full names; all others.
-        pattern_indexes: at which index of the list each pattern is.
+        names: name without ``*`` → its index in the list.
+        patterns: all other entries, as patterns of full names.
+        pattern_indexes: index in the list of each pattern.
         classes: names of classes.
     """
 
@@ -62,10 +63,11 @@ class ListedModules:
 
     @classmethod
     def of(cls, names: Iterable[str], where: str, with_classes: bool = False) -> ListedModules:
-        """Of what the field `where` of config.json lists.
+        """Parse a list.
 
         Args:
-            with_classes: whether names without a dot may be those of classes.
+            where: the list's field in config.json, for messages.
+            with_classes: whether names may be classes.
 
         Raises:
             ModelError: a regular expression is invalid or not supported.
@@ -79,7 +81,7 @@ class ListedModules:
         except ValueError as error:
             raise ModelError(
                 f"config.json: {where} holds {reprlib.repr(error.args[0])}, a pattern that is not supported, or "
-                "too many patterns; name the modules more simply, as in 're:.*mlp.(gate|up)_proj$'"
+                "too many patterns; use simpler patterns, for example 're:.*mlp.(gate|up)_proj$'"
             ) from None
         return cls(
             {name: index for name, index in indices.items() if name not in patterns},
@@ -89,7 +91,8 @@ class ListedModules:
         )
 
     def first(self, module: str) -> int | None:
-        """At which place of the list the first is that means the module of that full name by its name; None: none."""
+        """Return the index of the first entry that matches the module's full name; None if none does. Classes are not
+        considered."""
         words = module.split(".")[:_MOST_WORDS]
         parts = (".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
         found = [self.names[part] for part in parts if part in self.names] if self.names else []
@@ -98,16 +101,16 @@ class ListedModules:
         return min(found, default=None)
 
     def name(self, module: str) -> bool:
-        """Whether the module of that full name is among them by its name."""
+        """Whether an entry matches the module's full name."""
         return self.first(module) is not None
 
     def mean(self, module: str) -> bool:
-        """Whether the module of that full name is among them, by its name or its class."""
+        """Whether an entry matches the module's full name or its class."""
         return self.name(module) or class_of(module) in self.classes
 
 
 def _expression(name: str) -> str:
-    """What means the same as a name with ``*``, or what a name with ``re:`` says."""
+    """Return the regular expression of an entry with ``*`` or ``re:``."""
     if name.startswith("re:"):
         return name.removeprefix("re:")
     words = ".*".join(map(re.escape, name.split("*")))

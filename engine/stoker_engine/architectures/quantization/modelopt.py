@@ -1,6 +1,6 @@
-"""NVIDIA's Model Optimizer: FP8 by tensors, rows or blocks, MXFP8, and NVFP4.
+"""NVIDIA's Model Optimizer: FP8 with a scale per tensor, row or block, MXFP8, and NVFP4.
 
-How activations are quantized is not applied: products are those with exact activations.
+The config's quantization of activations is not applied.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from stoker_engine.architectures.quantization.fp8 import FP8
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
 from stoker_engine.architectures.stored_formats import GroupFormat
 
-#: NVFP4: 16 numbers share a scale, and the tensor's numbers one more.
+#: NVFP4: one scale per 16 elements, and another for the whole tensor.
 _NVFP4: Final = GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True)
 
-#: Formats and rows to a scale (0: all) of the FP8 kinds, by their ``quant_algo``.
+#: ``quant_algo`` of the FP8 kinds → format and rows per scale (0: all).
 _FP8: Final = {
     "FP8": (GroupFormat("fp8_e4m3", 0, "float32"), 0),
     "FP8_PER_CHANNEL_PER_TOKEN": (GroupFormat("fp8_e4m3", 0, "float32"), 1),
@@ -32,7 +32,7 @@ class NVFP4:
     """See `QuantizationConfig`.
 
     Attributes:
-        ignored: modules that are stored as numbers.
+        ignored: modules that are not quantized.
     """
 
     ignored: ListedModules
@@ -50,7 +50,7 @@ class NVFP4:
 
 
 def parse(config: Mapping[str, Any]) -> FP8 | NVFP4:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
         ModelError: unsupported or inconsistent settings.

@@ -1,4 +1,4 @@
-"""MXFP4 experts, as gpt-oss has them: 32 numbers of 4 bits share a power of two (OCP's Microscaling formats, 2023)."""
+"""MXFP4 experts, as in gpt-oss: 32 4-bit elements share a power of two (OCP's Microscaling formats, 2023)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MXFP4:
     """See `QuantizationConfig`.
 
     Attributes:
-        ignored: modules that are stored as numbers; those that are no experts are anyhow.
+        ignored: experts that are not quantized; other modules are never quantized.
     """
 
     ignored: ListedModules
@@ -36,10 +36,10 @@ class MXFP4:
 
 
 def parse(config: Mapping[str, Any]) -> MXFP4:
-    """What a parsed config.json says in its ``quantization_config``.
+    """Read the ``quantization_config`` of a parsed config.json.
 
     Raises:
-        ModelError: something that cannot be.
+        ModelError: a field has the wrong type, or a pattern is not supported.
     """
     given = Fields(config, {}).object("quantization_config")
     names = Fields(given, {}, file="config.json: quantization_config").items("modules_to_not_convert", str)

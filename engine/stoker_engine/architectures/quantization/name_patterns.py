@@ -1,16 +1,16 @@
-r"""Regular expressions for names of modules, matched in time that their length bounds, whatever they are.
+r"""Regular expressions for module names, with matching time bounded by the length of expression and name.
 
-What `re` does with an expression may take for ever; and what checkpoints hold is simple:
+`re` may need exponential time for an untrusted expression. The expressions in checkpoints are simple:
 
-.*mlp.gate$                         letters; any one character, any number of it; the end
+.*mlp.gate$                         letters; any character; any number of them; the end
 model\.layers\.(0|1|2)\..*          one of several
 .*\.(?:1[0-5])\.\d+                 sets, digits, and one or more of them
-.*visual_?(head)?                   one or none
+.*visual_?(head)?                   optional characters and groups
 
-Groups are not within groups, nor repeated. So an expression is one of several sequences of single characters, each
-once, optional, repeated, or both; and all sequences of all expressions are matched at once, a bit for each element
-(Navarro and Raffinot, Flexible Pattern Matching in Strings, 2002, section 4.2.2): a few operations on integers of that
-many bits, for each character of a name.
+Groups are neither nested nor repeated. So an expression is a set of alternative sequences of single-character elements,
+each of which may be optional, repeated, or both. All sequences of all expressions are matched simultaneously by a
+bit-parallel automaton with one bit per element (Navarro and Raffinot, Flexible Pattern Matching in Strings, 2002,
+section 4.2.2), which needs a few integer operations for each character of a name.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from functools import lru_cache
 from itertools import product
 from typing import Final
 
-#: What all expressions of a list may hold of elements, alternatives written out. Real lists have some hundreds.
+#: Largest number of elements in all expressions of a list, after expanding alternatives. Real lists have some hundreds.
 MOST_ELEMENTS: Final = 10_000
 
-#: A single character, and how often it occurs; what only says which way to match is tried first does not matter.
+#: A single-character element with its quantifier. A lazy quantifier is equivalent, because only the match counts.
 _ELEMENT: Final = re.compile(r"(\\d|\\[^\w\s]|\[\^?-?[\w.]+(?:-[\w.]+)*-?\]|[^][\\(){}|*+?^$])(?:([*+?])\??)?")
 _GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)(\??)(?![*+?])")
 
-#: A character, as `re` writes it, and how often.
+#: Elements: a character in `re`'s syntax, and its quantifier.
 _Sequence = tuple[tuple[str, str], ...]
 
 
 class NamePatterns:
-    """Expressions, each of which means the names that begin with what it matches.
+    """Expressions that are matched against the start of names.
 
     Attributes:
-        expressions: in the syntax of `re`, as far as the module's docstring describes it.
+        expressions: expressions in the subset of `re`'s syntax that the module's docstring describes.
 
     Raises:
-        ValueError: one is none, or of another kind, or all are more than `MOST_ELEMENTS`; it holds that expression.
+        ValueError: an expression is invalid or not supported, or there are more than `MOST_ELEMENTS` elements; the
+            argument is the expression.
     """
 
     def __init__(self, expressions: Iterable[str]) -> None:
@@ -66,7 +67,7 @@ class NamePatterns:
         return hash(self.expressions)
 
     def _add(self, index: int, sequence: _Sequence, ends: bool, first: int) -> None:
-        """One sequence, whose elements are the bits from `first`; the one before is set where it begins."""
+        """Add a sequence whose elements are the bits from `first`; the bit before `first` is its start state."""
         self._starts |= 1 << (first - 1)
         for bit, (atom, times) in enumerate(sequence, first):
             self._atoms[atom] = self._atoms.get(atom, 0) | 1 << bit
@@ -80,7 +81,7 @@ class NamePatterns:
             self._anywhere |= last
 
     def first(self, name: str) -> int | None:
-        """Which expression is the first that matches the beginning of `name`; None: none does."""
+        """Return the index of the first expression that matches the start of `name`; None if none does."""
         states = self._first
         found = states & self._anywhere
         for character in name:
@@ -96,17 +97,18 @@ class NamePatterns:
         return self._closure((states << 1 | states & self._repeated) & fits)
 
     def _closure(self, states: int) -> int:
-        """`states`, and those behind them past optional elements: a carry runs through a row of these."""
+        """Return `states` and the states reachable by skipping optional elements. The carry of the addition propagates
+        through consecutive optional elements."""
         skipped = states << 1 & self._optional
         return states | skipped | self._optional & ~(self._optional + skipped)
 
     def _mask_of(self, character: str) -> int:
-        """The elements that are that character."""
+        """Return the bits of the elements that match the character."""
         return sum(mask for atom, mask in self._atoms.items() if re.match(atom, character))
 
 
 def _alternatives(expression: str) -> Iterator[tuple[_Sequence, bool]]:
-    """The sequences of an expression, and whether the name ends with each."""
+    """Yield the sequences of an expression, and whether each must match up to the end of the name."""
     for branch in _branches(expression):
         ends = branch.endswith("$") and not branch.endswith("\\$")
         body = branch.removeprefix("^")
@@ -115,7 +117,7 @@ def _alternatives(expression: str) -> Iterator[tuple[_Sequence, bool]]:
 
 
 def _branches(expression: str) -> list[str]:
-    """What stands between ``|`` outside of groups."""
+    """Split an expression at each ``|`` outside of groups."""
     if len(expression) > MOST_ELEMENTS:
         raise ValueError(expression)
     branches, depth = [""], 0
@@ -129,7 +131,7 @@ def _branches(expression: str) -> list[str]:
 
 
 def _sequences(body: str, expression: str) -> Iterator[_Sequence]:
-    """The sequences that `body`, without ``|`` outside of groups, is short for."""
+    """Expand `body`, which has no ``|`` outside of groups, to its sequences."""
     parts: list[list[_Sequence]] = []
     start, count = 0, 1
     while start < len(body):
@@ -148,7 +150,7 @@ def _sequences(body: str, expression: str) -> Iterator[_Sequence]:
 
 
 def _plain(choice: str, expression: str) -> _Sequence:
-    """Elements without groups."""
+    """Parse a sequence without groups."""
     elements, start = [], 0
     while start < len(choice):
         element, start = _element(choice, start, expression)
@@ -157,7 +159,7 @@ def _plain(choice: str, expression: str) -> _Sequence:
 
 
 def _element(text: str, start: int, expression: str) -> tuple[tuple[str, str], int]:
-    """The element at `start`, and where the next one is."""
+    """Return the element at `start`, and the index after it."""
     match = _ELEMENT.match(text, start)
     if match is None:
         raise ValueError(expression)

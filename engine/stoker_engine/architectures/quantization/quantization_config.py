@@ -1,4 +1,4 @@
-"""What every method's reading of ``quantization_config`` answers."""
+"""Interface of a parsed ``quantization_config``, which every method implements."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stoker_engine.architectures.stored_formats import GroupFormat
 
 
 class QuantizationConfig(Protocol):
-    """A checkpoint's ``quantization_config``, understood.
+    """A checkpoint's parsed ``quantization_config``.
 
     Attributes:
-        method: its name, as ``--quantization`` takes it.
+        method: name of the method, as accepted by ``--quantization``.
     """
 
     @property
@@ -20,14 +20,14 @@ class QuantizationConfig(Protocol):
         ...
 
     def format_of(self, module: str, outputs: int, inner: int) -> GroupFormat | None:
-        """How the matrix of one module is stored, once it is loaded.
+        """Return the format of a module's matrix in memory, after loading.
 
         Args:
-            module: its name in the checkpoint: ``model.layers.0.self_attn.q_proj``.
-            outputs, inner: of its matrix.
+            module: name in the checkpoint, for example ``model.layers.0.self_attn.q_proj``.
+            outputs, inner: shape of the matrix.
 
         Returns:
-            None: as numbers.
+            The format; None: not quantized.
 
         Raises:
             ModelError: the format is not supported; the message states the remedy.
@@ -35,5 +35,5 @@ class QuantizationConfig(Protocol):
         ...
 
     def rows_of(self, module: str) -> int:
-        """How many rows of a module's matrix share each scale in the files; 0: all. In memory each row has its own."""
+        """Return the rows per scale of a module's matrix in the files; 0: all. In memory, each row has its scales."""
         ...

@@ -1,9 +1,9 @@
-"""Finds where a config.json states its quantization method, and the name of that method; planner and engine share it.
+"""Quantization method that a config.json states; used by the planner and the engine.
 
     quantization_config                        nearly all checkpoints
-    text_config: {quantization_config: …}      models that also read images (Kimi-K2.5)
+    text_config: {quantization_config: …}      some multimodal models (Kimi-K2.5)
 
-Model Optimizer does not always say ``quant_method``, and calls NVFP4 ``modelopt`` in some releases.
+Model Optimizer does not always write ``quant_method``, and some releases name NVFP4 ``modelopt``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from stoker_engine.architectures.text_config import text_of
 
 
 def stated_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a parsed config.json says of its quantization, always with a ``quant_method``; None: it says nothing.
+    """Return the ``quantization_config`` of a parsed config.json, with a ``quant_method`` added if it is missing; None
+    if there is no ``quantization_config``.
 
     Raises:
-        ModelError: what it says is no object.
+        ModelError: ``quantization_config`` is not an object.
     """
     stated = config.get("quantization_config") or text_of(config).get("quantization_config")
     if not stated:
@@ -33,7 +34,7 @@ def stated_quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A parsed config.json that says nothing of it."""
+    """Return a parsed config.json without ``quantization_config``."""
     plain = {name: value for name, value in config.items() if name != "quantization_config"}
     text = text_of(plain)
     if text is plain or "quantization_config" not in text:
@@ -42,13 +43,13 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization_method(config: Mapping[str, Any]) -> str:
-    """The method that a parsed config.json states, in its own words; empty: its weights are not quantized."""
+    """Return the ``quant_method`` of a parsed config.json; empty if its weights are not quantized."""
     stated = stated_quantization(config)
     return "" if stated is None else str(stated["quant_method"])
 
 
 def _is_modelopt(stated: Mapping[str, Any]) -> bool:
-    """Whether Model Optimizer wrote it: it names itself, or an algorithm as only it does."""
+    """Whether Model Optimizer wrote the config: it is the stated producer, or the config has ``quant_algo``."""
     producer = stated.get("producer")
     inner = stated.get("quantization")
     named = isinstance(producer, Mapping) and producer.get("name") == "modelopt"

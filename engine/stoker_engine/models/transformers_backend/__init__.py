@@ -1,12 +1,12 @@
-"""Decoders that no family here describes, run by transformers' own modules on our paged attention.
+"""Transformers backend: runs decoders without a native family as transformers modules, with Stoker's paged attention.
 
-transformers' models call attention through an interface, by the name of an implementation. Ours is one more: it keeps
-keys and values in the paged cache and lets an `AttentionBackend` attend. The batch goes in as one flat sequence
-[1, tokens] whose positions say where each token stands; nothing but attention looks at other tokens.
+Transformers models call attention through an interface that selects an implementation by name. Stoker registers an
+implementation that stores keys and values in the paged cache and attends with an `AttentionBackend`. The batch is
+passed as one sequence [1, tokens] with the positions of its tokens, because only attention depends on other tokens.
 
-    decoder      token ids, positions → hidden states, normalised        (`TransformersModel.forward`)
-    what follows hidden states → logits: head, scale, cap …              (`TransformersModel.logits`)
+    decoder   token ids, positions → hidden states, normalised        (`TransformersModel.forward`)
+    head      hidden states → logits, with scale, soft cap …          (`TransformersModel.logits`)
 
-What a model does inside cannot be read off its config alone. So a first token is run before any request is served,
-and whatever our attention would not compute as the model means it is refused by name.
+The config does not fully describe what a model computes. So one token is run before the first request, and models with
+unsupported attention features are rejected with an error that names the feature.
 """

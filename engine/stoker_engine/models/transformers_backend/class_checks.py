@@ -1,4 +1,4 @@
-"""Checks whether a transformers class can run on paged attention, and the KV-cache specs of its layers."""
+"""Checks whether a transformers class can run on paged attention, and the cache specs of its layers."""
 
 from __future__ import annotations
 

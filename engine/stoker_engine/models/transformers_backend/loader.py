@@ -1,4 +1,4 @@
-"""Loads a folder whose model transformers knows, and no family here describes."""
+"""Loader of models that transformers supports and that have no native family."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 @dataclass(frozen=True)
 class TransformersLoader:
-    """A folder whose model transformers knows, and no family here describes.
+    """Loader of a `TransformersModel`.
 
     Attributes:
-        folder: a Hugging Face folder with safetensors.
-        config: transformers' reading of its config.json.
-        model: the class that is made of it.
-        trust_remote_code: whether that class may come from the folder.
+        folder: Hugging Face folder with safetensors files.
+        config: the folder's config.json as a transformers config.
+        model: class of the model.
+        trust_remote_code: whether the class is defined by code in the folder.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class TransformersLoader:
         return cls(folder, config, model, True)
 
     def model_config(self) -> ModelConfig:
-        """Return the model's shape, as far as the cache and the memory arithmetic need it."""
+        """Return the model's shape, with only the facts that the cache and the memory arithmetic need."""
         given, config = self.config.to_dict(), self.config
         c = Fields(given, {})
         act = MLPConfig(getattr(config, "intermediate_size", None) or 4 * config.hidden_size, "")

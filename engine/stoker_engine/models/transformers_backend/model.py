@@ -1,4 +1,4 @@
-"""One of transformers' causal language models, as a `Model` of ours."""
+"""Adapter that makes a causal language model of transformers a `models.model.Model`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class TransformersModel(nn.Module):
-    """One of transformers' causal language models, as a `Model`.
+    """A causal language model of transformers, as a `Model`.
 
     Args:
-        language_model: loaded, on its device, made with attention implementation `IMPLEMENTATION`.
-        max_model_len: longest sequence; rotary embeddings that depend on the length are fixed for it.
+        language_model: loaded model on its device, created with the attention implementation `IMPLEMENTATION`.
+        max_model_len: longest sequence in tokens; rotary embeddings that depend on the length are computed for it.
 
     Raises:
-        ModelError: its attention asks for something that we do not compute.
+        ModelError: the model needs an attention feature that is not supported.
     """
 
     def __init__(
@@ -70,7 +70,11 @@ class TransformersModel(nn.Module):
         return logits.float()
 
     def _rehearse(self, specs: list[CacheSpec]) -> None:
-        """Runs one token on caches of one block."""
+        """Run one token on caches of one block.
+
+        Raises:
+            ModelError: a layer does not call the attention interface exactly once.
+        """
         parameter = next(self.decoder.parameters())
         options: dict[str, Any] = {"dtype": parameter.dtype, "device": parameter.device}
         windows = list(dict.fromkeys(spec.sliding_window for spec in specs))
@@ -102,23 +106,23 @@ class TransformersModel(nn.Module):
 
 @dataclass
 class _Output(MoeModelOutputWithPast):
-    """What any model's head may look at behind its decoder."""
+    """Decoder output with every field that the head of a model may read."""
 
     cross_attentions: tuple[torch.Tensor, ...] | None = None
 
 
 class _Given(nn.Module):
-    """Stands in for the decoder when only what follows it is wanted: answers with what it is given."""
+    """Stand-in for the decoder that returns its input, so that `logits` runs only the head."""
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Output:
         return _Output(last_hidden_state=inputs_embeds)
 
 
 def _fix_rotary(module: nn.Module, max_model_len: int) -> None:
-    """Makes rotary embeddings that look at the longest position of a batch always see `max_model_len`.
+    """Compute rotary embeddings that depend on the batch's highest position always for `max_model_len`.
 
-    ``dynamic`` and ``longrope`` choose their factors by it, and a request's output must not depend on its neighbours.
-    So the last position possible is shown beside the batch's own, and what it gives is dropped.
+    ``dynamic`` and ``longrope`` choose their factors by that position, but a request's output must not depend on other
+    requests. So the position `max_model_len` - 1 is appended to each batch, and its result is dropped.
     """
     kinds = getattr(module, "rope_type", None)
     kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}

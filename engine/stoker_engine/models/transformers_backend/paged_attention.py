@@ -1,4 +1,4 @@
-"""Our attention as an implementation of transformers' attention interface: one layer, its cache and its shape."""
+"""Paged attention as an implementation of transformers' attention interface."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from stoker_engine.architectures.cache_spec import CacheSpec
 from stoker_engine.attention.backend import AttentionBackend, AttentionShape
 from stoker_engine.models.model import StepInputs
 
-#: The name under which transformers' models find our attention.
+#: Name of the attention implementation in transformers' registry.
 IMPLEMENTATION: Final = "stoker_paged"
 
-#: What models hand to the attention interface and we compute, or need not look at.
+#: Keyword arguments of the attention interface that are supported or can be ignored.
 _UNDERSTOOD: Final = frozenset(
     {"scaling", "sliding_window", "softcap", "dropout", "is_causal", "position_ids", "position_embeddings"}
 )
 
 
 class Step:
-    """The step that runs now; shared by a model's layers."""
+    """The current step, shared by all layers of a model."""
 
     inputs: StepInputs | None = None
 
 
 class PagedLayer:
-    """Attention of one layer: the cache it writes, and the shape that its first call has shown.
+    """Attention of one layer. Its shape is read from the arguments of its first call.
 
     Attributes:
-        calls: how often the layer attended.
+        calls: number of calls of `attend`.
     """
 
     def __init__(self, index: int, spec: CacheSpec, backend: AttentionBackend, step: Step) -> None:
@@ -46,7 +46,7 @@ class PagedLayer:
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: dict[str, Any]
     ) -> torch.Tensor:
-        """[1, heads, tokens, d] each → [1, tokens, heads, value d]."""
+        """Compute attention: query, key and value [1, heads, tokens, d] → [1, tokens, heads, value d]."""
         if self._shape is None:
             self._shape = self._understand(module, query, key, value, given)
         self.calls += 1
@@ -91,7 +91,7 @@ def _paged_attention(
     attention_mask: torch.Tensor | None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface."""
+    """Implement transformers' attention interface."""
     layer = getattr(module, "stoker_layer", None)
     if layer is None or attention_mask is not None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Who may use the API."""
+"""Authentication of clients of the API."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from stoker_operator.api.v1alpha1.references import SecretRef
 
 
 class Auth(Part):
-    """Who may use the API."""
+    """Authentication of clients of the API."""
 
     api_keys_secret_ref: SecretRef
-    """A Secret of the endpoint's namespace whose values are the keys that clients send as a bearer token. Every entry
-    of it is a key, and its name says whose it is; runtime vllm takes one key, from the entry api-key."""
+    """A Secret in the endpoint's namespace. Each of its values is a key that a client sends as a bearer token, and the
+    entry's name identifies the client. Runtime vllm accepts one key only, from the entry api-key."""

@@ -1,4 +1,4 @@
-"""What every part of the resource has in common."""
+"""Base class and field types of the resource's parts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pydantic_core import PydanticCustomError
 
 from stoker_operator.api.rule import ChangeRule, Rule
 
-# Kubernetes' own grammar of quantities such as 500m, 4, 16Gi, 1e3; here none is negative.
+# Kubernetes' grammar of quantities such as 500m, 4, 16Gi, 1e3, without negative ones.
 QUANTITY_PATTERN = r"^\+?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$"
 
 
 def _say_amount(value: Any, handler: Any) -> Any:
     try:
         return handler(value)
-    except ValidationError:  # one for the number and one for the string, of which neither helps
+    except ValidationError:  # it has an error for each type of the union; this message replaces both
         raise PydanticCustomError("quantity", "should be an amount such as 500m, 4 or 16Gi") from None
 
 
@@ -46,25 +46,25 @@ def _once(keys: list[Any]) -> None:
         raise PydanticCustomError("duplicate", "{name} is listed twice", {"name": repr(twice)})
 
 
-#: A list of things with names, in which each name stands once; server-side apply merges it by name.
+#: A list of named items with unique names; server-side apply merges it by name.
 ByName = (
     AfterValidator(_unique_names),
     Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
 )
-#: A list in which each value stands once.
+#: A list of unique values.
 EachOnce = (AfterValidator(_unique), Field(json_schema_extra={"x-kubernetes-list-type": "set"}))
 
-#: The name of another object in the same namespace.
+#: Name of another object in the same namespace.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 #: A key of a ConfigMap or Secret.
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 Quantity = Annotated[
     Annotated[int, Field(ge=0)] | Annotated[str, Field(max_length=64, pattern=QUANTITY_PATTERN)],
     WrapValidator(_say_amount),
-    # An amount may be written 4 or "4"; this is how a structural schema says so.
+    # The structural schema's way to allow both 4 and "4".
     Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
 ]
-#: So many, or such a share of all.
+#: A number, or a percentage.
 IntOrPercent = Annotated[
     Annotated[int, Field(ge=0, le=1000)] | Annotated[str, Field(max_length=4, pattern=r"^(0|[1-9][0-9]?|100)%$")],
     WrapValidator(_say_share),
@@ -73,7 +73,7 @@ IntOrPercent = Annotated[
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
-#: Labels by which the objects of an endpoint are found; they are not the user's to set.
+#: Labels by which the operator selects an endpoint's objects; users cannot set them.
 OWN_LABELS: Final = (
     "app.kubernetes.io/name",
     "app.kubernetes.io/instance",
@@ -88,18 +88,18 @@ def _key(letters: str) -> str:
 
 
 def without_own_labels(objects: str) -> Rule:
-    """The rule of a part whose `labels` are added to those by which the operator finds `objects`."""
+    """Return the rule that a part's `labels` do not replace those by which the operator selects `objects`."""
     return Rule(
         field="labels",
         holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
         cel=f"!has(self.labels) || !{list(OWN_LABELS)}.exists(label, label in self.labels)",
-        message=f"one of these labels is what the operator finds {objects} by",
+        message=f"one of these labels is reserved: the operator selects {objects} by it",
         remedy=f"use labels other than {', '.join(OWN_LABELS)}",
     )
 
 
-#: A key of labels as Kubernetes takes it, but for the length of what is before the slash. Of annotations, that may have
-#: capitals.
+#: Kubernetes' grammar of label and annotation keys, without the limit on the prefix's length. Prefixes of annotations
+#: may have capitals.
 LABEL_KEY: Final = _key("a-z0-9")
 ANNOTATION_KEY: Final = _key("A-Za-z0-9")
 _PREFIX: Final = 253
@@ -110,24 +110,26 @@ _KEY_REMEDY: Final = (
 
 
 def right_keys(field: str, pattern: str, keys_of: Callable[[Any], Mapping[str, str] | None]) -> Rule:
-    """The rule of a part of which `field` has labels or annotations, whose keys match `pattern`. A structural schema
-    bounds the values of a map and not its keys."""
+    """Return the rule that the keys of the labels or annotations in `field` match `pattern`.
+
+    A structural schema can constrain the values of a map, but not its keys.
+    """
     return Rule(
         field=field,
         holds=lambda it: all(re.fullmatch(pattern, key) and key.find("/") <= _PREFIX for key in keys_of(it) or ()),
         cel=f"!has(self.{field}) || self.{field}.all(key, key.matches(r'{pattern}') && key.indexOf('/') <= {_PREFIX})",
-        message="Kubernetes takes no such key",
+        message="Kubernetes does not allow one of these keys",
         remedy=_KEY_REMEDY,
     )
 
 
-#: The rules of a part with `labels` and `annotations`.
+#: Rules of a part with `labels` and `annotations`.
 METADATA_KEYS: Final = (
     right_keys("labels", LABEL_KEY, lambda it: it.labels),
     right_keys("annotations", ANNOTATION_KEY, lambda it: it.annotations),
 )
 
-#: Marks a field that no pod shows: changing it replaces none. (In ``Annotated``.)
+#: Marks a field (in ``Annotated``) that does not affect pods: a change of it does not replace them.
 NOT_IN_PODS = object()
 
 
@@ -138,9 +140,9 @@ def _write_rules(schema: dict[str, Any], model: type[Any]) -> None:
 
 
 class Part(BaseModel):
-    """A part of the resource: camelCase outside, nothing unknown accepted, nothing converted silently.
+    """Base of the resource's parts: camelCase names, no unknown fields, no implicit conversions.
 
-    Its docstring and those of its fields become what ``kubectl explain`` shows.
+    ``kubectl explain`` shows the docstrings of a part and its fields.
     """
 
     model_config = ConfigDict(
@@ -158,7 +160,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
-        """``field:`` with nothing behind it means nothing; the API server prunes it as well."""
+        """Treat null as absent, like the API server, which prunes nulls."""
         if isinstance(data, dict):
             return {key: value for key, value in data.items() if value is not None}
         return data

@@ -1,4 +1,4 @@
-"""A PersistentVolumeClaim to be made, as in core/v1."""
+"""Template of a PersistentVolumeClaim, as in core/v1."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stoker_operator.api.v1alpha1.base import (
 from stoker_operator.api.v1alpha1.label_selector import LabelSelector
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
-#: The mode that lets pods on several nodes share a volume.
+#: Access mode that allows pods on several nodes to share a volume.
 SHARED: Final[AccessMode] = "ReadWriteMany"
 
 
 def _same(field: str, now: str = "self", before: str = "oldSelf") -> str:
-    """In CEL: `field` is as it was, or absent as before."""
+    """Return the CEL expression that `field` is unchanged, or absent in both versions."""
     return f"has({now}.{field}) == has({before}.{field}) && (!has({now}.{field}) || {now}.{field} == {before}.{field})"
 
 
@@ -34,23 +34,23 @@ class VolumeResources(Part):
     """Size of a volume, as in core/v1."""
 
     requests: Annotated[dict[Annotated[str, Field(max_length=253)], Quantity], Field(max_length=8)]
-    """What there must be at least: storage."""
+    """Minimum size: storage."""
     limits: Annotated[dict[Annotated[str, Field(max_length=253)], Quantity], Field(max_length=8)] | None = None
-    """The most there may be."""
+    """Maximum size."""
 
     RULES: ClassVar = (
         Rule(
             field="requests",
             holds=lambda it: "storage" in it.requests,
             cel="'storage' in self.requests",
-            message="a claim requests storage",
-            remedy="set requests.storage, to 100Gi for example",
+            message="a claim must request storage",
+            remedy="set requests.storage, for example to 100Gi",
         ),
     )
 
 
 class DataSource(Part):
-    """What a volume is filled with at first, such as a snapshot, as in core/v1."""
+    """Initial content of a volume, such as a snapshot, as in core/v1."""
 
     api_group: Annotated[str, Field(max_length=253)] | None = None
     """API group of the object; absent for a PersistentVolumeClaim."""
@@ -61,35 +61,36 @@ class DataSource(Part):
 
 
 class DataSourceRef(DataSource):
-    """What a volume is filled with at first, as in core/v1."""
+    """Initial content of a volume, as in core/v1."""
 
     namespace: ObjectName | None = None
     """Namespace of the object. Absent: the endpoint's."""
 
 
 class VolumeClaimSpec(Part):
-    """The requested volume, as in core/v1. Later, requests.storage can grow where the storage class lets
-    volumes grow, and go back to no less than what the volume has; volumeAttributesClassName can be changed."""
+    """The requested volume, as in core/v1. Two fields can be changed later: volumeAttributesClassName, and
+    requests.storage, which can grow if the storage class allows volume expansion, and be lowered again, but not below
+    the volume's current size."""
 
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3), *EachOnce]
-    """Who may mount it: ReadWriteMany for pods on several nodes; ReadWriteOnce and ReadWriteOncePod for an endpoint
+    """Access modes: ReadWriteMany for pods on several nodes; ReadWriteOnce and ReadWriteOncePod only for an endpoint
     that never has two pods."""
     resources: VolumeResources
-    """Its size."""
+    """Size of the volume."""
     storage_class_name: Annotated[str, Field(max_length=253)] | None = None
     """The storage class. Absent: the cluster's default."""
     volume_name: ObjectName | None = None
-    """The PersistentVolume to take. Absent: any that fits, or a new one."""
+    """Name of the PersistentVolume to use. Absent: any that fits, or a new one."""
     volume_mode: Literal["Filesystem"] | None = None
-    """Filesystem, since the cache is a folder."""
+    """Volume mode; only Filesystem, because the cache is a folder."""
     selector: LabelSelector | None = None
-    """Labels of the PersistentVolumes that may be taken."""
+    """Labels of the PersistentVolumes that may be used."""
     volume_attributes_class_name: ObjectName | None = None
     """The volume attributes class."""
     data_source: DataSource | None = None
-    """A claim or snapshot that it is filled from."""
+    """A claim or snapshot with the volume's initial content."""
     data_source_ref: DataSourceRef | None = None
-    """An object of any kind that it is filled from."""
+    """An object of any kind with the volume's initial content."""
 
     CHANGES: ClassVar = (
         ChangeRule(
@@ -117,14 +118,14 @@ class VolumeClaimSpec(Part):
                     ),
                 )
             ),
-            message="a claim can be resized and cannot be changed otherwise",
+            message="a claim can be resized, but not changed otherwise",
             remedy="restore it, or delete the endpoint and create it again",
         ),
     )
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What of a claim cannot be changed, as the API server has it."""
+        """The parts of a claim that the API server does not allow to change."""
         other_requests = {name: amount for name, amount in self.resources.requests.items() if name != "storage"}
         changeable = {"access_modes", "resources", "volume_attributes_class_name"}
         return set(self.access_modes), other_requests, self.resources.limits, self.model_dump(exclude=changeable)
@@ -134,7 +135,7 @@ class ClaimMetadata(Part):
     """Labels and annotations of the claim."""
 
     labels: Labels | None = None
-    """Labels of the claim. Those by which the operator finds it cannot be set."""
+    """Labels of the claim. The labels by which the operator selects it cannot be set."""
     annotations: Annotations | None = None
     """Annotations of the claim."""
 
@@ -142,7 +143,7 @@ class ClaimMetadata(Part):
 
 
 class VolumeClaimTemplate(Part):
-    """A claim to be made."""
+    """Template of a claim that the operator creates."""
 
     metadata: Annotated[ClaimMetadata, NOT_IN_PODS] = ClaimMetadata()
     """Labels and annotations of the claim."""

@@ -10,13 +10,13 @@ from stoker_operator.api.v1alpha1.status import Status
 
 
 def crd() -> dict[str, Any]:
-    """The object that teaches an API server what an InferenceEndpoint is."""
+    """Return the CustomResourceDefinition of InferenceEndpoint."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"{PLURAL}.{GROUP}",
-            # Uninstalling the chart must not delete every endpoint, which the loss of the definition would.
+            # Uninstalling the chart must not delete the definition, and with it all endpoints.
             "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {
@@ -56,7 +56,7 @@ def _schema() -> dict[str, Any]:
     schema["properties"] |= {
         "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
         "kind": {"type": "string", "description": KIND},
-        # The API server has the schema of metadata; the name stands here for the rule that points to it.
+        # The API server has its own schema of metadata; the name is listed because a rule refers to it.
         "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
         "status": structural(Status),
     }
@@ -79,7 +79,7 @@ def _columns() -> list[dict[str, Any]]:
         ("URL", "string", ".status.url", 0),
         ("Reason", "string", f"{ready}.reason", 0),
         ("Age", "date", ".metadata.creationTimestamp", 0),
-        ("Updated", "integer", ".status.updatedReplicas", 1),  # those with -o wide
+        ("Updated", "integer", ".status.updatedReplicas", 1),  # only with -o wide
         ("Message", "string", f"{ready}.message", 1),
     )
     return [

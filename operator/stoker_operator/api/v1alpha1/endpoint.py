@@ -1,4 +1,4 @@
-"""InferenceEndpoint, the resource."""
+"""The InferenceEndpoint resource."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "InferenceEndpoint"
 PLURAL: Final = "inferenceendpoints"
 
-# A Service's name must be a DNS-1035 label of at most 63 characters; 11 are kept for what is derived from it.
+# A Service's name must be a DNS-1035 label of at most 63 characters; 11 are reserved for suffixes of derived names.
 NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_LENGTH: Final = 52
 
 
 class Metadata(Part):
-    """Standard object metadata, of which only this much is read here."""
+    """The fields of the standard object metadata that are needed here."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -32,15 +32,15 @@ class Metadata(Part):
 
 
 class InferenceEndpoint(Part):
-    """A model behind an OpenAI-compatible API: which one, on what hardware, in how many replicas."""
+    """A model served with an OpenAI-compatible API: the model, its hardware and the number of replicas."""
 
     api_version: Literal["stoker.dev/v1alpha1"]
     kind: Literal["InferenceEndpoint"]
     metadata: Metadata
     spec: Spec
-    """What is served, on what, and how."""
+    """Desired state: the model, the hardware and the serving options."""
     status: dict[str, Any] | None = None
-    """What the operator reports; not read from manifests."""
+    """State that the operator reports; ignored in manifests."""
 
     RULES: ClassVar = (
         Rule(
@@ -49,7 +49,7 @@ class InferenceEndpoint(Part):
                 len(it.metadata.name) <= NAME_LENGTH and re.fullmatch(NAME_PATTERN, it.metadata.name) is not None
             ),
             cel=f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
-            message="this name cannot be that of a Service",
+            message="this name is not valid for a Service",
             remedy=f"use at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first and no '-' last",
         ),
     )

@@ -16,45 +16,45 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Engine(Part):
-    """The engine that runs in each pod. What is absent is left to the engine's own default."""
+    """The engine that runs in each pod. An absent field leaves the engine's default."""
 
     runtime: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] = "stoker"
-    """Which engine runs; the accelerator catalogue lists those there are. Absent: stoker."""
+    """Engine to run, one of those in the accelerator catalogue. Absent: stoker."""
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")] | None = None
     """Container image. Absent: the catalogue's for this runtime and accelerator."""
     image_pull_policy: ImagePullPolicy | None = None
     """When nodes pull the image. Absent: Always for the tag latest, else IfNotPresent."""
     dtype: Dtype | None = None
-    """Type of weights and activations. auto, or absent: the checkpoint's own; for GGUF bfloat16, unless all its numbers
-    are float32."""
+    """Type of weights and activations. auto, or absent: that of the checkpoint; for GGUF bfloat16, unless all its
+    weights are float32."""
     quantization: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-_a-z0-9]*[a-z0-9])?$")] | None
     ) = None
-    """How weights are stored, in vLLM's words: awq, gptq, fp8, compressed-tensors, bitsandbytes and the like. The
-    runtime and the accelerator must support it. With runtime stoker int8, int4 and fp8 quantize a checkpoint that is
-    not quantized, while it is loaded. Absent: as the checkpoint says."""
+    """Quantization method, with vLLM's names: awq, gptq, fp8, compressed-tensors, bitsandbytes and others. The runtime
+    and the accelerator must support it. With runtime stoker, int8, int4 and fp8 quantize an unquantized checkpoint when
+    it is loaded. Absent: the checkpoint's method."""
     kv_cache_dtype: KVCacheDtype | None = None
-    """Type of the key-value cache. fp8, which is fp8_e4m3, takes the scales of the checkpoint, else 1; fp8_e5m2 has
-    none, and runtime stoker refuses it with a checkpoint that states scales; fp8_per_token_head and int8_per_token_head
-    keep a scale for each token and head. auto, or absent: that of the model."""
+    """Type of the KV cache. fp8 (fp8_e4m3) uses the checkpoint's scales, or 1 if it has none. fp8_e5m2 has no scales;
+    runtime stoker refuses it with a checkpoint that states scales. fp8_per_token_head and int8_per_token_head keep a
+    scale for each token and head. auto, or absent: the model's type."""
     max_num_seqs: Positive | None = None
-    """The most sequences in one step."""
+    """Maximum number of sequences in one step."""
     max_num_batched_tokens: Positive | None = None
-    """The most tokens in one step, over all sequences."""
+    """Maximum number of tokens in one step, over all sequences."""
     max_model_len: Positive | None = None
-    """The longest sequence, prompt and output. Absent: the longest that fits, at most the model's own; status says
-    which."""
+    """Maximum length of a sequence in tokens, prompt and output. Absent: the longest that fits into memory, at most the
+    model's own maximum; the status reports it."""
     gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
     """Share of each accelerator's memory that the engine may use, in percent. Absent: 92."""
     enable_prefix_caching: bool | None = None
-    """Whether the cached beginning of an earlier request is reused. Absent: it is."""
+    """Whether requests reuse the cached prefix of earlier requests. Absent: they do."""
     args: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(max_length=64)] | None = None
-    """More words for the engine's command line, for flags that have no field here. A flag that contradicts a field is
-    refused."""
+    """Additional arguments of the engine's command line, for flags that have no field here. A flag that contradicts a
+    field is refused."""
     env: Annotated[list[EnvVar], Field(max_length=64), *ByName] | None = None
-    """More environment variables of the engine."""
+    """Additional environment variables of the engine."""
 
     @property
     def gpu_memory_utilization(self) -> float:
-        """`gpu_memory_utilization_percent` as a fraction, or what its absence means."""
+        """`gpu_memory_utilization_percent` as a fraction, or its default."""
         return (self.gpu_memory_utilization_percent or DEFAULT_GPU_MEMORY_UTILIZATION_PERCENT) / 100

@@ -16,9 +16,9 @@ class KeyRef(Part):
     name: ObjectName
     """Name of the ConfigMap or Secret."""
     key: DataKey
-    """Key whose value is taken."""
+    """Key of the value."""
     optional: bool | None = None
-    """Whether a pod starts also where the key does not exist."""
+    """Whether a pod starts even if the key does not exist."""
 
 
 class FieldRef(Part):
@@ -27,7 +27,7 @@ class FieldRef(Part):
     field_path: Annotated[str, Field(min_length=1, max_length=256)]
     """Path of the field, such as metadata.name."""
     api_version: Annotated[str, Field(max_length=64)] | None = None
-    """Version the path is written in. Absent: v1."""
+    """API version of the path. Absent: v1."""
 
 
 class ResourceFieldRef(Part):
@@ -38,7 +38,7 @@ class ResourceFieldRef(Part):
     container_name: Annotated[str, Field(max_length=63)] | None = None
     """Name of the container. Absent: the engine's."""
     divisor: Quantity | None = None
-    """Unit the value is given in."""
+    """Unit of the value."""
 
 
 class FileKeyRef(Part):
@@ -51,11 +51,11 @@ class FileKeyRef(Part):
     key: Annotated[str, Field(min_length=1, max_length=256)]
     """Name of the variable in the file."""
     optional: bool | None = None
-    """Whether a pod starts also where the file or the variable does not exist."""
+    """Whether a pod starts even if the file or the variable does not exist."""
 
 
 class EnvVarSource(Part):
-    """Where the value of an environment variable comes from. Exactly one of these."""
+    """Source of the value of an environment variable. Exactly one field must be set."""
 
     secret_key_ref: KeyRef | None = None
     """A key of a Secret."""
@@ -74,7 +74,7 @@ class EnvVarSource(Part):
             holds=lambda it: len(it.model_fields_set) == 1,
             cel="[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef), has(self.resourceFieldRef), "
             "has(self.fileKeyRef)].filter(given, given).size() == 1",
-            message="a value comes from one place",
+            message="a value has exactly one source",
             remedy="set one of secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef and fileKeyRef",
         ),
     )
@@ -86,9 +86,10 @@ class EnvVar(Part):
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value; $(NAME) stands for a variable listed before. Absent: valueFrom, or the empty string."""
+    """Its value; $(NAME) is replaced with the value of a variable listed before. Absent: valueFrom, or the empty
+    string."""
     value_from: EnvVarSource | None = None
-    """Where the value comes from."""
+    """Source of the value."""
 
     RULES: ClassVar = (
         Rule(

@@ -1,4 +1,4 @@
-"""How clients reach the pods."""
+"""The Service by which clients reach the pods."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ class Service(Part):
     """The Service in front of the pods. It has the endpoint's name."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = None
-    """Who reaches it: the cluster, the nodes' addresses, or an address of its own. Absent: ClusterIP."""
+    """Type of the Service: reachable inside the cluster, at the nodes' addresses, or at a load balancer's address.
+    Absent: ClusterIP."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of the Service. Absent: 8000."""
     labels: Labels | None = None
-    """More labels of the Service, such as those by which a load balancer's address pool or policy selects it. Those by
-    which the operator finds it cannot be set."""
+    """Additional labels of the Service, such as those by which a load balancer's address pool or policy selects it. The
+    labels by which the operator selects it cannot be set."""
     annotations: Annotations | None = None
     """Annotations of the Service, such as those that configure a load balancer."""
 

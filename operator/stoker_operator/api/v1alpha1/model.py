@@ -1,4 +1,4 @@
-"""Which model is served."""
+"""The served model."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ DEMO_SOURCES = [f"demo://{name}" for name in DEMO_MODELS]
 
 
 class ChatTemplate(Part):
-    """The chat template: the text itself, or where it lies. Exactly one of the two."""
+    """The chat template: its text, or a reference to it. Exactly one field must be set."""
 
     value: Annotated[str, Field(min_length=1, max_length=32000)] | None = None
     """The Jinja template itself."""
     config_map_key_ref: ConfigMapKeyRef | None = None
-    """A ConfigMap of the endpoint's namespace that holds the template. It is read when a pod starts."""
+    """A ConfigMap in the endpoint's namespace with the template. It is read when a pod starts."""
 
     RULES: ClassVar = (
         Rule(
             field="",
             holds=lambda it: (it.value is None) != (it.config_map_key_ref is None),
             cel="has(self.value) != has(self.configMapKeyRef)",
-            message="a chat template is given once",
+            message="a chat template has exactly one source",
             remedy="set either value or configMapKeyRef",
         ),
     )
 
 
 class Model(Part):
-    """Which model is served, and by which names."""
+    """The served model and its names."""
 
     source: Annotated[str, Field(min_length=1, max_length=512)]
-    """Where the model comes from. hf://ORG/NAME: a Hugging Face hub repository. pvc://CLAIM/PATH: a folder or file on a
-    PersistentVolumeClaim of the endpoint's namespace, mounted read-only. demo://NAME: a model that comes inside the
-    engine's image. file:///PATH: a folder or file of the machine the engine runs on; in a cluster, of its image."""
+    """Source of the model. hf://ORG/NAME: a Hugging Face hub repository. pvc://CLAIM/PATH: a folder or file on a
+    PersistentVolumeClaim in the endpoint's namespace, mounted read-only. demo://NAME: a model in the engine's image.
+    file:///PATH: a folder or file on the machine on which the engine runs; in a cluster, in its image."""
     revision: Revision | None = None
     """Branch, tag or commit of a hub repository. Absent: its default branch."""
     served_names: Annotated[list[ServedName], Field(min_length=1, max_length=16), *EachOnce] | None = None
-    """Names the API answers to; the first is reported in responses and metrics. Absent: the name in the source."""
+    """Model names that the API accepts; responses and metrics report the first. Absent: the name in the source."""
     token_secret_ref: SecretKeyRef | None = None
     """A Secret with the token that a gated or private hub repository requires."""
     trust_remote_code: bool | None = None
     """Whether Python code that comes with the model may run in the pod. Absent: it may not."""
     chat_template: ChatTemplate | None = None
-    """How a chat becomes a prompt. Absent: the template that comes with the model; chat requests to a model without
-    one are answered with an error that states that."""
+    """Template that converts a chat to a prompt. Absent: the model's own template; without one, chat requests fail with
+    an error that states this."""
 
     RULES: ClassVar = (
         Rule(
             field="source",
             holds=lambda it: re.fullmatch(SOURCE_PATTERN, it.source) is not None,
             cel=f"self.source.matches(r'{SOURCE_PATTERN}')",
-            message="this is no model source",
+            message="this is not a model source",
             remedy="use hf://ORG/NAME, pvc://CLAIM/PATH, demo://NAME or file:///PATH",
         ),
         Rule(

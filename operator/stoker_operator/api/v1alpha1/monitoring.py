@@ -1,4 +1,4 @@
-"""How metrics are collected."""
+"""Collection of metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ DEFAULT_POD_MONITOR: Final[PodMonitorMode] = "Auto"
 
 
 class Monitoring(Part):
-    """How metrics are collected."""
+    """Collection of metrics."""
 
     pod_monitor: PodMonitorMode | None = None
-    """Whether the Prometheus operator scrapes the pods, by a PodMonitor. Auto: where the cluster has the kind
-    PodMonitor, unless the administrator has endpoints scraped otherwise. Enabled: it must. Disabled: never. Absent:
-    Auto."""
+    """Whether the endpoint has a PodMonitor, by which the Prometheus operator scrapes the pods. Auto: if the cluster
+    has the kind PodMonitor, unless the administrator has configured another way to scrape endpoints. Enabled: always; a
+    missing kind is an error. Disabled: never. Absent: Auto."""
 
     @property
     def mode(self) -> PodMonitorMode:
-        """`pod_monitor`, or what its absence means."""
+        """`pod_monitor`, or its default."""
         return self.pod_monitor or DEFAULT_POD_MONITOR

@@ -1,4 +1,4 @@
-"""Who reaches the pods."""
+"""The NetworkPolicy of the pods."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NetworkPolicyMode = Literal["Namespace", "Open", "None"]
 DEFAULT_MODE: Final[NetworkPolicyMode] = "Namespace"
 
 Cidr = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^([0-9.]+|[0-9a-fA-F:]+)/(0|[1-9][0-9]{0,2})$")]
-#: Host bits that are set would be ignored by some, and are refused by newer API servers.
+#: Networks with host bits are refused: some network plugins ignore these bits, and newer API servers refuse them.
 _IS_NETWORK: Final = "isCIDR({0}) && cidr({0}) == cidr({0}).masked()"
 
 
 def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """The network that `cidr` names; None where the API server takes it for none."""
+    """Return the network that `cidr` describes; None if the API server does not accept it."""
     try:
         network = ipaddress.ip_network(cidr)
     except ValueError:
@@ -30,7 +30,7 @@ def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
 
 
 def _lies_within(inner: str, outer: str) -> bool:
-    """Whether `inner` is a part of `outer` and not all of it; True where one of them is no network."""
+    """Whether `inner` is a proper subnet of `outer`; True if one of them is not a network."""
     a, b = _network(inner), _network(outer)
     if a is None or b is None:
         return True
@@ -38,26 +38,27 @@ def _lies_within(inner: str, outer: str) -> bool:
 
 
 class IPBlock(Part):
-    """Addresses, as in networking/v1. Those of clients outside the cluster arrive only where the Service keeps them."""
+    """Range of addresses, as in networking/v1. Addresses of clients outside the cluster are visible only if the Service
+    preserves them."""
 
     cidr: Cidr
-    """The addresses, such as 10.0.0.0/8."""
+    """The range, such as 10.0.0.0/8."""
     except_: Annotated[list[Cidr], Field(max_length=32)] | None = Field(default=None, alias="except")
-    """Addresses among them that are not let in."""
+    """Ranges inside cidr that are excluded."""
 
     RULES: ClassVar = (
         Rule(
             field="cidr",
             holds=lambda it: _network(it.cidr) is not None,
             cel=_IS_NETWORK.format("self.cidr"),
-            message="this is no network",
+            message="this is not a network",
             remedy="use one such as 10.0.0.0/8",
         ),
         Rule(
             field="except",
             holds=lambda it: all(_network(each) is not None for each in it.except_ or ()),
             cel=f"!has(self.except) || self.except.all(inner, {_IS_NETWORK.format('inner')})",
-            message="one of these is no network",
+            message="one of these is not a network",
             remedy="use networks such as 10.1.0.0/16",
         ),
         Rule(
@@ -66,19 +67,20 @@ class IPBlock(Part):
             cel="!has(self.except) || !isCIDR(self.cidr) || self.except.all(inner, !isCIDR(inner) || "
             "(cidr(self.cidr).containsIP(cidr(inner).ip()) "
             "&& cidr(inner).prefixLength() > cidr(self.cidr).prefixLength()))",
-            message="one of these networks is not a part of cidr",
+            message="one of these networks is not inside cidr",
             remedy="use networks that cidr contains",
         ),
     )
 
 
 class NetworkPolicyPeer(Part):
-    """Who may send requests, as in networking/v1: pods, by their labels and those of their namespace, or addresses."""
+    """Clients that may send requests, as in networking/v1: pods, by labels and namespace, or addresses."""
 
     pod_selector: LabelSelector | None = None
-    """Pods; of the endpoint's namespace where namespaceSelector is absent. Absent: all of them."""
+    """Selector of pods, in the endpoint's namespace if namespaceSelector is absent. Absent: all pods."""
     namespace_selector: LabelSelector | None = None
-    """Namespaces of these pods; {} are all. The label kubernetes.io/metadata.name is a namespace's name."""
+    """Selector of the pods' namespaces; {} selects all. The label kubernetes.io/metadata.name holds a namespace's
+    name."""
     ip_block: IPBlock | None = None
     """Addresses, such as those of clients outside the cluster."""
 
@@ -96,30 +98,30 @@ class NetworkPolicyPeer(Part):
 
 
 class NetworkPolicy(Part):
-    """Who reaches the port that serves the API. Other ports of the pods are closed, those of sidecars too."""
+    """Access to the port that serves the API. All other ports of the pods are closed, also those of sidecars."""
 
     mode: NetworkPolicyMode | None = None
-    """Namespace: pods of the endpoint's namespace, the operator, and whom the administrator names for all endpoints,
-    such as Prometheus and a gateway. Open: everyone who reaches the pods' network. None: there is no NetworkPolicy of
-    the operator's, and those of the namespace alone decide. Absent: Namespace."""
+    """Namespace: access for pods in the endpoint's namespace, the operator, and clients that the administrator admits
+    to all endpoints, such as Prometheus and a gateway. Open: access for every client that reaches the pods' network.
+    None: the operator creates no NetworkPolicy, and only those of the namespace apply. Absent: Namespace."""
     from_: Annotated[list[NetworkPolicyPeer], Field(min_length=1, max_length=32)] | None = Field(
         default=None, alias="from"
     )
-    """Who else may come, with mode Namespace."""
+    """Additional clients, with mode Namespace."""
 
     RULES: ClassVar = (
         Rule(
             field="from",
             holds=lambda it: it.from_ is None or it.resolved == "Namespace",
             cel="!has(self.from) || !has(self.mode) || self.mode == 'Namespace'",
-            message="clients are listed for mode Namespace only: Open admits every client, None makes no policy",
+            message="from requires mode Namespace: Open admits every client, None creates no policy",
             remedy="remove from, or set mode to Namespace",
         ),
     )
 
     @property
     def resolved(self) -> NetworkPolicyMode:
-        """`mode`, or what its absence means."""
+        """`mode`, or its default."""
         return self.mode or DEFAULT_MODE
 
     @property

@@ -1,11 +1,10 @@
-"""tensor × pipeline × data = count × nodes: the one rule of the resource that computes.
+"""The rule tensor × pipeline × data = count × nodes.
 
-Accelerator cpu is not counted: its ranks share a pod's processors and memory, and what is absent is 1.
+It does not apply to accelerator cpu: its ranks share a pod's processors and memory, and absent sizes are 1.
 
-What is absent follows from what is there (`resolve`), and what does not come out even is refused with the sizes that
-would. Nothing is known of the model here, so the words state the rule and promise nothing; `plan.ways_out` replaces
-them by sizes that were planned, where the model's shape is known. The same arithmetic stands here in Python and in
-CEL; ``self`` is a workload.
+Absent sizes follow from the others (`resolve`). Sizes with another product are refused, and the message lists those
+that obey the rule. These need not suit the model, which is not known here; `plan.ways_out` replaces them with planned
+sizes if the model's shape is known. The calculation is written both in Python and in CEL, where ``self`` is a workload.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 Size = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
-#: The runtime that is our own engine.
+#: Runtime name of our engine.
 OURS: Final = "stoker"
-#: The fields for how many accelerators each kind of parallelism takes.
+#: Fields with the size of each kind of parallelism.
 SIZES: Final = ("tensor", "data", "pipeline", "expert")
 
 
@@ -36,37 +35,41 @@ def _chosen_twice(size: str) -> Rule:
         field="mode",
         holds=lambda it: it.mode is None or getattr(it, size) is None,
         cel=f"!has(self.mode) || !has(self.{size})",
-        message=f"mode Auto chooses {size}, and {size} is given as well",
+        message=f"mode Auto chooses {size}, but {size} is also set",
         remedy=f"remove mode or {size}",
     )
 
 
 class Parallelism(Part):
-    """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
-    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left. On
-    accelerator cpu, these are processes that share the pod's processors and memory, and absent is 1."""
+    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes. If
+    tensor and data are absent, data is 1 and tensor uses all accelerators; if one of them is absent, it follows from
+    the other. On accelerator cpu the sizes count processes that share the pod's processors and memory, and an absent
+    size is 1."""
 
     mode: Literal["Auto"] | None = None
-    """Auto: what `stoker plan` recommends for the replica's accelerators; the status shows what that is. Where the
-    model's shape is not known, tensor takes all there are. Absent: as in tensor, data, pipeline and expert."""
+    """Auto: the operator uses the sizes that `stoker plan` recommends for the replica's accelerators, and reports them
+    in the status. If the model's shape is not known, tensor uses all accelerators. Absent: the sizes are those in
+    tensor, data, pipeline and expert."""
     min_concurrency: Annotated[int, Field(ge=1, le=10000)] | None = None
-    """Sequences, of engine.maxModelLen or else of the model's own length, that each engine of the model should hold
-    at once: what is recommended is chosen by it, and what holds fewer is warned about. Absent: 4."""
+    """Number of sequences, each of engine.maxModelLen or else of the model's maximum length, that each engine should
+    hold at once. The recommended sizes aim at it, and sizes with less room cause a warning. Absent: 4."""
     tensor: Size | None = None
-    """Accelerators over which each layer of an engine of the model is split."""
+    """Number of accelerators over which each layer of an engine is split (tensor parallelism)."""
     data: Size | None = None
-    """Copies of the model, each with its own accelerators and its own requests."""
+    """Number of engines of a replica, each with its own copy of the model, accelerators and requests (data
+    parallelism)."""
     pipeline: Size | None = None
-    """Groups of accelerators among which the layers of an engine are dealt, a stage each. Absent: 1."""
+    """Number of stages over which the layers of an engine are distributed, each with its own accelerators (pipeline
+    parallelism). Absent: 1."""
     expert: Size | None = None
-    """Accelerators over which the experts of a mixture-of-experts model are dealt: tensor × data. Absent: each expert
-    is split as other layers are."""
+    """Number of accelerators over which the experts of a mixture-of-experts model are distributed whole (expert
+    parallelism): tensor × data. Absent: each expert is split like other layers."""
 
     RULES: ClassVar = tuple(map(_chosen_twice, SIZES))
 
 
 class Sizes(NamedTuple):
-    """How many accelerators each kind of parallelism takes."""
+    """Size of each kind of parallelism."""
 
     tensor: int
     pipeline: int
@@ -74,13 +77,15 @@ class Sizes(NamedTuple):
 
     @property
     def used(self) -> int:
-        """Accelerators in use."""
+        """Number of accelerators in use."""
         return self.tensor * self.pipeline * self.data
 
 
 def resolve(gpus: int, parallelism: Parallelism | None) -> Sizes:
-    """The sizes of `parallelism`; absent ones follow from the others. They may use more or less than the `gpus` of a
-    replica."""
+    """Return the sizes of `parallelism`; absent ones follow from the others.
+
+    Their product may be more or less than `gpus`, the accelerators of a replica.
+    """
     parallelism = parallelism or Parallelism()
     pipeline = parallelism.pipeline or 1
     if parallelism.tensor is None:
@@ -90,17 +95,17 @@ def resolve(gpus: int, parallelism: Parallelism | None) -> Sizes:
 
 
 def options(gpus: int) -> list[tuple[int, int]]:
-    """Every (tensor, data) that uses `gpus` accelerators, the widest engine first."""
+    """Return every (tensor, data) that uses `gpus` accelerators, in descending order of tensor."""
     return [(tensor, gpus // tensor) for tensor in range(gpus, 0, -1) if gpus % tensor == 0]
 
 
 def sizes_that_fill(gpus: int) -> str:
-    """The rule for tensor and data of `gpus` accelerators, with the sizes that obey it."""
+    """Return the rule for tensor and data of `gpus` accelerators, with the sizes that obey it."""
     return f"tensor × data must be {gpus} ({_any_of(f'{tensor} × {data}' for tensor, data in options(gpus))})"
 
 
 def pipelines_that_fill(gpus: int) -> str:
-    """The rule for the pipeline of `gpus` accelerators, with the sizes that obey it."""
+    """Return the rule for pipeline of `gpus` accelerators, with the sizes that obey it."""
     return f"pipeline must divide {gpus} ({_any_of(str(size) for size in range(1, gpus + 1) if gpus % size == 0)})"
 
 
@@ -110,16 +115,16 @@ def _any_of(sizes: Iterable[str]) -> str:
 
 
 def fills_the_replica(workload: Workload) -> bool:
-    """Whether tensor × pipeline × data is what a replica has, or less where that is permitted."""
+    """Whether tensor × pipeline × data equals the accelerators of a replica, or is less if ``allowIdle`` permits it."""
     hardware = workload.hardware
-    if hardware.accelerator == CPU or hardware.gpus > MAX_GPUS:  # there are rules for these
+    if hardware.accelerator == CPU or hardware.gpus > MAX_GPUS:  # other rules check these
         return True
     used = workload.sizes.used
     return used == hardware.gpus or (used < hardware.gpus and bool(hardware.allow_idle))
 
 
 def explain(workload: Workload) -> tuple[str, str]:
-    """What is wrong with the product, and what the rule allows."""
+    """Return what is wrong with the product of the sizes, and what the rule allows."""
     hardware, sizes = workload.hardware, workload.sizes
     gpus, used = hardware.gpus, sizes.used
     parallelism = workload.parallelism
@@ -142,9 +147,9 @@ def explain(workload: Workload) -> tuple[str, str]:
     return f"{product} needs {used} GPUs, {gpus} available", choice
 
 
-# The same in CEL, which has no variables: a list of one item goes through `map`, and the item is the variable.
-# What an expression may cost is bounded beforehand. Strings of unknown length cannot be joined within that bound;
-# `format` and a look-up in a table are cheap.
+# The same in CEL, which has no variables: `map` over a list of one item makes the item a variable.
+# The API server limits the estimated cost of an expression. Joining strings of unknown length would exceed this limit;
+# `format` and lookups in a table are cheap.
 def _cel_or_default(part: str, field: str, absent: int) -> str:
     return f"(has(self.{part}) && has(self.{part}.{field}) ? self.{part}.{field} : {absent})"
 
@@ -192,7 +197,7 @@ _EXPLAIN = f"{_SIZES}.map(s, '%s %s; %s%s'.format([{_PRODUCT}, {_PROBLEM}, {_CHO
 
 
 def most_engines(workload: Workload) -> int:
-    """The most engines that a replica may have: mode Auto may choose one for each accelerator."""
+    """Return the maximum number of engines of a replica: mode Auto may choose one for each accelerator."""
     if workload.hardware.accelerator != CPU and workload.parallelism and workload.parallelism.mode:
         return workload.hardware.gpus
     return workload.sizes.data
@@ -230,13 +235,13 @@ RULES = (
         ),
         cel=_SPANS_NO_NODE,
         message="tensor is more than the accelerators of a node",
-        remedy="tensor must be at most hardware.count, and pipeline or data what is left",
+        remedy="tensor must be at most hardware.count, and pipeline or data must use the other nodes",
     ),
     Rule(
         field="parallelism",
         holds=lambda it: it.hardware.accelerator != CPU or it.sizes.used <= MAX_COUNT,
         cel=f"self.hardware.accelerator != '{CPU}' || {_product_of('tensor', 'data', 'pipeline')} <= {MAX_COUNT}",
-        message=f"tensor × pipeline × data is more than {MAX_COUNT}, the most that a pod's processors are shared by",
+        message=f"tensor × pipeline × data is more than {MAX_COUNT}, the maximum number of ranks of a pod",
         remedy="lower one of them, and use spec.replicas for more engines",
     ),
     Rule(
@@ -251,7 +256,7 @@ RULES = (
         f"self.engine.runtime == '{OURS}' || !has(self.parallelism) || ("
         + " && ".join(f"(!has(self.parallelism.{size}) || self.parallelism.{size} == 1)" for size in SIZES)
         + ")",
-        message=f"on accelerator cpu, a runtime other than {OURS} runs one engine of the model, unsplit",
+        message=f"on accelerator cpu, a runtime other than {OURS} runs a single engine of one process",
         remedy=f"remove parallelism, and use spec.replicas for more engines, or use runtime: {OURS}",
     ),
 )

@@ -1,4 +1,4 @@
-"""Where values come from that the resource does not hold itself: keys of Secrets and ConfigMaps of its namespace."""
+"""References to Secrets and ConfigMaps in the endpoint's namespace, and to their keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker_operator.api.v1alpha1.base import DataKey, ObjectName, Part
 
 
 class SecretRef(Part):
-    """A Secret of the endpoint's namespace."""
+    """A Secret in the endpoint's namespace."""
 
     name: ObjectName
     """Name of the Secret."""
@@ -18,7 +18,7 @@ class SecretKeyRef(Part):
     name: ObjectName
     """Name of the Secret."""
     key: DataKey
-    """Key whose value is taken."""
+    """Key of the value."""
 
 
 class ConfigMapKeyRef(Part):
@@ -27,4 +27,4 @@ class ConfigMapKeyRef(Part):
     name: ObjectName
     """Name of the ConfigMap."""
     key: DataKey
-    """Key whose value is taken."""
+    """Key of the value."""

@@ -1,4 +1,4 @@
-"""How pods are replaced."""
+"""The replacement of pods."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ DEFAULT_STARTUP_TIMEOUT_SECONDS: Final = 3600
 
 
 class Rollout(Part):
-    """How pods are replaced when the spec changes."""
+    """Options for the replacement of pods when the spec changes."""
 
     max_surge: Annotated[IntOrPercent | None, NOT_IN_PODS] = None
-    """How many pods more than replicas may run meanwhile: a number, or a percentage of replicas, rounded up. Absent: 1.
-    Each needs accelerators of its own; where there are none to spare, set maxSurge 0 and maxUnavailable 1."""
+    """Number of additional replicas that may run during a roll-out, or a percentage of replicas, rounded up. Absent: 1.
+    Each needs its own accelerators; if the cluster has no spare ones, set maxSurge 0 and maxUnavailable 1."""
     max_unavailable: Annotated[IntOrPercent | None, NOT_IN_PODS] = None
-    """How many replicas may be missing meanwhile: a number, or a percentage of replicas, rounded down. Absent: 0."""
+    """Number of replicas that may be missing during a roll-out, or a percentage of replicas, rounded down. Absent:
+    0."""
     drain_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
-    """How long a pod that is to end may take to finish the requests it has. Absent: 30."""
+    """Maximum number of seconds that a terminating pod has to finish its requests. Absent: 30."""
     startup_timeout_seconds: Annotated[int, Field(ge=1, le=604800)] | None = None
-    """How long a pod may take to download and load the model before the endpoint is reported as stalled. Absent:
-    3600."""
+    """Maximum number of seconds in which a pod downloads and loads the model before the endpoint is reported as
+    stalled. Absent: 3600."""
     image_updates: Annotated[ImageUpdates | None, NOT_IN_PODS] = None
-    """When pods move to a newer image of the catalogue, or to what a newer operator makes of the same spec.
-    OnSpecChange: when the spec changes for another reason; a waiting image is reported. Always: at once. Absent:
-    OnSpecChange."""
+    """When pods are replaced because the catalogue has a newer image, or because a newer operator creates other pods
+    for the same spec. OnSpecChange: at the next change of the spec; until then the status reports the newer image.
+    Always: at once. Absent: OnSpecChange."""
 
     RULES: ClassVar = (
         Rule(
@@ -45,25 +46,25 @@ class Rollout(Part):
 
     @property
     def surge(self) -> int | str:
-        """`max_surge`, or what its absence means."""
+        """`max_surge`, or its default."""
         return 1 if self.max_surge is None else self.max_surge
 
     @property
     def unavailable(self) -> int | str:
-        """`max_unavailable`, or what its absence means."""
+        """`max_unavailable`, or its default."""
         return 0 if self.max_unavailable is None else self.max_unavailable
 
     @property
     def drain(self) -> int:
-        """`drain_seconds`, or what its absence means."""
+        """`drain_seconds`, or its default."""
         return DEFAULT_DRAIN_SECONDS if self.drain_seconds is None else self.drain_seconds
 
     @property
     def startup_timeout(self) -> int:
-        """`startup_timeout_seconds`, or what its absence means."""
+        """`startup_timeout_seconds`, or its default."""
         return self.startup_timeout_seconds or DEFAULT_STARTUP_TIMEOUT_SECONDS
 
     @property
     def follows_images(self) -> bool:
-        """Whether pods move to a newer image at once."""
+        """Whether pods are replaced at once when there is a newer image."""
         return self.image_updates == "Always"

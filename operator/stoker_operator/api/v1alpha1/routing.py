@@ -1,4 +1,4 @@
-"""How requests come through the gateway."""
+"""Routing of requests through the gateway."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pydantic import Field
 from stoker_operator.api.rule import Rule
 from stoker_operator.api.v1alpha1.base import Part
 
-#: Taken off each request before the gateway's picker reads it, or about the connection and not the session.
+#: Headers that are removed before the gateway's picker reads a request, or that describe the connection.
 _NO_SESSION: Final = r"(?i)^(x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te)$"
 #: A field name of HTTP (RFC 9110, section 5.1).
 HeaderName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
 
 
 class Routing(Part):
-    """How requests come through the gateway, one address for all models."""
+    """Routing of requests through the gateway, which serves all models at one address."""
 
     gateway: Literal["Enabled", "Disabled"] | None = None
-    """Whether the gateway serves the endpoint's names. Enabled: it must; the condition Routed says what is missing.
-    Disabled: never. Absent: Enabled where the namespace has the label stoker.dev/gateway: enabled."""
+    """Whether the gateway serves the endpoint's model names. Enabled: it does; the condition Routed reports what is
+    missing. Disabled: it does not. Absent: Enabled if the namespace has the label stoker.dev/gateway: enabled."""
     session_header: HeaderName | None = None
-    """A request header whose value keeps a session with one pod, such as X-Session-Id. Absent: sessions are known by
-    the bodies of requests."""
+    """Request header that identifies a session, such as X-Session-Id; the gateway sends the requests of a session to
+    one pod. Absent: sessions are recognized by the bodies of requests."""
 
     RULES: ClassVar = (
         Rule(
             field="sessionHeader",
             holds=lambda it: it.session_header is None or re.search(_NO_SESSION, it.session_header) is None,
             cel=f"!has(self.sessionHeader) || !self.sessionHeader.matches(r'{_NO_SESSION}')",
-            message="this header cannot name a session: it is taken off requests, or is about the connection",
+            message="this header cannot identify a session: it is removed from requests, or describes the connection",
             remedy="use another one, such as X-Session-Id",
         ),
     )

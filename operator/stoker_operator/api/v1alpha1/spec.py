@@ -31,35 +31,35 @@ def _cel_cache_location(spec: str) -> str:
 
 
 _CEL_MOST_REPLICAS: Final = "(has(self.scaling) ? self.scaling.maxReplicas : self.replicas)"
-_TWO_PODS: Final = "this claim is for one pod, and there may be two"
+_TWO_PODS: Final = "this claim is for one pod, but there may be two"
 
 
 def _one_pod(field: str) -> str:
-    """What to write where a claim is for one pod."""
+    """Return the remedy for a claim that only one pod can mount."""
     return f"use access mode {SHARED}, or {field} 1 with rollout maxSurge 0 and maxUnavailable 1"
 
 
 class Spec(Workload):
-    """What is served, on what, and how."""
+    """Desired state: the model, the hardware and the serving options."""
 
     model: Model
-    """Which model is served, and by which names."""
+    """The served model and its names."""
     auth: Auth | None = None
-    """Who may use the API. Absent: every client that reaches the Service."""
+    """Authentication of clients of the API. Absent: every client that reaches the Service may use it."""
     storage: Storage = Storage()
     """Storage of each pod."""
     service: Annotated[Service, NOT_IN_PODS] = Service()
     """The Service in front of the pods. It has the endpoint's name."""
     network_policy: Annotated[NetworkPolicy, NOT_IN_PODS] = NetworkPolicy()
-    """Who reaches the port that serves the API. Other ports of the pods are closed, those of sidecars too."""
+    """Access to the port that serves the API. All other ports of the pods are closed, also those of sidecars."""
     rollout: Rollout = Rollout()
-    """How pods are replaced when the spec changes."""
+    """Options for the replacement of pods when the spec changes."""
     monitoring: Annotated[Monitoring, NOT_IN_PODS] = Monitoring()
-    """How metrics are collected."""
+    """Collection of metrics."""
     routing: Annotated[Routing, NOT_IN_PODS] = Routing()
-    """How requests come through the gateway, one address for all models."""
+    """Routing of requests through the gateway, which serves all models at one address."""
     scaling: Annotated[Scaling | None, NOT_IN_PODS] = None
-    """How many replicas there are, by what the gateway reports of requests. Absent: spec.replicas."""
+    """Autoscaling by the load that the gateway reports. Absent: the number of replicas is spec.replicas."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *Workload.RULES,
@@ -85,7 +85,7 @@ class Spec(Workload):
             "(has(self.networkPolicy) && (has(self.networkPolicy.from) || "
             "(has(self.networkPolicy.mode) && self.networkPolicy.mode != 'Namespace')))",
             message="a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out",
-            remedy="set networkPolicy.mode to Open, or list in networkPolicy.from who may come",
+            remedy="set networkPolicy.mode to Open, or list the clients in networkPolicy.from",
         ),
     )
     CHANGES: ClassVar[tuple[ChangeRule, ...]] = (
@@ -100,21 +100,22 @@ class Spec(Workload):
 
     @property
     def most_replicas(self) -> int:
-        """The most replicas that there may be, without those that a roll-out adds."""
+        """Maximum number of replicas, without those that a roll-out adds."""
         return self.scaling.max_replicas if self.scaling else self.replicas
 
     @property
     def first_replicas(self) -> int:
-        """The replicas of a new endpoint. Where `scaling` permits none, the first one shows that the model starts."""
+        """Number of replicas of a new endpoint; at least 1 with `scaling`, to show that the model starts."""
         return max(1, self.scaling.fewest) if self.scaling else self.replicas
 
     @property
     def has_two_pods(self) -> bool:
-        """Whether there may be two pods at the same time, if only while they are replaced."""
+        """Whether there may be two pods at the same time, including a roll-out."""
         return self.most_replicas > 1 or self.hardware.pods_per_replica > 1 or self.rollout.surge not in (0, "0%")
 
     @property
     def can_share_its_cache(self) -> bool:
-        """Whether the claim that is made for the cache may be mounted on several nodes; True where none is made."""
+        """Whether the claim that the operator creates for the cache can be mounted on several nodes; True if it creates
+        none."""
         template = self.storage.cache.volume_claim_template if self.storage.cache else None
         return template is None or template.shared

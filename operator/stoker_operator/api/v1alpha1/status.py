@@ -1,4 +1,4 @@
-"""What the operator reports."""
+"""The status that the operator reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stoker_operator.api.v1alpha1.base import ByName, Part
 
 Int64 = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 
-#: Engines that are listed.
+#: Maximum number of engines in `copyStates`.
 MAX_ENGINE_STATES: Final = 64
-#: Characters of `scaling.startFailure`.
+#: Maximum length of `scaling.startFailure` in characters.
 MAX_START_FAILURE: Final = 1024
 
 
@@ -20,159 +20,160 @@ class Condition(Part):
     """One aspect of the endpoint, as in meta/v1."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Accepted: the spec obeys the rules. Planned: it is decided how the model is spread; Unknown where the model's
-    shape is, and then the engine judges. Available: at least one pod serves. Progressing: pods are being created or
-    replaced. Stalled: something is wrong that waiting cannot heal. Routed, where there is a gateway or one is asked
-    for: it serves the endpoint. Scaling, with spec.scaling: the number of replicas follows requests. Degraded, where
-    pods have several engines: one does not serve, and others of its pod do. Ready: every replica serves, from the
-    newest spec; with spec.scaling: one serves and all run the newest spec, or there is none since no requests
-    come."""
+    """Accepted: the spec obeys the rules. Planned: the model fits on the accelerators with these sizes; Unknown if the
+    model's shape is not known, in which case the engine checks it when it starts. Available: at least one pod serves.
+    Progressing: pods are being created or replaced. Stalled: there is an error that does not resolve itself. Routed, if
+    there is a gateway or spec.routing requires one: the gateway serves the endpoint. Scaling, with spec.scaling: the
+    number of replicas follows the load. Degraded, if pods have several engines: an engine does not serve while others
+    in its pod do. Ready: every replica serves with the newest spec; with spec.scaling: at least one serves and all run
+    the newest spec, or there are none because there are no requests."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The generation of the spec it was judged by."""
+    """Generation of the spec for which the condition was evaluated."""
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-    """When the status last changed."""
+    """Time of the last change of status."""
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
-    """Why, in one word."""
+    """Reason for the status, as a CamelCase word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why, in a sentence, with the remedy where one is known."""
+    """Reason for the status, as a sentence, with the remedy if one is known."""
 
 
 class PlanStatus(Part):
-    """How the model is spread over the accelerators of a replica, and what is reckoned to fit."""
+    """Division of the model among the accelerators of a replica, and the estimated capacity."""
 
     tensor: int
-    """Accelerators over which each layer of an engine of the model is split."""
+    """Number of accelerators over which each layer of an engine is split."""
     pipeline: int | None = None
-    """Stages of each engine."""
+    """Number of pipeline stages of each engine."""
     data: int
-    """Copies of the model in a replica."""
+    """Number of engines of a replica."""
     expert: int | None = None
-    """Accelerators over which experts are dealt; absent where each expert is split as other layers are."""
+    """Number of accelerators over which experts are distributed whole; absent if each expert is split like other
+    layers."""
     nodes: int | None = None
-    """Pods of each replica."""
+    """Number of pods of each replica."""
     idle: int | None = None
-    """Accelerators of a replica that nothing runs on."""
+    """Number of unused accelerators of a replica."""
     weight_bytes_per_gpu: Int64 | None = None
-    """Bytes of weights on each accelerator."""
+    """Bytes of weights on the accelerator that holds most."""
     kv_tokens_per_copy: Int64 | None = None
-    """Tokens whose keys and values each engine of the model has room for."""
+    """Estimated capacity of each engine's KV cache in tokens."""
     kv_blocks: Int64 | None = None
-    """Blocks of the key-value cache that the engine is expected to allocate."""
+    """Estimated number of blocks of each engine's KV cache."""
     max_model_len: Int64 | None = None
-    """The longest sequence, prompt and output."""
+    """Maximum length of a sequence in tokens, prompt and output."""
     max_concurrency: Int64 | None = None
-    """Sequences of that length that each engine has room for at a time."""
+    """Number of sequences of that length that each engine's KV cache holds at once."""
 
 
 class DPEngineStatus(Part):
-    """One of several engines in a pod."""
+    """State of one engine in a pod."""
 
     pod: Annotated[str, Field(max_length=253)]
-    """The pod that has it."""
+    """Name of its pod."""
     number: Annotated[int, Field(ge=0)]
-    """Which of the pod's, from 0; the label engine of its metrics."""
+    """Index of the engine in its pod, from 0; the label engine of its metrics."""
     serves: bool
-    """Whether it answers requests. One that does not is being loaded, or cannot be."""
+    """Whether it answers requests. If not, it is loading or has failed."""
     ranks: Annotated[int, Field(ge=0)] | None = None
-    """Processes that share it."""
+    """Number of its ranks (processes)."""
     missing_ranks: Annotated[list[int], Field(max_length=64)] | None = None
-    """Those of them that have not loaded their part of the model, or have ended; absent where there are none."""
+    """Ranks that have not loaded their part of the model, or have ended; absent if there are none."""
     message: Annotated[str, Field(max_length=1024)] | None = None
-    """What an engine that does not serve is at, or what it died of."""
+    """Progress of an engine that does not serve yet, or the error that ended it."""
     kv_blocks: Int64 | None = None
-    """Blocks of its key-value cache."""
+    """Number of blocks of its KV cache."""
     kv_tokens: Int64 | None = None
-    """Tokens whose keys and values it has room for."""
+    """Capacity of its KV cache in tokens."""
 
 
 class EngineStatus(Part):
-    """How the engine was configured, and what it found."""
+    """The engine's configuration, and what it reports."""
 
     args: Annotated[list[str], Field(max_length=256)] | None = None
-    """Words of the engine's command line."""
+    """Arguments of the engine's command line."""
     kv_blocks: Int64 | None = None
-    """Blocks of the key-value cache that the engine allocated, as it reports them."""
+    """Number of blocks of the KV cache, as the engine reports it."""
     kv_cache_dtype: Annotated[str, Field(max_length=256)] | None = None
-    """How the engine stores keys and values, as it reports it."""
+    """Type of the KV cache, as the engine reports it."""
     weights: Annotated[str, Field(max_length=256)] | None = None
-    """How the engine stores the model's weights, as it reports it."""
+    """Storage formats of the model's weights, as the engine reports them."""
 
     copies: Annotated[int, Field(ge=0)] | None = None
-    """Copies of the model in the pods; absent where each has one, of one process."""
+    """Number of engines in the pods; absent if each pod has one engine with one process."""
     serving_copies: Annotated[int, Field(ge=0)] | None = None
-    """Those of them that answer requests."""
+    """Number of engines that answer requests."""
     copy_states: Annotated[list[DPEngineStatus], Field(max_length=MAX_ENGINE_STATES)] | None = None
-    """The copies, those that do not serve first; not all of them where they are many."""
+    """State of each engine, at most 64; engines that do not serve come first."""
 
 
 class WorkloadStatus(Part):
-    """A set of like pods."""
+    """A set of identical pods."""
 
     name: Annotated[str, Field(max_length=63)]
     """main: the pods that answer requests."""
     runtime: str | None = None
-    """Which engine runs."""
+    """Runtime of the engine."""
     image: str
-    """Container image they run."""
+    """Container image of the engine."""
     plan: PlanStatus | None = None
-    """How the model is spread over the accelerators of a replica, and what is reckoned to fit."""
+    """Division of the model among the accelerators of a replica, and the estimated capacity."""
     engine: EngineStatus | None = None
-    """How the engine was configured, and what it found."""
+    """The engine's configuration, and what it reports."""
 
 
 class ScalingStatus(Part):
-    """How the endpoint is scaled."""
+    """State of autoscaling."""
 
     phase: Literal["Active", "Draining", "Zero"]
-    """Active: the gateway sends requests. Draining: the endpoint is about to go to zero, and the gateway sends none and
-    holds new ones. Zero: there are no replicas, and the gateway holds requests until one serves."""
+    """Active: the gateway sends requests. Draining: the endpoint is about to be scaled to zero, and the gateway holds
+    new requests. Zero: there are no replicas, and the gateway holds requests until one serves."""
     drain: Annotated[str, Field(max_length=64)] | None = None
-    """The announcement that the gateway's replicas acknowledge before the endpoint goes to zero: a random word."""
+    """Random identifier that the gateway's replicas must acknowledge before the endpoint is scaled to zero."""
     replicas: Annotated[int, Field(ge=0)]
-    """Replicas there should be."""
+    """Desired number of replicas."""
     start_seconds: Annotated[float, Field(ge=0)] | None = None
-    """How long a replica takes from its creation until it serves, as was measured."""
+    """Measured time in seconds from the creation of a replica until it serves."""
     start_failure: Annotated[str, Field(max_length=MAX_START_FAILURE)] | None = None
-    """Why no replica starts; the gateway answers held requests with it."""
+    """Why no replica starts; the gateway's error for held requests includes it."""
 
 
 class Address(Part):
-    """A way to reach the API."""
+    """An address of the API."""
 
     name: Annotated[str, Field(max_length=63)]
-    """Who it is for. cluster: clients in the cluster; loadBalancer: those who reach the Service's own address;
-    gateway: those who reach the gateway, which serves all models."""
+    """Kind of the address. cluster: for clients in the cluster; loadBalancer: the Service's external address; gateway:
+    the gateway's address, which serves all models."""
     url: str
     """Base URL of the OpenAI-compatible API."""
 
 
 class Status(Part):
-    """What the operator reports."""
+    """State that the operator reports."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The generation of the spec that this status is about."""
+    """Generation of the spec to which this status refers."""
     url: str | None = None
-    """Base URL of the OpenAI-compatible API, as reached from within the cluster."""
+    """Base URL of the OpenAI-compatible API inside the cluster."""
     addresses: Annotated[list[Address], Field(max_length=16), *ByName] | None = None
-    """Every way to reach the API."""
+    """All addresses of the API."""
     replicas: Annotated[int, Field(ge=0)] | None = None
-    """Pods there are, of any version of the spec."""
+    """Number of pods, of any version of the spec."""
     ready_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Pods that are ready."""
+    """Number of ready pods."""
     updated_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Pods of the newest spec."""
+    """Number of pods with the newest spec."""
     available_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Pods that serve."""
+    """Number of pods that serve."""
     desired_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Replicas there should be: spec.replicas, or with spec.scaling as many as requests need."""
+    """Desired number of replicas: spec.replicas, or with spec.scaling the number that the load requires."""
     scaling: ScalingStatus | None = None
-    """How the endpoint is scaled, where spec.scaling says that it is."""
+    """State of autoscaling; absent without spec.scaling."""
     selector: str | None = None
     """Label selector of the pods, for autoscalers."""
     workloads: Annotated[list[WorkloadStatus], Field(max_length=8), *ByName] | None = None
-    """What runs, by kind of pod."""
+    """State of the workloads: sets of identical pods."""
     conditions: (
         Annotated[
             list[Condition],
@@ -183,5 +184,5 @@ class Status(Part):
         ]
         | None
     ) = None
-    """Accepted, Planned, Available, Progressing, Stalled and Ready; Routed where there is a gateway, or one is asked
-    for; Scaling with spec.scaling; Degraded where pods have several copies."""
+    """Accepted, Planned, Available, Progressing, Stalled and Ready; Routed if there is a gateway, or spec.routing
+    requires one; Scaling with spec.scaling; Degraded if pods have several engines."""

@@ -1,4 +1,4 @@
-"""Where a pod keeps what it downloads."""
+"""Storage of a pod: the cache for weights, and shared memory."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from stoker_operator.api.v1alpha1.claim import VolumeClaimTemplate
 
 
 class EmptyDir(Part):
-    """Space on the node, gone with the pod."""
+    """Space on the node, which is deleted with the pod."""
 
     medium: Literal["", "Memory"] | None = None
-    """Memory: in the node's memory, counted as the pod's. Absent: on the node's disk."""
+    """Memory: in memory, which counts towards the pod's limit. Absent: on the node's disk."""
     size_limit: Quantity | None = None
-    """The most it may hold; a pod that stores more is evicted."""
+    """Maximum size; a pod that stores more is evicted."""
 
 
 class PersistentVolumeClaim(Part):
-    """A claim of the endpoint's namespace, which must exist. It outlives the endpoint."""
+    """An existing claim in the endpoint's namespace. It is not deleted with the endpoint."""
 
     claim_name: ObjectName
-    """Name of the claim. Several replicas share it, so it must allow being mounted by several pods."""
+    """Name of the claim. Several replicas share it, so its access mode must allow several pods to mount it."""
 
 
 class Cache(Part):
-    """Where downloaded and assembled weights are kept. Exactly one of the three, which stays what it is: neither is one
-    turned into another, nor one claim into another."""
+    """Cache for downloaded and assembled weights. Exactly one field must be set. The kind of volume and the claim
+    cannot be changed later."""
 
     empty_dir: EmptyDir | None = None
-    """Space on the node, gone with the pod. This is what is used when storage is absent."""
+    """Space on the node, which is deleted with the pod. This is the default if storage is absent."""
     persistent_volume_claim: PersistentVolumeClaim | None = None
-    """A claim that exists, so that weights are downloaded once."""
+    """An existing claim. Weights are downloaded once."""
     volume_claim_template: VolumeClaimTemplate | None = None
-    """A claim that is made for the endpoint, has its name and is deleted with it. All pods share it."""
+    """Template of a claim that the operator creates with the endpoint's name and deletes with the endpoint. All pods
+    share it."""
 
     RULES: ClassVar = (
         Rule(
@@ -42,7 +43,7 @@ class Cache(Part):
             holds=lambda it: len(it.model_fields_set) == 1,
             cel="[has(self.emptyDir), has(self.persistentVolumeClaim), has(self.volumeClaimTemplate)]"
             ".filter(given, given).size() == 1",
-            message="the cache is in one place",
+            message="the cache has exactly one volume",
             remedy="set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
         ),
     )
@@ -52,14 +53,15 @@ class Storage(Part):
     """Storage of each pod."""
 
     cache: Cache | None = None
-    """Where downloaded and assembled weights are kept; what may grow is its size. Absent: space on the node."""
+    """Cache for downloaded and assembled weights. Only its size can be changed later. Absent: space on the node."""
     shm_size: Quantity | None = None
-    """Size of /dev/shm, which is memory of the pod. Absent: 512Mi for each accelerator where a model is split, as much
-    as is used under runtime vllm; else the container runtime's."""
+    """Size of /dev/shm, which counts towards the pod's memory. Absent: with runtime vllm, limited by the pod's memory
+    only; else 512Mi for each accelerator if a model is split, or the container runtime's default."""
 
     @property
     def cache_location(self) -> str:
-        """Which place the cache is, however large: a claim that is made, one that exists, or space on the node."""
+        """Identity of the cache's volume, regardless of its size: a created claim, an existing one, or space on the
+        node."""
         if self.cache and self.cache.volume_claim_template:
             return "made"
         if self.cache and self.cache.persistent_volume_claim:

@@ -1,4 +1,4 @@
-"""A set of like pods: on what they run, how they share the work, which engine runs, and what is added to them."""
+"""A set of identical pods: their hardware, parallelism, engine and pod template."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from stoker_operator.api.v1alpha1.template import PodTemplate
 
 
 class Workload(Part):
-    """A set of like pods."""
+    """A set of identical pods."""
 
     replicas: Annotated[
         int,
-        # The scale subresource needs a number to be there, so this default is written into the object.
+        # The scale subresource needs the field, so this default is written into the object.
         Field(ge=0, le=10000, json_schema_extra={"x-default": 1}),
         NOT_IN_PODS,
     ] = 1
-    """Pods that serve the model; with hardware.nodes, groups of so many pods. Autoscalers write it through the scale
-    subresource. With spec.scaling it has no effect."""
+    """Number of pods that serve the model; with hardware.nodes, number of groups of that many pods. Autoscalers write
+    it through the scale subresource. With spec.scaling it has no effect."""
     hardware: Hardware
-    """What a replica runs on."""
+    """The hardware of a replica."""
     parallelism: Parallelism | None = None
-    """How the accelerators of a replica share the work. tensor × pipeline × data must equal count × nodes. tensor and
-    data both absent: tensor takes all there are and data is 1; one of them given: the other is what is left. On
-    accelerator cpu, these are processes that share the pod's processors and memory, and absent is 1."""
+    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes. If
+    tensor and data are absent, data is 1 and tensor uses all accelerators; if one of them is absent, it follows from
+    the other. On accelerator cpu the sizes count processes that share the pod's processors and memory, and an absent
+    size is 1."""
     engine: Engine = Engine()
-    """The engine that runs in each pod. What is absent is left to the engine's own default."""
+    """The engine that runs in each pod. An absent field leaves the engine's default."""
     template: PodTemplate = PodTemplate()
-    """What is added to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
+    """Additions to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
 
     RULES: ClassVar[tuple[Rule, ...]] = parallelism_rules.RULES
 
     @property
     def sizes(self) -> Sizes:
-        """`parallelism` with what its absence means; with mode Auto, what holds until more is known."""
+        """Sizes of `parallelism` with defaults; with mode Auto, the sizes until the planner has chosen others."""
         if self.hardware.accelerator == CPU:
             parallelism = self.parallelism or Parallelism()
             return Sizes(parallelism.tensor or 1, parallelism.pipeline or 1, parallelism.data or 1)
