@@ -1,14 +1,14 @@
-"""Runs a tutorial: what it shows is done, in the order in which it is shown, and prints what it says.
+"""Run a tutorial: execute its blocks in order, and compare their output with the text.
 
     python docs/tutorials/tutorial.py docs/tutorials/03-tensor-and-data-parallel.md
 
-    ```yaml      # its first line, "# FILE.yaml", says where it is saved
-    ```sh        run by bash; "exit=2" behind sh says that it fails so
-    ```output    lines that the block before prints, in this order; "…" stands for anything
-    ```console   shown only
+    ```yaml      # saved as FILE.yaml if its first line is "# FILE.yaml"
+    ```sh        run by bash; "exit=2" after sh is the expected exit code
+    ```output    lines that the previous block prints, in this order; "…" matches any text
+    ```console   not run
 
-A comment at the top says what it needs: nothing, an API server with the operator (apiserver), or a cluster whose pods
-run (cluster). Everything happens in a scratch folder in which charts/ and examples/ lie.
+A comment at the top names the requirement: nothing, an API server with the operator (apiserver), or a cluster that runs
+pods (cluster). Blocks run in a temporary folder with links to charts/ and examples/.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Block:
     """A block of a tutorial.
 
     Attributes:
-        line: where it begins.
+        line: number of its first line.
         kind: yaml, sh, output or console.
-        text: what is in it.
-        code: the exit code that an sh block ends with.
+        text: its content.
+        code: expected exit code of an sh block.
     """
 
     line: int
@@ -44,31 +44,31 @@ class Block:
 
 
 def needs(tutorial: Path) -> str:
-    """What the tutorial needs: nothing, apiserver or cluster."""
+    """Return the tutorial's requirement: nothing, apiserver or cluster."""
     found = re.match(r"<!-- needs: (nothing|apiserver|cluster) -->", tutorial.read_text())
-    assert found, f"{tutorial} does not say what it needs"
+    assert found, f"{tutorial} does not state its requirement"
     return found[1]
 
 
 def tutorials(need: str) -> list[Path]:
-    """The tutorials that need this."""
+    """Return the tutorials with this requirement."""
     return [each for each in sorted(Path(__file__).parent.glob("[0-9]*.md")) if needs(each) == need]
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The blocks of a tutorial."""
+    """Iterate over the blocks of a tutorial."""
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
-        assert match[1] in ("yaml", "sh", "output", "console"), f"line {line}: what is {match[1]}?"
+        assert match[1] in ("yaml", "sh", "output", "console"), f"line {line}: unknown kind of block: {match[1]}"
         code = int(match[2].removeprefix("exit=")) if match[2] else 0
         yield Block(line, match[1], match[3], code)
 
 
 def run(tutorial: Path, environment: Mapping[str, str]) -> None:
-    """Runs a tutorial.
+    """Run a tutorial.
 
     Raises:
-        AssertionError: something ends otherwise, or prints something else, than the tutorial says.
+        AssertionError: an exit code or an output differs from the tutorial's.
     """
     with tempfile.TemporaryDirectory() as scratch:
         for folder in ("charts", "examples"):
@@ -98,7 +98,10 @@ def run(tutorial: Path, environment: Mapping[str, str]) -> None:
 
 
 def lacks(printed: str, expected: str) -> str:
-    """The first line of `expected` that is not in `printed`, below those before it; spaces count as one."""
+    """Return the first line of `expected` that does not follow the previous ones in `printed`, or an empty string.
+
+    Any number of spaces counts as one.
+    """
     lines = iter(printed.splitlines())
     for line in filter(str.strip, expected.splitlines()):
         pattern = re.compile(r".*".join(re.escape(" ".join(part.split())) for part in line.split("…")))
@@ -110,4 +113,4 @@ def lacks(printed: str, expected: str) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         run(Path(name), {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"})
-        sys.stdout.write(f"{name}: it is so\n")
+        sys.stdout.write(f"{name}: passed\n")
