@@ -1,4 +1,4 @@
-"""Calls lora.cpp: what adapters add to linear operations, also within a call of whole layers."""
+"""Binding of lora.cpp: LoRA adapters of linear operations, also within calls of whole layers."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from stoker_engine.kernels.panels import PANEL
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
-#: Bytes: what an adapter's memory grows by, and where its tensors begin.
+#: Allocation unit of an adapter's memory, and alignment of its tensors, both in bytes.
 _CHUNK: Final = 1 << 20
 _ALIGNED: Final = 64
 _PRIVATE: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class _Matrix(ctypes.Structure):
-    """lora.cpp's LoraMatrix."""
+    """`LoraMatrix` of lora.cpp."""
 
     _fields_ = (("w", _POINTER), ("outputs", _LONG), ("inner", _LONG), ("is_panels", _LONG))
 
 
 class _Part(ctypes.Structure):
-    """lora.cpp's LoraPart."""
+    """`LoraPart` of lora.cpp."""
 
     _fields_ = (("b", _Matrix), ("first_rank", _LONG), ("first_output", _LONG), ("outputs", _LONG))
 
 
 class _Factors(ctypes.Structure):
-    """lora.cpp's LoraFactors."""
+    """`LoraFactors` of lora.cpp."""
 
     _fields_ = (("a", _Matrix), ("num_parts", _LONG), ("parts", ctypes.POINTER(_Part)))
 
 
 class _Table(ctypes.Structure):
-    """lora.cpp's LoraTable."""
+    """`LoraTable` of lora.cpp."""
 
     _fields_ = (("slots", _POINTER), ("num_rows", _LONG), ("num_slots", _LONG))
 
 
 class _Site(ctypes.Structure):
-    """lora.cpp's LoraSite."""
+    """`LoraSite` of lora.cpp."""
 
     _fields_ = (("table", ctypes.POINTER(_Table)), ("factors", _POINTER))
 
 
 class _Source(ctypes.Structure):
-    """lora.cpp's LoraSource."""
+    """`LoraSource` of lora.cpp."""
 
     _fields_ = (
         ("rows", _POINTER),
@@ -66,13 +66,13 @@ class _Source(ctypes.Structure):
 
 
 class AdapterMemory:
-    """The memory of one adapter: pages that the system gets back once its matrices are gone, whatever else is in use.
+    """Memory of one adapter, in pages of its own, which are returned to the system when the adapter is unloaded.
 
-    Matrices are added one by one and filled together, in one call that does not hold Python's lock.
+    Matrices are added one by one and filled together, in one call that does not hold the GIL.
 
     Args:
-        library: of the kernels.
-        dtype: of its matrices.
+        library: library of the kernels.
+        dtype: dtype of the matrices.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
@@ -80,16 +80,16 @@ class AdapterMemory:
         self._in_panels = dtype == torch.bfloat16 and bool(library.stoker_has_panels())
         self._free = torch.empty(0, dtype=torch.uint8)
         self._sources = list[_Source]()
-        self._kept = list[torch.Tensor]()  # what the sources point to
+        self._kept = list[torch.Tensor]()  # keeps the tensors of the sources alive
 
     def add(self, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> tuple[_Matrix, torch.Tensor]:
-        """A matrix [outputs, inner] with these rows, and zeros elsewhere. `fill` writes the rows.
+        """Allocate a matrix [outputs, inner] with the given rows and zeros elsewhere. `fill` writes the rows.
 
         Args:
-            weights: rows of at most `inner` elements, by the first one's place in the matrix.
+            weights: blocks of rows with at most `inner` elements, by the index of their first row.
 
         Returns:
-            The matrix, and the tensor that keeps its memory.
+            The matrix, and the tensor that owns its memory.
         """
         in_panels = self._in_panels and inner % 2 == 0
         if in_panels:
@@ -103,14 +103,14 @@ class AdapterMemory:
         return _Matrix(memory.data_ptr(), outputs, inner, in_panels), memory
 
     def fill(self) -> None:
-        """Writes the matrices that have been added."""
+        """Write the rows of all matrices added since the last call."""
         sources = (_Source * len(self._sources))(*self._sources)
         self._library.stoker_pack_lora(ctypes.addressof(sources), len(sources), self._dtype == torch.bfloat16)
         self._sources.clear()
         self._kept.clear()
 
     def _empty(self, size: int) -> torch.Tensor:
-        """Memory of so many elements, all zero."""
+        """Allocate zeroed memory of `size` elements."""
         num_bytes = size * self._dtype.itemsize
         taken = -(-num_bytes // _ALIGNED) * _ALIGNED
         if taken > len(self._free):
@@ -120,10 +120,10 @@ class AdapterMemory:
 
 
 class CpuLoraTable:
-    """Which slot each row of the input batch has, for all operations of a model.
+    """Slots of the rows of the input batch, for all operations of a model.
 
     Args:
-        num_slots: of adapters.
+        num_slots: number of adapter slots.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -132,21 +132,21 @@ class CpuLoraTable:
         self._slots: torch.Tensor | None = None
 
     def read_from(self, slots: torch.Tensor) -> None:
-        """Reads the slots from this tensor from now on: int64 [rows + 1], see `BatchRows.adapters`."""
+        """Set the tensor from which slots are read, int64 [rows + 1]; see `BatchRows.adapters`."""
         assert slots.dtype == torch.int64 and slots.is_contiguous()
         self._slots = slots
         self.table.slots, self.table.num_rows = slots.data_ptr(), len(slots) - 1
 
 
 class CpuLoraFactors:
-    """What an adapter adds to one linear operation, in the order in which it is multiplied.
+    """An adapter's factors for one linear operation, in the layout that the kernel multiplies.
 
     Args:
-        parts: of the matrices merged into the operation, those that it changes.
-        memory: of the adapter. The matrices may be used once it is filled.
+        parts: parts of the merged matrices that the adapter changes.
+        memory: the adapter's memory. The factors can be used after `AdapterMemory.fill`.
 
     Attributes:
-        num_bytes: of the matrices.
+        num_bytes: size of the matrices in bytes.
     """
 
     def __init__(self, parts: Sequence[LoraPart], memory: AdapterMemory) -> None:
@@ -169,12 +169,12 @@ class CpuLoraFactors:
 
 
 def _even(size: int) -> int:
-    """The size, or the next one where it is odd."""
+    """Round `size` up to an even number."""
     return size + size % 2
 
 
 class CpuLoraSite:
-    """A linear operation and what the adapters in the slots add to it."""
+    """The adapters of one linear operation, by slot."""
 
     def __init__(self, library: ctypes.CDLL, table: CpuLoraTable) -> None:
         self._library, self._table = library, table
@@ -184,10 +184,10 @@ class CpuLoraSite:
         self._add = ctypes.cast(library.stoker_address_of_add_lora(), ADD_TO_LINEAR)
 
     def set(self, slot: int, factors: CpuLoraFactors | None) -> None:
-        """Has a slot add `factors` from now on; None: nothing. No step may run meanwhile."""
+        """Set the factors of a slot; None for no adapter. Must not be called while a step runs."""
         self._held[slot] = factors
         self._pointers[slot] = None if factors is None else ctypes.addressof(factors.factors)
 
     def extended(self, linear: CpuLinear, batch_rows: Callable[[], torch.Tensor]) -> CpuLinear:
-        """The operation with what is added to it; for `batch_rows` see `CpuLinear.extended`."""
+        """Return the operation extended by the adapters; for `batch_rows` see `CpuLinear.extended`."""
         return linear.extended(self._library, self._add, ctypes.addressof(self._site), batch_rows)
