@@ -18,7 +18,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Unit = TileUnit;
 
   static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
-  static constexpr long BLOCK_BYTES = 512 * 1024;            // bytes of rows of x in a block, which stay in the second-level cache
+  static constexpr long BLOCK_BYTES = 512 * 1024;            // rows of x in a block, which stay in the second-level cache
 
   // Scales and sums of a block of TILE_ROWS rows, as vectors.
   struct Scales {
