@@ -89,7 +89,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
   }
 
   // Multiplies rows m … m + rows - 1 of x, for which the tile unit is set, with N panels. Dot products of a block are computed
-  // while those of the previous one are added, since reading and reloading a tile depend on each other.
+  // while those of the previous one are added, since a tile can be reloaded only after it was read.
   template <int N>
   FLATTEN void tile(const Columns* columns, long panel, long m, long rows, Prefetcher& prefetcher) const {
     struct alignas(64) Accumulators {

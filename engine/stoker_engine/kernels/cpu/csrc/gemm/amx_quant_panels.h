@@ -69,7 +69,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     return found;
   }
 
-  // Dot products of 16 rows with 16 outputs, two at a time, since reading and reloading a tile depend on each other.
+  // Dot products of 16 rows with 16 outputs. Double-buffered, since a tile can be reloaded only after it was read.
   struct alignas(64) Accumulators {
     int32_t of[TILE_ROWS][PANEL];
   };

@@ -55,8 +55,8 @@ inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
 constexpr long FEW_TOKENS = 8;
 constexpr long MAX_FETCHED_BYTES = 256 << 10;  // for each thread
 
-// Returns the memory of the cached keys and values to which a step of few tokens attends. In a block, those of all heads are
-// adjacent.
+// Returns the memory of the keys and values to which a step of few tokens attends, without those of the step itself. In a
+// block, those of all heads are adjacent.
 inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const AttentionStep& step) {
   static thread_local PrefetchRanges found;
   found.clear();
