@@ -1,8 +1,8 @@
 """Normalises and rotates queries and keys of a layer's QKV projection, and stores keys and values, in one kernel.
 
-    q q q q │ k k │ v v        a token's row: heads of queries, of keys, of values
+    q q q q │ k k │ v v      a token's row: heads of queries, of keys, of values
     └ norm, RoPE ─┘
-    └in place│ └ cache ┘       one program computes a head of a token
+    └ back  │ └ cache ┘      queries are written back; one program computes a head of a token
 
 `kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define the operations.
 """
