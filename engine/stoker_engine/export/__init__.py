@@ -1,1 +1,1 @@
-"""Models written again with their weights quantized: what ``stoker quantize`` does."""
+"""Export of models with quantized weights (``stoker quantize``)."""

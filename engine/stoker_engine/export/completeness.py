@@ -1,4 +1,4 @@
-"""Whether the files hold the matrices of the model that config.json describes: known before anything is written."""
+"""Check, before anything is written, that the files contain the matrices of the model that config.json describes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from stoker_engine.sizing.weight_sizes import matrices
 
 
 def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: WeightNames, config: ModelConfig) -> None:
-    """Args:
-        tensors: the modules to quantize that each tensor of the files holds, by its name.
+    """Check that the model's matrices and the files' tensors match.
+
+    Args:
+        tensors: modules to quantize of each tensor in the files, by the tensor's name.
 
     Raises:
-        WeightsError: matrices are missing, doubled or of another shape, or the model has no place for a tensor, such
-            as the scales of weights that are quantized already; the message names them.
+        WeightsError: matrices are missing, duplicated or of the wrong shape, or the model does not use a tensor, such
+            as the scales of weights that are already quantized; the message names them.
     """
     needed, held = _needed(config), dict[str, str]()
     for name, modules in tensors.items():
@@ -36,8 +38,8 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: Weight
                 )
                 if (module.outputs, module.inner) != (rows, inner):
                     raise WeightsError(
-                        f"{name} holds {module.outputs} rows of {module.inner} numbers as {module.name}, "
-                        f"the model needs {rows} of {inner}"
+                        f"{name} holds {module.outputs} rows of {module.inner} elements as {module.name}, "
+                        f"but the model needs {rows} of {inner}"
                     )
     if missing := sorted(needed.keys() - held.keys()):
         raise WeightsError(f"the weights lack {len(missing)} matrices that the model needs: {some(missing)}")
@@ -48,7 +50,7 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: Weight
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the matrices that are quantized, by name."""
+    """Return rows and columns of the matrices to quantize, by name."""
     needed = dict[str, tuple[int, int]]()
     for name, size in matrices(config):
         if is_quantized(f"{name}.weight"):

@@ -1,7 +1,7 @@
-"""A Hugging Face folder → one whose matrices compressed-tensors' readers (transformers, vLLM, ours) know.
+"""Quantizes a Hugging Face folder into compressed-tensors' format, which transformers, vLLM and Stoker read.
 
-Files keep their names, each with the tensors that it had; what is not quantized is copied as it is. At any time there
-is one tensor in memory, and what is made of it.
+Files keep their names and tensors; tensors that are not quantized are copied. Only one tensor and its quantized form
+are in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from stoker_engine.export.schemes import Scheme
 from stoker_engine.models.loading.safetensors_folder import RawTensors, not_floating
 
 _INDEX: Final = "model.safetensors.index.json"
-#: Files that hold weights, in whatever form.
+#: Suffixes of files that hold weights; they are not copied.
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of a file, and the modules to quantize that it holds; none: it is copied."""
+    """A tensor of a file, and its modules to quantize; a tensor without any is copied."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class _Tensor:
     modules: list[Module]
 
     def specs(self, scheme: Scheme) -> dict[str, torch.Tensor]:
-        """What is written for it, on the meta device."""
+        """Return the tensors that are written for this one, on the meta device."""
         if not self.modules:
             return {self.name: torch.empty(self.shape, dtype=self.dtype, device="meta")}
         specs = dict[str, torch.Tensor]()
@@ -57,21 +57,21 @@ class _Tensor:
 
 @cache
 def _stored_as(outputs: int, inner: int, dtype: torch.dtype, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """What a matrix becomes, on the meta device; a model has thousands of matrices of few shapes."""
+    """Return a quantized matrix's tensors, on the meta device. Cached, as a model has many matrices of few shapes."""
     return quantized(torch.empty(outputs, inner, dtype=dtype, device="meta"), scheme)
 
 
 def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
-    """Writes the model of `folder`, with its matrices stored as `scheme` says, to the new folder `target`.
+    """Write the model in `folder` to the new folder `target`, with its matrices quantized by `scheme`.
 
     Args:
-        label: the scheme's name, for messages.
+        label: name of the scheme, for messages.
 
     Raises:
-        ModelError: it cannot be quantized so; with the remedy.
-        WeightsError: the files do not hold the model's matrices, or numbers that are none.
-        ArgumentError: there is something at `target`, no room for it, or the groups do not divide a row.
-        StokerError: it cannot be written.
+        ModelError: the model cannot be quantized by this scheme.
+        WeightsError: the files do not match the model, or contain NaN or infinity.
+        ArgumentError: `target` exists, the disk is too full, or the group size does not divide a row.
+        StokerError: writing failed.
     """
     raw_config = read_config(folder)
     weight_names, config = _family(folder, raw_config, label)
@@ -111,13 +111,13 @@ def export(folder: Path, scheme: Scheme, label: str, target: Path) -> None:
 def _family(folder: Path, raw_config: Mapping[str, Any], label: str) -> tuple[WeightNames, ModelConfig]:
     if method := quantization_method(raw_config):
         raise ModelError(
-            f"{folder} is quantized by {method} already, and {label} is asked for; give the unquantized model"
+            f"{folder} is already quantized by {method}, but {label} is requested; pass the unquantized model"
         )
     architectures = Fields(raw_config, {}).items("architectures", str)
     if not any(name in FAMILIES for name in architectures):
         raise ModelError(
-            f"{folder}: which matrices of {', '.join(architectures) or 'an unnamed architecture'} can be quantized is "
-            "not known here; quantize it with llm-compressor"
+            f"{folder}: stoker quantize does not support {', '.join(architectures) or 'an unnamed architecture'}; "
+            "quantize the model with llm-compressor"
         )
     config = ModelConfig.from_dict(raw_config)
     return FAMILIES[config.architecture].weight_names, config
@@ -126,7 +126,7 @@ def _family(folder: Path, raw_config: Mapping[str, Any], label: str) -> tuple[We
 def _tensor(source: RawTensors, name: str, weight_names: WeightNames, config: ModelConfig) -> _Tensor:
     shape, dtype = tuple(source.shape(name)), source.dtype(name)
     if dtype is None:
-        raise WeightsError(f"{name} is of a dtype that is unknown here; leave that tensor out")
+        raise WeightsError(f"{name} has a dtype that is not supported; remove the tensor from the checkpoint")
     modules = modules_of(name, shape, weight_names, config)
     if modules and not (dtype.is_floating_point and dtype.itemsize > 1):
         raise not_floating(name, str(dtype).removeprefix("torch."))
@@ -150,7 +150,7 @@ def _specs(tensors: list[_Tensor], scheme: Scheme) -> dict[str, torch.Tensor]:
 
 
 def _ignored(tensors: list[_Tensor], weight_names: WeightNames, config: ModelConfig) -> list[str]:
-    """The linear modules that stay as they are: the head, also where it is the embedding, routers and the like."""
+    """Return the linear modules that are not quantized, such as routers and the head (tied or not)."""
     ignored = [weight_names.names["lm_head"]]
     embeddings = {f"{weight_names.names[part]}.weight" for part in ("embed", "positions") if part in weight_names.names}
     for tensor in tensors:
@@ -165,7 +165,7 @@ def _write(source: RawTensors, tensor: _Tensor, scheme: Scheme, writer: Safetens
     for module in tensor.modules:
         matrix = source.read(tensor.name, module.part).reshape(module.outputs, module.inner)
         if not matrix.float().isfinite().all():
-            raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; fetch it again")
+            raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; download it again")
         for name, stored in _named(module, quantized(matrix, scheme)).items():
             writer.write(name, stored)
 

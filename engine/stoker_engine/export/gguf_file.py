@@ -1,7 +1,7 @@
-"""A GGUF file → one of another type, quantized by the gguf library; all else that the file says is copied.
+"""Converts a GGUF file to another type, quantized by the gguf library; metadata are copied.
 
-Matrices are what is quantized: norms, biases, routers and positions stay as they are, and so do rows that are not whole
-blocks. The embedding and the head get 8 bits at least, as llama.cpp gives them more than the rest.
+Only matrices are quantized: norms, biases, routers and position embeddings are not, nor are matrices whose rows are no
+whole number of blocks. The embedding and the head get at least 8 bits, as llama.cpp also stores them more precisely.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker_engine.export.output import new_output
 from stoker_engine.models.gguf.gguf_file import FLOATING, GGUFFile
 from stoker_engine.models.gguf.gguf_header import GGUFHeader
 
-#: The types that can be written, with llama.cpp's number for a file of them.
+#: Supported types, and llama.cpp's number of the file type.
 FILE_TYPES: Final = {
     GGMLQuantizationType.Q8_0: LlamaFileType.MOSTLY_Q8_0,
     GGMLQuantizationType.Q5_1: LlamaFileType.MOSTLY_Q5_1,
@@ -37,9 +37,9 @@ FILE_TYPES: Final = {
 }
 _ENDS: Final = ("token_embd.weight", "output.weight")
 _STAYS: Final = re.compile(r"norm|ffn_gate_inp|position_embd|token_types|^rope_|altup|laurel|per_layer_model_proj")
-#: Numbers quantized at a time, about.
+#: Approximate number of elements quantized at a time.
 _PIECE: Final = 1 << 22
-#: How many numbers of F16 a block begins with: its scale, and its least number where it has one.
+#: Number of float16 values at the start of a block: its scale, and its minimum if it has one.
 _SCALES: Final = {
     GGMLQuantizationType.F16: 1,
     GGMLQuantizationType.Q8_0: 1,
@@ -54,11 +54,11 @@ _ALIGNMENT: Final = 32
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor that is written.
+    """A tensor of the new file.
 
     Attributes:
-        kind: ggml's type of it in the new file.
-        start: of its data, from where the data begin.
+        kind: ggml type in the new file.
+        start: offset of its data in the data section, in bytes.
     """
 
     name: str
@@ -68,28 +68,28 @@ class _Tensor:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         return math.prod(self.shape) // block * block_bytes
 
 
 def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
-    """Writes the model of the GGUF file at `path`, its matrices of type `kind`, to `target`: a new file, or a new
-    folder for one if its name does not end with ``.gguf``.
+    """Convert the matrices of the GGUF file at `path` to type `kind`, and write it to `target`: a new file, or a new
+    folder that contains it if the name does not end with ``.gguf``.
 
     Raises:
-        ModelError: the file is quantized already, has nothing to quantize, or cannot be read.
-        WeightsError: it holds nan, infinity, or numbers that are too large for `kind`.
-        ArgumentError: there is something at `target`, or no room for it.
-        StokerError: it cannot be written.
+        ModelError: the file is already quantized, has nothing to quantize, or cannot be read.
+        WeightsError: it contains NaN, infinity, or values that are too large for `kind`.
+        ArgumentError: `target` exists, or the disk is too full.
+        StokerError: writing failed.
     """
     source = GGUFFile(path)
     stored = source.kinds()
     found = source.quantized_as()
     if found is not None and kind not in FLOATING:
         raise ModelError(
-            f"{path} is quantized by {found} already, and {kind.name} is asked for; give a file of F16 or BF16 "
-            "(stoker quantize --to bf16 makes one of this, without what was lost)"
+            f"{path} is already quantized by {found}, but {kind.name} is requested; pass a file in F16 or BF16 "
+            "(stoker quantize --to bf16 converts this one, but does not restore its precision)"
         )
     tensors, end = list[_Tensor](), 0
     for name in source.names():
@@ -121,7 +121,7 @@ def _kind_of(
 
 
 def _header(path: Path, tensors: list[_Tensor], kind: GGMLQuantizationType) -> bytes:
-    """All that comes before the data."""
+    """Return everything before the data section: header, metadata and tensor infos."""
     metadata = {key: value for key, value in GGUFHeader(path).stored().items() if not key.startswith("split.")}
     for key, number in (
         ("general.file_type", int(FILE_TYPES[kind])),
@@ -149,23 +149,23 @@ def _write(source: GGUFFile, tensor: _Tensor, file: BinaryIO) -> None:
     for piece in _pieces(tensor.shape):
         numbers = source.read(tensor.name, piece)
         if not numbers.isfinite().all():
-            raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; fetch it again")
+            raise WeightsError(f"{tensor.name} holds nan or infinity: the file is damaged; download it again")
         stored = _stored(numbers, tensor.kind)
         scales = stored.reshape(-1, GGML_QUANT_SIZES[tensor.kind][1])[:, : 2 * _SCALES.get(tensor.kind, 0)]
         if not np.isfinite(np.ascontiguousarray(scales).view(np.float16)).all():
-            raise WeightsError(f"{tensor.name} holds numbers too large for {tensor.kind.name}; choose bf16")
+            raise WeightsError(f"{tensor.name} holds values too large for {tensor.kind.name}; choose bf16")
         file.write(stored.data)
     file.write(bytes(-tensor.size % _ALIGNMENT))
 
 
 def _stored(numbers: torch.Tensor, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    with np.errstate(over="ignore"):  # of scales, which are looked at afterwards
+    with np.errstate(over="ignore"):  # of scales, which the caller checks
         array = quantize(np.ascontiguousarray(numbers.numpy()), kind)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Parts of whole rows that together are a tensor, in order."""
+    """Split a tensor of `shape` into pieces of whole rows, in order."""
     if len(shape) < 2:
         yield tuple(slice(0, size) for size in shape)
         return

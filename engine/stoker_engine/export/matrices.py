@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint hold matrices to quantize, and under which names their parts are written."""
+"""Determines which tensors of a checkpoint are quantized, and the names of the modules that are written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stoker_engine.architectures.weight_names import EVERY_NAME, WeightNames
 
 @dataclass(frozen=True)
 class Module:
-    """A linear module that is written.
+    """A linear module of the new checkpoint.
 
     Attributes:
-        name: in the new checkpoint.
-        outputs, inner: of its matrix.
-        part: where that lies in the tensor of the file.
-        param_names: the weights of the model that it holds (see `models.decoder`), one below the other.
+        name: name in the new checkpoint.
+        outputs, inner: size of its matrix.
+        part: slices of the matrix in the file's tensor.
+        param_names: the model's weights (see `models.decoder`) that are stacked along its rows.
     """
 
     name: str
@@ -30,13 +30,13 @@ class Module:
 
 
 def modules_of(name: str, shape: tuple[int, ...], weight_names: WeightNames, config: ModelConfig) -> list[Module]:
-    """The modules to quantize that the tensor called `name` holds; none: it stays as it is.
+    """Return the modules to quantize in the tensor called `name`; without any the tensor is copied.
 
-    A layer's experts that are stacked in one tensor become a module each, as compressed-tensors has them.
+    Experts that are stacked in one tensor become separate modules, as compressed-tensors requires.
 
     Raises:
-        ModelError: it holds matrices, in a form that compressed-tensors has no module for.
-        WeightsError: it holds other experts than the model has.
+        ModelError: the tensor contains matrices in a layout that compressed-tensors cannot store.
+        WeightsError: the number of experts differs from the model's.
     """
     canonical = weight_names.canonical(name)
     ignored = weight_names.is_ignored(canonical, config)
@@ -54,8 +54,8 @@ def modules_of(name: str, shape: tuple[int, ...], weight_names: WeightNames, con
                 _experts(name, stem, shape, [str(part).rpartition(".")[2] for part in parts], destination.param_names)
             )
     raise ModelError(
-        f"compressed-tensors stores linear modules, and {name}, of shape {list(shape)}, is none "
-        f"({config.architecture}); quantize when the model is loaded: stoker serve --quantization"
+        f"compressed-tensors stores only linear modules, and {name}, of shape {list(shape)}, is not a linear module "
+        f"({config.architecture}); quantize while the model is loaded: stoker serve --quantization"
     )
 
 
@@ -65,8 +65,8 @@ def _experts(
     count, rows, inner = shape
     if count * len(parts) != len(param_names) or rows % len(parts):
         raise WeightsError(
-            f"{name} has shape {list(shape)}, the model has {len(param_names) // len(parts)} experts, "
-            f"and {len(parts)} matrices of each"
+            f"{name} has shape {list(shape)}, but the model has {len(param_names) // len(parts)} experts "
+            f"with {len(parts)} matrices each"
         )
     size = rows // len(parts)
     for expert in range(count):
@@ -78,7 +78,7 @@ def _experts(
 
 
 def _numberless(param_name: str) -> str:
-    """``layers.3.experts.7.gate.weight`` → ``layers.{i}.experts.{j}.gate``."""
+    """Replace layer and expert numbers: ``layers.3.experts.7.gate.weight`` → ``layers.{i}.experts.{j}.gate``."""
     head, _, rest = param_name.removesuffix(".weight").removeprefix("layers.").partition(".")
     assert head.isdigit()
     expert = rest.split(".")

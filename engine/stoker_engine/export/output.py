@@ -1,4 +1,4 @@
-"""A file or folder that is there whole or not at all: written under another name, and renamed once it is done."""
+"""Atomic output of a file or folder: it is written under a temporary name, and renamed when complete."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from stoker_common.errors import ArgumentError, StokerError
 
 _MIB = 1 << 20
-_partials = set[Path]()  # what is being written
+_partials = set[Path]()  # temporary paths in use
 
 
 @contextmanager
 def new_output(target: Path, size: int) -> Iterator[Path]:
-    """The path to write to; at the end it becomes `target`, and is removed where it comes to no end.
+    """Yield a temporary path to write to. It is renamed to `target` on success, and removed on failure.
 
     Args:
-        size: bytes that will be written.
+        size: number of bytes that will be written.
 
     Raises:
-        ArgumentError: there is something called `target`, or no room for it.
-        StokerError: it cannot be written.
+        ArgumentError: `target` exists, or the disk has less than `size` bytes free.
+        StokerError: writing failed.
     """
     check_new(target)
     try:
@@ -47,7 +47,7 @@ def new_output(target: Path, size: int) -> Iterator[Path]:
 
 
 def remove_partial() -> None:
-    """Removes what has not come to its end, for a process that ends without coming back to `new_output`."""
+    """Remove incomplete outputs, for a process that exits without returning to `new_output`."""
     for partial in list(_partials):
         _remove(partial)
 
@@ -60,8 +60,10 @@ def _remove(partial: Path) -> None:
 
 
 def check_new(target: Path) -> None:
-    """Raises:
-    ArgumentError: there is something called `target`, other than an empty folder that is not called as a file is.
+    """Check that `target` does not exist, or is an empty folder whose name does not end with ``.gguf``.
+
+    Raises:
+        ArgumentError: it exists.
     """
     empty = target.is_dir() and target.suffix != ".gguf" and not any(target.iterdir())
     if target.is_symlink() or (target.exists() and not empty):

@@ -1,7 +1,7 @@
-"""A matrix as compressed-tensors stores it, its numbers rounded to the nearest that its scale offers.
+"""Round-to-nearest quantization of a matrix into compressed-tensors' layout.
 
-Scales span from the least to the largest number of a group; they are rounded to the weights' dtype, or float32, before
-codes are chosen. Formulas and layout are compressed-tensors' own: github.com/vllm-project/compressed-tensors
+A group's scale spans from its smallest to its largest element, and is rounded to the weights' dtype (float32 for
+float64) before codes are chosen. Formulas and layout: github.com/vllm-project/compressed-tensors
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from stoker_engine.export.schemes import Scheme
 
-#: The largest number of OCP's e4m3.
+#: Largest finite value of OCP's e4m3.
 _LARGEST_FP8: Final = 448.0
 
 
 def quantized(weights: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """The tensors that a module has instead of its matrix `weights` [outputs, inner], by the ends of their names.
+    """Quantize the matrix `weights` [outputs, inner]; return a module's tensors by the last part of their names.
 
     Args:
-        weights: of any floating dtype, all of them finite; `scheme.group_size` divides `inner`.
+        weights: finite elements of any floating dtype; `scheme.group_size` divides `inner`.
     """
     outputs, inner = weights.shape
     dtype = torch.float32 if weights.dtype == torch.float64 else weights.dtype
@@ -56,13 +56,13 @@ def quantized(weights: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
 
 
 def _scales(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As stored; of a group of zeros, or of what the dtype has for 0, something to divide by."""
+    """Round scales to `dtype`; scales of 0, including underflows, become eps, so that they can be divided by."""
     scales = exact.to(dtype)
     return torch.where(scales == 0, torch.finfo(dtype).eps, scales)
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """int8 [rows, n] of 4 or 8 `bits` → int32 [rows, ⌈n × bits / 32⌉]: made unsigned, from the low bits up."""
+    """Pack int8 [rows, n] of 4 or 8 `bits` → int32 [rows, ⌈n × bits / 32⌉], as unsigned codes from the low bits up."""
     each = 32 // bits
     padded = functional.pad(codes.int() + 2 ** (bits - 1), (0, -codes.shape[1] % each))
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=codes.device)

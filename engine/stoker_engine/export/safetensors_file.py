@@ -1,6 +1,6 @@
 """Writes a safetensors file tensor by tensor. Layout: github.com/huggingface/safetensors
 
-length of the header │ header: JSON of dtypes, shapes, offsets │ data …        wide dtypes first: all lie aligned
+length of the header │ header: JSON of dtypes, shapes, offsets │ data …        wide dtypes first, so all are aligned
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SafetensorsWriter:
-    """A new file at `path` for tensors like these `specs`, which may be on the meta device; they are written then, in
-    any order."""
+    """Writer of a new file at `path`; tensors can be written in any order.
+
+    Args:
+        specs: shapes and dtypes of the tensors by name; may be on the meta device.
+    """
 
     def __init__(self, path: Path, specs: Mapping[str, torch.Tensor]) -> None:
         self._starts, header, start = dict[str, int](), dict[str, object](), 0
@@ -36,7 +39,7 @@ class SafetensorsWriter:
         self._specs = specs
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """One of them."""
+        """Write one tensor."""
         assert tensor.dtype == self._specs[name].dtype and tensor.shape == self._specs[name].shape
         self._file.seek(self._data + self._starts[name])
         self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""The ways to quantize that compressed-tensors names, as far as they need no calibration."""
+"""Quantization schemes of compressed-tensors that need no calibration."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stoker_common.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the matrices of a checkpoint are stored.
+    """Storage of a checkpoint's matrices.
 
     Attributes:
-        format: compressed-tensors' name of how tensors are written.
-        bits: of a number.
-        type: whether it is an integer or floating-point (FP8's e4m3).
-        group_size: numbers of a row that share a scale; 0: all.
+        format: compressed-tensors' name of the layout.
+        bits: bits of a code.
+        type: "int", or "float" for FP8 (e4m3).
+        group_size: elements of a row that share a scale; 0 for all.
         symmetric: whether groups have no zero points.
-        activations: whether whoever computes with the weights is told to quantize activations as well, to the same
-            type and token by token.
+        activations: whether config.json requests that engines also quantize activations, to the same type with a
+            dynamic scale for each token.
     """
 
     format: Literal["pack-quantized", "int-quantized", "float-quantized"]
@@ -31,10 +31,10 @@ class Scheme:
     activations: bool = False
 
     def config(self, ignore: Sequence[str]) -> dict[str, Any]:
-        """config.json's ``quantization_config``.
+        """Return config.json's ``quantization_config``.
 
         Args:
-            ignore: linear modules that are not quantized.
+            ignore: names of linear modules that are not quantized.
         """
         shared = {"num_bits": self.bits, "type": self.type}
         weights = {
@@ -75,10 +75,10 @@ SCHEMES: Final = {
 
 
 def with_group_size(scheme: Scheme, group_size: int | None) -> Scheme:
-    """`scheme`, in groups of another size if one is given.
+    """Return `scheme` with `group_size`, if one is given.
 
     Raises:
-        ArgumentError: it has no groups, or they cannot be of that size.
+        ArgumentError: the scheme has no groups, or the size is invalid.
     """
     if group_size is None:
         return scheme

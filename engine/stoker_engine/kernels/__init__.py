@@ -1,8 +1,8 @@
-"""One operation a file: the plain-torch reference that defines it.
+"""Kernels. Each file at the top level defines one operation by its reference implementation in torch.
 
-bundle.py       all operations a model is computed with, as one object
-reference.py    torch's
-cpu/            C++ for CPUs
-triton/         Triton for GPUs
-select.py       which bundle serves a device and dtype; asked once, when a model is made
+bundle.py       interface: all operations of a model, as one object
+reference.py    bundle of the reference implementations
+cpu/            C++ kernels for CPUs
+triton/         Triton kernels for GPUs
+select.py       choice of the bundle for a device and dtype, once for each model
 """

@@ -1,4 +1,4 @@
-"""Activations of the MLP, by transformers' names, and those that have numbers of their own."""
+"""Activations of MLPs: those with names of transformers, and those with parameters."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _ACTIVATIONS: Final[dict[str, Operation]] = {
 
 
 def activation(act: Activation) -> Operation:
-    """The activation with that config.json name.
+    """Return the activation with a name from config.json.
 
     Raises:
-        ModelError: it is not known, or a gate's.
+        ModelError: the activation is unknown, or valid only for gated MLPs.
     """
     if why := why_not_computed(act):
         raise ModelError(why)
     if not isinstance(act, str):
-        raise ModelError(f"activation {act!r} is a gate's")
+        raise ModelError(f"activation {act!r} is supported only in gated MLPs")
     return _ACTIVATIONS[act]
 
 
 def act_and_mul(act: Activation) -> Operation:
-    """act(gate) × up of [tokens, 2 × size] with the gates first.
+    """Return the operation act(gate) × up of [tokens, 2 × size] with the gates first.
 
     Raises:
-        ModelError: the activation is not known.
+        ModelError: the activation is unknown.
     """
     if isinstance(act, ClampedSwiGLU):
         return partial(_clamped_swiglu, act)

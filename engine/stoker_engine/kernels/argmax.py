@@ -6,7 +6,11 @@ import torch
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, vocabulary] float32 → [rows] int64: where each row is largest (the first, if equal), and [rows] float32:
-    its largest logit. Of a row that holds nan the largest is nan, and its place means nothing. Some kernels take
-    bfloat16, too (`Kernels.narrow_logits`)."""
+    """Return the index of each row's largest logit (the first of equal ones), int64 [rows], and that logit, float32
+    [rows].
+
+    Args:
+        logits: [rows, vocabulary] float32; some kernels also accept bfloat16 (`Kernels.narrow_logits`). For a row that
+            contains NaN the logit is NaN, and the index is undefined.
+    """
     return logits.argmax(dim=-1), logits.amax(dim=-1)

@@ -1,4 +1,4 @@
-"""A linear layer with a weight matrix of each head's own."""
+"""Linear operation with a separate weight matrix for each head."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stoker_engine.kernels.bundle import Operation
 
 
 def batched_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x` [tokens, heads, inner], `weight` [heads, outputs, inner] → [tokens, heads, outputs].
+    """Multiply `x` [tokens, heads, inner] with `weight` [heads, outputs, inner] → [tokens, heads, outputs].
 
-    With the CPU's kernels a row's result is the same in every batch, as `linear`'s is.
+    The CPU kernels are batch-invariant, as for `linear`.
     """
     return (x.transpose(0, 1) @ weight.transpose(1, 2)).transpose(0, 1)
 
 
 def by_head(linears: Sequence[Operation]) -> Operation:
-    """The same by a linear operation of each head's own."""
+    """Return the same operation, computed by a linear operation for each head."""
     return lambda x: torch.stack([linear(x[:, head]) for head, linear in enumerate(linears)], dim=1)

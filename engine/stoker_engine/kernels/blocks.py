@@ -1,5 +1,4 @@
-"""Matrices that are stored in blocks (`architectures.stored_formats`): what they stand for, and linear operations with
-them."""
+"""Dequantization of matrices stored in blocks (`architectures.stored_formats`), and linear operations with them."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from stoker_engine.kernels.linear import linear
 
 
 def dequantize(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [..., bytes of a row] → [..., inner] in `dtype`: computed in float32, then rounded."""
+    """Dequantize uint8 [..., bytes of a row] → [..., inner] in `dtype`, rounded from float32."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.dequantize(blocks, stored, dtype)
     return group_blocks.dequantize(blocks, stored, inner, dtype)
@@ -20,8 +19,9 @@ def dequantize(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: to
 def block_linear(
     x: torch.Tensor, blocks: torch.Tensor, stored: StoredFormat, inner: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x Wᵀ + b: [..., inner] → [..., outputs], for W in `blocks` (uint8 [outputs, bytes of a row]) and `bias` [outputs]
-    in x's dtype: `linear` with W dequantized to that dtype. With the CPU's kernels bit for bit so.
+    """Return x Wᵀ + b: [..., inner] → [..., outputs], for W in `blocks` (uint8 [outputs, bytes of a row]) and `bias`
+    [outputs] in x's dtype: `linear` with W dequantized to that dtype. Results of the CPU kernels for rows (not panels)
+    are bit-identical to it.
     """
     return linear(x, dequantize(blocks, stored, inner, x.dtype), bias)
 
@@ -29,16 +29,16 @@ def block_linear(
 def block_rows(
     blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Rows `ids` [n] (int64) of a table `blocks` (uint8 [rows, bytes of a row]) → [n, inner] in `dtype`.
+    """Look up rows `ids` [n] (int64) of a table `blocks` (uint8 [rows, bytes of a row]) → [n, inner] in `dtype`.
 
     Raises:
-        IndexError: a row that the table does not have.
+        IndexError: an id is out of range.
     """
     return dequantize(blocks.index_select(0, ids), stored, inner, dtype)
 
 
 def all_finite(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> bool:
-    """Whether `blocks` (uint8 [..., bytes of a row]) stand for finite values, all of them."""
+    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.all_finite(blocks, stored)
     return group_blocks.is_finite(blocks, stored, inner)

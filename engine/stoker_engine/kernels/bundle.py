@@ -1,8 +1,8 @@
-"""All operations that a model is computed with, for one kind of device.
+"""Interface of the operations of a model, for one kind of device.
 
-What a layer does not change from step to step (weights, their addresses, an activation's name) is given once, and what
-comes back is called in every step: at one token a step, looking things up takes longer than small operations
-themselves. Weights must stay where they are; their values may change.
+Most entries are factories: they take constants (weights, an activation's name) once, and return an operation that is
+called in each step. With one token in a step, looking up addresses would take longer than a small operation itself.
+Weights must therefore keep their addresses; their values may change.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.stored_formats import StoredFormat
 
-#: One tensor from another: a linear operation, a norm, an activation.
+#: Operation with one input and one output tensor: linear, norm or activation.
 Operation = Callable[[torch.Tensor], torch.Tensor]
 
-#: (x [tokens, hidden], weights [tokens, k] float32, expert numbers [tokens, k] int64) → [tokens, hidden]. Numbers
-#: beyond those of the experts that it was made of add nothing.
+#: (x [tokens, hidden], weights [tokens, k] float32, expert indices [tokens, k] int64) → [tokens, hidden]. Indices
+#: beyond the experts of the operation are ignored.
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-#: (x, what is added to it), both [tokens, hidden] → their sum and its norm.
+#: (x, added), both [tokens, hidden] → their sum and its norm.
 SumAndNorm = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-#: Router logits [tokens, experts] → weights [tokens, k] float32 and expert numbers [tokens, k] int64.
+#: Router logits [tokens, experts] → weights [tokens, k] float32 and expert indices [tokens, k] int64.
 Route = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: See `Kernels.argmax`.
@@ -47,7 +47,7 @@ class MakeLinear(Protocol):
     """See `Kernels.linear`."""
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-        """The linear operation with this weight and bias."""
+        """Return the linear operation with this weight and bias."""
         ...
 
 
@@ -62,7 +62,7 @@ class MakeExperts(Protocol):
         gate_up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
     ) -> Experts:
-        """The experts with these weights and biases."""
+        """Return the experts with these weights and biases."""
         ...
 
 
@@ -77,7 +77,7 @@ class MakeQuantLinear(Protocol):
         dtype: torch.dtype,
         bias: torch.Tensor | None = None,
     ) -> Operation:
-        """The linear operation with this weight and bias, of activations of `dtype`."""
+        """Return the linear operation with this weight and bias for activations of `dtype`."""
         ...
 
 
@@ -87,7 +87,7 @@ class BlockStack:
 
     Attributes:
         blocks: uint8 [count, outputs, bytes of a row].
-        stored: their format.
+        stored: format of the blocks.
         inner: elements in a row.
         biases: [count, outputs], or None.
     """
@@ -104,13 +104,13 @@ MakeBlockExperts = Callable[[BlockStack, BlockStack, Activation, torch.dtype], E
 
 @dataclass(frozen=True)
 class Panels:
-    """Operations on matrices [outputs, inner] whose rows were brought into panels (`kernels.panels`).
+    """Operations on matrices [outputs, inner] in panels (`kernels.panels`).
 
     Attributes:
-        fit: whether a matrix can be packed, and is multiplied faster then.
+        fit: whether a matrix can be packed, and is then multiplied faster.
         pack: packs a matrix, in place.
-        linear: as `Kernels.linear`, of a packed matrix.
-        rows: a packed matrix, and numbers of rows [count] int64 → [count, inner].
+        linear: `Kernels.linear` of a packed matrix.
+        rows: (packed matrix, row indices [count] int64) → [count, inner].
     """
 
     fit: Callable[[torch.Tensor], bool]
@@ -121,14 +121,14 @@ class Panels:
 
 @dataclass(frozen=True)
 class BlockPanels:
-    """The same on matrices in blocks [outputs, bytes of a row].
+    """Operations on matrices in blocks [outputs, bytes of a row], packed into panels.
 
     Attributes:
-        fit: whether a matrix in this format, of rows of so many elements, can be packed, and is multiplied faster by
-            activations of this dtype then.
-        pack: packs such a matrix, in place.
-        linear: as `Kernels.quant_linear`, of a packed matrix, and by x in 8 bits (`int8_activations`).
-        rows: as `Kernels.block_rows`, of a packed matrix.
+        fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix can be packed, and is then
+            multiplied faster.
+        pack: packs a matrix, in place.
+        linear: `Kernels.quant_linear` of a packed matrix, with x rounded to 8 bits (`int8_activations`).
+        rows: `Kernels.block_rows` of a packed matrix.
     """
 
     fit: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool]
@@ -138,11 +138,11 @@ class BlockPanels:
 
 
 class AdapterTiles(NamedTuple):
-    """Rows in tiles that each belong to one adapter; see `GroupedLora.group`.
+    """Rows grouped into tiles of a single adapter each; see `GroupedLora.group`.
 
     Attributes:
-        rows: int32 [tiles × rows of a tile]; as many as there are rows: none.
-        slots: int32 [tiles], of their adapters; -1: the tile is not used.
+        rows: int32 [tiles × rows of a tile], row indices; the number of rows marks padding.
+        slots: int32 [tiles], slot of the tile's adapter; -1 for unused tiles.
     """
 
     rows: torch.Tensor
@@ -151,19 +151,19 @@ class AdapterTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupedLora:
-    """What adapters (LoRA) add to an operation, of all rows at once; `kernels/lora.py` defines it. The matrices of an
-    operation lie by slot, each with room for the largest rank; what lies beyond an adapter's rank is not read. Nothing
-    waits for the device, and shapes do not depend on which adapters rows have.
+    """LoRA of all rows at once; `kernels/lora.py` defines it. An operation's matrices are indexed by slot and padded to
+    the largest rank; elements beyond an adapter's rank are not read. The host never waits for the device, and shapes do
+    not depend on the rows' adapters.
 
     Attributes:
-        group: (int64 [rows], the slot of each, below 0 for none; the number of slots; the matrices' dtype) → tiles.
-        shrink: (x [rows, heads, inner]; A [slots, parts, heads or 1, max rank, inner] of the same dtype; int32 [slots,
-            parts] ranks, 0 where an adapter does not change a part; tiles: their rows, and their slots) → x Aᵀ float32
-            [rows, heads, sums, parts, max rank]: as many sums as there are, added up, are the result.
-        expand: (y [rows, heads, outputs], changed in place; what `shrink` gives; B [slots, heads or 1, rows, max rank];
-            ranks; int32 [count, 4] tiles of outputs: the first, the end, the part, and how many of B's rows the first
-            one's is behind its own number; tiles, as above).
-        output_tile: outputs of a tile at most, for matrices of a dtype.
+        group: (slot of each row, int64 [rows], negative for none; number of slots; dtype of the matrices) → tiles.
+        shrink: (x [rows, heads, inner]; A [slots, parts, heads or 1, max rank, inner] of the same dtype; ranks int32
+            [slots, parts], 0 where an adapter does not change a part; rows and slots of the tiles) → partial sums of
+            x Aᵀ, float32 [rows, heads, sums, parts, max rank], whose sum over `sums` is the result.
+        expand: (y [rows, heads, outputs], changed in place; result of `shrink`; B [slots, heads or 1, rows, max rank];
+            ranks; tiles of outputs int32 [count, 4]: first output, end, part, and the first output's row of B minus its
+            index; rows and slots of the tiles).
+        output_tile: dtype of the matrices → largest number of outputs in a tile.
     """
 
     group: Callable[[torch.Tensor, int, torch.dtype], AdapterTiles]
@@ -174,7 +174,7 @@ class GroupedLora:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operations. Each is defined by a file of this folder.
+    """The operations of a model. Each is defined by the reference implementation in a file of this folder.
 
     Attributes:
         linear: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
@@ -182,29 +182,29 @@ class Kernels:
         concat_linear: `concat_linear.concat_linear`.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size], the activation, and biases
             [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.
-        float32_linear: as `linear`, `moe.float32_linear` of it.
-        route: how experts are chosen, and a correction bias [experts] float32 or None → `moe.route` with them.
-        quant_linear: weight in blocks [outputs, bytes of a row], their format, elements in a row, activations' dtype,
-            and bias [outputs] or None → `blocks.block_linear` with them.
-        block_experts: gate_up and down projections in blocks, shaped as those of `experts`, the activation and
-            activations' dtype → `moe.experts` with them.
+        float32_linear: like `linear`, in float32 (`moe.float32_linear`).
+        route: MoE config and correction bias [experts] float32 or None → `moe.route` with them.
+        quant_linear: weight in blocks [outputs, bytes of a row], format, elements in a row, dtype of activations, and
+            bias [outputs] or None → `blocks.block_linear` with them.
+        block_experts: gate_up and down projections in blocks, with the shapes of `experts`, the activation function
+            and the dtype of activations → `moe.experts` with them.
         block_rows: `blocks.block_rows`.
         rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
         add_rms_norm: weight [d], eps → `rms_norm.after_sum` of that norm.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
-        activation: what a config states → that activation; raises ModelError where it is not known.
-        act_and_mul: the same, of a gate → act(gate) × up of [tokens, 2 × size] with the gates first.
+        activation: activation of a config → the operation; raises ModelError if it is unknown.
+        act_and_mul: activation of a gate → act(gate) × up of [tokens, 2 × size] with the gates first.
         apply_rotary: `rotary.apply_rotary`.
         concat_rotated: `rotary.concat_rotated`.
         cos_sin: `rotary.cos_sin`.
         argmax: `argmax.argmax`.
-        narrow_logits: whether `argmax` takes bfloat16, too: then logits are made float32 only where more is asked for.
+        narrow_logits: whether `argmax` also accepts bfloat16, so that greedy sampling needs no float32 logits.
         keep_allowed: `token_mask.keep_allowed`.
         select_token: `select_token.select_token`.
         logprobs: `logprobs.logprobs`.
-        panels: for weights that are packed once they are loaded; None: rows are multiplied as they are.
-        block_panels: as `panels`, for weights in blocks.
-        lora: what adapters add, of all rows at once; None: it is computed an adapter at a time.
+        panels: operations on weights that are packed after loading; None if the kernels do not use panels.
+        block_panels: like `panels`, for weights in blocks.
+        lora: LoRA of all rows at once; None if it is computed adapter by adapter.
     """
 
     linear: MakeLinear

@@ -1,4 +1,4 @@
-"""Reports each kernel that is compiled, which takes seconds."""
+"""Progress of compiling Triton kernels, which takes seconds for each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @contextmanager
 def watch_compilations(on_compiled: Callable[[], None]) -> Iterator[list[str]]:
-    """Calls `on_compiled` for each kernel that Triton compiles inside; not for those that its cache on disk has.
+    """Call `on_compiled` for each kernel that Triton compiles in this context, except those in its disk cache.
 
     Yields:
-        The names of what has been compiled so far.
+        Names of the kernels compiled so far.
     """
     names: list[str] = []
     if importlib.util.find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""Products with the same x, whose results lie side by side."""
+"""Linear operations with the same input, whose outputs are concatenated."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from stoker_engine.kernels.bundle import Operation
 
 
 def concat_linear(linears: Sequence[Operation]) -> Operation:
-    """[..., inner] → [..., the outputs of all]."""
+    """Return the operation [..., inner] → [..., sum of outputs]."""
     return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)

@@ -1,10 +1,10 @@
-"""Weights in GGUF's types: what the bytes of a row mean.
+"""Layout and dequantization of GGUF's types.
 
     a row     │ block │ block │ …        32 elements a block, or 256, or 1
 
-Of 32 elements. An element is a scale d times an integer q, in some types plus an offset m. d and m are float16,
-elements are little-endian; of a byte that holds two codes, the low half is one of the first 16 elements, the high half
-one of the last:
+Blocks of 32 elements. An element is a scale d times an integer q, in some types plus an offset m. d and m are float16,
+little-endian. In a byte with two codes the low half belongs to one of the first 16 elements, the high half to one of
+the last 16:
 
     Q4_0     d 16 bytes             w = d (q - 8)
     Q4_1     d m 16 bytes           w = d q + m
@@ -14,7 +14,7 @@ one of the last:
     IQ4_NL   d 16 bytes             w = d table[q]
     MXFP4    e 16 bytes             w = 2^(e - 127) × fp4[q]
 
-Of 256 elements, in eight units of 32. The scales s and offsets m of 16 elements, or of 32, are small integers:
+Blocks of 256 elements, in eight units of 32. The scales s and offsets m of 16 or 32 elements are small integers:
 
     Q2_K     s,m (4 + 4 bits, ×16) 64 bytes d dmin          w = d s q - dmin m          q 2 bits
     Q3_K     high (32 bytes) 64 bytes s (6 bits, ×16) d     w = d (s - 32) (q - 4)      q 2 bits, and one in `high`
@@ -23,7 +23,7 @@ Of 256 elements, in eight units of 32. The scales s and offsets m of 16 elements
     Q6_K     128 bytes high (64 bytes) s (int8, ×16) d      w = d s (q - 32)            q 4 bits, and two in `high`
     IQ4_XS   d high (2 bytes) s (4 bits, ×8) 128 bytes      w = d (s - 32) table[q]     s has two more bits in `high`
 
-F16 and BF16 are numbers themselves. The types are llama.cpp's (ggml-common.h, ggml-quants.c).
+F16 and BF16 are unquantized elements. Source of the types: llama.cpp (ggml-common.h, ggml-quants.c).
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat
 
-#: What codes of IQ4_NL and IQ4_XS stand for: denser around 0, as weights are.
+#: Values of the codes of IQ4_NL and IQ4_XS, denser around 0, as weights are.
 _UNEVEN: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 #: Twice the values of OCP's FP4 (e2m1), the high bit the sign.
 _FP4_TWICE: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def dequantize(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [..., inner / format.numbers × format.bytes] → [..., inner] in `dtype`: computed in float32, as drawn above
-    from left to right, and rounded. No product there is rounded; a sum is, where an offset is added."""
+    """Dequantize uint8 [..., inner / format.numbers × format.bytes] → [..., inner] in `dtype`.
+
+    Evaluates the formulas above in float32 from left to right, then rounds. Products are exact in float32; sums with an
+    offset are rounded.
+    """
     parts = blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // format.bytes, format.bytes)
     return _NUMBERS[format.name](parts).flatten(-2).to(dtype)
 
 
-#: Where float16 elements lie in a block: its scale, and that of its offsets.
+#: Byte offsets of the float16 values of a block: its scale, and its offset or the scale of its offsets.
 _SCALES: Final[dict[str, tuple[int, ...]]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -67,28 +70,28 @@ _SCALES: Final[dict[str, tuple[int, ...]]] = {
 
 
 def all_finite(blocks: torch.Tensor, format: GGUFFormat) -> bool:
-    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. They are where the scales are, which
-    takes no dequantizing to see."""
+    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. Checks only the scales, without
+    dequantizing."""
     parts = blocks.reshape(-1, format.bytes)
     if format.name == "BF16":
         return bool(parts.contiguous().view(torch.bfloat16).isfinite().all())
-    if format.name == "MXFP4":  # scales are; the largest overflow with some codes
+    if format.name == "MXFP4":  # all scales are finite, but the largest overflow with some codes
         return bool(_mxfp4(parts[parts[:, 0] > 250]).isfinite().all())
     return all(bool(_float16(parts[:, at : at + 2]).isfinite().all()) for at in _SCALES[format.name])
 
 
 def _halves(bytes: torch.Tensor) -> torch.Tensor:
-    """[..., n] → [..., 2, n]: the low halves of bytes and the high ones."""
+    """Split bytes [..., n] into their low and high halves → [..., 2, n]."""
     return torch.stack([bytes & 15, bytes >> 4], dim=-2)
 
 
 def _bits(bytes: torch.Tensor, count: int) -> torch.Tensor:
-    """[..., n] → [..., 8 / count, n]: `count` bits of each at a time, from the lowest."""
+    """Split bytes [..., n] into fields of `count` bits, from the lowest → [..., 8 / count, n]."""
     return torch.stack([bytes >> shift & ((1 << count) - 1) for shift in range(0, 8, count)], dim=-2)
 
 
 def _float16(bytes: torch.Tensor) -> torch.Tensor:
-    """[..., 2 n] → float32 [..., n]."""
+    """Read float16 values from bytes [..., 2 n] → float32 [..., n]."""
     return bytes.contiguous().view(torch.float16).float()
 
 
@@ -106,7 +109,7 @@ def _q4_1(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _five_bits(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """The fifth bits [..., 4] and the other four [..., 16] → [..., 32]."""
+    """Combine the fifth bits [..., 4] and the low four bits [..., 16] of codes → [..., 32]."""
     return _halves(low).flatten(-2) | _bits(high, 1).transpose(-1, -2).flatten(-2) << 4
 
 
@@ -140,8 +143,11 @@ def _q3_k(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _six_bits(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """d and dmin, and eight scales and offsets of 6 bits: [..., 16] → d s and dmin m [..., 8, 1]. The first four of
-    both lie in the low bits of the first 8 bytes; the others have 4 bits in the last 4, and 2 in the first 8."""
+    """Unpack d, dmin and eight scales and offsets of 6 bits: [..., 16] → d s and dmin m [..., 8, 1].
+
+    After d and dmin, the low 6 bits of 8 bytes hold the first four scales and offsets. Of the other four, 4 bits are in
+    the last 4 bytes, and 2 in the high bits of the first 8.
+    """
     d, dmin = _float16(parts[..., :4])[..., None].unbind(-2)
     scales, offsets, low = parts[..., 4:].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([scales & 63, low & 15 | scales >> 6 << 4], dim=-1)
@@ -150,7 +156,7 @@ def _six_bits(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _four_bits(bytes: torch.Tensor) -> torch.Tensor:
-    """[..., 128] → [..., 8, 32]: two units share 32 bytes."""
+    """Unpack 4-bit codes [..., 128] → [..., 8, 32]; two units share 32 bytes."""
     return _halves(bytes.unflatten(-1, (4, 32))).flatten(-3, -2)
 
 
@@ -188,7 +194,7 @@ def _iq4_xs(parts: torch.Tensor) -> torch.Tensor:
 
 def _mxfp4(parts: torch.Tensor) -> torch.Tensor:
     exponents = parts[..., :1].int()
-    # Half of the scale, since the table is of doubles; the smallest two are subnormal.
+    # Half of the scale, since the table has twice the values; the smallest two are subnormal.
     bits = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
     return bits.view(torch.float32) * _table(_halves(parts[..., 1:]).flatten(-2), _FP4_TWICE)
 

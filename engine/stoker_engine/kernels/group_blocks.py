@@ -1,24 +1,24 @@
-"""Weights in groups that share a scale: a row's scales, zero points and codes in one run of bytes.
+"""Weights in groups that share a scale: a row's scales, zero points and codes in contiguous bytes.
 
     a row     │ r │ s s … s │ z z … z │ c c … c │        w = r × s × (value of c - z)
 
-    r    the row's own scale, a float32, where the format has one
-    s    the scale of each group, as `GroupFormat.scale` says
-    z    the zero point of each group, a byte, where the format has them; without, codes of unsigned integers mean
-         c - 2^(bits - 1), and all others what they are
-    c    the codes in units of 32 elements, n(0) … n(31). The last unit of a row is filled up with codes of 0.
+    r    scale of the row, float32, if the format has one
+    s    scale of each group, of type `GroupFormat.scale`
+    z    zero point of each group, a byte, if the format has them; otherwise 2^(bits - 1) for unsigned integers, and 0
+         for other codes
+    c    codes in units of 32 elements, n(0) … n(31). The last unit of a row is padded with codes of 0.
 
-         8 bits   a byte each
+         8 bits   a byte for each
          4 bits   16 bytes; byte i has n(i) in its low half and n(i + 16) in its high half
          2 bits   8 bytes; byte i has n(i), n(i + 8), n(i + 16), n(i + 24), from its low bits up
          3 bits   12 bytes: the two low bits of each as above, then 4 bytes whose bit i, from the low one up, is the
                   high bit of n(i)
 
-The value of a code: of integers themselves; OCP's FP8 (Micikevicius et al., 2022) and FP4 (e2m1, its high bit the
-sign); of nf4 the 16 quantiles of QLoRA (Dettmers et al., 2023).
+Codes are integers, OCP's FP8 (Micikevicius et al., 2022), FP4 (e2m1, sign in the high bit), or indices of nf4's 16
+quantiles (QLoRA, Dettmers et al., 2023).
 
-Everything is little-endian. Elements are computed in float32, one rounding for each × and none for -, then rounded to
-the wanted dtype.
+Everything is little-endian. Elements are computed in float32, where each × rounds and - is exact, then rounded to the
+requested dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from stoker_engine.architectures.stored_formats import UNIT, Code, GroupFormat, Scale
 
-#: What scales are stored as.
+#: Dtypes of stored scales.
 SCALE_DTYPES: Final[dict[Scale, torch.dtype]] = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -50,12 +50,12 @@ _NF4: Final = (
 
 
 class Parts(NamedTuple):
-    """What a matrix in groups consists of, for `inner` numbers and `groups` groups in a row.
+    """Parts of a matrix in groups, with `inner` elements and `groups` groups in a row.
 
     Attributes:
         codes: uint8 [..., inner].
-        scales: float32 [..., groups], the row's own scale multiplied in.
-        zeros: float32 [..., groups], of formats without zero points as well.
+        scales: float32 [..., groups], multiplied by the row's scale.
+        zeros: float32 [..., groups], implied for formats without zero points.
     """
 
     codes: torch.Tensor
@@ -65,7 +65,8 @@ class Parts(NamedTuple):
 
 @functools.cache
 def values(code: Code) -> torch.Tensor:
-    """float32 [2^bits]: what each code means, before a zero point is subtracted. Not to be written to."""
+    """Return the value of each code before the zero point is subtracted, float32 [2^bits]. Do not modify the result,
+    which is cached."""
     if code in _FP8:
         return torch.arange(256, dtype=torch.uint8).view(_FP8[code]).float()
     if code == "fp4":
@@ -78,7 +79,7 @@ def values(code: Code) -> torch.Tensor:
 
 
 def implied_zero(code: Code) -> int:
-    """The zero point of groups that have none of their own."""
+    """Return the zero point of groups in formats that store none."""
     return 1 << (GroupFormat(code, 0, "float32").bits - 1) if code.startswith("uint") else 0
 
 
@@ -89,14 +90,14 @@ def encode(
     format: GroupFormat,
     row_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A matrix in `format`: uint8 [..., format.row_bytes(inner)].
+    """Encode a matrix in `format`: uint8 [..., format.row_bytes(inner)].
 
     Args:
-        codes: [..., inner], a byte each (uint8, int8, float8), below 2^bits.
-        scales: [..., groups], of the dtype they are stored as or of another that it holds; uint8 are bytes as they are
-            stored, where a scale is a byte.
-        zeros: uint8 [..., groups], exactly where the format has zero points.
-        row_scales: float32 [...], exactly where the format has them.
+        codes: [..., inner], one byte each (uint8, int8, float8), below 2^bits.
+        scales: [..., groups], values that the stored dtype can represent; or uint8, the stored bytes of one-byte
+            scales.
+        zeros: uint8 [..., groups] if the format has zero points, else None.
+        row_scales: float32 [...] if the format has row scales, else None.
     """
     inner = codes.shape[-1]
     assert codes.itemsize == 1 and scales.shape == (*codes.shape[:-1], format.groups(inner))
@@ -116,14 +117,14 @@ def encode(
 
 
 def decode(blocks: torch.Tensor, format: GroupFormat, inner: int) -> Parts:
-    """What uint8 [..., row_bytes] consist of."""
+    """Decode uint8 [..., row_bytes] into its parts."""
     scales, zeros, codes = _split(blocks, format, inner)
     unpacked = _unpack(codes.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)[..., :inner]
     return Parts(unpacked, scales, zeros)
 
 
 def _split(blocks: torch.Tensor, format: GroupFormat, inner: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scales and zero points as of `Parts`, and the codes as they are packed."""
+    """Return scales and zero points as in `Parts`, and the packed codes."""
     assert blocks.dtype == torch.uint8 and blocks.shape[-1] == format.row_bytes(inner)
     groups, width = format.groups(inner), SCALE_DTYPES[format.scale].itemsize
     sizes = (4 * format.row_scale, groups * width, groups * format.zero)
@@ -139,7 +140,7 @@ def _split(blocks: torch.Tensor, format: GroupFormat, inner: int) -> tuple[torch
 
 
 def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [..., row_bytes] → [..., inner] in `dtype`."""
+    """Dequantize uint8 [..., row_bytes] → [..., inner] in `dtype`."""
     codes, scales, zeros = decode(blocks, format, inner)
     code_values = values(format.code).to(blocks.device)[codes.int()]
     if (format := format.for_rows(inner)).group:
@@ -148,8 +149,8 @@ def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: tor
 
 
 def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
-    """Whether no scale and no code stands for what is no number, and none can become one when they are multiplied and
-    rounded to bfloat16: what the CPU's kernels rely on. Takes a few MB meanwhile."""
+    """Whether all scales and codes are finite, and their products cannot overflow when rounded to bfloat16, on which
+    the CPU kernels rely. Needs a few MB of temporary memory."""
     if blocks.dim() > 2:
         return all(is_finite(each, format, inner) for each in blocks)
     if not blocks.numel():
@@ -162,40 +163,40 @@ def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
         largest = torch.maximum(finite_values.max().item() - zeros, zeros - finite_values.min().item())
         if not bool((scales.abs() * largest <= limit).all()):
             return False
-        # Of each sign the largest bytes are those that are no numbers.
+        # For each sign the non-finite codes are the largest bytes.
         if format.code in _FP8 and bool((codes[..., :inner] & 0x7F).max() >= len(finite_values) // 2):
             return False
     return True
 
 
 def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
-    """Weights [..., inner], finite numbers of any floating dtype, to the nearest in `format`: uint8 [..., row_bytes].
+    """Quantize `weights` [..., inner] (finite, any floating dtype) to the nearest in `format`: uint8 [..., row_bytes].
 
-    Scales are rounded to what they are stored as before codes are chosen. A group of zeros has a scale of 0,
-    or the least.
+    Scales are rounded to their stored dtype before codes are chosen. A group of zeros has a scale of 0, or the smallest
+    that the dtype can represent.
 
-        integers with a zero point      from the group's least number, or 0, to its largest, or 0
-        integers of 8 bits without      the largest magnitude becomes 127
-        fewer bits without              it becomes 2^(bits - 1) - 1, or -2^(bits - 1) at a scale of the other sign,
-                                        whichever is closer to the group in squares (as in ggml, scales may be negative)
+        integers with zero point        the range is min(smallest element, 0) to max(largest element, 0)
+        8-bit integers without          the largest magnitude becomes 127
+        integers of fewer bits without  it becomes 2^(bits - 1) - 1, or -2^(bits - 1) with a scale of the other sign,
+                                        whichever has the smaller squared error (as in ggml, scales may be negative)
         others                          the largest magnitude becomes the largest value; e8m0 rounds the scale up
-        scales of rows                  such that the largest scale of a group becomes 1; 448 for fp8_e4m3
+        row scales                      the largest group scale of the row becomes 1; 448 for fp8_e4m3
     """
     inner, rows = weights.shape[-1], weights.reshape(-1, weights.shape[-1])
     out = torch.empty(len(rows), format.row_bytes(inner), dtype=torch.uint8, device=weights.device)
-    step = max(1, (1 << 22) // max(1, inner))  # what it takes meanwhile is a few times as large
+    step = max(1, (1 << 22) // max(1, inner))  # limits temporary memory to a few times this
     for start in range(0, len(rows), step):
         out[start : start + step] = _quantize(rows[start : start + step].float(), format)
     return out.view(*weights.shape[:-1], -1)
 
 
 class _Rounded(NamedTuple):
-    """Groups [rows, groups, size] as they would be stored."""
+    """Quantized groups [rows, groups, size]."""
 
     codes: torch.Tensor  # [rows, groups, size]
-    stored: torch.Tensor  # scales [rows, groups]
+    stored: torch.Tensor  # scales [rows, groups], in the stored dtype
     zeros: torch.Tensor  # [rows, groups]
-    scales: torch.Tensor  # as they count
+    scales: torch.Tensor  # float32 [rows, groups], multiplied by the row's scale
 
 
 def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
@@ -217,7 +218,7 @@ def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
 
 
 def _candidate_scales(grouped: torch.Tensor, format: GroupFormat) -> list[torch.Tensor]:
-    """The scales [rows, groups] to try, not yet rounded."""
+    """Return candidates of the scales [rows, groups], not yet rounded."""
     largest = grouped.amax(-1)
     if format.zero:
         return [(largest.clamp(min=0) - grouped.amin(-1).clamp(max=0)) / (2**format.bits - 1)]
@@ -247,7 +248,7 @@ def _rounded(
 
 
 def _error(rounded: _Rounded, grouped: torch.Tensor, format: GroupFormat) -> torch.Tensor:
-    """Squared, of each group."""
+    """Return the squared error of each group."""
     code_values = values(format.code).to(grouped.device)[rounded.codes.int()] - rounded.zeros.unsqueeze(-1)
     return (rounded.scales.unsqueeze(-1) * code_values - grouped).square().sum(-1)
 
@@ -258,7 +259,7 @@ def _largest_value(format: GroupFormat) -> float:
 
 
 def _stored_scales(scales: torch.Tensor, format: GroupFormat) -> torch.Tensor:
-    """As they are stored; those that are too large become the largest."""
+    """Convert scales to their stored dtype; those that are too large are clamped."""
     dtype = SCALE_DTYPES[format.scale]
     if format.scale == "e8m0":
         fraction, exponent = torch.frexp(scales)
@@ -268,12 +269,12 @@ def _stored_scales(scales: torch.Tensor, format: GroupFormat) -> torch.Tensor:
 
 
 def _quotient(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """0 where the scale is 0."""
+    """Divide by scales; the result is 0 where the scale is 0."""
     return torch.where(scales == 0, 0.0, values / torch.where(scales == 0, 1.0, scales))
 
 
 def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> torch.Tensor:
-    """The codes, as bytes, whose values are nearest to `scaled`, their zero points apart."""
+    """Return the codes, as bytes, whose values minus the zero points are nearest to `scaled`."""
     if format.code in _FP8:
         largest = _largest_value(format)
         return _bytes(scaled.clamp(-largest, largest).to(_FP8[format.code]))
@@ -286,7 +287,8 @@ def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> 
 
 
 def _as(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What uint8 [..., n] hold. A copy: a single row of a matrix is contiguous and keeps the matrix's stride."""
+    """Reinterpret uint8 [..., n] as `dtype`. Copies, since a single row of a matrix counts as contiguous but keeps the
+    matrix's stride."""
     return stored.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
@@ -295,12 +297,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [..., 32] codes → [..., 4 × bits]."""
+    """Pack codes, uint8 [..., 32] → [..., 4 × bits]."""
     if bits == 8:
         return units
     if bits == 4:
         return units[..., :16] | units[..., 16:] << 4
-    # Different bits, so their sum has them all.
+    # The shifted codes have no bits in common, so the sum is their union.
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=units.device).unsqueeze(-1)
     low = (units & 3).unflatten(-1, (4, 8)) << shifts
     packed: torch.Tensor = low.sum(-2, dtype=torch.uint8)
@@ -311,7 +313,7 @@ def _pack(units: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The other way round."""
+    """Unpack codes, the inverse of `_pack`."""
     if bits == 8:
         return packed
     if bits == 4:

@@ -1,11 +1,12 @@
-"""Activations in 8 bits: what the CPU's kernels multiply with weights in blocks in panels, as integers and so exactly.
+"""8-bit activations, which the CPU kernels multiply with block-quantized weights in panels by integer arithmetic.
 
-Of each 32 elements of a row the largest becomes 127 or −127 of a scale of their own, and all are rounded to the nearest
-multiple of it, as llama.cpp does. The dot products of what shares a scale are added up without an error, and these sums
-in float32. Scales of weights are those of their blocks or groups.
+Each 32 elements of a row share a scale, by which the largest becomes ±127, and are rounded to the nearest multiple of
+it, as in llama.cpp. Dot products of elements that share a scale are exact integer sums; these are scaled and added in
+float32. Weights keep the scales of their blocks or groups.
 
-Where 128 or 256 weights share a scale, so do as many activations, a block: the scale of 32 of them is then a multiple
-of the block's, by a factor of 1 to 255, the least by which none of them is too large. Integers add up over a block.
+Where 128 or 256 weights share a scale, activations also form blocks of that size: the scale of 32 activations is then
+the block's scale times an integer factor of 1 to 255, the smallest with which none of them overflows. Integers are
+accumulated over a whole block.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 
-#: Elements that share a scale.
+#: Number of elements that share a scale.
 GROUP: Final = 32
 
-#: Where the largest number of a group or block is below it, all of them become 0.
+#: All elements of a group or block become 0 if the largest magnitude is below this.
 LEAST: Final = 1e-30
 
 _BLOCKS: Final = (256, 128)
@@ -27,7 +28,7 @@ _MOST: Final = 255
 
 
 def block_of(stored: StoredFormat, inner: int) -> int:
-    """How many activations share a scale where they are multiplied with rows of `inner` elements."""
+    """Return how many activations form a block when multiplied with rows of `inner` elements."""
     if isinstance(stored, GGUFFormat):
         return GROUP
     one = stored.groups(inner) == 1
@@ -35,7 +36,12 @@ def block_of(stored: StoredFormat, inner: int) -> int:
 
 
 def int8_activations(x: torch.Tensor, block: int = GROUP) -> torch.Tensor:
-    """`x` [..., inner] bfloat16, `inner` a multiple of 32 → what is multiplied, float64; `block` as `block_of` says."""
+    """Return the values to which the kernels round `x`, float64.
+
+    Args:
+        x: bfloat16 [..., inner], `inner` a multiple of 32.
+        block: size of a block, see `block_of`.
+    """
     groups = x.float().unflatten(-1, (-1, GROUP))
     largest = groups.abs().amax(-1, keepdim=True)
     if block == GROUP:

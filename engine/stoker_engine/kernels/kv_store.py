@@ -1,19 +1,19 @@
-"""Keys and values in the paged cache: how they are written, and what was written means.
+"""Storage of keys and values in the paged cache.
 
-In 8 bits an element stands for itself times a scale, a layer's or its own token's and head's:
+8-bit elements are multiplied by a scale, which is one for the layer, or one for each token and head:
 
     stored = round(x / scale)        within ±448 for e4m3, ±57344 for e5m2, ±127 for int8; to the nearest, ties to even
-    scale  = max |x| / 448 or 127    where each token and head has its own; 1 where all of x is 0
+    scale  = max |x| / 448 or 127    for each token and head; 1 if all of x is 0
 
-What is too large becomes the largest, never infinity. What is no number stays none, so that a broken request is still
-seen to be broken: as nan in float8, and as a scale of nan where there is one a token.
+Values that are too large are clamped, and never become infinity. NaN and infinity become NaN, so that a broken request
+is still detected: as NaN in float8, or as a NaN scale if each token has its own.
 """
 
 from __future__ import annotations
 
 import torch
 
-#: The largest number of a stored dtype, of those that stand for themselves times a scale.
+#: Largest finite value of the dtypes that are stored with a scale.
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
 
 
@@ -24,13 +24,13 @@ def kv_store(
     scales: torch.Tensor | None = None,
     scales_of_tokens: bool = False,
 ) -> None:
-    """Scatters `rows` [tokens, kv_heads, d] to `slot_mapping` [tokens] of `cache` [blocks, block_size, kv_heads, d].
+    """Scatter `rows` [tokens, kv_heads, d] to `slot_mapping` [tokens] of `cache` [blocks, block_size, kv_heads, d].
 
-    slot = block × block_size + offset. The cache may be strided: blocks need not follow each other.
+    slot = block × block_size + offset. The cache may be strided: blocks need not be contiguous.
 
     Args:
-        scales: [blocks, block_size, kv_heads] float32, where the cache is float8 or int8.
-        scales_of_tokens: they are made here; else they are there already.
+        scales: [blocks, block_size, kv_heads] float32, for a cache in float8 or int8.
+        scales_of_tokens: whether to compute scales for each token and head, and store them in `scales`.
     """
     at = slot_mapping // cache.shape[1], slot_mapping % cache.shape[1]
     if scales is None:
@@ -42,7 +42,7 @@ def kv_store(
 
 
 def token_scales(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The scale of each vector: [tokens, kv_heads, d] → [tokens, kv_heads] float32."""
+    """Return the scale of each vector: [tokens, kv_heads, d] → [tokens, kv_heads] float32."""
     largest = rows.float().abs().amax(-1)
     largest = torch.where(largest.isinf(), torch.nan, largest)
     scales = largest / LARGEST[dtype]
@@ -50,7 +50,7 @@ def token_scales(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def quantized(rows: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[tokens, kv_heads, d] and [tokens, kv_heads] → [tokens, kv_heads, d] of `dtype`."""
+    """Quantize `rows` [tokens, kv_heads, d] by `scales` [tokens, kv_heads] → [tokens, kv_heads, d] of `dtype`."""
     limit, x = LARGEST[dtype], rows.float()
     scaled = (x / scales.unsqueeze(-1)).clamp(-limit, limit)
     if dtype == torch.int8:
@@ -59,5 +59,5 @@ def quantized(rows: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> t
 
 
 def dequantized(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[…, d] float8 or int8 and […] float32 → […, d] float32."""
+    """Dequantize `stored` […, d] (float8 or int8) by `scales` […] float32 → […, d] float32."""
     return stored.float() * scales.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What log-probabilities are made of: each row's normalizer, and how many tokens are likelier than one."""
+"""Log-probabilities: each row's normalizer, and a token's log-probability and rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token's log-probability is (logit - its row's largest) - log of the row's sum of exp(logit - largest).
+    """Compute log-probabilities: (logit - largest of the row) - log(Σ exp(logit - largest)).
 
     Args:
         logits: [rows, vocabulary] float32.
@@ -14,7 +14,7 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, 
 
     Returns:
         [rows, 3] float32: the token's log-probability, the largest logit, the logarithm of the sum; and [rows] int64:
-        the token's rank, 1 where none is likelier.
+        the token's rank, 1 for the likeliest.
     """
     token_logits = logits.gather(1, tokens[:, None])
     largest = logits.amax(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""What adapters add to a linear operation (LoRA): y + (x Aᵀ) Bᵀ, each row of x by its own adapter.
+"""LoRA adapters of a linear operation: y + (x Aᵀ) Bᵀ, with a separate adapter for each row of x.
 
-Adapters are in slots; a row says which one is its own. An operation may merge several matrices, whose results lie side
-by side: an adapter's *parts* are what it adds to each of them.
+Adapters are in slots; each row has a slot index. An operation may merge several matrices, whose outputs are
+concatenated: an adapter has a *part* for each matrix that it changes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 
 class LoraPart(NamedTuple):
-    """What an adapter adds to one of the matrices that an operation merges.
+    """An adapter's factors for one of the matrices that an operation merges.
 
     Attributes:
-        a: [rank, inner]; parts may share one.
+        a: [rank, inner]; parts may share the tensor.
         b: [outputs, rank], scaled.
-        first_output: where its outputs begin in the operation's.
+        first_output: index of the matrix's first output among the operation's outputs.
     """
 
     a: torch.Tensor
@@ -27,13 +27,13 @@ class LoraPart(NamedTuple):
 
 
 def add_lora(y: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, adapters: Mapping[int, Sequence[LoraPart]]) -> None:
-    """Adds to each row of y what its adapter makes of the row of x. The host waits for the device.
+    """Add the result of each row's adapter to `y`. Synchronizes with the device.
 
     Args:
         y: [rows, outputs], changed in place.
         x: [rows, inner].
         slots: int64 [rows], -1 for none.
-        adapters: their parts, by slot; those that change nothing here are missing.
+        adapters: parts by slot; without those that do not change this operation.
     """
     for slot in sorted(set(slots.tolist()) & set(adapters)):
         rows = (slots == slot).nonzero().squeeze(1)

@@ -1,7 +1,7 @@
-"""Mixture of experts: the router's choice, and the chosen experts' gated MLPs.
+"""Mixture of experts: routing, and the chosen experts' gated MLPs.
 
-Each expert that was chosen computes all its tokens in one GEMM, so a step costs one pass over the weights of the
-experts in use, however many requests it serves:
+Each chosen expert computes all its tokens in one GEMM, so a step reads the weights of each expert in use once,
+regardless of the number of requests:
 
     token        0 1 2 3          flat choices   t0e2 t0e0 t1e2 t1e3 t2e0 …
     experts      2 2 0 2    ──►   sorted         e0: t0 t2 t3   e2: t0 t1 …   e3: t1 …
@@ -31,13 +31,13 @@ from stoker_engine.parallel.transfer import to_host
 def route(
     logits: torch.Tensor, config: MoEConfig, correction_bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses experts by router `logits` [tokens, experts]; the formula is `architectures.moe_config`'s.
+    """Choose experts by router `logits` [tokens, experts]; for the formula see `architectures.moe_config`.
 
     Args:
         correction_bias: [experts] float32, or None.
 
     Returns:
-        weights [tokens, k] float32 and expert numbers [tokens, k] int64.
+        Weights [tokens, k] float32, and expert indices [tokens, k] int64.
     """
     scores = sigmoid(logits) if config.scoring == "sigmoid" else logits.float().softmax(-1)
     choice = scores if correction_bias is None else scores + correction_bias
@@ -51,7 +51,8 @@ def route(
 
 
 def float32_linear(linear: MakeLinear) -> MakeLinear:
-    """Products in float32 of what may have 16 bits: experts whose scores are close must not be chosen by rounding."""
+    """Return a variant of `linear` that computes in float32 also for 16-bit weights: rounding must not decide between
+    experts with close scores."""
 
     def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
         return lambda x: linear(weight.float(), None if bias is None else bias.float())(x.float())
@@ -60,16 +61,16 @@ def float32_linear(linear: MakeLinear) -> MakeLinear:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """σ(x) in float32, the same for a number wherever it stands.
+    """Return σ(x) in float32, independent of an element's position.
 
-    torch computes vectors of numbers, and those left over at the end, by formulas that differ in the last bit; which
-    ones are left over depends on how many tokens there are. In float64 the difference is rounded away.
+    torch's vectorized loop and its scalar tail use formulas that differ in the last bit, and which elements are in the
+    tail depends on the number of tokens. Computing in float64 rounds the difference away.
     """
     return x.double().sigmoid().float()
 
 
 def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor:
-    """`choice` with -inf in all groups but the best `topk_groups`."""
+    """Return `choice` with -inf in all groups except the best `topk_groups`."""
     grouped = choice.unflatten(-1, (config.num_groups, -1))
     group_scores = grouped.amax(-1) if config.group_score == "max" else grouped.topk(2, dim=-1).values.sum(-1)
     best = group_scores.topk(config.topk_groups, dim=-1).indices
@@ -78,7 +79,7 @@ def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor
 
 
 def grouped_linear(linear: MakeLinear, weights: torch.Tensor, biases: torch.Tensor | None = None) -> list[Operation]:
-    """The linear operation with each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
+    """Return a linear operation for each of `weights` [count, outputs, inner] and `biases` [count, outputs] or None."""
     return [linear(weight, None if biases is None else biases[index]) for index, weight in enumerate(weights)]
 
 
@@ -88,26 +89,26 @@ def experts(
     act_and_mul: Operation,
     on_expert: Callable[[torch.Tensor], None] = lambda tokens: None,
 ) -> Experts:
-    """Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
+    """Return the operation Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
 
-    A token's results are added in float32, in the order of the experts' numbers: what else is in the batch
-    does not change them. Numbers beyond those of the experts given are others', which are computed elsewhere.
+    A token's results are added in float32 in the order of expert indices, independently of the batch. Indices beyond
+    the given experts are ignored: other ranks compute those experts.
 
     Args:
         gate_up: each expert's linear operation [tokens, hidden] → [tokens, 2 × intermediate].
         down: each expert's linear operation [tokens, intermediate] → [tokens, hidden].
         act_and_mul: [tokens, 2 × intermediate] → [tokens, intermediate].
-        on_expert: is called before an expert's operations with the numbers of its tokens, int64.
+        on_expert: called before an expert's operations with the indices of its tokens, int64.
 
     Returns:
-        What gives [tokens, hidden] in x's dtype from x [tokens, hidden] and `route`'s two.
+        Operation on x [tokens, hidden] and the results of `route` → [tokens, hidden] in x's dtype.
     """
 
     def chosen_experts(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         scales = weights.flatten()[order].unsqueeze(-1)
-        # On a device this waits for it: the one place in a forward pass, which a grouped kernel does without.
+        # Synchronizes with the device, the only such place in a forward pass; grouped kernels avoid it.
         counts = to_host(chosen.flatten().bincount(minlength=len(gate_up)))
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         end = 0
@@ -125,7 +126,7 @@ def experts(
 
 
 def make_experts(linear: MakeLinear, act_and_mul: Callable[[Activation], Operation]) -> MakeExperts:
-    """`experts` with stacked matrices, multiplied by `linear`."""
+    """Return `experts` for stacked matrices, multiplied by `linear`."""
 
     def make(
         gate_up: torch.Tensor,
@@ -141,7 +142,7 @@ def make_experts(linear: MakeLinear, act_and_mul: Callable[[Activation], Operati
 
 
 def make_block_experts(linear: MakeQuantLinear, act_and_mul: Callable[[Activation], Operation]) -> MakeBlockExperts:
-    """`experts` with matrices in blocks, multiplied by `linear`."""
+    """Return `experts` for matrices in blocks, multiplied by `linear`."""
 
     def linears(stack: BlockStack, dtype: torch.dtype) -> list[Operation]:
         biases = [None] * len(stack.blocks) if stack.biases is None else stack.biases

@@ -1,19 +1,20 @@
-"""Weights in panels: the order in which the widest of the CPU's kernels read a matrix.
+"""Weights in panels, the layout of matrices for the widest of the CPU kernels.
 
-    rows      [outputs][inner]                    as checkpoints have them
-    panels    [outputs / 16][inner / 2][16][2]    16 rows beside each other, two numbers of each at a time
+    rows      [outputs][inner]                    as in checkpoints
+    panels    [outputs / 16][inner / 2][16][2]    16 rows interleaved, two elements of each at a time
 
-Matrices in GGUF's blocks in the same way, the words of two bytes that their rows are made of:
+Rows of GGUF blocks are interleaved by two-byte words:
 
     rows      [outputs][words]
     panels    [outputs / 16][words][16]
 
-And matrices in groups, each part of their rows by itself:
+Rows of groups are interleaved part by part:
 
     rows      [outputs][scales, zero points, words of codes]
     panels    [outputs / 16][scales [groups][16], zero points [groups][16], words of four bytes of codes [words][16]]
 
-A panel takes the memory that its rows took, so a matrix is packed where it is. Rows beyond the last whole panel stay.
+A panel needs as much memory as its rows, so matrices are packed in place. Rows after the last whole panel are not
+packed.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Final
 
 import torch
 
-#: Rows in a panel.
+#: Number of rows in a panel.
 PANEL: Final = 16
 
-#: Numbers that Python looks through by itself.
+#: Largest number of ids that are checked in Python instead of by torch.
 _FEW: Final = 64
 
 
 def can_be_packed(weight: torch.Tensor) -> bool:
-    """Whether a matrix [outputs, inner] has a panel, and its numbers lie as panels need them."""
+    """Whether a matrix [outputs, inner] has at least one panel, and a layout that can be packed."""
     return weight.is_contiguous() and len(weight) >= PANEL and weight.shape[1] % 2 == 0
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """`weight` [outputs, inner] in panels, in the same shape."""
+    """Return `weight` [outputs, inner] packed into panels, in the same shape."""
     outputs, inner = weight.shape
     whole = outputs // PANEL * PANEL
     panels = weight[:whole].view(-1, PANEL, inner // 2, 2).transpose(1, 2).reshape(whole, inner)
@@ -43,18 +44,18 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def checked(ids: torch.Tensor, rows: int) -> torch.Tensor:
-    """`ids` [count] int64 without gaps.
+    """Check row indices; return `ids` (int64 [count]) as a contiguous tensor.
 
     Raises:
-        IndexError: one is no row of so many.
+        IndexError: an index is not in 0 … `rows` - 1.
     """
     assert ids.dtype == torch.int64 and ids.dim() == 1
     if len(ids):
-        if len(ids) <= _FEW:  # decodes: one operator of torch takes longer than all of this
+        if len(ids) <= _FEW:  # decode: a single torch operator would take longer than this
             few = ids.tolist()
             lowest, highest = min(few), max(few)
         else:
             lowest, highest = (int(bound) for bound in torch.aminmax(ids))
         if lowest < 0 or highest >= rows:
-            raise IndexError(f"rows {lowest} to {highest} of {rows}")
+            raise IndexError(f"row indices {lowest} to {highest} are out of range for a table of {rows}")
     return ids.contiguous()

@@ -1,4 +1,4 @@
-"""Kernels that an image brings along (`stoker build-kernels`), so that a pod compiles none of them."""
+"""Prebuilt Triton kernels of an image (`stoker build-kernels`), so that pods need not compile them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-#: The environment's variable that names their folder.
+#: Environment variable with the folder of prebuilt kernels.
 VARIABLE: Final = "STOKER_KERNELS"
 
 
 def use_prebuilt() -> None:
-    """Puts them into Triton's cache, which a pod can write to and an image's folder it cannot. What is there already
-    stays."""
+    """Copy prebuilt kernels into Triton's cache, since the image's folder is read-only in a pod. Existing entries are
+    kept."""
     folder = Path(os.environ.get(VARIABLE, ""))
     if not os.environ.get(VARIABLE):
         return
@@ -31,7 +31,7 @@ def use_prebuilt() -> None:
         for kernel in found:
             if (target := cache / kernel.name).exists():
                 continue
-            partial = cache / f".{kernel.name}.{os.getpid()}"  # renamed when it is whole: ranks start at once
+            partial = cache / f".{kernel.name}.{os.getpid()}"  # renamed when complete, since ranks start concurrently
             shutil.copytree(kernel, partial, dirs_exist_ok=True)
             try:
                 partial.rename(target)

@@ -1,4 +1,4 @@
-"""torch's operators: run on every device, and define what is right."""
+"""Bundle of reference implementations by torch's operators: they run on every device, and define correct results."""
 
 from __future__ import annotations
 

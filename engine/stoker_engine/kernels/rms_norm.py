@@ -8,10 +8,10 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalises the last dimension of `x` [..., d] and scales it by `weight` [d]; computed in float32.
+    """Normalise the last dimension of `x` [..., d] and scale it by `weight` [d]; computed in float32.
 
-    The families differ in where they round: with a float32 `weight` the product is rounded to x's dtype
-    (Gemma), with a weight in x's dtype the normalised value is rounded first (Llama).
+    Model families differ in where they round: with a float32 `weight` the product is rounded to x's dtype (Gemma); with
+    a weight in x's dtype the normalised value is rounded before it is scaled (Llama).
     """
     wide = x.float()
     normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -23,7 +23,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def after_sum(
     norm: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """(x, what is added to it), both [..., d] → their sum, rounded to x's dtype, and its norm."""
+    """Return the operation (x, added), both [..., d] → their sum, rounded to x's dtype, and its norm."""
 
     def sum_and_norm(x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = x + added

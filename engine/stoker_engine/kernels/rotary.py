@@ -6,11 +6,10 @@ import torch
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Rotates the first r elements of each head of `x` [tokens, heads, d] by the angles of `cos` and `sin`
-    [tokens, 1, r / 2]; the other d - r stay.
+    """Rotate the first r elements of each head of `x` [tokens, heads, d] by the angles of `cos` and `sin`
+    [tokens, 1, r / 2]; the other d - r are unchanged.
 
-    Pair i is one complex number: (i, i + r/2) in GPT-NeoX's and Llama's layout, (2i, 2i + 1) where `interleaved`
-    (GPT-J's).
+    Elements of pair i: (i, i + r/2) in the layout of GPT-NeoX and Llama, (2i, 2i + 1) if `interleaved` (GPT-J).
     """
     rotary_dim = 2 * cos.shape[-1]
     rotated, unrotated = (x, None) if rotary_dim == x.shape[-1] else (x[..., :rotary_dim], x[..., rotary_dim:])
@@ -26,14 +25,14 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
 def concat_rotated(
     x: torch.Tensor, rotated: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
 ) -> torch.Tensor:
-    """Heads of two parts, `x` [tokens, heads, d] and `rotated` [tokens, heads, r], the second of which is rotated."""
+    """Concatenate `x` [tokens, heads, d] and the rotated `rotated` [tokens, heads, r] → [tokens, heads, d + r]."""
     return torch.cat((x, apply_rotary(rotated, cos, sin, interleaved)), dim=-1)
 
 
 def cos_sin(
     positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin [tokens, 1, pairs] of position × frequency, times `scale`; computed in float32, rounded to `dtype`.
+    """Return cos and sin [tokens, 1, pairs] of position × frequency, times `scale`; float32 rounded to `dtype`.
 
     Args:
         positions: [tokens] int64.

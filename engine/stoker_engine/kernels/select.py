@@ -1,4 +1,4 @@
-"""Which kernels run where."""
+"""Choice of kernels for a device and dtype."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.reference import REFERENCE
 
-#: NVIDIA's oldest GPUs (compute capability) that Triton's kernels are compiled for.
+#: Lowest compute capability of NVIDIA GPUs that the Triton kernels support.
 _OLDEST: Final = (8, 0)
 
 
 def select_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bool = False) -> Kernels:
-    """The fastest kernels for a model of `dtype` on `device`.
+    """Return the fastest kernels for a model of `dtype` on `device`.
 
     Args:
-        batch_invariant: see `attention.select.attention_backend`, which refuses where this cannot be.
+        batch_invariant: whether a row's result must not depend on its batch. `attention.select.attention_backend`
+            rejects combinations that do not support it.
     """
     library = cpu_library(device, dtype)
     if library is not None:
@@ -35,14 +36,14 @@ def select_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bo
 
 
 def has_little_shared_memory(device: torch.device) -> bool:
-    """Whether a program may have no more than 64 KiB of it, as on AMD's GPUs before gfx950."""
+    """Whether a program can use at most 64 KiB of shared memory, as on AMD GPUs before gfx950."""
     if device.type != "cuda" or torch.version.hip is None:
         return False
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block) <= 64 << 10
 
 
 def lack_of_triton(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run on a device; None: they can."""
+    """Return why the Triton kernels cannot run on a device; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if device.type == "cpu":

@@ -1,8 +1,8 @@
-"""Draws a token from each row of logits.
+"""Samples a token from each row of logits.
 
-The parameters make a threshold for each row, below which nothing is drawn; ties at the threshold stay, so that the
-result does not depend on how a sort orders them. From what is left one token is drawn by inverting the cumulative
-distribution, in the order of token ids, at a number in [0, 1) that is given.
+The sampling parameters give a threshold for each row, below which no token is drawn; ties at the threshold are kept, so
+that the result does not depend on a sort's order. A token is drawn from the rest by inverting the cumulative
+distribution, in the order of token ids, at a given number in [0, 1).
 """
 
 from __future__ import annotations
@@ -11,34 +11,33 @@ from typing import Final
 
 import torch
 
-#: Columns of the parameters, which are one tensor, so that they reach a device as one.
+#: Columns of the parameters, which are a single tensor so that they are copied to a device at once.
 #:
-#: - SCALE: 1 / temperature, from 1e-30 to 1e30, so that no number becomes nan;
-#: - TOP_K: how many of the likeliest tokens are kept; 0, or as many as there are: all;
-#: - TOP_P: the share of the probability that is kept; 1: all;
-#: - LEAST: the logarithm of min-p; -inf: it keeps all;
-#: - UNIFORM: the number in [0, 1) that the token is drawn by.
+#: - SCALE: 1 / temperature, from 1e-30 to 1e30, so that no logit becomes NaN;
+#: - TOP_K: number of likeliest tokens that are kept; 0, or at least the vocabulary's size, for all;
+#: - TOP_P: fraction of the probability that is kept; 1 for all;
+#: - LEAST: logarithm of min-p; -inf keeps all tokens;
+#: - UNIFORM: random number in [0, 1) that determines the token.
 SCALE, TOP_K, TOP_P, LEAST, UNIFORM = COLUMNS = range(5)
 
-#: Likeliest tokens that top-p looks at before it sorts the whole vocabulary; almost always they hold enough.
+#: Number of likeliest tokens that top-p sorts first; the whole vocabulary is sorted only if these are not enough.
 _TOP: Final = 1024
 
-#: Tokens whose probabilities are summed at once on the way to the one that is drawn.
+#: Number of tokens whose probabilities are summed as one chunk when the distribution is inverted.
 _CHUNK: Final = 512
 
 
 def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-    """Draws a token from each row. On a GPU the host waits here for what it branches on.
+    """Sample a token from each row. On a GPU this synchronizes, since the host branches on results.
 
     Args:
-        logits: [rows, vocabulary] float32, the largest of each row a finite number; -inf is never drawn.
+        logits: [rows, vocabulary] float32; the largest of each row is finite; -inf is never drawn.
         parameters: [rows, 5] float64, see `COLUMNS`.
 
     Returns:
         [rows] int64 token ids.
     """
-    # The largest logit becomes 0 first: a scale so large that all others become -inf then gives no nan; nor does a
-    # small one, by which -inf stays that.
+    # Subtracting the largest logit first avoids NaN: with a large scale the others become -inf, and -inf stays -inf.
     scaled = logits - logits.amax(dim=-1, keepdim=True)
     scaled *= parameters[:, SCALE, None].to(logits)
     weights = keep_likely(scaled, parameters).exp_()
@@ -46,17 +45,17 @@ def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor
 
 
 def keep_likely(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-    """Sets to -inf what min-p, then top-k, then top-p leave out.
+    """Set the logits of tokens that min-p, then top-k, then top-p exclude to -inf.
 
-    A token stays if it is at least min-p times as likely as the likeliest one, fewer than k tokens are likelier, and
-    those that are likelier and stay have less than top-p of what min-p and top-k leave.
+    A token is kept if it is at least min-p times as likely as the likeliest one, fewer than k tokens are likelier, and
+    the kept tokens that are likelier have less than top-p of the probability that min-p and top-k leave.
 
     Args:
         logits: [rows, vocabulary], scaled by the temperature; the largest of each row is 0.
         parameters: see `select_token`.
 
     Returns:
-        A tensor of the same shape, or `logits` itself where nothing is left out.
+        A tensor of the same shape, or `logits` itself if no row excludes any token.
     """
     vocabulary = logits.shape[-1]
     threshold = parameters[:, LEAST, None].to(logits)
@@ -78,22 +77,22 @@ def keep_likely(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
         weights = ranked.exp().double().masked_fill_((ranks >= kept) | (ranked < threshold), 0)
         total = torch.where(counts, weights.sum(-1, keepdim=True), whole)
         upto = weights.cumsum(dim=-1)
-        # The top of a row is enough when it reaches top-p, or holds all that its top-k keeps.
+        # The sorted tokens of a row suffice if they reach top-p, or include all that top-k keeps.
         if num_ranked == vocabulary or bool(((upto[:, -1:] >= top_p * total) | counts | (top_p == 1)).all()):
             break
         num_ranked = vocabulary
     inside = (upto.sub_(weights) < top_p * total) & (weights > 0)
     last = inside.sum(-1, keepdim=True).clamp_min(1) - 1
     lowest = torch.maximum(ranked.gather(1, last), threshold)
-    # Rows without top-k and top-p are cut by min-p alone.
+    # Rows without top-k and top-p are limited by min-p alone.
     lowest = torch.where(counts | (top_p < 1), lowest, threshold)
     return logits.masked_fill(logits < lowest, -torch.inf)
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """[rows] indices at which the running sum of `weights` [rows, n] passes `uniform` × their sum.
+    """Return [rows] indices at which the cumulative sum of `weights` [rows, n] exceeds `uniform` × their sum.
 
-    Two steps, first over sums of chunks, then within one: far fewer float64 additions than n.
+    Searches the sums of chunks first, then within one chunk, which needs far fewer float64 additions than n.
     """
     size = weights.shape[1]
     whole = size // _CHUNK * _CHUNK
@@ -107,6 +106,6 @@ def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     index = chunk * _CHUNK + torch.arange(_CHUNK, device=weights.device)
     inside = weights.gather(1, index.clamp_max(size - 1)).double().masked_fill(index >= size, 0)
     within = torch.searchsorted(inside.cumsum(dim=1), target - before, right=True)
-    # Rounding may put the target at the chunk's very end; then its likeliest token stands for the last one.
+    # Rounding may move the target past the chunk's end; then the chunk's likeliest token is drawn.
     within = torch.where(within < _CHUNK, within, inside.argmax(dim=1, keepdim=True))
     return (chunk * _CHUNK + within).squeeze(1)

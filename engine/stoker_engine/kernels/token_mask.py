@@ -1,4 +1,4 @@
-"""Takes tokens out of the choice: what a grammar leaves of each row of logits."""
+"""Masks the tokens that a grammar does not allow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 def keep_allowed(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> None:
-    """Sets to -inf, in place, every number of some rows but those of allowed tokens.
+    """Set the logits of tokens that are not allowed to -inf, in place.
 
     Args:
         logits: [rows, vocabulary] float32.
-        rows: [n] int64, which rows.
+        rows: [n] int64, rows to mask.
         allowed: [n, words] int32, a bit for each token of the vocabulary, the lowest first.
     """
     bits = torch.arange(32, device=logits.device, dtype=torch.int32)

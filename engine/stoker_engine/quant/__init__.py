@@ -1,1 +1,1 @@
-"""How weights are stored and multiplied: one file a storage, behind one seam (`quant.method`)."""
+"""Storage formats of weight matrices and their linear operations; `quant.method` defines the interface."""

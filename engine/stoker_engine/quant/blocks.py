@@ -1,8 +1,7 @@
-"""Matrices that are stored in blocks (`architectures.stored_formats`), and the numbers that these mean.
+"""Matrices stored in blocks (`architectures.stored_formats`).
 
-They are computed with as if they had been dequantized to the model's dtype; nothing but the memory they take, and the
-time it takes to read it, is another. Where kernels have panels for them, activations are rounded to 8 bits
-(`kernels.int8_activations`).
+Results are those of the matrix dequantized to the model's dtype, but it takes less memory and bandwidth. Where kernels
+have panels for a format, they round activations to 8 bits (`kernels.int8_activations`).
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ class BlockMatrix(nn.Module):
 
     Attributes:
         blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
-        columns: where rows are in order of groups, the column at each position, int32 [inner] or [count, inner].
-        is_packed: it is one matrix, and that is in panels (`kernels.panels`).
+        columns: int32 [inner] or [count, inner], the column at each position of a row, for formats that store columns
+            in the order of their groups; else None.
+        is_packed: whether the matrix is in panels (`kernels.panels`); always False for stacks of matrices.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Blocks:
     """See `LinearMethod`.
 
     Attributes:
-        stored: the format.
+        stored: format of the blocks.
     """
 
     stored: StoredFormat

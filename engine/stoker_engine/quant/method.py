@@ -1,11 +1,11 @@
-"""The seam between layers and how their matrices are stored.
+"""Interface between layers and the storage formats of their matrices.
 
-A layer says which matrix it needs, in numbers: so many outputs, so large an inner dimension. A *method* makes what it
-is stored in, gives the targets that a loader fills, and computes with it. A new format is a new file here, and a line
-where the loader chooses (`layers.build.Build.linear`): no layer and no family changes.
+A layer requests a matrix by its size: outputs and inner dimension. A *method* allocates its storage, provides the
+targets that a loader fills, and creates its operations. A new format is a new file in this folder, and a line where
+the method is chosen (`layers.build.Build.linear`); layers and families do not change.
 
-    rows      the outputs. Merged matrices (q, k, v) lie below each other; a target is some rows of one.
-    columns   the inner dimension. Formats of blocks can be cut only between blocks: `column_multiple`.
+    rows      the outputs. Merged matrices (q, k, v) are stacked along the rows; a target covers some rows of one.
+    columns   the inner dimension. Block formats can be cut only between blocks: `column_multiple`.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class Products(Protocol):
-    """This rank's share of one matrix [outputs, inner], or of several of the same shape (experts)."""
+    """This rank's shard of one matrix [outputs, inner], or of several of the same shape (experts)."""
 
     def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
-        """Where a weight goes.
+        """Return the target of a weight.
 
         Args:
-            first: of this matrix's rows, the one where the weight begins.
-            rows, columns: what is kept of the weight, [rows.full, columns.full] in files.
-            index: which of several matrices.
+            first: row of this matrix at which the weight starts.
+            rows, columns: shard of the weight that is kept; files hold [rows.full, columns.full].
+            index: index of the matrix, if there are several.
         """
         ...
 
     def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
-        """Where the order of a weight's columns goes, if it is stored in one of its own: int32 [inner], the column at
-        each position. The arguments are those of `weight_target`."""
+        """Return the target of a weight's column order, int32 [inner]: the column at each position. None if the format
+        does not reorder columns. For the arguments see `weight_target`."""
         ...
 
     def linear(self, bias: torch.Tensor | None = None) -> Operation:
-        """[..., inner] → [..., outputs], see `kernels.linear`."""
+        """Return the linear operation [..., inner] → [..., outputs], see `kernels.linear`."""
         ...
 
     def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
-        """The linear operation with each of several; `biases`: [count, outputs]."""
+        """Return the linear operation of each of several matrices; `biases`: [count, outputs]."""
         ...
 
     def experts(
@@ -52,59 +52,59 @@ class Products(Protocol):
         biases: torch.Tensor | None = None,
         down_biases: torch.Tensor | None = None,
     ) -> Experts:
-        """The experts whose gates and up projections these are, see `kernels.moe.experts`.
+        """Return the experts that have these matrices as gate and up projections, see `kernels.moe.experts`.
 
         Args:
-            down: their down projections.
-            act: the gate's activation.
-            biases, down_biases: [count, outputs] of these, and of those.
+            down: down projections.
+            act: activation of the gate.
+            biases, down_biases: [count, outputs], biases of these matrices and of `down`.
         """
         ...
 
 
 class Matrix(Products, Protocol):
-    """The same, stored in one way throughout."""
+    """`Products` stored in a single format."""
 
     def stack_target(self, stack: Shard) -> WeightTarget:
-        """Where a weight [stack.full, outputs, inner] goes that holds several matrices, these `stack` among them.
+        """Return the target of a weight [stack.full, outputs, inner] that contains the matrices `stack`.
 
         Raises:
-            ModelError: the format has no place that would take them all at once.
+            ModelError: the format cannot load several matrices at once.
         """
         ...
 
     def batched_linear(self) -> Operation:
-        """[tokens, count, inner] → [tokens, count, outputs]: each of several with its own, `kernels.batched_linear`."""
+        """Return the operation [tokens, count, inner] → [tokens, count, outputs], see `kernels.batched_linear`."""
         ...
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows by number: [tokens] int64 → [tokens, inner] in the model's dtype."""
+        """Look up rows by index: int64 [tokens] → [tokens, inner] in the model's dtype."""
         ...
 
 
 class LinearMethod(Protocol):
-    """A way to store matrices.
+    """A storage format of matrices.
 
-    Two of them are equal where they store alike.
+    Methods compare equal if they store matrices in the same way.
     """
 
     @property
     def column_multiple(self) -> int:
-        """Columns are cut between ranks only at multiples of it."""
+        """Columns can be split between ranks only at multiples of this."""
         ...
 
     @property
     def whole_columns(self) -> bool:
-        """Whether columns are in an order of their own, and cannot be cut at all."""
+        """Whether columns are reordered, so that they cannot be split between ranks."""
         ...
 
     def create(
         self, outputs: int, inner: int, dtype: torch.dtype, kernels: Kernels, count: int | None = None
     ) -> Matrix:
-        """What a matrix [outputs, inner] is stored in, on torch's default device; nothing is in it yet.
+        """Allocate an uninitialized matrix [outputs, inner] on torch's default device.
 
         Args:
-            dtype: of activations.
-            count: so many of them, [count, outputs, inner]; None: one.
+            dtype: dtype of activations.
+            count: number of matrices, [count, outputs, inner]; None for a single one.
         """
         ...

@@ -1,4 +1,4 @@
-"""Matrices whose numbers are brought into another order once all of them are there."""
+"""Lazy prepacking: a matrix is reordered for its kernels after it is loaded."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from stoker_engine.kernels.bundle import Kernels, Operation
 
 @runtime_checkable
 class Packable(Protocol):
-    """A matrix that may be packed.
+    """A matrix that can be packed.
 
     Attributes:
-        is_packed: it is in panels (`kernels.panels`).
+        is_packed: whether it is in panels (`kernels.panels`).
     """
 
     is_packed: bool
 
     def pack(self) -> None:
-        """Brings the numbers into the order in which they are multiplied fastest; once, when all of them are there."""
+        """Reorder the elements into the layout that is multiplied fastest. Call it when the matrix is loaded; further
+        calls have no effect."""
         ...
 
 
 @runtime_checkable
 class Resolvable(Protocol):
-    """A linear operation with a matrix that may be packed later."""
+    """A linear operation whose matrix may be packed later."""
 
     @property
     def now(self) -> Operation:
-        """What computes it, as long as the matrix stays as it is."""
+        """The operation for the current layout of the matrix; valid until the matrix is packed."""
         ...
 
 
 class LazyPrepack:
-    """The linear operation with a matrix, before it is packed and after."""
+    """The linear operation with a matrix, before and after it is packed."""
 
     def __init__(self, matrix: Packable, of_rows: Operation, of_panels: Operation) -> None:
         self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
@@ -52,7 +53,7 @@ class LazyPrepack:
 
 
 class LazyPrepackConcat:
-    """Products with matrices of which each may be packed later; their results lie side by side."""
+    """Concatenated outputs of linear operations, each of whose matrices may be packed later."""
 
     def __init__(self, linears: Sequence[Operation], kernels: Kernels) -> None:
         self._linears, self._kernels = linears, kernels
@@ -69,5 +70,5 @@ class LazyPrepackConcat:
 
 
 def resolve_prepack(linear: Operation) -> Operation:
-    """A linear operation with matrices that are packed by now, or never will be."""
+    """Return `linear` without the check for packing; its matrices must not be packed afterwards."""
     return linear.now if isinstance(linear, Resolvable) else linear

@@ -1,4 +1,4 @@
-"""Matrices that are multiplied together: below each other where they are stored alike, else one after the other."""
+"""Merged matrices (such as q, k, v): neighbours of the same format share a matrix, others are multiplied in turn."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def merged(
     kernels: Kernels,
     count: int | None = None,
 ) -> Products:
-    """A place for matrices that all multiply the same x.
+    """Allocate matrices that are multiplied with the same x.
 
     Args:
-        parts: of each, how it is stored, and its outputs.
+        parts: method and outputs of each matrix.
         inner, dtype, kernels, count: see `LinearMethod.create`.
     """
-    # A matrix whose columns are in an order of its own shares them with no other.
+    # A matrix with reordered columns has an order of its own, so it is never merged with another.
     runs = groupby(enumerate(parts), lambda part: (part[1][0], part[0] if part[1][0].whole_columns else None))
     sizes = [(method, sum(size for _, (_, size) in run)) for (method, _), run in runs]
     matrices = [method.create(size, inner, dtype, kernels, count) for method, size in sizes]
@@ -37,7 +37,7 @@ def merged(
 
 
 class Segments(nn.Module):
-    """See `Products`. Each segment is a matrix of its own; their results lie side by side."""
+    """See `Products`. Each segment is a separate matrix; their outputs are concatenated."""
 
     def __init__(self, matrices: Sequence[Matrix], sizes: Sequence[int], kernels: Kernels) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Segments(nn.Module):
         return experts(self.linears(biases), down.linears(down_biases), self._kernels.act_and_mul(act))
 
     def _at(self, row: int) -> tuple[Matrix, int]:
-        """The segment that holds that row, and its own first row."""
+        """Return the segment that contains `row`, and the row at which it starts."""
         start = 0
         for matrix, size in zip(self.matrices, self._sizes, strict=True):
             if row < start + size:

@@ -1,7 +1,7 @@
-"""Places that weights are loaded into.
+"""Destinations that weights are loaded into.
 
-The whole weight is what a file holds. Under tensor parallelism a rank keeps only a share of it, along one dimension or
-several; a loader need not read the rest.
+Files hold whole weights. Under tensor parallelism a rank keeps a shard, along one or several dimensions; a loader need
+not read the rest.
 
     full_shape [8, 6]      shard (slice(4, 8), slice(0, 6))      tensor [4, 6]: the lower half
 """
@@ -17,7 +17,7 @@ from stoker_engine.architectures.stored_formats import StoredFormat
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank holds of a dimension: positions `start` … `start + size - 1` of `full`."""
+    """One rank's part of a dimension: positions `start` … `start + size - 1` of `full`."""
 
     start: int
     size: int
@@ -25,39 +25,39 @@ class Shard:
 
     @classmethod
     def whole(cls, size: int) -> Shard:
-        """All of a dimension."""
+        """Return the shard that covers a whole dimension."""
         return cls(0, size, size)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether the shard covers the whole dimension."""
         return self.size == self.full
 
     @property
     def stop(self) -> int:
-        """The position behind its last."""
+        """End of the shard (exclusive)."""
         return self.start + self.size
 
     @property
     def positions(self) -> slice:
-        """Its positions in the whole."""
+        """Slice of the whole dimension."""
         return slice(self.start, self.stop)
 
     def times(self, size: int) -> Shard:
-        """Of a dimension in which each position is `size` positions: a head's rows, say."""
+        """Return the shard of a dimension with `size` positions for each of this one's, such as the rows of heads."""
         return Shard(self.start * size, self.size * size, self.full * size)
 
 
 @dataclass(frozen=True, eq=False)
 class WeightTarget:
-    """One weight's place in the model.
+    """Destination of one weight in the model.
 
     Attributes:
-        tensor: this rank's share, to be written into. Often a view of something larger; where the weight is stored
-            in a format of its own, its shape need not be the weight's.
-        full_shape: of the whole weight, in numbers.
-        shard: which part of it this is, a slice for each dimension, with both ends stated; None: all of it.
-        stored: the format whose blocks `tensor`, uint8, holds instead of numbers; rows follow those of the weight.
+        tensor: this rank's shard, to be written to; often a view of a larger tensor. Its shape differs from the
+            shard's if `stored` is set.
+        full_shape: shape of the whole weight, in elements.
+        shard: slice of each dimension of the weight, with explicit start and stop; None for the whole weight.
+        stored: format of the blocks that `tensor` (uint8) holds instead of elements; its rows are those of the shard.
     """
 
     tensor: torch.Tensor
@@ -67,37 +67,37 @@ class WeightTarget:
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> WeightTarget:
-        """A target for a weight that this rank holds all of."""
+        """Return a target for a weight of which this rank holds everything."""
         return cls(tensor, tensor.shape)
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *shares: Shard, stored: StoredFormat | None = None) -> WeightTarget:
-        """A target for these shares of a weight's dimensions."""
+        """Return a target for the given shards of a weight's dimensions."""
         full_shape = torch.Size(share.full for share in shares)
         whole = all(share.is_whole for share in shares)
         return cls(tensor, full_shape, None if whole else tuple(share.positions for share in shares), stored)
 
     @property
     def inner(self) -> int:
-        """How many elements each row has here."""
+        """Number of elements in a row of the shard."""
         return self.full_shape[-1] if self.shard is None else self.shard[-1].stop - self.shard[-1].start
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of the weight is here."""
+        """Whether this rank holds nothing of the weight."""
         return not self.tensor.numel()
 
     def emptied(self) -> WeightTarget:
-        """A target for a weight like this one, of which nothing is here."""
+        """Return an empty target for the same weight: this rank holds none of its rows."""
         _, *inner_slices = self.shard or tuple(slice(0, size) for size in self.full_shape)
         return WeightTarget(self.tensor[:0], self.full_shape, (slice(0, 0), *inner_slices), self.stored)
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's share of `whole`, a tensor of `full_shape`; a view."""
+        """Return this rank's shard of `whole`, a tensor of `full_shape`, as a view."""
         return whole if self.shard is None else whole[self.shard]
 
     def transpose(self, first: int, second: int) -> WeightTarget:
-        """The same place, for a weight that files hold with these two dimensions swapped."""
+        """Return this target for a weight that files store with the two dimensions swapped."""
         assert self.stored is None, "a block is part of a row"
         order = list(range(len(self.full_shape)))
         order[first], order[second] = second, first

@@ -67,7 +67,7 @@ def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path)
     assert "is a GGUF file, which can become q8_0" in result.stderr
     result = command("quantize", str(demo_gguf), "--to=q4_0", f"--output={tmp_path / 'new'}")
     assert result.returncode == 2
-    assert "already, and Q4_0 is asked for" in result.stderr
+    assert ", but Q4_0 is requested" in result.stderr
 
 
 #: Tests in the background of a shell ignore SIGINT, and so would what they start.

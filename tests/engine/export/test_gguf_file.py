@@ -95,7 +95,7 @@ def test_our_model_is_the_dequantized_one(tmp_path: Path) -> None:
 
 def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_path: Path) -> None:
     export(mixture, Kind.Q5_0, tmp_path / "q5.gguf")
-    with pytest.raises(ModelError, match=r"quantized by Q5_0 already, and Q4_1 is asked for.*--to bf16"):
+    with pytest.raises(ModelError, match=r"already quantized by Q5_0, but Q4_1 is requested.*--to bf16"):
         export(tmp_path / "q5.gguf", Kind.Q4_1, tmp_path / "q4.gguf")
     export(tmp_path / "q5.gguf", Kind.BF16, tmp_path / "bf16.gguf")
     before, after = _tensors(tmp_path / "q5.gguf"), _tensors(tmp_path / "bf16.gguf")
@@ -114,7 +114,7 @@ def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
         return Path(llama_cpp.write(large, tmp_path / name, stored=stored))
 
     path = layers_of(Kind.Q5_1, Kind.F16, "layers.gguf")
-    with pytest.raises(ModelError, match="quantized by Q5_1 already, and Q4_0 is asked for"):
+    with pytest.raises(ModelError, match="already quantized by Q5_1, but Q4_0 is requested"):
         export(path, Kind.Q4_0, tmp_path / "new.gguf")
     with pytest.raises(ArgumentError, match="int4 is requested, but the checkpoint is already quantized by Q5_1"):
         find_checkpoint(EngineArgs(model=str(path), quantization="int4"))

@@ -59,5 +59,5 @@ def test_it_is_not_quantized_again(tmp_path: Path) -> None:
     ):
         find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="int4"))
     find_checkpoint(EngineArgs(model=str(tmp_path / "new"), quantization="compressed-tensors"))
-    with pytest.raises(ModelError, match="quantized by compressed-tensors already, and W8A8 is asked for"):
+    with pytest.raises(ModelError, match="already quantized by compressed-tensors, but W8A8 is requested"):
         export(tmp_path / "new", SCHEMES["W8A8"], "W8A8", tmp_path / "newer")

@@ -277,7 +277,7 @@ def test_an_isa_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
         monkeypatch.setenv("STOKER_NATIVE_KERNELS", setting)
         assert chosen() is found
     monkeypatch.setattr(library, "usable_isas", lambda: (untried,))
-    for setting, says in [("1", "none of this processor's has been tried"), ("mmx", "none is called 'mmx'")]:
+    for setting, says in [("1", "no supported ISA has been tested"), ("mmx", "no supported ISA is called 'mmx'")]:
         monkeypatch.setenv("STOKER_NATIVE_KERNELS", setting)
         caplog.clear()
         assert chosen() is None

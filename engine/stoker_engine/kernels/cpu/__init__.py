@@ -1,18 +1,19 @@
-"""The CPU's kernels: plain C++ behind ctypes, each the fast version of an operation that `kernels` defines in torch.
+"""CPU kernels: C++ called through ctypes, fast versions of the operations that `kernels` defines in torch.
 
-    csrc/attention   paged attention, on vectors and on AMX; what a KV cache may hold
-    csrc/gemm        GEMM with weights: as they are stored, packed into panels, by integers, and by AMX's tiles
-    csrc/gguf        GGUF's blocks: GEMM, panels, dequantization
+    csrc/attention   paged attention by vector instructions and by AMX; storage formats of the KV cache
+    csrc/gemm        GEMM with weights in rows and in panels, by integers, and by AMX tiles
+    csrc/gguf        GGUF blocks: GEMM, panels, dequantization
     csrc/quant       weights in groups that share a scale
     csrc/ops         norms, RoPE, activations, argmax, masks
-    csrc/layer       a decoder's layer in one call, made of the functions of the others
-    csrc/comm        how ranks of one machine meet in memory (`parallel/shm_communicator.py`)
-    csrc/common      vectors as wide as the processor's, threads, memory
-    isa.py           instruction sets, from the widest to what every processor has
-    build.py         compiles one library for each: when an image is made, or on first use
-    library.py       loads the widest that this processor runs
-    *.py             bindings: tensors become pointers and strides
+    csrc/layer       a decoder layer in one call, composed of the other functions
+    csrc/comm        shared-memory collectives for ranks of one machine (`parallel/shm_communicator.py`)
+    csrc/common      vectors of the processor's width, threads, memory
+    isa.py           instruction sets, from the widest to the baseline
+    build.py         compiles a library for each instruction set, for an image or on first use
+    library.py       loads the widest library that this processor runs
+    *.py             bindings: convert tensors to pointers and strides
 
-A row's result never depends on the batch it is computed in: each kernel's file says why. So where these run,
-hit = miss, alone = together and chunked = whole hold bit for bit (``--batch-invariant``).
+The kernels are batch-invariant: a row's result never depends on its batch; each kernel's file gives the reason. Results
+are therefore bit-identical with and without prefix-cache hits, in any batch, and for any chunking of the prefill
+(``--batch-invariant``).
 """

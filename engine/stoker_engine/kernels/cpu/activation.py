@@ -1,4 +1,4 @@
-"""Calls activation.cpp."""
+"""Binding of activation.cpp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from stoker_engine.architectures.activation import Activation, ClampedSwiGLU
 
-#: activation.h's ActivationKind.
+#: `ActivationKind` of activation.h.
 SILU, GELU_TANH, GELU = range(3)
 
 _KINDS: Final = {
@@ -23,12 +23,12 @@ _KINDS: Final = {
 
 
 def kind_of(act: Activation) -> int | None:
-    """The kind of an activation as a config states it; None: there is no kernel for it."""
+    """Return the kind of a config's activation; None if there is no kernel for it."""
     return _KINDS.get(act) if isinstance(act, str) else None
 
 
 def activation(library: ctypes.CDLL, kind: int, x: torch.Tensor, gated: bool) -> torch.Tensor:
-    """act(x), or act(gate) × up where `x` [tokens, 2 × size] holds the gates first."""
+    """Return act(x); if `gated`, act(gate) × up of `x` [tokens, 2 × size] with the gates first."""
     if x.dim() != 2 or x.stride(1) != 1:
         return activation(library, kind, x.reshape(-1, x.shape[-1]).contiguous(), gated).view(
             *x.shape[:-1], x.shape[-1] // (1 + gated)
@@ -43,7 +43,7 @@ def activation(library: ctypes.CDLL, kind: int, x: torch.Tensor, gated: bool) ->
 
 
 def clamped_swiglu(library: ctypes.CDLL, act: ClampedSwiGLU, x: torch.Tensor) -> torch.Tensor:
-    """That gate's result, where `x` [tokens, 2 × size] holds the gates first."""
+    """Return the clamped SwiGLU of `x` [tokens, 2 × size] with the gates first."""
     if x.dim() != 2 or x.stride(1) != 1:
         return clamped_swiglu(library, act, x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
     tokens, width = x.shape

@@ -1,4 +1,4 @@
-"""Calls argmax.cpp."""
+"""Binding of argmax.cpp."""
 
 from __future__ import annotations
 

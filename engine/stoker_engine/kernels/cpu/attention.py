@@ -1,4 +1,4 @@
-"""Calls attention.cpp."""
+"""Binding of attention.cpp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: kv_dtypes.h's Stored.
+#: `Stored` of kv_dtypes.h.
 _STORED = {
     dtype: code
     for code, dtype in enumerate((torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8))
@@ -17,7 +17,7 @@ _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
 
 class AttentionStep(ctypes.Structure):
-    """attention.h's AttentionStep."""
+    """`AttentionStep` of attention.h."""
 
     _fields_ = (
         ("block_size", _LONG),
@@ -32,7 +32,7 @@ class AttentionStep(ctypes.Structure):
 
 
 class AttentionCall(ctypes.Structure):
-    """attention.h's AttentionCall."""
+    """`AttentionCall` of attention.h."""
 
     _fields_ = (
         ("step", AttentionStep),
@@ -79,8 +79,8 @@ def step_of(
     slot_mapping: torch.Tensor,
     block_size: int,
 ) -> AttentionStep:
-    """Where a step's sequences and one group's blocks lie; made once a step, for all layers of the group. The tensors
-    are those of `attention.metadata`, and must live as long as the step."""
+    """Return the description of a step's sequences and of one group's block tables, shared by all layers of the group.
+    The tensors are those of `attention.metadata`, and must outlive the step."""
     assert query_starts.dtype == seq_lens.dtype == tables.dtype == torch.int32 and slot_mapping.dtype == torch.int64
     assert query_starts.is_contiguous() and seq_lens.is_contiguous() and slot_mapping.is_contiguous()
     assert tables.stride(1) == 1 or tables.shape[1] == 1
@@ -98,12 +98,12 @@ def step_of(
 
 @dataclass(frozen=True, eq=False)
 class AttentionOf:
-    """What a layer's attention does not change from step to step; see `attention.backend`.
+    """Constants of a layer's attention; see `attention.backend`.
 
     Attributes:
         key_cache, value_cache: [blocks, block_size, kv_heads, head_dim or value_head_dim].
         key_scales, value_scales: [blocks, block_size, kv_heads] float32, or None.
-        scales_of_tokens: these are made as tokens are stored.
+        scales_of_tokens: whether scales are computed when tokens are stored.
         alibi_slopes, sinks: [heads] float32, or None.
     """
 
@@ -120,7 +120,7 @@ class AttentionOf:
     sinks: torch.Tensor | None
 
     def call(self, dtype: torch.dtype) -> AttentionCall:
-        """A call for queries of `dtype`, without the step and where queries, new keys and values and the result lie."""
+        """Return a call for queries of `dtype`, without the step and the addresses of inputs and output."""
         key_cache, value_cache = self.key_cache, self.value_cache
         kv_heads, head_dim = key_cache.shape[2:]
         has_scales = self.key_scales is not None and self.value_scales is not None
@@ -158,7 +158,7 @@ def attention(
     value: torch.Tensor | None,
     step: AttentionStep,
 ) -> torch.Tensor:
-    """Stores the new keys and values, then attends. Shapes as in `attention.backend`.
+    """Store the new keys and values, then compute attention. For shapes see `attention.backend`.
 
     Returns:
         [tokens, heads × value_head_dim].

@@ -1,4 +1,4 @@
-"""Matrices in blocks, packed into panels: those of GGUF's and those in groups."""
+"""Matrices in GGUF blocks or in groups, packed into panels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker_engine.kernels.panels import PANEL, checked
 
 
 def block_panels(library: ctypes.CDLL) -> BlockPanels | None:
-    """The operations of a library's ISA; None: it has no panels."""
+    """Return the operations; None if the library's ISA has no panels."""
     if not library.stoker_has_panels():
         return None
     return BlockPanels(
@@ -62,7 +62,7 @@ def rows(
     """See `BlockPanels`.
 
     Raises:
-        IndexError: there is no such row.
+        IndexError: an id is out of range.
     """
     ids = checked(ids, len(blocks))
     if isinstance(stored, GGUFFormat):

@@ -1,4 +1,4 @@
-"""Products with matrices in blocks, by the CPU's kernels."""
+"""Linear operations and row lookup with matrices in blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
-    """See `kernels.blocks.block_linear`. Rows of `blocks` may lie apart."""
+    """See `kernels.blocks.block_linear`. `blocks` may be strided by rows."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.linear(library, blocks, stored, dtype, bias)
     return group_blocks.linear(library, blocks, stored, inner, dtype, bias)

@@ -1,9 +1,9 @@
-"""Compiles the kernels: one small library for each ISA.
+"""Compiles the kernels into a library for each ISA.
 
-``python -m stoker_engine.kernels.cpu.build`` builds all ISAs, for an image that will run on processors not known
-yet; with ``--levels host`` the one that this machine's processor runs. A library's name carries a hash of what it was
-made from: one that is out of date is never loaded, and one that this machine has compiled before is copied.
-``STOKER_NATIVE_CXXFLAGS`` adds flags for the compiler, after ours: sanitizers, for example.
+``python -m stoker_engine.kernels.cpu.build`` builds all ISAs, for images that run on unknown processors; with
+``--levels host`` only the one for this machine's processor. A library's name contains a hash of its sources and flags,
+so an outdated library is never loaded, and one in this machine's cache folder is copied instead of compiled.
+``STOKER_NATIVE_CXXFLAGS`` appends compiler flags, such as those of sanitizers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from stoker_engine.kernels.cpu.isa import Isa, isas, usable_isas
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
-#: Where images have the libraries.
+#: Folder of prebuilt libraries in images.
 PREBUILT = SOURCES.parent / "lib"
 
-#: A multiplication and an addition may become one instruction; nothing else that changes results is allowed.
+#: Fusing a multiplication and an addition is the only optimization that may change results.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-pthread", "-fPIC", "-w")
 
 
 class BuildError(Exception):
-    """The kernels cannot be compiled; says why."""
+    """The kernels cannot be compiled or loaded; the message has the reason."""
 
 
 def _flags(isa: Isa) -> tuple[str, ...]:
@@ -46,13 +46,13 @@ def _flags(isa: Isa) -> tuple[str, ...]:
 def _sources() -> list[Path]:
     found = sorted(SOURCES.rglob("*.cpp"))
     if not found:
-        raise BuildError(f"there are no C++ sources in {SOURCES}")
+        raise BuildError(f"{SOURCES} contains no C++ sources")
     return found
 
 
 @functools.cache
 def file_name(isa: Isa) -> str:
-    """The library's name, without its folder."""
+    """Return the library's file name, without its folder."""
     digest = hashlib.sha256(" ".join(_flags(isa)).encode())
     for file in sorted((*_sources(), *SOURCES.rglob("*.h"))):
         digest.update(file.read_bytes())
@@ -60,11 +60,11 @@ def file_name(isa: Isa) -> str:
 
 
 def build(isa: Isa, folder: Path) -> Path:
-    """Compiles the library of `isa` into `folder`, unless it is there; takes the one in the cache folder, if there is
-    one. Safe to call from several processes.
+    """Compile the library for `isa` into `folder`, or copy it from the cache folder; an existing one is kept. Several
+    processes may call this concurrently.
 
     Raises:
-        BuildError: no compiler, one that is too old, or a folder that cannot be written.
+        BuildError: the compiler is missing or failed, or the folder cannot be written.
     """
     target = folder / file_name(isa)
     if target.is_file():
@@ -92,7 +92,7 @@ def _compiler() -> str:
     requested = os.environ.get("CXX")
     found = shutil.which(requested) if requested else shutil.which("g++") or shutil.which("c++")
     if found is None:
-        raise BuildError(f"there is no C++ compiler ({requested or 'g++'})")
+        raise BuildError(f"no C++ compiler found ({requested or 'g++'})")
     return found
 
 
@@ -100,7 +100,7 @@ def _copy(compiled: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name:
         copied = Path(name) / target.name
         shutil.copy2(compiled, copied)
-        copied.rename(target)  # whole, or not there
+        copied.rename(target)  # atomic
 
 
 def _compile(compiler: str, isa: Isa, target: Path) -> None:
@@ -116,7 +116,7 @@ def _compile(compiler: str, isa: Isa, target: Path) -> None:
         list(pool.map(_run, commands))
         made = folder / target.name
         _run((compiler, *flags, "-shared", "-o", str(made), *map(str, objects)))
-        made.rename(target)  # whole, or not there
+        made.rename(target)  # atomic
 
 
 def _run(command: tuple[str, ...]) -> None:
@@ -126,11 +126,14 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Builds libraries into the folder that is given."""
-    parser = argparse.ArgumentParser(description="Compile the CPU kernels for the levels of this kind of processor.")
+    """Build libraries into a folder, and remove outdated ones."""
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels for this processor architecture.")
     parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
     parser.add_argument(
-        "--levels", choices=("all", "host"), default="all", help="host: only the widest that this processor runs"
+        "--levels",
+        choices=("all", "host"),
+        default="all",
+        help="host: only the widest instruction set that this processor supports",
     )
     options = parser.parse_args()
     folder: Path = options.folder

@@ -1,4 +1,4 @@
-"""The CPU's kernels as one bundle; what has none runs as the reference does."""
+"""Bundle of the CPU kernels; operations without a kernel use the reference implementation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from stoker_engine.kernels.rms_norm import after_sum
 
 @cache
 def cpu_kernels(library: ctypes.CDLL) -> Kernels:
-    """The bundle of one library. Tensors are on the CPU, in bfloat16 or float32; a row's result is the same in every
-    batch, bit for bit."""
+    """Return the bundle of a library, for tensors on the CPU in bfloat16 or float32. Results are batch-invariant: a row
+    has the same bits in every batch."""
     multiply = partial(linear, library)
     multiply_blocks = partial(blocks.linear, library)
 

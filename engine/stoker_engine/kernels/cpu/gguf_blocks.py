@@ -1,4 +1,4 @@
-"""Calls gguf_blocks.cpp."""
+"""Binding of gguf_blocks.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from stoker_engine.architectures.stored_formats import GGUFFormat
 from stoker_engine.kernels.cpu.matrix import GGUF, CpuLinear
 
-#: ggml's numbers of its types.
+#: ggml's type numbers.
 TYPES: Final = {
     "F16": 1,
     "Q4_0": 2,
@@ -37,13 +37,13 @@ def linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
-    """The linear operation with a matrix in `blocks` (uint8 [outputs, row bytes], whose rows may lie apart), of x in
-    `dtype`; it has the bits of that with the dequantized matrix."""
+    """Return the linear operation with a matrix in `blocks` (uint8 [outputs, row bytes], may be strided by rows) for x
+    in `dtype`; bit-identical to that with the dequantized matrix."""
     return CpuLinear.of(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
 
 
 def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
-    """See `kernels.gguf_blocks.dequantize`; `blocks` [rows, row bytes], whose rows may lie apart."""
+    """See `kernels.gguf_blocks.dequantize`; `blocks` [rows, row bytes] may be strided by rows."""
     assert blocks.stride(1) == 1
     out = torch.empty((len(blocks), _inner(blocks, format)), dtype=dtype)
     is_bf16 = dtype == torch.bfloat16
@@ -54,6 +54,6 @@ def dequantize(library: ctypes.CDLL, blocks: torch.Tensor, format: GGUFFormat, d
 
 
 def _inner(blocks: torch.Tensor, format: GGUFFormat) -> int:
-    """Elements in a row."""
+    """Return the number of elements in a row."""
     assert blocks.dtype == torch.uint8 and blocks.shape[1] % format.bytes == 0
     return blocks.shape[1] // format.bytes * format.numbers

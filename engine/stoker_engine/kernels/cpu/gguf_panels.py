@@ -1,4 +1,4 @@
-"""Calls gguf_panels.cpp."""
+"""Binding of gguf_panels.cpp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.kernels.cpu.matrix import GGUF_PANELS, CpuLinear
 
 
 def has_panels(library: ctypes.CDLL, stored: GGUFFormat) -> bool:
-    """Whether this format's matrices can be packed."""
+    """Whether matrices of this format can be packed."""
     return bool(library.stoker_has_gguf_panels(TYPES[stored.name]))
 
 
@@ -36,7 +36,7 @@ def linear(
 def rows(
     library: ctypes.CDLL, blocks: torch.Tensor, stored: GGUFFormat, ids: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """See `BlockPanels`; `ids` are rows that there are."""
+    """See `BlockPanels`; `ids` must be in range."""
     found = torch.empty(len(ids), blocks.shape[1], dtype=torch.uint8)
     library.stoker_gguf_panel_rows(
         blocks.data_ptr(), ids.data_ptr(), found.data_ptr(), len(ids), len(blocks), blocks.shape[1] // 2

@@ -1,4 +1,4 @@
-"""Calls group_blocks.cpp."""
+"""Binding of group_blocks.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
 from stoker_engine.kernels.cpu.matrix import GROUPS, CpuLinear
 
-#: In the order of group_blocks.cpp.
+#: In the order of the enums of group_blocks.cpp.
 _CODES: Final[tuple[Code, ...]] = (
     "uint2", "uint3", "uint4", "uint8", "int8", "fp8_e4m3", "fp8_e5m2", "fp4", "nf4",
 )  # fmt: skip
@@ -25,8 +25,8 @@ def linear(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
-    """The linear operation with a matrix uint8 [outputs, row_bytes], whose rows may lie apart: that with the elements
-    that `kernels.group_blocks.dequantize` makes of it, bit for bit."""
+    """Return the linear operation with a matrix uint8 [outputs, row_bytes], which may be strided by rows; bit-identical
+    to that with the result of `kernels.group_blocks.dequantize`."""
     _check(blocks, format, inner)
     return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, format_args(format, inner))
 
@@ -34,7 +34,7 @@ def linear(
 def dequantize(
     library: ctypes.CDLL, blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """See `kernels.group_blocks.dequantize`; `blocks` [rows, row_bytes], whose rows may lie apart."""
+    """See `kernels.group_blocks.dequantize`; `blocks` [rows, row_bytes] may be strided by rows."""
     _check(blocks, format, inner)
     out = torch.empty((len(blocks), inner), dtype=dtype)
     library.stoker_group_dequantize(
@@ -54,7 +54,7 @@ def _check(blocks: torch.Tensor, format: GroupFormat, inner: int) -> None:
 
 
 def format_args(format: GroupFormat, inner: int) -> tuple[int, int, bool, bool, int]:
-    """What the functions of the library take first."""
+    """Return the arguments that describe a format to the library's functions."""
     format = format.for_rows(inner)
     code, scale = _CODES.index(format.code), _SCALES.index(format.scale)
     return code, scale, format.zero, format.row_scale, format.group

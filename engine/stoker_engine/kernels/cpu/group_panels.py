@@ -1,4 +1,4 @@
-"""Calls group_panels.cpp."""
+"""Binding of group_panels.cpp."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def linear(
 def rows(
     library: ctypes.CDLL, blocks: torch.Tensor, stored: GroupFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """See `BlockPanels`; `ids` are rows that there are."""
+    """See `BlockPanels`; `ids` must be in range."""
     found = torch.empty(len(ids), blocks.shape[1], dtype=torch.uint8)
     library.stoker_group_panel_rows(
         *format_args(stored, inner), inner,

@@ -1,4 +1,4 @@
-"""Instruction sets that the kernels are compiled for."""
+"""Instruction sets for which the kernels are compiled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Isa:
     """One instruction set.
 
     Attributes:
-        flags: for the compiler.
-        needs: words of /proc/cpuinfo; the kernel lists what processor and system both allow.
-        tried: it has run on such a processor. Of one that has not, an emulator's word is all there is
-            (`tests/engine/kernels/test_emulated.py`): it is exact, and how fast it is nobody knows.
+        flags: compiler flags.
+        needs: required flags in /proc/cpuinfo, which lists those that both the processor and the kernel support.
+        tried: whether it was tested on a real processor. Others were tested only by an emulator
+            (`tests/engine/kernels/test_emulated.py`): results are correct, but the speed is unknown.
     """
 
     name: str
@@ -31,7 +31,7 @@ _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 
 _BF16_FLAGS = ("-mavx512bf16", "-mavx512vnni")
 
-#: The widest first. The last of each runs on every processor of its kind.
+#: By architecture, the widest first. The last runs on every processor of the architecture.
 _ISAS = {
     "x86_64": (
         Isa("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
@@ -45,12 +45,12 @@ _ISAS = {
 
 
 def isas() -> tuple[Isa, ...]:
-    """All ISAs of this kind of processor, the widest first; none where we know no compiler flags for it."""
+    """Return all ISAs of this architecture, the widest first; empty for unsupported architectures."""
     return _ISAS.get(platform.machine(), ())
 
 
 def usable_isas() -> tuple[Isa, ...]:
-    """Those that this processor runs."""
+    """Return the ISAs that this processor supports, the widest first."""
     words = _processor_words()
     return tuple(isa for isa in isas() if isa.needs <= words)
 

@@ -1,4 +1,4 @@
-"""Calls layer.cpp: a decoder's layers as one call."""
+"""Binding of layer.cpp: a decoder's layers in one call."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stoker_engine.kernels.cpu.matrix import CpuLinear, Matrix
 
 _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_double
 
-#: Tokens up to which layers are one call. More take so long that each is called by itself: between two of them Python
-#: heeds signals.
+#: Largest number of tokens for which all layers are one call. With more tokens each layer is a call of its own, so that
+#: Python can handle signals in between.
 _AT_ONCE: Final = 64
 
-#: (x [tokens, hidden], the step by group, of each kind of RoPE cos and sin [tokens, 1, pairs], rows int64 or None, the
-#: rows of the input batch that tokens and `rows` belong to, int64 or None) → see `WholeLayers`.
+#: (x [tokens, hidden], step by KV cache group, cos and sin [tokens, 1, pairs] by kind of RoPE, rows int64 or None, rows
+#: of the input batch by token and by entry of `rows`, int64 or None) → see `WholeLayers`.
 RunLayers = Callable[
     [
         torch.Tensor,
@@ -61,7 +61,7 @@ class _RopeCosSin(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class NormOf:
-    """A norm by root mean square: its weight [size], see `kernels.rms_norm` for the dtype, and eps."""
+    """An RMS norm: weight [size] (for its dtype see `kernels.rms_norm`) and eps."""
 
     weight: torch.Tensor
     eps: float
@@ -69,14 +69,14 @@ class NormOf:
 
 @dataclass(frozen=True, eq=False)
 class LayerOf:
-    """What a layer is computed from. Its norms may be None.
+    """Weights and parameters of a layer. Norms are None if the layer does not have them.
 
     Attributes:
-        multiplier: attention's and the MLP's results are multiplied by it.
-        pairs: that are rotated in each head; 0: none.
-        cos_sin: the kind of cos and sin they are rotated by; None: no rotation.
-        group: of blocks, see `KVCache`.
-        activation: a kind of `kernels.cpu.activation`.
+        multiplier: factor of the results of attention and of the MLP.
+        pairs: rotated pairs in each head; 0 for no rotation.
+        cos_sin: index of the kind of cos and sin; None for no rotation.
+        group: group of KV cache blocks, see `KVCache`.
+        activation: kind in `kernels.cpu.activation`.
     """
 
     dtype: torch.dtype
@@ -102,8 +102,8 @@ class LayerOf:
 
 
 def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
-    """Layers that follow each other as one call, with the bits of their operations one by one. Tensors must stay where
-    they are."""
+    """Return consecutive layers as one call, bit-identical to calling their operations one by one. Weights and caches
+    must keep their addresses."""
     calls = [_layer(each) for each in of]
     dtype, hidden, count = of[0].dtype, of[0].hidden, len(of)
     assert all((each.dtype, each.hidden) == (dtype, hidden) for each in of)
@@ -118,7 +118,7 @@ def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
     )
     function, pointer, size = library.stoker_layers, ctypes.addressof(entries), ctypes.sizeof(_LayerEntry)
 
-    # The structures and the tensors are kept with their addresses.
+    # The default argument keeps the structures and tensors alive, since C++ has only their addresses.
     def run(
         x: torch.Tensor,
         steps: ctypes.Array[AttentionStep],
@@ -172,7 +172,7 @@ def _layer(of: LayerOf) -> _Layer:
 
 
 def _row_numbers(rows: torch.Tensor | None, count: int) -> int | None:
-    """The address of as many row numbers."""
+    """Return the address of `count` row indices."""
     if rows is None:
         return None
     assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_contiguous()

@@ -1,4 +1,4 @@
-"""Loads the library of kernels of the widest ISA that this processor runs, prebuilt or compiled."""
+"""Loads the kernel library for the widest ISA that this processor supports, prebuilt or compiled on first use."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _DTYPES = (torch.bfloat16, torch.float32)
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The kernels; None where they cannot be had, which one log line explains.
+    """Return the kernels; None if they are not available, with the reason in a log line.
 
-    ``STOKER_NATIVE_KERNELS=0`` turns them off, and the name of an ISA chooses it, also one that has not been tried.
+    ``STOKER_NATIVE_KERNELS=0`` turns them off. The name of an ISA selects it, even if it was never tested.
     """
     setting = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
     if setting == "0":
@@ -80,11 +80,13 @@ def library() -> ctypes.CDLL | None:
         remedy = "Install g++, or build them into the image: python -m stoker_engine.kernels.cpu.build"
     elif usable:
         names = ", ".join(isa.name for isa in usable)
-        reasons.append("none of this processor's has been tried" if setting == "1" else f"none is called {setting!r}")
+        reasons.append(
+            "no supported ISA has been tested" if setting == "1" else f"no supported ISA is called {setting!r}"
+        )
         remedy = f"STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: {names}"
     else:
-        reasons.append("this kind of processor is not known")
-        remedy = "Linux on x86-64 and on 64-bit Arm is"
+        reasons.append("this processor architecture is not supported")
+        remedy = "Supported are Linux on x86-64 and on 64-bit Arm"
     logger.warning(
         "CPU kernels are not available, and torch's operators run instead, several times slower: %s. %s",
         "; ".join(reasons),
@@ -94,10 +96,10 @@ def library() -> ctypes.CDLL | None:
 
 
 def load(isa: Isa) -> ctypes.CDLL:
-    """The library of one ISA: prebuilt, from the cache folder, or compiled into it.
+    """Load the library for an ISA: prebuilt, from the cache folder, or compiled into it.
 
     Raises:
-        BuildError: it is not there and cannot be compiled, or this system does not run it.
+        BuildError: the library cannot be compiled, or does not run on this system.
     """
     started = time.monotonic()
     prebuilt = PREBUILT / file_name(isa)
@@ -107,7 +109,7 @@ def load(isa: Isa) -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"{path} cannot be loaded: {error}") from error
     if not loaded.stoker_prepare():
-        raise BuildError("the system does not allow this process to use its registers")
+        raise BuildError("the operating system does not permit this process to use its registers")
     for name, types in _ARGUMENTS.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = types, _result(name)
@@ -123,5 +125,5 @@ def _result(name: str) -> type[ctypes.c_int] | type[ctypes.c_void_p] | None:
 
 
 def cpu_library(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The library, if it computes on such tensors: on the CPU, bfloat16 or float32."""
+    """Return the library if it supports the device and dtype: the CPU, with bfloat16 or float32."""
     return library() if device.type == "cpu" and dtype in _DTYPES else None

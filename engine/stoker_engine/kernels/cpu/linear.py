@@ -1,4 +1,4 @@
-"""Products with weights as checkpoints have them."""
+"""Linear operations with unpacked weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls lora.cpp: what adapters add to linear operations, also within a call of whole layers."""
+"""Binding of lora.cpp: LoRA adapters of linear operations, also within calls of whole layers."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
 #: Alignment of matrices, in bytes.
 _ALIGNED: Final = 64
-#: Bytes of a huge page: its first use takes less time than that of 512 small ones.
+#: Bytes of a huge page. One page fault for it takes less time than 512 for small pages.
 _HUGE_PAGE: Final = 2 << 20
 
-#: Rows of files that are packed between two pauses; those of a linear operation with 16 ranks are some 30 KB.
+#: Sources that are packed between two pauses. Those of rank 16 have 20 to 60 KB each.
 _PACKED_SOURCES: Final = 8
 
 
 class _Matrix(ctypes.Structure):
-    """lora.cpp's LoraMatrix."""
+    """`LoraMatrix` of lora.cpp."""
 
     _fields_ = (("w", ctypes.c_size_t), ("outputs", _LONG), ("inner", _LONG), ("is_panels", _LONG))
 
 
 class _Part(ctypes.Structure):
-    """lora.cpp's LoraPart."""
+    """`LoraPart` of lora.cpp."""
 
     _fields_ = (("b", _Matrix), ("first_rank", _LONG), ("first_output", _LONG), ("outputs", _LONG))
 
 
 class _Factors(ctypes.Structure):
-    """lora.cpp's LoraFactors."""
+    """`LoraFactors` of lora.cpp."""
 
     _fields_ = (("a", _Matrix), ("num_parts", _LONG), ("parts", ctypes.POINTER(_Part)))
 
 
 class _Table(ctypes.Structure):
-    """lora.cpp's LoraTable."""
+    """`LoraTable` of lora.cpp."""
 
     _fields_ = (("slots", _POINTER), ("num_rows", _LONG), ("num_slots", _LONG))
 
 
 class _Site(ctypes.Structure):
-    """lora.cpp's LoraSite."""
+    """`LoraSite` of lora.cpp."""
 
     _fields_ = (("table", ctypes.POINTER(_Table)), ("factors", _POINTER))
 
 
 class _Source(ctypes.Structure):
-    """lora.cpp's LoraSource."""
+    """`LoraSource` of lora.cpp."""
 
     _fields_ = (
         ("rows", _POINTER),
@@ -70,13 +70,13 @@ class _Source(ctypes.Structure):
 
 
 class AdapterMemory:
-    """The memory of one adapter: pages that the system gets back once its matrices are gone, whatever else is in use.
+    """Memory of one adapter, in pages of its own, which are returned to the system when the adapter is unloaded.
 
-    Matrices are added one by one; `fill` writes all of them.
+    Matrices are added one by one; `fill` allocates the memory and writes all of them.
 
     Args:
-        library: of the kernels.
-        dtype: of its matrices.
+        library: library of the kernels.
+        dtype: dtype of the matrices.
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
@@ -86,17 +86,17 @@ class AdapterMemory:
         self._memory: torch.Tensor | None = None
         self._matrices = list[_Matrix]()
         self._sources = list[_Source]()
-        self._weights = list[torch.Tensor]()  # what the sources point to
+        self._weights = list[torch.Tensor]()  # keeps the memory of the sources alive
 
     def add(self, matrix: _Matrix, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> int:
-        """Adds a matrix [outputs, inner] with these rows, and zeros elsewhere.
+        """Add a matrix [outputs, inner] that contains these rows, and zeros elsewhere.
 
         Args:
-            matrix: describes it once `fill` has written it, for as long as this object exists.
-            weights: rows of at most `inner` elements, by the first one's place in the matrix.
+            matrix: description to fill in. It is valid after `fill`, while this object exists.
+            weights: rows of at most `inner` elements, by the index of the first one in the matrix.
 
         Returns:
-            The bytes that it takes.
+            Size of the matrix in bytes.
         """
         in_panels = self._in_panels and inner % 2 == 0
         if in_panels:
@@ -112,15 +112,15 @@ class AdapterMemory:
         return num_bytes
 
     def fill(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Writes the matrices that have been added, without Python's lock.
+        """Allocate the memory and write the matrices, without the GIL.
 
         Args:
-            pause: called between parts of the work.
+            pause: called after each `_PACKED_SOURCES` sources.
         """
-        size = -(-max(self._size, 1) // _HUGE_PAGE) * _HUGE_PAGE  # the system aligns such a mapping
+        size = -(-max(self._size, 1) // _HUGE_PAGE) * _HUGE_PAGE  # Linux aligns mappings of whole huge pages to them
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if whole := self._size // _HUGE_PAGE * _HUGE_PAGE:  # the last one would take memory that nothing uses
-            with contextlib.suppress(OSError):  # a system without them
+        if whole := self._size // _HUGE_PAGE * _HUGE_PAGE:  # a last huge page, used in part, would waste memory
+            with contextlib.suppress(OSError):  # the system has no huge pages
                 pages.madvise(mmap.MADV_HUGEPAGE, 0, whole)
         self._memory = torch.frombuffer(pages, dtype=torch.uint8)
         address, is_bf16 = self._memory.data_ptr(), self._dtype == torch.bfloat16
@@ -137,10 +137,10 @@ class AdapterMemory:
 
 
 class CpuLoraTable:
-    """Which slot each row of the input batch has, for all operations of a model.
+    """Slots of the rows of the input batch, for all operations of a model.
 
     Args:
-        num_slots: of adapters.
+        num_slots: number of adapter slots.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -149,21 +149,21 @@ class CpuLoraTable:
         self._slots: torch.Tensor | None = None
 
     def read_from(self, slots: torch.Tensor) -> None:
-        """Reads the slots from this tensor from now on: int64 [rows + 1], see `BatchRows.adapters`."""
+        """Set the tensor from which slots are read, int64 [rows + 1]; see `BatchRows.adapters`."""
         assert slots.dtype == torch.int64 and slots.is_contiguous()
         self._slots = slots
         self.table.slots, self.table.num_rows = slots.data_ptr(), len(slots) - 1
 
 
 class CpuLoraFactors:
-    """What an adapter adds to one linear operation, in the order in which it is multiplied.
+    """An adapter's factors for one linear operation, in the layout that the kernel multiplies.
 
     Args:
-        parts: of the matrices merged into the operation, those that it changes.
-        memory: of the adapter. The matrices may be used once it is filled.
+        parts: parts of the merged matrices that the adapter changes.
+        memory: the adapter's memory. The factors can be used after `AdapterMemory.fill`.
 
     Attributes:
-        num_bytes: of the matrices.
+        num_bytes: size of the matrices in bytes.
     """
 
     def __init__(self, parts: Sequence[LoraPart], memory: AdapterMemory) -> None:
@@ -184,12 +184,12 @@ class CpuLoraFactors:
 
 
 def _even(size: int) -> int:
-    """The size, or the next one where it is odd."""
+    """Round `size` up to an even number."""
     return size + size % 2
 
 
 class CpuLoraSite:
-    """A linear operation and what the adapters in the slots add to it."""
+    """The adapters of one linear operation, by slot."""
 
     def __init__(self, library: ctypes.CDLL, table: CpuLoraTable) -> None:
         self._library, self._table = library, table
@@ -199,10 +199,10 @@ class CpuLoraSite:
         self._add = ctypes.cast(library.stoker_address_of_add_lora(), ADD_TO_LINEAR)
 
     def set(self, slot: int, factors: CpuLoraFactors | None) -> None:
-        """Has a slot add `factors` from now on; None: nothing. No step may run meanwhile."""
+        """Set the factors of a slot; None for no adapter. Must not be called while a step runs."""
         self._held[slot] = factors
         self._pointers[slot] = None if factors is None else ctypes.addressof(factors.factors)
 
     def extended(self, linear: CpuLinear, batch_rows: Callable[[], torch.Tensor]) -> CpuLinear:
-        """The operation with what is added to it; for `batch_rows` see `CpuLinear.extended`."""
+        """Return the operation extended by the adapters; for `batch_rows` see `CpuLinear.extended`."""
         return linear.extended(self._library, self._add, ctypes.addressof(self._site), batch_rows)

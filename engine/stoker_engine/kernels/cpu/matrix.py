@@ -1,4 +1,4 @@
-"""Calls matrix.cpp: linear operations with a weight in any of the ways in which it may lie in memory."""
+"""Binding of matrix.cpp: linear operations with a weight in any memory layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from stoker_engine.kernels import concat_linear as reference
 from stoker_engine.kernels.bundle import Operation
 
-#: matrix.h's Kind.
+#: `Kind` of matrix.h.
 ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT, EXTENDED = range(8)
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
@@ -19,7 +19,7 @@ _LONGEST_FORMAT: Final = 5
 
 
 class Matrix(ctypes.Structure):
-    """matrix.h's Matrix."""
+    """`Matrix` of matrix.h."""
 
     _fields_ = (
         ("kind", _LONG),
@@ -33,7 +33,7 @@ class Matrix(ctypes.Structure):
 
 
 class LinearArgs(ctypes.Structure):
-    """matrix.h's LinearArgs."""
+    """`LinearArgs` of matrix.h."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -46,12 +46,12 @@ class LinearArgs(ctypes.Structure):
     )
 
 
-#: (context, is_bf16, the arguments): adds to `y` what depends on `batch_rows`.
+#: (context, is_bf16, arguments): adds a contribution that depends on `batch_rows` to `y`.
 ADD_TO_LINEAR = ctypes.CFUNCTYPE(None, _POINTER, ctypes.c_int, ctypes.POINTER(LinearArgs))
 
 
 class _Extension(ctypes.Structure):
-    """matrix.h's Extension."""
+    """`Extension` of matrix.h."""
 
     _fields_ = (("base", _POINTER), ("add", ADD_TO_LINEAR), ("context", _POINTER))
 
@@ -60,7 +60,7 @@ class CpuLinear:
     """The linear operation with one weight: [..., inner] → [..., outputs].
 
     Attributes:
-        matrix: the weight, for C++.
+        matrix: the weight as C++ gets it.
     """
 
     __slots__ = ("_batch_rows", "_dtype", "_function", "_is_bf16", "_kept", "_pointer", "_shape", "matrix")
@@ -75,10 +75,10 @@ class CpuLinear:
     ) -> None:
         """
         Args:
-            dtype: of x and the result.
-            kept: what `matrix` points to.
-            batch_rows: gives int64 [tokens], the row of the input batch that each row of x belongs to; None: no part of
-                the matrix depends on it.
+            dtype: dtype of x and the result.
+            kept: objects that `matrix` points to, kept alive by this one.
+            batch_rows: returns int64 [tokens], the row of the input batch of each row of x; None if the operation does
+                not depend on it.
         """
         self.matrix, self._kept, self._shape = matrix, kept, (matrix.outputs, matrix.inner)
         self._batch_rows = batch_rows
@@ -98,7 +98,7 @@ class CpuLinear:
     ) -> CpuLinear:
         """
         Args:
-            stored: [outputs, …], whose rows may lie apart; it must stay where it is.
+            stored: [outputs, …], may be strided by rows; must keep its address.
             format: see matrix.h.
         """
         assert stored.stride(1) == 1 or stored.shape[1] == 1
@@ -110,7 +110,7 @@ class CpuLinear:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of x and the result."""
+        """Dtype of x and the result."""
         return self._dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,11 +132,12 @@ class CpuLinear:
     def extended(
         self, library: ctypes.CDLL, add: Any, context: int | None, batch_rows: Callable[[], torch.Tensor]
     ) -> CpuLinear:
-        """This operation, and then what `add` adds to its result, also within a call of whole layers.
+        """Return this operation followed by `add`, which also runs within calls of whole layers.
 
         Args:
-            add: an `ADD_TO_LINEAR`; it gets `context`, and must add the same to a row of x in every batch.
-            batch_rows: see the class; read where the operation is called by itself.
+            add: an `ADD_TO_LINEAR`; must be batch-invariant.
+            context: first argument of `add`.
+            batch_rows: see the constructor; not used within calls of whole layers, which pass the rows themselves.
         """
         extension = _Extension(self._pointer, add, context)
         words = (_LONG * _LONGEST_FORMAT)()
@@ -145,7 +146,7 @@ class CpuLinear:
 
 
 def concat_linear(library: ctypes.CDLL, linears: Sequence[Operation]) -> Operation:
-    """See `kernels.concat_linear`; in one call where each is a `CpuLinear`."""
+    """See `kernels.concat_linear`; a single call if all operations are `CpuLinear`."""
     native = [linear for linear in linears if isinstance(linear, CpuLinear)]
     if len(native) < len(linears):
         return reference.concat_linear(linears)

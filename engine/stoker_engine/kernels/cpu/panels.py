@@ -1,4 +1,4 @@
-"""Calls panels.cpp."""
+"""Binding of panels.cpp."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.kernels.panels import can_be_packed, checked
 
 
 def panels(library: ctypes.CDLL) -> Panels | None:
-    """The operations of a library's ISA; None: it has no panels."""
+    """Return the operations; None if the library's ISA has no panels."""
     if not library.stoker_has_panels():
         return None
     return Panels(fit=fit, pack=partial(pack, library), linear=partial(linear, library), rows=partial(rows, library))
@@ -34,7 +34,7 @@ def rows(library: ctypes.CDLL, weight: torch.Tensor, ids: torch.Tensor) -> torch
     """See `Panels`.
 
     Raises:
-        IndexError: there is no such row.
+        IndexError: an id is out of range.
     """
     outputs, inner = weight.shape
     assert fit(weight)

@@ -1,4 +1,4 @@
-"""Calls rms_norm.cpp."""
+"""Binding of rms_norm.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rms_norm(library: ctypes.CDLL, weight: torch.Tensor, eps: float) -> Callable
     is_wide = weight.dtype == torch.float32
     assert weight.is_contiguous()
 
-    # The weight is kept with its address.
+    # The default argument keeps the weight alive, since the call uses only its address.
     def normalise(x: torch.Tensor, _: object = weight) -> torch.Tensor:
         shape, dtype = x.shape, x.dtype
         assert shape[-1] == size

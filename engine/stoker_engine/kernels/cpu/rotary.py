@@ -1,4 +1,4 @@
-"""Calls rotary.cpp."""
+"""Binding of rotary.cpp."""
 
 from __future__ import annotations
 

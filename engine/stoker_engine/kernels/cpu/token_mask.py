@@ -1,4 +1,4 @@
-"""Calls token_mask.cpp."""
+"""Binding of token_mask.cpp."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Kernels for GPUs, in Triton: an operation a file, beside the torch reference that defines it (`kernels`)."""
+"""Triton kernels for GPUs, one operation in each file; the torch references in `kernels` define the operations."""
 
 import os
 
-# Products and sums are fused, as kernels are compiled ahead of time; Triton's own default changes with its versions.
+# Fuse products and sums, as in ahead-of-time compilation; the default differs between versions of Triton.
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"

@@ -1,7 +1,8 @@
-"""Triton's kernels where a row's bits must not depend on what else is in the batch (``--batch-invariant``).
+"""Bundle of batch-invariant Triton kernels: a row's bits do not depend on its batch (``--batch-invariant``).
 
-Most are so by construction. Products with weights are torch's elsewhere, which choose how to sum by how many rows there
-are; and those of weights in blocks have tiles that are as wide as there are tokens.
+Most kernels are batch-invariant by construction. Two operations are replaced: linear operations, since the order of
+torch's sums depends on the number of rows; and those with block weights, whose tile width depends on the number of
+tokens.
 """
 
 from __future__ import annotations

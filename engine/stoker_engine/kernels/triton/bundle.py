@@ -1,4 +1,4 @@
-"""Triton's kernels as one bundle; what has none runs as the reference does."""
+"""Bundle of the Triton kernels; operations without a kernel use the reference implementation."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Quantized checkpoints: a file a method, which finds what matrices consist of and brings them into rows of blocks."""
+"""Quantized checkpoints: a file for each method, which finds the tensors of matrices and converts them to blocks."""

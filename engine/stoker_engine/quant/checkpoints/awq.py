@@ -1,8 +1,8 @@
-"""AWQ's matrices: codes of 4 bits packed along the rows, eight to a word, and what groups of columns share.
+"""AWQ matrices: 4-bit codes packed along the rows, eight to a word, with scales and zero points of groups of columns.
 
 M.qweight   int32 [inner, outputs / 8]     from the low bits up: rows 0, 2, 4, 6, 1, 3, 5 and 7 of eight
 M.scales    [groups, outputs]
-M.qzeros    int32 [groups, outputs / 8]    zero points, packed as codes are; may be missing if there are none
+M.qzeros    int32 [groups, outputs / 8]    zero points, packed like codes; optional if symmetric
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix, Packed
 from stoker_engine.quant.checkpoints.module import Part, Tensors
 from stoker_engine.quant.checkpoints.tensor_checks import NUMBERS, check_dimensions, check_tensor
 
-#: At which place of a word each of eight rows is.
+#: Position of each of eight rows in a word.
 _PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def find_modules(config: AWQ, tensors: Tensors) -> dict[str, GroupedMatrix]:
-    """All quantized matrices of a checkpoint, by the names of their modules.
+    """Return all quantized matrices of a checkpoint, by module name.
 
     Raises:
-        WeightsError: their tensors are missing, or do not fit together.
+        WeightsError: tensors of a matrix are missing or inconsistent.
     """
     found = components(tensors.names(), ("qweight", "scales", "qzeros"))
     return {name: _matrix(name, parts, config, tensors) for name, parts in found.items() if "qweight" in parts}
@@ -35,7 +35,7 @@ def find_modules(config: AWQ, tensors: Tensors) -> dict[str, GroupedMatrix]:
 
 @dataclass(frozen=True)
 class _Interleaved:
-    """Numbers whose rows are in the order of `_PLACES`, eight at a time; see `Values`."""
+    """Packed integers whose rows are permuted by `_PLACES`, eight at a time; see `Values`."""
 
     packed: Packed
 

@@ -1,12 +1,16 @@
-"""bitsandbytes' matrices: 8 bits with a scale a row, or 4 with one for each block of numbers.
+"""bitsandbytes matrices: 8 bits with a scale for each row, or 4 bits with a scale for each block of elements.
+
+8 bits:
 
 M.weight           int8 [outputs, inner]
 M.SCB              float32 [outputs]     127 × the scale of each row
-M.weight_format    uint8                 0: by rows. May be missing
+M.weight_format    uint8, optional       0: row-major
 
-M.weight           [n, 1]: codes of 4 bits, row after row, the first of two in the high half of a byte; the bytes may
-                   be those of another dtype
-M.weight.absmax    float32 [blocks]      scales; or uint8, quantized themselves:
+4 bits:
+
+M.weight           [n, 1]: 4-bit codes in row-major order, the first of two in the high half of a byte; the dtype may
+                   be wider than uint8, its bytes are what counts
+M.weight.absmax    float32 [blocks]      scales; or quantized scales in uint8:
                                          nested_quant_map[absmax] × nested_absmax of the block + nested_offset
 M.weight.quant_map, .nested_absmax, .nested_quant_map
 M.weight.quant_state.bitsandbytes__nf4   JSON: shape, blocksize, nested_blocksize, nested_offset …
@@ -34,15 +38,15 @@ from stoker_engine.quant.checkpoints.tensor_checks import check_dimensions, chec
 _STATE: Final = ".weight.quant_state.bitsandbytes__"
 _STORAGES: Final = (torch.uint8, torch.int8, torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
-#: JSON of a few numbers; what is longer is none.
+#: Largest valid size of the JSON in a quant_state tensor, in bytes.
 _LONGEST_STATE: Final = 4096
 
 
 def find_modules(config: BitsAndBytes, tensors: Tensors) -> dict[str, GroupedMatrix]:
-    """All quantized matrices of a checkpoint, by the names of their modules.
+    """Return all quantized matrices of a checkpoint, by module name.
 
     Raises:
-        WeightsError: their tensors are missing, or do not fit together.
+        WeightsError: tensors of a matrix are missing or inconsistent.
     """
     names = frozenset(tensors.names())
     of_rows = components(names, ("weight", "SCB", "weight_format"))
@@ -58,7 +62,7 @@ def find_modules(config: BitsAndBytes, tensors: Tensors) -> dict[str, GroupedMat
 
 @dataclass(frozen=True)
 class _RowScales:
-    """Of 8 bits; see `Values`."""
+    """Row scales of an 8-bit matrix; see `Values`."""
 
     tensors: Tensors
     name: str
@@ -70,7 +74,11 @@ class _RowScales:
 
 @dataclass(frozen=True)
 class _Halves:
-    """Codes of 4 bits of rows of `inner` elements; of cut rows, whole ones are read. See `Values`."""
+    """4-bit codes of a matrix with rows of `inner` elements; reads whole rows and slices them. See `Values`.
+
+    Attributes:
+        in_element: codes in one element of the stored tensor.
+    """
 
     tensors: Tensors
     name: str
@@ -80,7 +88,7 @@ class _Halves:
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
         outputs, columns = part
-        size = self.in_element  # rows are multiples of 16, and begin with one
+        size = self.in_element  # at most 16, and rows are multiples of 16: each starts at an element
         first, last = outputs.start * self.inner, outputs.stop * self.inner
         elements = self.tensors.read(self.name, (slice(first // size, -(-last // size)), slice(0, 1)))
         octets = elements.contiguous().view(torch.uint8).flatten()
@@ -90,15 +98,15 @@ class _Halves:
 
 @dataclass(frozen=True)
 class _BlockScales:
-    """Scales of groups, each a block or part of one; see `Values`.
+    """Scales of groups, each of which is a block or a part of one; see `Values`.
 
     Attributes:
-        name: of the codes.
-        inner: elements in a row.
-        group: in a group.
-        block: in a block.
-        nested: blocks whose scales share one, where they are quantized themselves; 0: they are not.
-        offset: that is added to those.
+        name: name of the tensor of codes.
+        inner: elements of a row.
+        group: elements of a group.
+        block: elements of a block.
+        nested: number of blocks whose quantized scales share a second-level scale; 0 if scales are not quantized.
+        offset: added to dequantized scales.
     """
 
     tensors: Tensors
@@ -118,7 +126,7 @@ class _BlockScales:
         return self._of_blocks(start, -(-last // self.block))[blocks - start]
 
     def _of_blocks(self, first: int, last: int) -> torch.Tensor:
-        """float32: those of blocks `first` … `last - 1`."""
+        """Return the scales of blocks `first` … `last - 1`, float32."""
         scales = self.tensors.read(f"{self.name}.absmax", (slice(first, last),))
         if not self.nested:
             return scales

@@ -1,4 +1,4 @@
-"""The tensors of each module, by what follows its name."""
+"""Grouping of tensors by module and part."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Final
 
 from stoker_common.errors import WeightsError
 
-#: What files hold of activations, which are not quantized: known, and not needed.
+#: Parts that describe quantized activations; they are ignored, since activations are not quantized.
 OF_ACTIVATIONS: Final = (
     "input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale",
     "output_zero_point",
 )  # fmt: skip
 
-#: Of the modules whose outputs are cached, that is their scale in the KV cache.
+#: Output scales of the modules whose outputs are cached are scales of the KV cache, not parts of the module.
 _CACHED: Final = (".k_proj.output_scale", ".v_proj.output_scale")
 
 
 def components(names: Iterable[str], parts: Iterable[str], joint: str = ".") -> dict[str, dict[str, str]]:
-    """Which of `parts` each module has, and the names of the tensors: ``{"lm_head": {"scale": "lm_head.scale"}}``.
+    """Return the tensors' names by module and part: ``{"lm_head": {"scale": "lm_head.scale"}}``.
 
     Args:
-        joint: what stands between the name of a module and that of its part.
+        names: names of tensors.
+        parts: parts to look for; other tensors are left out.
+        joint: separator between the names of a module and of its part.
     """
     part_names = frozenset(parts)
     found: dict[str, dict[str, str]] = {}
@@ -33,10 +35,10 @@ def components(names: Iterable[str], parts: Iterable[str], joint: str = ".") -> 
 
 
 def refuse_others(module: str, parts: dict[str, str], known: Iterable[str]) -> None:
-    """That the module has no part but those that are `known`, and those of activations.
+    """Check that a module has only the parts in `known` and those of activations.
 
     Raises:
-        WeightsError: it has one that would not be computed with.
+        WeightsError: it has a part that the computation would ignore.
     """
     for part in sorted(parts.keys() - {*known, *OF_ACTIVATIONS}):
         raise WeightsError(
@@ -45,10 +47,10 @@ def refuse_others(module: str, parts: dict[str, str], known: Iterable[str]) -> N
 
 
 def needed(module: str, parts: dict[str, str], part: str) -> str:
-    """The name of that part of the module.
+    """Return the name of a part's tensor.
 
     Raises:
-        WeightsError: it is not there.
+        WeightsError: the module does not have that part.
     """
     if part not in parts:
         raise WeightsError(f"{module} is quantized but has no {part}; download the model again")

@@ -1,11 +1,11 @@
 """Matrices as compressed-tensors stores them.
 
-weight_packed        integers packed into int32, or pairs of fp4; with weight_shape, the matrix's own
-weight               or a byte each: int8, float8_e4m3fn
+weight_packed        integers packed into int32, or pairs of fp4; weight_shape holds the unpacked shape
+weight               alternatively, a byte for each element: int8, float8_e4m3fn
 weight_scale         [outputs, groups], [outputs, 1], [1], or one for each block
-weight_zero_point    of asymmetric integers; those of packed ones are packed along outputs
-weight_global_scale  of NVFP4: scales are divided by it
-weight_g_idx         the group of each column, where they are not in order
+weight_zero_point    for asymmetric integers; packed along outputs if the weight is packed
+weight_global_scale  for NVFP4: divisor of the scales
+weight_g_idx         group of each column, if groups are not consecutive columns
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _BYTES: Final[dict[torch.dtype | None, tuple[str, ...]]] = {
 
 
 def find_modules(config: CompressedTensors, tensors: Tensors) -> dict[str, GroupedMatrix]:
-    """The quantized matrices among `tensors`, by the names of their modules.
+    """Return the quantized matrices among `tensors`, by module name.
 
     Raises:
-        WeightsError: tensors are missing, or do not fit together.
+        WeightsError: tensors of a matrix are missing or inconsistent.
     """
     found = {}
     for name, parts in components(tensors.names(), _PARTS).items():
         if "weight_packed" not in parts and "weight_scale" not in parts:
             if "weight" not in parts or tensors.dtype(parts["weight"]) not in _BYTES:
-                continue  # numbers
+                continue  # unquantized
             needed(name, parts, "weight_scale")
         scheme = config.scheme_of(name)
         if scheme is None:
@@ -95,7 +95,7 @@ def _matrix(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) 
 
 
 def _codes(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) -> tuple[torch.Size, Values]:
-    """The matrix's shape, and what reads its codes."""
+    """Return the matrix's shape, and a reader of its codes."""
     code, bits = scheme.format.code, scheme.bits
     if "weight_packed" not in parts:
         weight = needed(name, parts, "weight")
@@ -127,7 +127,7 @@ def _codes(name: str, parts: dict[str, str], scheme: Scheme, tensors: Tensors) -
 
 
 def _inner(name: str, parts: dict[str, str], packed: torch.Size, bits: int, tensors: Tensors) -> int:
-    """How long a row is: as stated, else as its words say."""
+    """Return the number of elements of a row: from weight_shape, or else from the number of packed words."""
     if "weight_shape" not in parts:
         return packed[-1] * 32 // bits
     stated = parts["weight_shape"]
@@ -140,7 +140,7 @@ def _inner(name: str, parts: dict[str, str], packed: torch.Size, bits: int, tens
 
 
 def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, tensors: Tensors) -> Values | None:
-    """What reads the zero points, where there are any."""
+    """Return a reader of the zero points; None for symmetric quantization."""
     if not scheme.format.zero:
         if (stated := parts.get("weight_zero_point")) and bool(tensors.read(stated).any()):
             raise WeightsError(
@@ -158,14 +158,14 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
         needed_shape = (*stack, words_of(outputs, scheme.bits, True), groups)
     if dtype != torch.int32 or tensors.shape(zero_points) != needed_shape or scheme.rows != 1:
         raise WeightsError(
-            f"{zero_points} is {dtype_name(dtype)} {tuple(tensors.shape(zero_points))}, which zero points of a matrix "
-            f"of {tuple(shape)} cannot be; download the model again"
+            f"{zero_points} is {dtype_name(dtype)} {tuple(tensors.shape(zero_points))}, which does not match a matrix "
+            f"of shape {tuple(shape)}; download the model again"
         )
     return Packed(tensors, zero_points, scheme.bits, outputs, padded, dim=-2)
 
 
 def _order(name: str, parts: dict[str, str], format: GroupFormat, inner: int, tensors: Tensors) -> torch.Tensor | None:
-    """The columns in order of their groups, int64 [inner]; None: so they are."""
+    """Return the columns in the order of their groups, int64 [inner]; None if they are in that order already."""
     if "weight_g_idx" not in parts:
         return None
     stated = parts["weight_g_idx"]

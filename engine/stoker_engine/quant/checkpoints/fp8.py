@@ -1,8 +1,8 @@
-"""Matrices of FP8 elements, as AutoFP8, DeepSeek, fbgemm and Model Optimizer store them.
+"""FP8 matrices as AutoFP8, DeepSeek, fbgemm and Model Optimizer store them.
 
     weight              float8_e4m3fn or float8_e5m2 [outputs, inner]
-    weight_scale        one number, one for each row, or one for each block; numbers are multiplied by it, …
-    weight_scale_inv    … under this name as well
+    weight_scale        factor of the elements: one, one for each row, or one for each block
+    weight_scale_inv    other name of weight_scale, with the same meaning
 
 Stacks of experts, [count, outputs, inner], may have names without ``.weight``: ``gate_up_proj`` and
 ``gate_up_proj_scale_inv``.
@@ -32,17 +32,17 @@ _CODES: Final[dict[torch.dtype | None, Code]] = {torch.float8_e4m3fn: "fp8_e4m3"
 
 
 def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
-    """The quantized matrices among `tensors`, by the names of their modules.
+    """Return the quantized matrices among `tensors`, by module name.
 
     Raises:
-        WeightsError: tensors are missing, or do not fit together.
+        WeightsError: tensors of a matrix are missing or inconsistent.
     """
     found = {}
     for name, parts in _found(tensors):
         weight = parts["weight"]
         if (dtype := tensors.dtype(weight)) not in _CODES:
             if not any(scale in parts for scale in _SCALES):
-                continue  # numbers
+                continue  # unquantized
             raise WeightsError(
                 f"{weight} has scales and holds {dtype_name(dtype)}; supported are float8_e4m3fn and float8_e5m2"
             )
@@ -55,7 +55,7 @@ def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
 
 
 def _found(tensors: Tensors) -> Iterator[tuple[str, dict[str, str]]]:
-    """Modules that have a weight, and the names of their parts."""
+    """Yield modules that have a weight, and the names of their tensors by part."""
     names = tensors.names()
     for name, parts in components(names, ("weight", *_SCALES, *OF_ACTIVATIONS)).items():
         if "weight" not in parts and any(scale in parts for scale in _SCALES):
@@ -80,7 +80,7 @@ def _matrix(name: str, config: FP8, parts: dict[str, str], scale: str, tensors: 
     rows = config.rows
     blocks = [*stack, -(-outputs // (rows or outputs)), format.groups(inner)]
     if stored != [size for size in blocks if size != 1]:
-        # Some modules of a checkpoint in blocks may have a scale for all of their numbers, or for each row.
+        # Some modules of a checkpoint with block scales may have a single scale, or one for each row.
         format = replace(format, group=0)
         rows = 0 if stored == [size for size in stack if size != 1] else 1
     return GroupedMatrix(

@@ -1,9 +1,9 @@
-"""GPTQ's matrices: codes packed along the columns, and what groups of them share.
+"""GPTQ matrices: codes packed along the columns, with scales and zero points of groups of columns.
 
 M.qweight   int32 [inner × bits / 32, outputs]
 M.scales    [groups, outputs]
-M.qzeros    int32 [groups, outputs × bits / 32]    zero points, packed as codes are; may be missing if symmetric
-M.g_idx     int [inner]                            the group of each column; may be missing: in order
+M.qzeros    int32 [groups, outputs × bits / 32]    zero points, packed like codes; optional if symmetric
+M.g_idx     int [inner]                            group of each column; without it, groups are consecutive columns
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stoker_engine.quant.checkpoints.tensor_checks import NUMBERS, check_dimensi
 
 
 def find_modules(config: GPTQ, tensors: Tensors) -> dict[str, GroupedMatrix]:
-    """All quantized matrices of a checkpoint, by the names of their modules.
+    """Return all quantized matrices of a checkpoint, by module name.
 
     Raises:
-        WeightsError: their tensors are missing, or do not fit together.
+        WeightsError: tensors of a matrix are missing or inconsistent.
     """
     found = components(tensors.names(), ("qweight", "scales", "qzeros", "g_idx"))
     return {name: _matrix(name, parts, config, tensors) for name, parts in found.items() if "qweight" in parts}
@@ -34,7 +34,7 @@ def find_modules(config: GPTQ, tensors: Tensors) -> dict[str, GroupedMatrix]:
 
 @dataclass(frozen=True)
 class Transposed:
-    """Values of a matrix that is stored by columns."""
+    """Values of a matrix that is stored transposed."""
 
     values: Values
 
@@ -45,7 +45,7 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as it is."""
+    """A tensor that needs no conversion."""
 
     tensors: Tensors
     name: str
@@ -60,10 +60,10 @@ class _Zeros:
     """Zero points; see `Values`.
 
     Attributes:
-        bits: of each.
+        bits: bits of a zero point.
         outputs: rows of the matrix.
-        less_one: whether they are stored less by one.
-        by_word: whether it was subtracted from whole words.
+        less_one: whether the stored values are one less than the zero points.
+        by_word: whether that one was subtracted from packed words, so that borrows carry over to neighbours.
     """
 
     tensors: Tensors
@@ -86,12 +86,12 @@ class _Zeros:
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Scales of groups that have zero points, which mean nothing: each is half of the codes' range; see `Values`.
+    """Scales of symmetric groups whose file has redundant zero points, each half of the codes' range; see `Values`.
 
     Attributes:
-        name: of the tensor with the zero points.
-        half: what each must be.
-        remedy: where one is not.
+        name: name of the tensor with the zero points.
+        half: expected value of each zero point.
+        remedy: what the error message suggests to set if a zero point differs.
     """
 
     scales: Values
@@ -143,10 +143,10 @@ def _matrix(name: str, parts: dict[str, str], config: GPTQ, tensors: Tensors) ->
 
 
 def _order(name: str, tensors: Tensors, format: GroupFormat, inner: int) -> torch.Tensor | None:
-    """Columns in order of their groups, int64 [inner]; None: that is their own order.
+    """Return the columns in the order of their groups, int64 [inner]; None if they are in that order already.
 
     Raises:
-        WeightsError: groups that there are not, or of the wrong sizes.
+        WeightsError: group indices are out of range, or groups have the wrong size.
     """
     check_tensor(tensors, name, (inner,), torch.int32, torch.int64)
     stored = tensors.read(name).long()

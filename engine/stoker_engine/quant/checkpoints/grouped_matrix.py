@@ -1,9 +1,9 @@
-"""A matrix whose codes, scales and zero points are tensors of their own: what most methods store, brought into rows.
+"""Quantized matrices with separate tensors of codes, scales and zero points, as most methods store them.
 
-    codes   [outputs, inner]      a byte each, or several in a word
-    scales  [outputs, groups]     or one for a row, for a block of rows, or for all of them
+    codes   [outputs, inner]      one in each byte, or several in a word
+    scales  [outputs, groups]     or one for each row, for each block of rows, or for the whole matrix
 
-Stacks have a further dimension before these.
+Stacks have a further leading dimension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker_engine.kernels.group_blocks import encode
 from stoker_engine.quant.checkpoints.module import Part, Tensors
 from stoker_engine.quant.checkpoints.packed_integers import unpack, words_around, words_of
 
-#: What scales may be in files, and what they are then stored as.
+#: Stored format of scales, by their dtype in files.
 SCALES: Final[dict[torch.dtype, Scale]] = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -35,17 +35,17 @@ class Values(Protocol):
     """A byte or a scale for each position of a matrix, or of a part of it."""
 
     def read(self, part: Part) -> torch.Tensor:
-        """That part of them."""
+        """Read a part of the values."""
         ...
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Codes of a byte each, stored as [..., outputs, inner].
+    """One-byte codes, stored as [..., outputs, inner].
 
     Attributes:
-        shift: added to each, modulo 256.
-        bits: that a code may then have.
+        shift: added to each code, modulo 256.
+        bits: largest number of bits of a shifted code.
     """
 
     tensors: Tensors
@@ -59,10 +59,10 @@ class Bytes:
 
 
 def _shifted(name: str, stored: torch.Tensor, shift: int, bits: int) -> torch.Tensor:
-    """Bytes, `shift` added to each modulo 256.
+    """Add `shift` to each byte, modulo 256.
 
     Raises:
-        WeightsError: one has more than so many bits then.
+        WeightsError: a result has more than `bits` bits.
     """
     found = stored.view(torch.uint8)
     found = found + shift if shift else found
@@ -73,12 +73,12 @@ def _shifted(name: str, stored: torch.Tensor, shift: int, bits: int) -> torch.Te
 
 @dataclass(frozen=True)
 class Packed:
-    """Integers of `bits` bits, packed along dimension `dim` (-1: of a row, -2: of a column).
+    """Integers of `bits` bits, packed along dimension `dim` (-1: along rows, -2: along columns).
 
     Attributes:
-        numbers: along that dimension.
+        numbers: number of integers along that dimension.
         padded: see `packed_integers`.
-        shift: added to each, modulo 256.
+        shift: added to each integer, modulo 256.
     """
 
     tensors: Tensors
@@ -118,12 +118,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Grid:
-    """What positions share: [..., outputs / `rows`, groups].
+    """Scales or zero points of blocks: [..., outputs / `rows`, groups].
 
     Attributes:
-        shape: of all of them. The tensor's own may leave out dimensions of 1, or have more of them.
-        rows: so many of the matrix have the same.
-        zero_bits: 0, or they are zero points: signed integers of so many bits, half of their range to be added.
+        shape: expected shape; the tensor's shape may have fewer or more dimensions of size 1.
+        rows: rows of the matrix that share a value.
+        zero_bits: bits of signed zero points, to which half of their range is added; 0 for scales.
     """
 
     tensors: Tensors
@@ -134,10 +134,10 @@ class Grid:
 
     @classmethod
     def of(cls, tensors: Tensors, name: str, shape: Sequence[int], rows: int, groups: int, zero_bits: int = 0) -> Grid:
-        """For a matrix of `shape`, of which each `rows` rows (0: all) share theirs, and each row has `groups`.
+        """Return the grid of a matrix of `shape` with `groups` values for each block of `rows` rows (0: all rows).
 
         Raises:
-            WeightsError: the tensor has another shape.
+            WeightsError: the tensor has a different shape.
         """
         *stack, outputs, _ = shape
         rows = rows or outputs
@@ -150,7 +150,7 @@ class Grid:
         return cls(tensors, name, needed_shape, rows, zero_bits)
 
     def read(self, part: Part) -> torch.Tensor:
-        """See `Values`; `part` is of rows and of groups."""
+        """See `Values`; `part` has slices of rows and of groups."""
         *stack, rows, groups = part
         blocks = slice(rows.start // self.rows, -(-rows.stop // self.rows))
         cuts = [
@@ -175,13 +175,13 @@ class GroupedMatrix:
     """See `StoredModule`.
 
     Attributes:
-        name: of the module.
+        name: name of the module.
         codes: uint8, by rows and columns.
-        scales: by rows and groups.
-        zeros: uint8, by rows and groups.
-        row_scale: one for each matrix, as [..., 1, 1].
-        row_scale_divides: scales are divided by it, not multiplied.
-        order: columns in order of their groups; None: as the matrix has them.
+        scales: scales, by rows and groups.
+        zeros: uint8 zero points, by rows and groups.
+        row_scale: second-level scale of each matrix, [..., 1, 1].
+        row_scale_divides: whether scales are divided by `row_scale` instead of multiplied.
+        order: columns in the order of their groups; None if they are not reordered.
     """
 
     name: str
@@ -223,13 +223,13 @@ class GroupedMatrix:
 
 
 def check_cut(name: str, format: GroupFormat, columns: slice, inner: int, *, whole: bool = False) -> None:
-    """Whether the matrix called `name`, with rows of `inner` elements, can be cut to these columns.
+    """Check that the matrix called `name`, with rows of `inner` elements, can be split at these columns.
 
     Args:
-        whole: it has an order of its own, and cannot be cut at all.
+        whole: whether columns are reordered, so that they cannot be split.
 
     Raises:
-        WeightsError: it cannot.
+        WeightsError: the split is not possible.
     """
     group = format.group
     within = group and (columns.start % group or (columns.stop % group and columns.stop != inner))
@@ -241,45 +241,45 @@ def check_cut(name: str, format: GroupFormat, columns: slice, inner: int, *, who
 
 
 def check_sizes(name: str, shape: Sequence[int]) -> None:
-    """Whether a matrix, or a stack of them, has that many numbers and at least one.
+    """Check that `shape` is that of a matrix, or of a stack of matrices, with at least one element.
 
     Raises:
-        WeightsError: it has not.
+        WeightsError: it is not.
     """
     if len(shape) not in (2, 3) or math.prod(shape) < 1:
         raise WeightsError(f"{name} has shape {tuple(shape)}, which is not a matrix; download the file again")
 
 
 def scale_of(tensors: Tensors, name: str) -> Scale:
-    """What the scales of that name are stored as; uint8 are powers of two.
+    """Return the format of the scales called `name`; uint8 holds exponents of powers of two.
 
     Raises:
-        WeightsError: they are of a dtype that scales cannot have.
+        WeightsError: the dtype is not valid for scales.
     """
     dtype = tensors.dtype(name)
     if dtype == torch.uint8:
         return "e8m0"
     if dtype is None or dtype not in SCALES:
-        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; download the file again")
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which is not valid for scales; download the file again")
     return SCALES[dtype]
 
 
 def scale_of_all(tensors: Tensors, name: str, shape: Sequence[int]) -> Grid:
-    """The scale that all numbers of a matrix of `shape` have besides their groups'; one for each matrix of a stack.
+    """Return the second-level scale of a matrix of `shape`, one for each matrix of a stack.
 
     Raises:
-        WeightsError: the tensor has another shape, or holds what is no scale.
+        WeightsError: the tensor has a different shape, or a dtype that is not valid for scales.
     """
     if (dtype := tensors.dtype(name)) not in (torch.float32, torch.float16, torch.bfloat16):
-        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which scales cannot be; download the file again")
+        raise WeightsError(f"{name} holds {dtype_name(dtype)}, which is not valid for scales; download the file again")
     return Grid.of(tensors, name, shape, 0, 1)
 
 
 def is_integer(tensors: Tensors, name: str) -> bool:
-    """Whether that tensor holds signed integers."""
+    """Whether a tensor holds signed integers."""
     return tensors.dtype(name) in (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
-    """For people."""
-    return "numbers that torch lacks" if dtype is None else str(dtype).removeprefix("torch.")
+    """Return the name of a dtype for messages."""
+    return "a dtype that torch lacks" if dtype is None else str(dtype).removeprefix("torch.")

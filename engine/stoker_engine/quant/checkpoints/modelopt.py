@@ -1,8 +1,8 @@
-"""Matrices as Model Optimizer stores them: FP8, and NVFP4.
+"""Matrices as Model Optimizer stores them: FP8 (see `fp8`) and NVFP4.
 
 weight            uint8 [outputs, inner / 2], pairs of fp4
 weight_scale      float8_e4m3fn [outputs, inner / 16]
-weight_scale_2    float32, by which all scales are multiplied
+weight_scale_2    float32, factor of all scales
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _PARTS: Final = ("weight", "weight_scale", "weight_scale_2", *OF_ACTIVATIONS)
 
 
 def find_modules(config: FP8 | NVFP4, tensors: Tensors) -> dict[str, GroupedMatrix]:
-    """The quantized matrices among `tensors`, by the names of their modules.
+    """Return the quantized matrices among `tensors`, by module name.
 
     Raises:
-        WeightsError: tensors are missing, or do not fit together.
+        WeightsError: tensors of a matrix are missing or inconsistent.
     """
     if isinstance(config, FP8):
         return fp8.find_modules(config, tensors)
@@ -46,7 +46,7 @@ def find_modules(config: FP8 | NVFP4, tensors: Tensors) -> dict[str, GroupedMatr
         if "weight" not in parts or tensors.dtype(parts["weight"]) != torch.uint8:
             if "weight_scale" in parts:
                 raise WeightsError(f"{name} has scales but no uint8 weight; download the model again")
-            continue  # numbers
+            continue  # unquantized
         found[name] = _matrix(name, config, parts, tensors)
     if found:
         logger.info("activations are not quantized, although config.json states %s", config.activations)

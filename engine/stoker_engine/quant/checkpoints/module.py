@@ -1,4 +1,4 @@
-"""The seam between a checkpoint's files and the matrices that they hold in several tensors each."""
+"""Interface between a checkpoint's files and its quantized matrices, each of which consists of several tensors."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import torch
 
 from stoker_engine.architectures.stored_formats import GroupFormat
 
-#: A part of a tensor: a slice for each dimension, both ends stated.
+#: A part of a tensor: a slice for each dimension, with explicit start and stop.
 Part = tuple[slice, ...]
 
 
 class Tensors(Protocol):
-    """Tensors by name, as the files hold them."""
+    """Tensors of the files, by name."""
 
     def names(self) -> list[str]:
-        """All of them."""
+        """Return the names of all tensors."""
         ...
 
     def shape(self, name: str) -> torch.Size:
-        """Of one."""
+        """Return the shape of a tensor."""
         ...
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """Of one; None: one that torch does not have."""
+        """Return the dtype of a tensor; None if torch does not have it."""
         ...
 
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
-        """One, or a part of it, on the CPU; whatever its dtype is."""
+        """Read a tensor, or a part of it, to the CPU, in its stored dtype."""
         ...
 
 
 class StoredModule(Protocol):
-    """One quantized matrix of a checkpoint, or a stack of them.
+    """One quantized matrix of a checkpoint, or a stack of matrices.
 
     Attributes:
-        shape: of the matrix that it stands for: [outputs, inner], or [count, outputs, inner].
-        format: what it is brought into.
-        tensors: the names of those that it consists of.
+        shape: shape of the dequantized matrix, [outputs, inner] or [count, outputs, inner].
+        format: format that `rows` converts it to.
+        tensors: names of its tensors.
     """
 
     @property
@@ -57,13 +57,13 @@ class StoredModule(Protocol):
         ...
 
     def rows(self, part: Part) -> torch.Tensor:
-        """That part of the matrix: uint8 [..., rows, bytes of a row]. No more of the files is read than it needs.
+        """Return a part of the matrix, uint8 [..., rows, bytes of a row], reading only what it needs from the files.
 
         Raises:
-            WeightsError: the tensors do not fit together, or hold what is no number.
+            WeightsError: the tensors are inconsistent, or contain NaN or infinity.
         """
         ...
 
     def columns(self) -> torch.Tensor | None:
-        """Where columns are in order of their groups: the matrix's column at each position of a row, int64 [inner]."""
+        """Return int64 [inner], the matrix's column at each position of a row; None if columns are not reordered."""
         ...

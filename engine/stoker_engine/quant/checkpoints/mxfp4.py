@@ -1,7 +1,7 @@
 """Stacks of experts in MXFP4, as gpt-oss stores them.
 
 gate_up_proj_blocks    uint8 [count, outputs, inner / 32, 16], pairs of fp4, the low half first
-gate_up_proj_scales    uint8 [count, outputs, inner / 32]: powers of two, 127 is 1
+gate_up_proj_scales    uint8 [count, outputs, inner / 32], exponents of powers of two with a bias of 127
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stoker_engine.quant.checkpoints.module import Part, Tensors
 
 @dataclass(frozen=True)
 class MXFP4Stack:
-    """See `StoredModule`. Its blocks are units of codes in another order (`kernels.group_blocks`), so that no number is
-    unpacked: there are many.
+    """See `StoredModule`. Its blocks are units of codes in another order (`kernels.group_blocks`), so `rows` reorders
+    bytes without unpacking the codes, which would be slow for large stacks.
 
     Attributes:
-        blocks: the tensor of that name.
-        scales: by rows and groups.
+        blocks: name of the tensor of codes.
+        scales: scales, by rows and groups.
     """
 
     name: str
@@ -42,7 +42,7 @@ class MXFP4Stack:
         check_cut(self.name, self.format, columns, self.shape[-1])
         groups = slice(columns.start // 32, columns.stop // 32)
         pairs = self.source.read(self.blocks, (*leading, groups, slice(0, 16)))
-        first, second = pairs.unflatten(-1, (2, 8)).unbind(-2)  # numbers 0 … 15, and 16 … 31
+        first, second = pairs.unflatten(-1, (2, 8)).unbind(-2)  # elements 0 … 15, and 16 … 31
         units = torch.stack([first & 15 | second << 4, first >> 4 | second & 0xF0], dim=-1)
         return torch.cat([self.scales.read((*leading, groups)), units.flatten(-3)], dim=-1)
 
@@ -52,10 +52,10 @@ class MXFP4Stack:
 
 
 def find_modules(config: MXFP4, tensors: Tensors) -> dict[str, MXFP4Stack]:
-    """The quantized stacks among `tensors`, by the names of their modules.
+    """Return the quantized stacks among `tensors`, by module name.
 
     Raises:
-        WeightsError: tensors are missing, or do not fit together.
+        WeightsError: tensors of a stack are missing or inconsistent.
     """
     found = {}
     for name, parts in components(tensors.names(), ("blocks", "scales"), joint="_").items():

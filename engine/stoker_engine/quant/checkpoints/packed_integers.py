@@ -1,7 +1,7 @@
-"""Integers of 1 to 8 bits in words of int32, from the low bits up.
+"""Integers of 1 to 8 bits packed into int32 words, from the low bits up.
 
-dense    32 integers in `bits` words, some of them in two words
-padded   as many in each word as it has room for whole: 10 of 3 bits, and 2 bits that mean nothing
+dense    32 integers in `bits` words; some straddle two words
+padded   no integer straddles words: 10 of 3 bits in each word, for example, and 2 unused bits
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 
 
 def words_of(numbers: int, bits: int, padded: bool) -> int:
-    """Words that hold so many."""
+    """Return the number of words that hold `numbers` integers."""
     return -(-numbers // (32 // bits)) if padded else -(-numbers * bits // 32)
 
 
 def words_around(numbers: slice, bits: int, padded: bool, words: int) -> tuple[slice, int]:
-    """Which of a row's `words` hold these of its `numbers`, and which number is the first in them."""
+    """Return which of a row's `words` words contain the integers `numbers`, and the index of the first one in them."""
     if padded:
         each = 32 // bits
         return slice(numbers.start // each, words_of(numbers.stop, bits, padded)), numbers.start // each * each
@@ -24,10 +24,10 @@ def words_around(numbers: slice, bits: int, padded: bool, words: int) -> tuple[s
 
 
 def unpack(words: torch.Tensor, bits: int, padded: bool) -> torch.Tensor:
-    """int32 [..., words] → uint8 [..., numbers]; what is left of the last unit is filled up with zeros."""
+    """Unpack int32 [..., words] → uint8 [..., integers]; the last unit is padded with zeros."""
     assert words.dtype == torch.int32
     if 8 % bits == 0:
-        # Not contiguous(), which keeps the stride of a dimension of 1.
+        # contiguous() would keep the stride of a dimension of size 1, with which view() fails.
         return _in_pieces(words.clone(memory_format=torch.contiguous_format).view(torch.uint8), bits, 8 // bits)
     if padded:
         return _in_pieces(words, bits, 32 // bits)
@@ -44,7 +44,7 @@ def unpack(words: torch.Tensor, bits: int, padded: bool) -> torch.Tensor:
 
 
 def _in_pieces(pieces: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """`count` numbers from each of `pieces`."""
+    """Unpack `count` integers from each element of `pieces`."""
     numbers = torch.empty(*pieces.shape, count, dtype=torch.uint8)
     for index in range(count):
         numbers[..., index] = (pieces >> bits * index) & ((1 << bits) - 1)

@@ -1,4 +1,4 @@
-"""Which file finds the matrices of which method."""
+"""Registry of quantization methods: the function that finds the matrices of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker_engine.quant.checkpoints import awq, bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from stoker_engine.quant.checkpoints.module import StoredModule, Tensors
 
-#: A checkpoint's quantized matrices, by the names of their modules; of the method's own reading of config.json.
+#: (quantization config of the method, tensors) → quantized matrices by module name.
 FindModules = Callable[[Any, Tensors], Mapping[str, StoredModule]]
 
 #: By `QuantizationConfig.method`.

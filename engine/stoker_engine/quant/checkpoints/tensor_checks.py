@@ -1,4 +1,4 @@
-"""What the tensors of a quantized matrix must be, else one sentence says which is wrong. Only headers are looked at."""
+"""Checks of the tensors of quantized matrices; they read only the files' headers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stoker_common.errors import WeightsError
 from stoker_engine.quant.checkpoints.grouped_matrix import dtype_name
 from stoker_engine.quant.checkpoints.module import Tensors
 
-#: What scales may be where they are numbers.
+#: Valid dtypes of floating-point scales.
 NUMBERS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_tensor(tensors: Tensors, name: str, shape: Sequence[int], *dtypes: torch.dtype) -> None:
-    """That the tensor of that name has that shape, and one of these dtypes.
+    """Check that the tensor called `name` has the given shape, and one of the given dtypes.
 
     Raises:
-        WeightsError: it has another.
+        WeightsError: it has a different shape or dtype.
     """
     found, dtype = tensors.shape(name), tensors.dtype(name)
     if dtype not in dtypes:
@@ -32,10 +32,10 @@ def check_tensor(tensors: Tensors, name: str, shape: Sequence[int], *dtypes: tor
 
 
 def check_dimensions(tensors: Tensors, name: str, count: int) -> None:
-    """That it has so many.
+    """Check that the tensor called `name` has `count` dimensions.
 
     Raises:
-        WeightsError: it has not.
+        WeightsError: it has a different number of dimensions.
     """
     if len(shape := tensors.shape(name)) != count:
         raise WeightsError(f"{name} has shape {tuple(shape)}, but its matrix needs {count} dimensions")

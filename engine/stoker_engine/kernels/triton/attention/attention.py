@@ -1,21 +1,21 @@
-"""Causal attention against the paged cache, for decodes and chunks alike: keys and values are read where they lie.
+"""Causal attention against the paged cache, for decodes and prefill chunks.
 
-A program has a tile of queries of one sequence, of all the heads that share a KV head, so that each key is read once
-for them. It goes over the keys that any of its queries sees, and keeps the greatest score and the sum of weights of
-each row (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 2023):
+One program computes a tile of queries of one sequence, for all heads that share a KV head, so that each key is read
+once for them. It iterates over the keys that any of its queries sees, and keeps each row's largest score and sum of
+weights (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 2023):
 
-    rows of a tile      q0h0 q0h1 q1h0 q1h1 …        keys of a tile     k0 … k63, wherever their blocks are
+    rows of a tile      q0h0 q0h1 q1h0 q1h1 …        keys of a tile     k0 … k63, from any blocks
     grid                tiles of queries, or parts of decodes × KV heads
 
-A decode has few rows and many keys. So its keys are split among programs, a fixed number of keys for each
-(Flash-Decoding: Dao et al., 2023; `decode_splits`), and a second kernel joins the parts in their order: how a sequence
-is split depends on its length alone, never on the batch, so a row has the same bits in every batch.
+A decode has few rows and many keys. Therefore its keys are split into parts of a fixed size, one for each program
+(Flash-Decoding: Dao et al., 2023; `decode_splits`), and a second kernel merges the parts in order. The split depends
+only on the sequence's length, so a row has the same bits in every batch.
 
-Decodes that have the same blocks in a part share it (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al.,
-2024): as many neighbours as a tile has rows for are one program, which reads the part once. A row's own part of the
-program is what it was alone, so this is not seen in its bits.
+Decodes with the same blocks in a part share it (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al., 2024):
+neighbouring sequences, as many as a tile has rows for, are computed by one program, which reads the part once. The
+computation of each row stays the same, and so do its bits.
 
-Tiles are found by the device itself (`_sequence_of`), so a step needs nothing from the host but its metadata.
+The device finds tiles by itself (`_sequence_of`), so a step needs only its metadata from the host.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget, gpu_target
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
-#: What the kernel that joins parts is compiled for, too.
+#: Constants that the kernel that merges parts needs, too.
 _JOINED: Final = ("NUM_HEADS", "VALUE", "VALUE_PADDED", "KEYS", "WINDOW", "SINKS", "SPLIT_KEYS")
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _sequence_of(tile, query_starts, num_sequences, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The sequence that a tile of queries belongs to.
+    """Return the sequence of a tile of queries.
 
-    Sequence s has its tiles from number starts[s] // QUERIES + s on; the number before the next one's may be too many.
+    The tiles of sequence s start at index starts[s] // QUERIES + s; the last one before the next sequence's may be
+    unused.
     """
     low, high = 0, num_sequences
     while high - low > 1:
@@ -60,11 +61,12 @@ def _shares_part(  # type: ignore[no-untyped-def]
     candidates, length, begin, end, low, high, table, tables, seq_lens, table_row,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Which of the `candidates` decodes see the same keys in the same blocks as one does between `low` and `high`.
+    """Return which of the `candidates` decodes see the same keys between `low` and `high`, in the same blocks, as a
+    given decode.
 
     Args:
-        candidates: [n] sequences; those that are none are -1.
-        begin, end: of the keys that it sees there.
+        candidates: [n] sequences; -1 for none.
+        begin, end: range of keys that the given decode sees there.
         table: its block table.
     """
     oldest = tl.zeros_like(length)
@@ -74,7 +76,7 @@ def _shares_part(  # type: ignore[no-untyped-def]
     first_block = begin // BLOCK_SIZE
     candidate_blocks = tl.load(tables + candidates * table_row + first_block, mask=shares, other=-1)
     shares = shares & (candidate_blocks == tl.load(table + first_block))
-    if tl.sum(shares.to(tl.int32), 0) > 1:  # as a rule the first block tells already
+    if tl.sum(shares.to(tl.int32), 0) > 1:  # usually the first block decides
         for first in tl.range(first_block + 1, (end - 1) // BLOCK_SIZE + 1, 32):
             block = first + tl.arange(0, 32)
             is_block = block * BLOCK_SIZE < end
@@ -94,26 +96,26 @@ def _attention_inner(  # type: ignore[no-untyped-def]
     VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     CODE: tl.constexpr, SCALED: tl.constexpr, ALIBI: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Attends with a tile's queries to the keys from `begin` to `end`.
+    """Compute attention of a tile's queries to the keys from `begin` to `end`.
 
     Args:
-        top, total, sums: of each row the greatest score so far, the sum of weights, which are relative to it, and the
-            weighted sum of values.
+        top, total, sums: each row's largest score so far, and the sums, relative to it, of weights and of weighted
+            values.
         last, oldest: `last` is the exclusive upper bound of visible keys, `oldest` the lower bound.
         at: [rows] positions of the queries.
         table: the sequence's block table.
-        factor: of scores, whose powers of two are the weights; above 0.
-        MASKED: queries see some of the keys, or not all keys are there; or else every query sees every key.
+        factor: positive factor of scores; weights are powers of two of the products.
+        MASKED: whether some query may not see some key, or keys are out of range.
     """
     main, tail = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
     dims = tl.arange(0, VALUE_PADDED)
     DTYPE: tl.constexpr = q_main.dtype
-    # Small weights times small scales may underflow in float16.
+    # The product of a weight and a scale may underflow in float16, so values are scaled instead of weights.
     SCALES_VALUES: tl.constexpr = SCALED and DTYPE == tl.float16
     for tile_begin in tl.range(begin, end, KEYS):
         key_at = tile_begin + tl.arange(0, KEYS)
         is_key = tl.full([KEYS], True, tl.int1)
-        if MASKED:  # what no query sees is not even read
+        if MASKED:  # keys that no query sees are not read
             is_key = (key_at < last) & (key_at >= oldest)
         block = tl.load(table + key_at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         slot = key_at % BLOCK_SIZE
@@ -139,9 +141,9 @@ def _attention_inner(  # type: ignore[no-untyped-def]
             scores = tl.where(sees, scores, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
-        # A row that has seen nothing yet has no greatest score.
+        # A row that has seen no key yet has no largest score; 0 avoids -inf - (-inf).
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        # Said to be fused: or else a compiler might, but where nothing is masked, and bits would depend on chunks.
+        # Explicit FMA: otherwise the compiler fuses only the unmasked path, and results depend on the chunking.
         weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
         faded = tl.exp2(top - base)
         total = total * faded + tl.sum(weights, 1)
@@ -162,8 +164,7 @@ def _attention_inner(  # type: ignore[no-untyped-def]
     return top, total, sums
 
 
-#: What differs from step to step, and a kernel must not be compiled again for: a batch's sequences, where the parts of
-#: a step's inputs begin that are theirs, how long the longest is.
+#: Arguments that change between steps, for which kernels must not be specialized.
 _OF_A_STEP: Final = [
     "num_sequences",
     "tables",
@@ -238,7 +239,7 @@ def _paged_attention(  # type: ignore[no-untyped-def]
     kv_head, tile_of_heads = tl.program_id(1) // TILES_OF_HEADS, tl.program_id(1) % TILES_OF_HEADS
     SHARED: tl.constexpr = DECODES and QUERIES > 1
     split = 0
-    if SPLIT_KEYS > 0:  # decodes: each has one query, and they are the step's first
+    if SPLIT_KEYS > 0:  # decodes have one query each, and come first in the step
         sequence = tl.load(part_sequences + tile)
         if sequence < 0:
             return
@@ -253,7 +254,7 @@ def _paged_attention(  # type: ignore[no-untyped-def]
             return
     length = tl.load(seq_lens + sequence)
 
-    # Which keys: all that the tile's queries see, or a split's part of them.
+    # Range of keys: all that the tile's queries see, or the split's part of them.
     first_at = length - count + first_query
     last_at = tl.minimum(first_at + QUERIES, length) - 1
     oldest = 0
@@ -282,7 +283,7 @@ def _paged_attention(  # type: ignore[no-untyped-def]
             BLOCK_SIZE, WINDOW,
         )  # fmt: skip
         if tl.min(tl.where(is_row, token, sequence), 0) < sequence:
-            return  # that one's program has this one's rows
+            return  # the program of an earlier sequence computes this one's rows
     else:
         query_of = first_query + rows // HEADS
         is_row = is_row & (query_of < count)
@@ -302,9 +303,9 @@ def _paged_attention(  # type: ignore[no-untyped-def]
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-    # Scores are multiplied by it where the greatest one is subtracted: in one operation.
+    # Multiplied with scores in the same FMA that subtracts the largest one.
     factor = _LOG2_E if CAPPED or ALIBI else scale * _LOG2_E
-    # What all of a tile's queries see needs no mask.
+    # Keys that all queries of the tile see need no mask.
     seen_by_all = begin
     if UNMASKED and WINDOW == 0:
         seen_by_all = (first_at + 1) // KEYS * KEYS
@@ -334,13 +335,13 @@ def _paged_attention(  # type: ignore[no-untyped-def]
     else:
         if SINKS:
             sums, total = _with_sink(sums, total, top, tl.load(sinks + head, mask=is_row, other=0.0))
-        result = rounded(sums / tl.where(total == 0.0, 1.0, total)[:, None], query.dtype.element_ty)  # of no keys: 0
+        result = rounded(sums / tl.where(total == 0.0, 1.0, total)[:, None], query.dtype.element_ty)  # 0 without keys
         tl.store(out + row_out[:, None] * VALUE + dims[None, :], result, mask=is_number)
 
 
 @triton.jit
 def _with_sink(sums, total, top, sink):  # type: ignore[no-untyped-def]
-    """A key without a value, seen last."""
+    """Add the attention sink, a key without a value, after all other keys."""
     sink *= _LOG2_E
     new_top = tl.maximum(top, sink)
     faded = tl.exp2(top - new_top)
@@ -364,7 +365,7 @@ def _merge_splits(  # type: ignore[no-untyped-def]
     SINKS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
 ):
-    """The parts of a decode's row, in their order."""
+    """Merge the parts of a decode's row, in order."""
     token, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(seq_lens + token)
     oldest = 0
@@ -403,7 +404,7 @@ def _constants(
     are_decodes: bool,
     split_keys: int,
 ) -> dict[str, Any]:
-    """What the kernel is compiled for, but for what a layer may have besides."""
+    """Return the kernel's constants, with defaults for optional features of layers."""
     group = num_heads // num_kv_heads
     heads = min(group, tiles.rows)
     head_main = max(16, 1 << (head_dim.bit_length() - 1))
@@ -452,17 +453,17 @@ def paged_attention(
     sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Attends with the queries of some sequences, whose keys are in the cache. What is not said here is as in
+    """Compute attention of the queries of some sequences, whose keys are in the cache. For other arguments see
     `attention.backend`.
 
     Args:
-        query: [tokens, heads, head_dim], all of the step's.
-        tables: [sequences, blocks] int32, of these sequences.
-        query_starts: [sequences + 1] int32 rows of `query` and `out`.
-        seq_lens: [sequences] int32; what a sequence of 0 gets is 0.
-        part_starts, part_sequences: what `decode_splits` lists, where each of these sequences computes one token, and
-            they are the step's first; or None.
-        out: [tokens, heads, value_head_dim], written where the sequences have rows.
+        query: [tokens, heads, head_dim], all tokens of the step.
+        tables: [sequences, blocks] int32, block tables of the given sequences.
+        query_starts: [sequences + 1] int32, first rows of the sequences in `query` and `out`.
+        seq_lens: [sequences] int32; results of sequences of length 0 are 0.
+        part_starts, part_sequences: results of `decode_splits` if the sequences are the step's first, and compute one
+            token each; else None.
+        out: [tokens, heads, value_head_dim]; only rows of the given sequences are written.
     """
     num_sequences, (_, num_heads, head_dim) = len(seq_lens), query.shape
     are_decodes = part_sequences is not None
@@ -555,7 +556,7 @@ def _(
     pass
 
 
-#: Shapes of layers: query heads, KV heads, sizes of keys and values.
+#: Shapes of layers: query heads, KV heads, head dimensions of keys and values.
 _SHAPES: Final = {
     "64": (16, 8, 64, 64),
     "96": (32, 32, 96, 96),
@@ -582,7 +583,7 @@ _NUMBERS: Final = {"num_sequences": "i32", "scale": "fp32", "soft_cap": "fp32"}
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """What the kernels are compiled for, for models as they are: to be compiled without a GPU."""
+    """Yield the variants of this file's kernels that common models need, for ahead-of-time compilation."""
     for shape, sizes in _SHAPES.items():
         for are_decodes in (True, False):
             for code, kind in ((PLAIN, "bf16"), (E4M3, "e4m3"), (E5M2, "e5m2"), (INT8, "int8")):

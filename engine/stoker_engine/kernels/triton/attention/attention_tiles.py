@@ -1,4 +1,4 @@
-"""How attention is cut into tiles."""
+"""Tile sizes of attention."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 
 @dataclass(frozen=True)
 class Tiles:
-    """How work is cut.
+    """Tile sizes and compile options.
 
     Attributes:
-        rows: of a tile, which are queries × heads that share a KV head; a power of two of 16 at least.
-        keys: of a tile; in the same way.
-        split_keys: that one program goes over, a multiple of `keys`; 0: all.
-        warps, stages: of the compiled kernel.
-        unmasked: keys that all of a tile's queries see are gone over without masks, by code of its own.
+        rows: rows of a tile (queries × heads that share a KV head); a power of two, at least 16.
+        keys: keys of a tile; a power of two, at least 16.
+        split_keys: keys of one program, a multiple of `keys`; 0 for all.
+        warps, stages: compile options.
+        unmasked: whether a separate loop without masks handles the keys that all of a tile's queries see.
     """
 
     rows: int
@@ -32,23 +32,24 @@ class Tiles:
 
 
 def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, gpu: GpuTarget) -> Tiles:
-    """How work is cut, by what is fixed for a layer: the same for each of its rows in every batch. Chosen so that no
-    number is spilled, and that a program's shared memory is there (`ahead_of_time`); among those, what was fastest on
-    an H200, where it was measured: 16-bit numbers in heads of 64, 128 and 256.
+    """Return the tile sizes of a layer, which do not depend on the batch.
+
+    They are chosen so that kernels do not spill and fit into shared memory (`ahead_of_time`), and for 16-bit elements
+    and heads of 64, 128 and 256 are the fastest of these on an H200. Other cases were not measured.
     """
     is_amd = gpu.is_amd
     split_keys = PART_KEYS if are_decodes else 0
     if head_dim > 256:
         if is_amd:
             return Tiles(16, 16, split_keys, warps=4 if code else 8, stages=2)
-        if dtype == torch.float32:  # even so too large for gfx90a and gfx942
+        if dtype == torch.float32:  # still too large for gfx90a and gfx942
             return Tiles(16, 16, split_keys, warps=8, stages=1)
         if are_decodes:
             return Tiles(16, 16 if code else 32, split_keys, warps=8, stages=3)
         return Tiles(16, 32 if code else 16, warps=8, stages=2)
-    # Decoding takes registers; AMD's GPUs have more of them.
+    # Dequantization needs registers, of which AMD GPUs have more.
     is_costly = code != PLAIN and not is_amd
-    if dtype == torch.float32:  # without tensor cores, where it would lose digits
+    if dtype == torch.float32:  # without tensor cores, which would lose precision
         is_costly = is_costly and head_dim > 64
         has_more = is_costly or (are_decodes and not is_amd)
         return Tiles(16, 16, split_keys, warps=8 if has_more else 4, stages=1 if is_costly else 2)

@@ -1,12 +1,12 @@
-"""The parts that a step's decodes are split into: a program of attention computes one of them.
+"""Splits a step's decodes into parts, one for each program of attention.
 
-A part is a fixed number of keys of one sequence, and parts of all sequences lie end to end:
+A part is a fixed number of keys of one sequence; the parts of all sequences are numbered consecutively:
 
     seq_lens    300   70   600             starts      0  2  3  6
     parts       0 0   1    2 2 2 · ·       sequences   0  0  1  2  2  2  -1 -1
 
-The device finds them itself, so that a CUDA graph, which has the same number of programs in every step, needs no more
-than a bound of how many there are.
+The device computes the parts, so that a CUDA graph, whose number of programs is fixed, needs only an upper bound of
+their number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
-#: Keys of a part.
+#: Number of keys in a part.
 PART_KEYS: Final = 256
 _LENGTHS: Final = tl.constexpr(128)
 _FILLED: Final = tl.constexpr(256)
@@ -32,7 +32,7 @@ _FILLED: Final = tl.constexpr(256)
 def _decode_splits(  # type: ignore[no-untyped-def]
     seq_lens, starts, sequences, num_sequences, most_parts, PART_KEYS: tl.constexpr
 ):
-    """A program has a sequence; the last one has what is behind all of them."""
+    """List the parts of one sequence; the last program fills the entries after all sequences."""
     sequence = tl.program_id(0)
     first = tl.full([], 0, tl.int32)
     for begin in tl.range(0, sequence, _LENGTHS):
@@ -51,15 +51,15 @@ def _decode_splits(  # type: ignore[no-untyped-def]
 
 @operation("stoker::decode_splits")
 def decode_splits(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lists the parts of some decodes.
+    """List the parts of decodes.
 
     Args:
         seq_lens: [sequences] int32.
-        most_parts: how many parts there are at most.
+        most_parts: upper bound of the number of parts.
 
     Returns:
-        [sequences + 1] int32: each one's first part, and how many there are; and [most_parts] int32: the sequence of
-        each part, -1 behind the last one.
+        [sequences + 1] int32: each sequence's first part, and the number of parts; and [most_parts] int32: the sequence
+        of each part, -1 after the last one.
     """
     starts = torch.empty(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device)
     sequences = torch.empty(most_parts, dtype=torch.int32, device=seq_lens.device)

@@ -1,6 +1,6 @@
-"""Keys and values into the paged cache (`kernels/kv_store.py` defines what is stored).
+"""Stores keys and values in the paged cache (`kernels/kv_store.py` defines the operation).
 
-A program has a token's vector of one head.
+One program stores the vector of one head of a token.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from stoker_engine.kernels.triton.common.operation import operation
 
 @triton.jit
 def token_scale(largest, is_broken, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a vector whose largest finite number this is; whether it has others."""
+    """Return a vector's scale, from its largest finite magnitude, and whether it contains NaN or infinity."""
     scale = tl.div_rn(largest, LIMIT)
     return tl.where(is_broken, float("nan"), tl.where(scale == 0.0, 1.0, scale))
 
 
 @triton.jit
 def fitted(x, scale, CODE: tl.constexpr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What is stored for float32 elements in 8 bits."""
+    """Quantize float32 elements to 8 bits."""
     scaled = tl.div_rn(x, scale)
-    # Comparisons, since they leave nan what it is.
+    # Comparisons instead of min and max, since they keep NaN.
     scaled = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
     if CODE != 3:
         scaled = tl.where(tl.abs(x) < float("inf"), scaled, float("nan"))
@@ -71,7 +71,7 @@ def _store(  # type: ignore[no-untyped-def]
         x = widened(x)
         of_scale = scales + block * scale_block + slot * scale_slot + head * scale_head
         size = tl.abs(x)
-        is_finite = size < float("inf")  # and nan is not
+        is_finite = size < float("inf")  # also false for NaN
         if OF_TOKENS:
             largest = tl.max(tl.where(is_finite, size, 0.0), 0)
             scale = token_scale(largest, tl.max(tl.where(is_finite, 0, 1), 0) > 0, LIMIT)

@@ -1,11 +1,11 @@
-"""What a latent attention's first projection gives, in one pass: the queries' bottleneck normed; the latent normed, its
-key rotated, and both stored.
+"""Processes the first projection of multi-head latent attention in one kernel: normalises the queries' bottleneck and
+the latent, rotates the key, and stores latent and key.
 
     q_a … │ latent … │ key      a token's row
     norm    norm       RoPE
-    back    └ cache ────┘       two programs have a token
+    result  └ cache ────┘       two programs for each token
 
-`kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define what is computed.
+`kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define the operations.
 """
 
 from __future__ import annotations
@@ -123,17 +123,17 @@ def mla_rope_and_cache(
     scales_of_tokens: bool,
     slot_mapping: torch.Tensor,
 ) -> torch.Tensor:
-    """Norms the bottlenecks and stores the latents.
+    """Normalise the queries' bottlenecks, and store latents and rotated keys.
 
     Args:
-        rows: [tokens, q + latent + 2 × pairs]; q is 0 where queries have no bottleneck.
-        q_weight, kv_weight: [q] and [latent], of norms by root mean square.
+        rows: [tokens, q + latent + 2 × pairs]; q is 0 if queries have no bottleneck.
+        q_weight, kv_weight: [q] and [latent], weights of the RMS norms.
         cos, sin: [tokens, 1, pairs].
-        cache: [blocks, block_size, 1, latent + 2 × pairs]; `scales` and what follows as in `KVCache`.
-        slot_mapping: [tokens] int64; what is below 0 is not stored.
+        cache: [blocks, block_size, 1, latent + 2 × pairs]; for `scales` and `scales_of_tokens` see `KVCache`.
+        slot_mapping: [tokens] int64; tokens with negative slots are not stored.
 
     Returns:
-        [tokens, q], normed.
+        Normalised bottlenecks, [tokens, q].
     """
     tokens, pairs, latent = len(rows), cos.shape[-1], len(kv_weight)
     query = 0 if q_weight is None else len(q_weight)

@@ -1,10 +1,10 @@
-"""Queries and keys from a layer's QKV projection: normed, rotated, and keys and values stored, in one pass.
+"""Normalises and rotates queries and keys of a layer's QKV projection, and stores keys and values, in one kernel.
 
     q q q q │ k k │ v v      a token's row: heads of queries, of keys, of values
     └ norm, RoPE ─┘
-    └ back  │ └ cache ┘      a program has a head of a token
+    └ back  │ └ cache ┘      queries are written back; one program computes a head of a token
 
-`kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define what is computed.
+`kernels/rms_norm.py`, `kernels/rotary.py` and `kernels/kv_store.py` define the operations.
 """
 
 from __future__ import annotations
@@ -162,14 +162,14 @@ def rope_and_cache(
     scales_of_tokens: bool,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Norms and rotates queries, in place, and keys; stores keys and values. See `attention.backend.KVCache`.
+    """Normalise and rotate queries (in place) and keys; store keys and values. See `attention.backend.KVCache`.
 
     Args:
-        qkv: [tokens, heads + 2 × kv_heads, head_dim]; what is left of keys and values is not said.
-        num_heads: of queries.
-        q_weight, k_weight: [head_dim], of the norm by root mean square that each head has; None: there is none.
-        cos, sin: [tokens, 1, pairs]; None: nothing is rotated.
-        slot_mapping: [tokens] int64; what is below 0 is not stored.
+        qkv: [tokens, heads + 2 × kv_heads, head_dim]; the contents of keys and values are undefined afterwards.
+        num_heads: number of query heads.
+        q_weight, k_weight: [head_dim], weights of the RMS norms of heads; None for no norms.
+        cos, sin: [tokens, 1, pairs]; None for no rotation.
+        slot_mapping: [tokens] int64; tokens with negative slots are not stored.
     """
     tokens, heads, size = qkv.shape
     kv_heads = key_cache.shape[2]

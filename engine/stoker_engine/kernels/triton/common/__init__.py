@@ -1,1 +1,1 @@
-"""What all Triton kernels use: arithmetic, the GPU's limits, the registered operations and compiled variants."""
+"""Shared code of the Triton kernels: arithmetic, limits of GPUs, registration of operations, and kernel variants."""

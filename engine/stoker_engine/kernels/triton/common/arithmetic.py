@@ -1,7 +1,7 @@
 """Products of tiles and rounding, with the same results on a GPU and in Triton's interpreter.
 
-The interpreter (3.6 to 3.9 at least) multiplies the bits of bfloat16 elements as if they were integers, cuts bits off
-where a GPU rounds, and takes the smallest numbers for 0.
+The interpreter (at least 3.6 to 3.9) multiplies the bits of bfloat16 elements as integers, truncates where a GPU
+rounds, and flushes subnormals to 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _INTERPRETED: Final = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def dot(a, b):  # type: ignore[no-untyped-def]
-    """a [M, K] × b [K, N] → [M, N] float32, by tensor cores: of float32 in full precision, of 16 bits in one pass."""
+    """Multiply a [M, K] × b [K, N] → [M, N] float32; float32 inputs keep full precision."""
     if _INTERPRETED:
         return tl.dot(widened(a), widened(b), input_precision="ieee")
     elif a.dtype == tl.float32:
@@ -27,7 +27,7 @@ def dot(a, b):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def widened(x):  # type: ignore[no-untyped-def]
-    """x in float32, exactly."""
+    """Convert x to float32, exactly."""
     if _INTERPRETED and x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -36,7 +36,7 @@ def widened(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x in DTYPE: the nearest number, ties to even."""
+    """Round x to DTYPE, to the nearest value, ties to even."""
     if _INTERPRETED and DTYPE == tl.bfloat16 and x.dtype != tl.bfloat16:
         wide = widened(x)
         bits = wide.to(tl.uint32, bitcast=True)

@@ -1,9 +1,9 @@
-"""8-bit numbers by integer operations: the same bits on every GPU, also on those that have no such type.
+"""8-bit floats by integer operations: the same bits on every GPU, including those without hardware support.
 
-    e4m3   s eeee mmm   bias 7, no infinity, nan is all ones        (OCP 8-bit floating point, 2023)
+    e4m3   s eeee mmm   bias 7, no infinity, NaN is all ones        (OCP 8-bit floating point, 2023)
     e5m2   s eeeee mm   the upper half of a float16
 
-gfx942 has another e4m3 (fnuz) in hardware; what is stored is OCP's everywhere.
+The hardware of gfx942 uses a different e4m3 (fnuz); stored values are OCP's everywhere.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import widened
 
-#: How numbers of the cache are stored; what a kernel is compiled for.
+#: Storage formats of the cache, a compile-time constant of kernels.
 PLAIN, E4M3, E5M2, INT8 = 0, 1, 2, 3
 
 _CODES = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2, torch.int8: INT8}
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """What a kernel is compiled for, to read and write a cache of `dtype`."""
+    """Return the storage format of a cache of `dtype`."""
     return _CODES.get(dtype, PLAIN)
 
 
 def stored_bytes(cache: torch.Tensor) -> torch.Tensor:
-    """The cache as kernels get it: 8-bit numbers as bytes, others as they are."""
+    """Return the cache as kernels get it: 8-bit dtypes as uint8, others unchanged."""
     return cache.view(torch.uint8) if cache.dtype in _CODES else cache
 
 
 @triton.jit
 def decode(stored, CODE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What was stored → the numbers, without their scales, in DTYPE. Exact in bfloat16 and wider."""
+    """Convert stored elements to DTYPE, without their scales. Exact in bfloat16 and wider."""
     if CODE == 0:
-        if stored.dtype == tl.bfloat16 and DTYPE == tl.float16:  # what is too large becomes the largest
+        if stored.dtype == tl.bfloat16 and DTYPE == tl.float16:  # clamps values that are too large
             return tl.minimum(tl.maximum(widened(stored), -65504.0), 65504.0, propagate_nan=tl.PropagateNan.ALL).to(
                 DTYPE
             )
@@ -43,7 +43,7 @@ def decode(stored, CODE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-
     elif CODE == 1:
         wide = stored.to(tl.uint16)
         magnitude = wide & 0x7F
-        # The exponent's bias is 15 there: 2⁸ makes up for it, for small numbers too.
+        # float16 has an exponent bias of 15 instead of 7: multiply by 2⁸, which is right also for subnormals.
         half = (((wide & 0x80) << 8) | (magnitude << 7)).to(tl.float16, bitcast=True) * 256.0
         return tl.where(magnitude == 0x7F, float("nan"), half.to(tl.float32)).to(DTYPE)
     elif CODE == 2:
@@ -54,9 +54,9 @@ def decode(stored, CODE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def encode(x, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Float32, nan or within the largest number → what is stored: the nearest, ties to even. int8 has no nan: 0."""
+    """Encode float32 values in the format's range, or NaN: to the nearest, ties to even. NaN becomes 0 in int8."""
     MANTISSA: tl.constexpr = 3 if CODE == 1 else 2
-    LEAST: tl.constexpr = 121 if CODE == 1 else 113  # the exponent, as float32 has it, of the smallest normal number
+    LEAST: tl.constexpr = 121 if CODE == 1 else 113  # float32's biased exponent of the smallest normal value
     magnitude = tl.abs(x)
     if CODE == 3:
         steps = _steps(tl.where(x == x, magnitude, 0.0), 12582912.0)
@@ -71,6 +71,6 @@ def encode(x, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _steps(magnitude, far):  # type: ignore[no-untyped-def]
-    """How many steps a number is, the nearest whole number, below 2²². So far out, at 1.5 × 2²³ steps, float32 has no
-    digits for less than one."""
+    """Round a magnitude to a whole number of steps, below 2²². `far` is 1.5 × 2²³ steps, where float32 has a resolution
+    of one step."""
     return (magnitude + far).to(tl.int32, bitcast=True) & 0x3FFFFF

@@ -1,4 +1,4 @@
-"""What kernels' tiles are chosen by, beside a layer: whose GPU it is, and what a program may take of it."""
+"""Properties of a GPU by which kernels choose their tiles."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from stoker_engine.kernels.triton.common.occupancy import MULTIPROCESSORS
 
 @dataclass(frozen=True)
 class GpuTarget:
-    """A GPU.
+    """Properties of a GPU.
 
     Attributes:
-        shared_bytes: shared memory of a program, at most.
+        is_amd: whether it is an AMD GPU; otherwise NVIDIA.
+        shared_bytes: largest shared memory of a program, in bytes.
     """
 
     is_amd: bool
@@ -25,20 +26,20 @@ class GpuTarget:
 
     @property
     def has_room(self) -> bool:
-        """Whether it is one whose tensor cores read from shared memory, of which there is more: Hopper and Blackwell of
-        data centres."""
+        """Whether it is a data-center GPU of the Hopper or Blackwell generation, which have more shared memory, and
+        tensor cores that read from it."""
         return not self.is_amd and self.shared_bytes >= 200 << 10
 
     @classmethod
     def of(cls, target: str) -> Self:
-        """One of `MULTIPROCESSORS`; of another name, what every GPU has."""
+        """Return the properties of a target in `MULTIPROCESSORS`; for unknown names those of the smallest GPU."""
         least = min(MULTIPROCESSORS.values(), key=lambda unit: unit.shared)
         unit = MULTIPROCESSORS.get(target, least)
         return cls(target.startswith("gfx"), unit.shared - unit.reserved)
 
 
 def gpu_target_of(device: torch.device) -> GpuTarget:
-    """That of a device, or that which kernels are compiled for."""
+    """Return the properties of a device, or of the target of ahead-of-time compilation."""
     if device.type == "cpu":
         return GpuTarget.of("")
     return _of_driver(triton.runtime.driver.active)

@@ -1,4 +1,4 @@
-"""A kernel and what it is compiled for, so that it can be compiled where there is no GPU."""
+"""Kernel variants: a kernel with types and constants, so that it can be compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel as some model needs it.
+    """A kernel as models use it.
 
     Attributes:
         kernel: the decorated function.
-        signature: each argument's type, as Triton writes it; ``constexpr`` where it is a constant.
-        constants: the values of these; None: there is no such tensor.
-        tensor_cores: whether its code must have instructions of tensor cores.
+        signature: type of each argument in Triton's notation; ``constexpr`` for constants.
+        constants: values of the constants; None for absent tensors.
+        warps, stages: compile options.
+        tensor_cores: whether the compiled code must use tensor cores.
     """
 
     name: str
@@ -38,11 +39,11 @@ class KernelVariant:
         stages: int = 2,
         tensor_cores: bool = False,
     ) -> KernelVariant:
-        """Of a kernel whose other arguments are strides.
+        """Return the variant of a kernel whose remaining arguments are int64 strides.
 
         Args:
-            pointers: what tensors hold, by argument.
-            numbers: the types of scalars, by argument.
+            pointers: element types of tensors, by argument.
+            numbers: types of scalars, by argument.
         """
         signature = {
             each: "constexpr"

@@ -1,6 +1,6 @@
-"""How many programs of a kernel a GPU's multiprocessor holds at once: what hides the time that memory takes.
+"""Occupancy: how many programs of a kernel run concurrently on a multiprocessor, which hides memory latency.
 
-By the limits of NVIDIA's CUDA C++ Programming Guide ("Compute Capabilities") and AMD's CDNA instruction set guides.
+Limits: NVIDIA's CUDA C++ Programming Guide ("Compute Capabilities") and AMD's CDNA instruction set guides.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ class Multiprocessor:
     """A streaming multiprocessor, or a compute unit.
 
     Attributes:
-        warps: it holds, 32 threads each (64 on AMD's).
-        programs: it holds.
-        registers: of all its threads.
-        register_unit: registers that a warp gets are a multiple of it.
-        shared: bytes.
-        reserved: bytes of these that each program takes besides its own.
+        warps: largest number of resident warps.
+        programs: largest number of resident programs.
+        registers: number of 32-bit registers of all threads.
+        register_unit: allocation unit of a warp's registers.
+        shared: shared memory in bytes.
+        reserved: shared memory in bytes that each program needs in addition to its own.
+        threads: threads of a warp.
     """
 
     warps: int
@@ -48,12 +49,12 @@ MULTIPROCESSORS: Final = {
 
 
 def occupancy(target: str, warps: int, registers: int, shared: int) -> float:
-    """The share of a multiprocessor's warps that programs of a kernel fill.
+    """Return the fraction of a multiprocessor's warps that programs of a kernel occupy.
 
     Args:
-        warps: of a program.
-        registers: of a thread.
-        shared: bytes of a program.
+        warps: warps of a program.
+        registers: registers of a thread.
+        shared: shared memory of a program, in bytes.
     """
     unit = MULTIPROCESSORS[target]
     of_warp = -(-registers * unit.threads // unit.register_unit) * unit.register_unit

@@ -1,7 +1,7 @@
-"""Kernels' host functions as operators of torch, so that tensors without numbers, and tests, can stand in for tensors.
+"""Registration of kernels' host functions as torch operators, so that fake tensors and dispatch modes work with them.
 
-Where nobody stands in, the function is called straight: what torch does around a custom operator of Python takes the
-host several microseconds, of which a step has hundreds.
+Outside of a dispatch mode the function is called directly: torch's overhead for a custom Python operator is several
+microseconds, and a step has hundreds of operators.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Operation(Generic[Parameters, Result]):
     """A function that launches kernels.
 
     Attributes:
-        operator: the same, as torch has it.
+        operator: the registered torch operator.
     """
 
     def __init__(self, function: Callable[Parameters, Result], operator: CustomOpDef) -> None:
@@ -35,16 +35,17 @@ class Operation(Generic[Parameters, Result]):
         return self._function(*args, **kwargs)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Says what results are like, without computing them."""
+        """Register a function that returns results of the right shapes and dtypes, without computing them."""
         return self.operator.register_fake(function)
 
 
 def operation(
     name: str, mutates_args: Sequence[str] = ()
 ) -> Callable[[Callable[Parameters, Result]], Operation[Parameters, Result]]:
-    """Makes a function an operator.
+    """Return a decorator that makes a function an operator.
 
     Args:
-        mutates_args: names of the arguments that it writes into.
+        name: qualified name of the operator.
+        mutates_args: names of the arguments that the function writes to.
     """
     return lambda function: Operation(function, torch.library.custom_op(name, mutates_args=mutates_args)(function))

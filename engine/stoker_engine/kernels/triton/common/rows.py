@@ -1,4 +1,4 @@
-"""How tensors of rows are walked over."""
+"""Iteration over the rows of tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """``[..., d]`` as [outer, inner, d], whose last numbers lie side by side: without a copy where that is a part of a
-    larger matrix, as the heads of queries are.
+    """Return ``[..., d]`` as [outer, inner, d], contiguous in the last dimension.
+
+    Slices of a larger matrix, such as the heads of queries, are not copied.
     """
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -17,5 +18,5 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def warps_for(numbers: int) -> int:
-    """For a program that has so many numbers at once: some 16 for each thread."""
+    """Return the number of warps for a program with `numbers` elements: about 16 for each thread."""
     return max(1, min(16, numbers // 512))

@@ -1,1 +1,1 @@
-"""Ahead-of-time compilation, for GPUs that need not be here."""
+"""Ahead-of-time compilation for GPUs that this machine need not have."""

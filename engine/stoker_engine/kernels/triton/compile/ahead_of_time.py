@@ -1,9 +1,9 @@
-"""Kernels compiled for GPUs that are not here, and what they take of these: registers, memory, tensor cores.
+"""Compiles kernels for GPUs that this machine need not have, and reports their use of registers, memory, tensor cores.
 
     python -m stoker_engine.kernels.triton.compile.ahead_of_time sm_90 gfx942 …  prints a line of JSON for each variant
 
-Where a kernel's numbers do not fit into registers, they are spilled to memory that is hundreds of times slower. So what
-is chosen must spill nothing.
+Values that do not fit into registers are spilled to memory, which is hundreds of times slower; tiles must be chosen so
+that no kernel spills.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stoker_engine.kernels.triton.moe import align, combine, route
 from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, rms_norm, rotary
 from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token, token_mask
 
-#: NVIDIA's compute capabilities and AMD's architectures that kernels are compiled for.
+#: Targets of compilation: NVIDIA's compute capabilities and AMD's architectures.
 TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
 _MODULES: Final = (
     attention,
@@ -68,14 +68,14 @@ _TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel takes.
+    """Resources of a compiled kernel.
 
     Attributes:
-        registers: 32-bit, of each thread; of AMD's, vector and accumulation registers together.
-        spilled: bytes of each thread that are in memory instead; of AMD's, vector registers and bytes.
-        shared: bytes of a program.
+        registers: 32-bit registers of a thread; on AMD, vector and accumulation registers together.
+        spilled: spilled bytes of a thread; on AMD, the sum of spilled vector registers and bytes.
+        shared: shared memory of a program, in bytes.
         occupancy: see `kernels.triton.common.occupancy`.
-        tensor_cores: which instructions of theirs it has.
+        tensor_cores: tensor-core instructions in its code.
     """
 
     kernel: str
@@ -88,12 +88,12 @@ class Resources:
 
 
 def kernel_variants(target: str) -> dict[str, KernelVariant]:
-    """All that are compiled for a target, by name."""
+    """Return all variants for a target, by name."""
     return {each.name: each for module in _MODULES for each in module.kernel_variants(GpuTarget.of(target))}
 
 
 def gpu_target(name: str) -> GPUTarget:
-    """What Triton calls a target of `TARGETS`."""
+    """Return Triton's name of a target in `TARGETS`."""
     return GPUTarget("hip", name, 64) if _is_amd(name) else GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
 
 
@@ -102,10 +102,10 @@ def _is_amd(target: str) -> bool:
 
 
 def compiled(variant: KernelVariant, target: str) -> Resources:
-    """Compiles a kernel for a target of `TARGETS`."""
+    """Compile a kernel for a target in `TARGETS`."""
     is_amd, gpu = _is_amd(target), gpu_target(target)
-    # As when it is launched: tensors begin at multiples of 16 bytes, and strides are multiples of 16 elements, but for
-    # what differs from step to step, and strides of scales.
+    # Same specialization as at launch: tensors start at multiples of 16 bytes and strides are multiples of 16 elements,
+    # except arguments that change between steps, and strides of scales.
     aligned = {
         (parameter.num,): [["tt.divisibility", 16]]
         for parameter, kind in zip(variant.kernel.params, variant.signature.values(), strict=True)
@@ -144,7 +144,7 @@ def _of_amd(text: str) -> tuple[int, int]:
 
 
 def main(targets: list[str]) -> Iterator[Resources]:
-    """Compiles everything for some targets, by default all."""
+    """Compile all variants for the given targets, by default all."""
     for target in targets or TARGETS:
         for variant in kernel_variants(target).values():
             yield compiled(variant, target)

@@ -1,8 +1,8 @@
-"""Has kernels compiled, for a GPU that need not be here, instead of launched.
+"""Compiles kernels instead of launching them, for a GPU that this machine need not have.
 
-Inside, the operations of `kernels.triton` take fake tensors (torch's FakeTensorMode), which have a shape and a place
-and no numbers. Their host functions run as always. What they would launch is specialised and compiled as it would be
-with real tensors, and lands in Triton's cache under the same name; so whoever computes the same later finds it there.
+In this context the operations of `kernels.triton` accept fake tensors (torch's FakeTensorMode), which have a shape and
+a device but no data. Their host functions run as usual. Kernels that they would launch are specialised and compiled as
+with real tensors, and stored in Triton's cache under the same key, where later launches find them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-#: Is given a kernel that is launched, as it was before it was decorated, and what it is specialised for.
+#: Called for each kernel launch with the undecorated function and its specialization key.
 OnLaunch = Callable[[Callable[..., Any], str], None]
 
 
 class HostFunctions(TorchDispatchMode):
-    """Runs our operations' host functions on fake tensors too, which torch would only ask for the results' shapes; and
-    pins them, which torch refuses."""
+    """Runs the host functions of stoker's operations on fake tensors, for which torch would call only the fake
+    implementations; and makes pinning of fake tensors a no-op, which torch rejects."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -41,11 +41,11 @@ class HostFunctions(TorchDispatchMode):
 
 @contextmanager
 def compile_only(target: GPUTarget, on_launch: OnLaunch | None = None) -> Iterator[None]:
-    """Compiles what is launched inside, on fake tensors; nothing runs.
+    """Compile the kernels that are launched in this context on fake tensors, without running them.
 
     Args:
-        target: what for.
-        on_launch: is told instead, and nothing is compiled.
+        target: GPU to compile for.
+        on_launch: called for each launch instead of compiling.
     """
     run, compile_ = JITFunction.run, JITFunction._do_compile
 
@@ -69,7 +69,7 @@ def compile_only(target: GPUTarget, on_launch: OnLaunch | None = None) -> Iterat
 
 
 class _Driver:
-    """Stands for the one of a GPU, as far as compiling asks."""
+    """Stand-in for a GPU's driver, with the methods that compilation needs."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -78,14 +78,14 @@ class _Driver:
         return self._target
 
     def get_current_device(self) -> str:
-        return f"{self._target.backend} {self._target.arch}"  # compiled kernels are kept by device
+        return f"{self._target.backend} {self._target.arch}"  # key of the per-device cache of compiled kernels
 
     def get_current_stream(self, device: object) -> int:
         return 0
 
 
 class _Tensor:
-    """What Triton looks at of a tensor when it specialises a kernel."""
+    """Properties of a tensor by which Triton specialises a kernel."""
 
     def __init__(self, fake: FakeTensor) -> None:
         self.dtype = fake.dtype
@@ -93,7 +93,7 @@ class _Tensor:
         self._bytes = int(fake.untyped_storage().nbytes())
 
     def data_ptr(self) -> int:
-        return self._begins  # storage begins at a multiple of far more than what is looked at
+        return self._begins  # storage is aligned to much more than specialization checks
 
     def ptr_range(self) -> int:
         return self._bytes

@@ -1,8 +1,8 @@
-"""The C module by which Triton talks to NVIDIA's driver, compiled where there is no GPU.
+"""Prebuilt C module through which Triton calls NVIDIA's driver, compiled without a GPU.
 
-Triton compiles it when it first launches a kernel, which takes a C compiler and Python's headers; an image has neither.
-So they are needed once, when kernels are built for it (`stoker build-kernels`). AMD's module has the place of ROCm's
-libraries in its source; there a pod needs a compiler.
+Triton compiles it at the first kernel launch, which needs a C compiler and Python's headers; images have neither.
+Therefore it is compiled when the image's kernels are built (`stoker build-kernels`). The source of AMD's module
+contains the path of ROCm's libraries, so there pods need a compiler.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _COMPILERS: Final = ("gcc", "clang", "cc")
 
 
 def can_build_driver() -> bool:
-    """Whether there is a C compiler, and Python's headers."""
+    """Whether a C compiler and Python's headers are installed."""
     has_headers = (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
     return has_headers and any(map(shutil.which, _COMPILERS))
 
 
 def build_driver(folder: Path) -> None:
-    """Compiles the module into `folder`.
+    """Compile the module into `folder`.
 
     Raises:
-        subprocess.CalledProcessError: the compiler fails.
+        subprocess.CalledProcessError: the compiler failed.
     """
     source = _VENDOR / "driver.c"
     target = folder / _name(source)
@@ -45,7 +45,7 @@ def build_driver(folder: Path) -> None:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)))
     includes = [f"-I{_VENDOR / 'include'}", f"-I{sysconfig.get_paths()['include']}"]
     with tempfile.TemporaryDirectory() as scratch:
-        # An empty library of the driver's name: the node's own is found when the module is loaded.
+        # Link against an empty library with the driver's name; the node's library is used when the module is loaded.
         empty = [compiler, "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{_LIBRARY}", "-o", f"{scratch}/{_LIBRARY}"]
         subprocess.run(empty, check=True)
         linked = [f"-L{scratch}", "-Wl,--no-as-needed", f"-l:{_LIBRARY}"]
@@ -56,7 +56,7 @@ def build_driver(folder: Path) -> None:
 
 
 def use_built_driver(folder: Path) -> None:
-    """Has Triton take the module from `folder` where it would compile it; what is not there it compiles."""
+    """Make Triton use the module in `folder` instead of compiling it; it compiles modules that are not there."""
 
     def built(name: str, src: str, srcdir: str, *options: Any) -> str:
         found = folder / _name(Path(src))
@@ -70,7 +70,7 @@ def use_built_driver(folder: Path) -> None:
 
 
 def _name(source: Path) -> str:
-    """Of the module made of this source, for this Python."""
+    """Return the file name of the module compiled from `source` for this Python version."""
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     return f"driver-{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
 

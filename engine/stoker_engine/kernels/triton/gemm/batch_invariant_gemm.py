@@ -1,8 +1,8 @@
-"""Products with weights (`kernels/linear.py` and `kernels/batched_linear.py` define them) in which a row has the same
-bits in every batch: torch's own choose how to sum by how many rows there are.
+"""Batch-invariant GEMM (`kernels/linear.py` and `kernels/batched_linear.py` define the operations): a row has the same
+bits in every batch. In torch's GEMMs the order of sums depends on the number of rows.
 
-A program has a tile of tokens and a tile of outputs of one head, both of fixed sizes, and sums over the inner dimension
-in steps of a fixed size.
+One program computes a tile of tokens and a tile of outputs of one head, both of fixed sizes, and accumulates over the
+inner dimension in steps of a fixed size.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def _batch_invariant_gemm(  # type: ignore[no-untyped-def]
 def batch_invariant_gemm(
     x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide: bool
 ) -> torch.Tensor:
-    """x Wᵀ + b of each head, summed in float32 and rounded once.
+    """Compute x Wᵀ + b for each head, accumulated in float32 and rounded once.
 
     Args:
         x: [tokens, heads, inner].
         weights: [heads, outputs, inner] of x's dtype.
         bias: [outputs], or None.
-        is_wide: whether the result is float32, else of x's dtype.
+        is_wide: whether the result is float32 instead of x's dtype.
 
     Returns:
         [tokens, heads, outputs].
@@ -106,7 +106,7 @@ def _(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, is_wide
 
 
 def linear_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-    """See `Kernels.dot`."""
+    """See `Kernels.linear`."""
     return lambda x: _rows(x, weight, bias, is_wide=False)
 
 

@@ -1,8 +1,8 @@
-"""Products of rows with the matrix of the expert that each goes to, by the tiles of `align`.
+"""Grouped GEMM: rows are multiplied with the matrix of their expert, by the tiles of `align`.
 
-A program has a tile of rows and a tile of outputs, and goes over the inner dimension in steps of a fixed size. A tile's
-size is that of the layer, whatever is in the batch: so a row has the same bits in every batch. Neighbours in the grid
-share weights. Programs of tiles that are not used return at once.
+One program computes a tile of rows and a tile of outputs, and accumulates over the inner dimension in steps of a fixed
+size. Tile sizes depend on the layer, not on the batch, so a row has the same bits in every batch. Neighbouring programs
+in the grid share weights. Programs of unused tiles return immediately.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stoker_engine.kernels.triton.common.operation import operation
 
 @dataclass(frozen=True)
 class Tiles:
-    """How work is cut; all powers of two of 16 at least.
+    """Tile sizes (powers of two, at least 16) and compile options.
 
     Attributes:
-        rows, outputs: of a tile of results.
-        step: so much of the inner dimension at once.
-        warps, stages: of the compiled kernel.
+        rows, outputs: size of a tile of results.
+        step: number of inner elements that are multiplied at once.
+        warps, stages: compile options.
     """
 
     rows: int
@@ -38,10 +38,11 @@ class Tiles:
 
 
 def tiles_of(dtype: torch.dtype, is_amd: bool) -> Tiles:
-    """By what is fixed for a layer. 64 rows are what Hopper's tensor cores take at once; a decode has fewer, but waits
-    for weights anyway.
+    """Return the tile sizes of a layer.
+
+    Hopper's tensor cores process 64 rows at once; decodes have fewer, but are bound by the bandwidth of weights.
     """
-    if dtype == torch.float32:  # without tensor cores, where it would lose digits
+    if dtype == torch.float32:  # without tensor cores, which would lose precision
         return Tiles(16, 32, 32, warps=4, stages=2)
     return Tiles(64, 128, 64, warps=4, stages=2 if is_amd else 3)
 
@@ -98,16 +99,17 @@ def grouped_gemm(
     tile_experts: torch.Tensor,
     shared: int,
 ) -> torch.Tensor:
-    """x Wᵀ + b of each choice's row with its expert's W and b, summed in float32.
+    """Compute x Wᵀ + b of each choice's row with its expert's W and b, accumulated in float32.
 
     Args:
-        x: [choices / shared, inner]; each row is that of so many choices that follow each other.
+        x: [choices / shared, inner].
         weights: [experts, outputs, inner] of x's dtype.
         biases: [experts, outputs] of x's dtype, or None.
-        rows, tile_experts: see `align`, with tiles of `tiles_of`'s rows.
+        rows, tile_experts: results of `align`, with tiles of `tiles_of(...).rows` rows.
+        shared: number of consecutive choices that share a row of x.
 
     Returns:
-        [choices, outputs] of x's dtype. Nothing is written to choices that are in no tile.
+        [choices, outputs] of x's dtype; undefined for choices that are in no tile.
     """
     _, outputs, inner = weights.shape
     choices = len(x) * shared

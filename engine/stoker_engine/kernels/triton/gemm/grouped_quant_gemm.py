@@ -1,6 +1,6 @@
-"""`grouped_gemm` with matrices in blocks: codes are decoded on the way into the tensor cores (`quant_linear`).
+"""Grouped GEMM with matrices in blocks, which are dequantized tile by tile (see `quant_gemm`).
 
-A tile of outputs is the left matrix, and rows are the right one's columns.
+The tile of weights is the left operand; rows of x are the columns of the right one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.gemm.quant_gemm import described, described_tile
 from stoker_engine.kernels.triton.quant.block_tile import columns, tile_of, tile_values
 
-#: Such that no target spills: decoding takes registers.
+#: Chosen so that the kernel does not spill on any target; dequantization needs registers.
 _WARPS: Final = 8
 
 
 def tile_rows_of(dtype: torch.dtype) -> int:
-    """Rows of a tile, by what is fixed for a layer: see `grouped_gemm.tiles_of`."""
+    """Return the rows of a tile, which do not depend on the batch; see `grouped_gemm.tiles_of`."""
     return 16 if dtype == torch.float32 else 32
 
 
@@ -63,7 +63,7 @@ def _grouped_quant_gemm(  # type: ignore[no-untyped-def]
     output = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_output = output < OUTPUTS
     of_row = x + (choice // SHARED).to(tl.int64) * x_row
-    # Beyond the end the last one again, which is not stored.
+    # Outputs beyond the end repeat the last one, and are not stored.
     of_output = blocks + expert * block_expert + tl.minimum(output, OUTPUTS - 1).to(tl.int64) * block_row
     sums = tl.zeros([COLUMNS, ROWS], tl.float32)
     for first in tl.range(0, TILE.inner, TILE.elements):
@@ -148,12 +148,12 @@ def grouped_quant_gemm(
     tile_experts: torch.Tensor,
     shared: int,
 ) -> torch.Tensor:
-    """See `grouped_gemm`. Each W is that of `blocks.block_linear`.
+    """See `grouped_gemm`. For W in blocks see `blocks.block_linear`.
 
     Args:
-        blocks: uint8 [experts, outputs, bytes of a row], of a format that has tiles (`block_tile.has_tiles`).
+        blocks: uint8 [experts, outputs, bytes of a row], in a format that has tiles (`block_tile.has_tiles`).
         inner: elements of a row.
-        rows, tile_experts: see `align`, with tiles of `tile_rows_of`.
+        rows, tile_experts: results of `align`, with tiles of `tile_rows_of` rows.
     """
     assert blocks.stride(2) == 1 and (biases is None or biases.stride(1) == 1)
     result: torch.Tensor = _run(x, blocks, biases, rows, tile_experts, shared, inner, *described(stored))

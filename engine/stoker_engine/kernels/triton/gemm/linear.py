@@ -1,4 +1,4 @@
-"""Products by torch's own operators, in the forms that save launches and rounding on a GPU."""
+"""Linear operations by torch's operators, in the variants that save launches and rounding on a GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from stoker_engine.kernels.reference import REFERENCE
 
 
 def float32_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-    """See `Kernels.float32_linear`. Products of elements of 16 bits are exact in float32, so nothing is widened
-    before."""
+    """See `Kernels.float32_linear`. Products of 16-bit elements are exact in float32, so inputs are not converted
+    first."""
     reference = REFERENCE.float32_linear(weight, bias)
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def float32_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Op
 
 
 def batched_linear(weight: torch.Tensor) -> Operation:
-    """See `Kernels.batched_linear`; the result lies as it is read next, head by head in a token's row."""
+    """See `Kernels.batched_linear`. The result is contiguous as [tokens, heads, outputs], as it is read next."""
 
     def multiply(x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), len(weight), weight.shape[1])

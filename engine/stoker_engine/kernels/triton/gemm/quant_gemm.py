@@ -1,9 +1,10 @@
-"""Products with a matrix in blocks (`kernels/blocks.py` defines them): a program has a tile of outputs of some tokens.
+"""GEMM with a matrix in blocks (`kernels/blocks.py` defines it). One program computes a tile of outputs of some tokens.
 
-Codes are decoded to the dtype of x on the way into the tensor cores, so that of the matrix nothing but its blocks is
-read. A tile of outputs is the left matrix, and tokens are the right one's columns: few tokens then waste little.
+Tiles of weights are dequantized to x's dtype on the way to the tensor cores, so only the blocks are read from memory.
+The tile of weights is the left operand, and tokens are the columns of the right one, which wastes little for few
+tokens.
 
-Of how many tokens there are, only a tile's width depends. Each output is summed in the order of the row's tiles.
+Only the width of tiles depends on the number of tokens. Each output is accumulated in the order of the row's tiles.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ def _quant_gemm(  # type: ignore[no-untyped-def]
 ):
     DTYPE: tl.constexpr = out.dtype.element_ty
     PIECES: tl.constexpr = TILE.pieces
-    # Neighbours share a tile of the matrix, which is the larger one to read.
+    # Neighbouring programs share a tile of weights, the larger operand.
     parts = tl.cdiv(tokens, TOKENS)
     output = tl.program_id(0) // parts * OUTPUTS + tl.arange(0, OUTPUTS)
     token = tl.program_id(0) % parts * TOKENS + tl.arange(0, TOKENS)
-    # Beyond the end the last one again, which is not stored.
+    # Outputs beyond the end repeat the last one, and are not stored.
     rows = blocks + tl.minimum(output, outputs - 1).to(tl.int64) * block_row
     from_x = x + tl.minimum(token, tokens - 1).to(tl.int64) * x_row
     total = tl.zeros([OUTPUTS, TOKENS], tl.float32)
@@ -140,10 +141,10 @@ def quant_linear(
     bias: torch.Tensor | None = None,
     is_fixed: bool = False,
 ) -> Operation:
-    """See `Kernels.quant_linear`. Rows of `blocks` may lie apart. GGUF's F16 and BF16 are multiplied by torch.
+    """See `Kernels.quant_linear`. `blocks` may be strided by rows. GGUF's F16 and BF16 use the reference.
 
     Args:
-        is_fixed: whether a tile's width must not depend on how many tokens there are.
+        is_fixed: whether the width of tiles must not depend on the number of tokens.
     """
     if not has_tiles(stored):
         return REFERENCE.quant_linear(blocks, stored, inner, dtype, bias)
@@ -153,7 +154,7 @@ def quant_linear(
 
 
 def described(stored: StoredFormat) -> tuple[str, int, str, bool, bool]:
-    """A format as operators of torch can have it."""
+    """Describe a format by types that torch operators accept as arguments."""
     if isinstance(stored, GGUFFormat):
         return stored.name, stored.numbers, "", False, False
     return stored.code, stored.group, stored.scale, stored.zero, stored.row_scale
@@ -161,16 +162,16 @@ def described(stored: StoredFormat) -> tuple[str, int, str, bool, bool]:
 
 @cache
 def described_tile(inner: int, code: str, group: int, scale: str, zero: bool, row_scale: bool) -> Tile:
-    """How rows of a format that is so described are read."""
+    """Return the layout of tiles for a format described by `described`."""
     if code in GGUF_FORMATS:
         return tile_of(GGUF_FORMATS[code], inner)
     return tile_of(GroupFormat(cast(Code, code), group, cast(Scale, scale), zero, row_scale), inner)
 
 
 def _width(tokens: int | None, tile: Tile, dtype: torch.dtype) -> int:
-    """Tokens of a program, of so many or of any number of them.
+    """Return the number of tokens of a program; `tokens` is None if it must not depend on the number of tokens.
 
-    Such that nothing is spilled: decoding takes registers, of GGUF's types and nf4 the most.
+    Chosen so that kernels do not spill: dequantization needs registers, most of all for GGUF's types and nf4.
     """
     is_costly = tile.is_gguf or _is_nf4(tile)
     max_width = 16 if dtype == torch.float32 else 32 if is_costly else 64
@@ -178,7 +179,7 @@ def _width(tokens: int | None, tile: Tile, dtype: torch.dtype) -> int:
 
 
 def _warps(tile: Tile) -> int:
-    """Of a program, such that nothing is spilled."""
+    """Return the number of warps with which the kernel does not spill."""
     return 4 if (tile.is_gguf and tile.code == TYPES["Q2_K"].code) or _is_nf4(tile) else 8
 
 
@@ -186,7 +187,7 @@ def _is_nf4(tile: Tile) -> bool:
     return not tile.is_gguf and tile.code == CODES["nf4"]
 
 
-#: Formats as models have them: GPTQ, AWQ, DeepSeek, LLM.int8(), OpenAI, NVIDIA, QLoRA, GGUF.
+#: Formats of common models: GPTQ, AWQ, DeepSeek, LLM.int8(), OpenAI, NVIDIA, QLoRA, GGUF.
 _MODELS: Final[tuple[StoredFormat, ...]] = (
     GroupFormat("uint4", 128, "float16"),
     GroupFormat("uint4", 128, "float16", zero=True),

@@ -1,1 +1,1 @@
-"""LoRA: rows in tiles of one adapter, multiplied by its A (shrink) and then by its B (expand)."""
+"""LoRA: tiles of rows with the same adapter are multiplied by its A (shrink), then by its B (expand)."""

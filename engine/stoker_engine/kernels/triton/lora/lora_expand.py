@@ -1,8 +1,8 @@
-"""y += (x Aᵀ) Bᵀ of each row with its adapter's B, by the tiles of `tiles.group`, from what `lora_shrink` gives.
+"""Expand: y += (x Aᵀ) Bᵀ with the B of each row's adapter, from results of `lora_shrink` and tiles of `tiles.group`.
 
-A program has a tile of rows and a tile of outputs of one part. The sums of the inner dimension's splits are added in
-their order and rounded to B's dtype; their products with B are summed in float32, added to y, and rounded once.
-Programs of unused tiles, and of parts that the adapter does not change, return at once.
+One program computes a tile of rows and a tile of outputs of one part. The partial sums of shrink are added in order and
+rounded to B's dtype; their products with B are accumulated in float32, added to y, and rounded once. Programs of unused
+tiles, and of parts that the adapter does not change, return immediately.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Mixture of experts: routing, alignment, and the sum of the experts' results."""
+"""Mixture of experts: routing, alignment, and the sum of experts' results."""

@@ -1,11 +1,11 @@
-"""Which rows each expert computes, in tiles of a fixed number of rows.
+"""Groups the rows of each expert into tiles with a fixed number of rows.
 
     choices         t0: e2 e0   t1: e2 e3   t2: e0 e2       numbered 0 … 5, token by token
     tiles of 4      1 4 – –     0 2 5 –     3 – – –
     their experts   0           2           3           none, none, …
 
-So many tiles are made as there could be at most; those beyond the real ones have no expert. A program has an expert: it
-counts the choices of all, which says where its own tiles begin, and then puts its choices there, in their order.
+The number of tiles is an upper bound; unused tiles have no expert. Each program handles one expert: it counts the
+choices of all experts to find its first tile, then writes its own choices there in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 1024
-#: Experts that are counted at once.
+#: Largest number of experts that are counted at once.
 _WINDOW: Final = 1023
 
 
@@ -41,7 +41,7 @@ def _align(  # type: ignore[no-untyped-def]
 ):
     expert = tl.program_id(0)
     part, bins = tl.arange(0, PART), tl.arange(0, BINS)
-    first, tiles = 0, 0  # before it, and its own
+    first, tiles = 0, 0  # tiles of earlier experts, and of this one
     for window in tl.static_range(0, EXPERTS, WINDOW):
         counts = tl.zeros([BINS], tl.int32)
         for begin in tl.range(0, choices, PART):
@@ -62,7 +62,7 @@ def _align(  # type: ignore[no-untyped-def]
             row_index = seen + tl.cumsum(is_ours, 0) - 1
             tl.store(rows + first * ROWS + row_index, at, mask=is_ours > 0)
             seen += tl.sum(is_ours, 0)
-        # The last tile's other rows are none.
+        # Mark the unused rows of the last tile.
         padding_index = seen + tl.arange(0, ROWS)
         tl.store(
             rows + first * ROWS + padding_index,
@@ -75,23 +75,22 @@ def _align(  # type: ignore[no-untyped-def]
 
 
 def max_tiles(choices: int, experts: int, tile_rows: int) -> int:
-    """How many tiles there could be: an expert in use leaves at most all rows but one of its last tile empty."""
+    """Return an upper bound of the number of tiles: each expert in use has at least one row in its last tile."""
     return (choices + min(choices, experts) * (tile_rows - 1)) // tile_rows
 
 
 @operation("stoker::align")
 def align(chosen: torch.Tensor, experts: int, tile_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorts choices by expert, into tiles that each belong to one expert.
+    """Sort choices by expert into tiles of a single expert each.
 
     Args:
-        chosen: [tokens, k] int64 expert numbers. Those from `experts` on are others', and are in no tile; nor are those
-            below 0.
-        experts: how many there are, 1 at least.
-        tile_rows: of a tile; a power of two.
+        chosen: [tokens, k] int64 expert indices; choices outside 0 … `experts` - 1 are in no tile.
+        experts: number of experts, at least 1.
+        tile_rows: rows of a tile; a power of two.
 
     Returns:
-        [tiles × tile_rows] int32 choices, which are numbered through `chosen`; as many as there are choices: none; and
-        [tiles] int32 experts; -1: the tile is not used, and nothing is written where its choices would be.
+        [tiles × tile_rows] int32, indices into the flattened `chosen`, where the number of choices marks padding; and
+        [tiles] int32, the expert of each tile. For unused tiles the expert is -1, and the choices are undefined.
     """
     choices = chosen.numel()
     tiles = max_tiles(choices, experts, tile_rows)

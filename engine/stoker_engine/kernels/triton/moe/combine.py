@@ -1,6 +1,6 @@
-"""The weighted sum of a token's experts' results: a program has a part of a token's row.
+"""Weighted sum of the results of a token's experts. One program computes a part of a token's row.
 
-They are added in float32 in the order of the experts' numbers, as `kernels/moe.experts` does it.
+Results are added in float32 in the order of expert indices, as in `kernels/moe.experts`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 1024
-#: More than every expert's number, with a place below it.
+#: Larger than every sort key (expert index and position of the choice).
 _LAST: Final = tl.constexpr(2**62)
 
 
@@ -44,7 +44,7 @@ def _combine(  # type: ignore[no-untyped-def]
         key = tl.min(keys, 0, keep_dims=True)
         keys = tl.where(keys == key, _LAST, keys)
         choice = token * TOP + key % TOP_PADDED
-        # Else nothing was written there.
+        # Results of other choices are undefined.
         is_written = (at < SIZE) & (key // TOP_PADDED < EXPERTS)
         result = widened(tl.load(results + choice * SIZE + at, mask=is_written, other=0.0))
         sums += tl.where(is_written, result * tl.load(weights + choice), 0.0)
@@ -53,12 +53,12 @@ def _combine(  # type: ignore[no-untyped-def]
 
 @operation("stoker::combine")
 def combine(results: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """Σ over a token's experts of weight × result.
+    """Compute Σ over a token's experts of weight × result.
 
     Args:
         results: [tokens × k, size], a row for each of `chosen`.
         weights: [tokens, k] float32.
-        chosen: [tokens, k] int64 expert numbers. Those from `experts` on add nothing, and their results are not read.
+        chosen: [tokens, k] int64 expert indices. Choices from `experts` on are ignored, and their results not read.
 
     Returns:
         [tokens, size] of `results`' dtype.

@@ -1,4 +1,4 @@
-"""The chosen experts' gated MLPs (`kernels/moe.py` defines them): six kernels, and nothing waits for the device."""
+"""Gated MLPs of the chosen experts (`kernels/moe.py` defines them): six kernels without synchronization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker_engine.kernels.triton.moe.combine import combine
 from stoker_engine.kernels.triton.ops.activation import act_and_mul
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
-#: (x, rows, tile_experts, shared) → the results; see `grouped_gemm`.
+#: (x, rows, tile_experts, shared) → results; see `grouped_gemm`.
 _Grouped = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
@@ -39,8 +39,8 @@ def experts(
 
 
 def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    """See `kernels.bundle.Kernels.block_experts`. Formats that have no tiles are multiplied by expert, which waits
-    for the device.
+    """See `kernels.bundle.Kernels.block_experts`. Formats without tiles are multiplied expert by expert, which
+    synchronizes with the device.
     """
     if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
         return make_block_experts(quant_linear, act_and_mul)(gate_up, down, act, dtype)

@@ -1,8 +1,8 @@
-"""The router's choice (`kernels/moe.py` defines it): a program has a token.
+"""Routing (`kernels/moe.py` defines it). One program computes a token.
 
-Scores lie in a tile of groups × experts of a group. Each has a key, a whole number that is greater where the score is,
-and, where scores are equal, where the expert's number is lower. So the best expert is the greatest key, and no two are
-alike: of equal scores the lowest numbers are chosen. (torch leaves open which ones.)
+Scores form a tile of groups × experts of a group. Each has an integer key that orders by score first, then by
+descending expert index. Keys are unique, and the best expert has the largest key: of equal scores the lowest expert
+indices are chosen (torch does not specify which).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.common.rows import warps_for
 
-#: Less than every score's key.
+#: Smaller than every score's key.
 _OUT: Final = tl.constexpr(-(2**63))
 
 
 @triton.jit
 def _key_of(score, number):  # type: ignore[no-untyped-def]
-    """Keys of numbers of 31 bits; nan is the greatest, as it is for torch."""
+    """Return sort keys of scores and 31-bit indices; NaN is the largest, as in torch."""
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
     ordered = tl.where(score == score, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
@@ -84,7 +84,7 @@ def _route(  # type: ignore[no-untyped-def]
         group_keys = tl.where(group < GROUPS, _key_of(group_score, group), _OUT)
         for _ in tl.range(TOP_GROUPS):
             group_keys = tl.where(group_keys == tl.max(group_keys, 0), _OUT, group_keys)
-        # What was taken out is what was chosen.
+        # The groups whose keys were removed are the chosen ones.
         keys = tl.where((group_keys == _OUT)[:, None], keys, _OUT)
 
     choice_index = tl.arange(0, TOP_PADDED)
@@ -178,7 +178,7 @@ def _(
 
 
 def route(config: MoEConfig, correction_bias: torch.Tensor | None = None) -> Route:
-    """See `kernels.moe.route`. Norms but those with p of 1 and 2, which no known model has, are torch's."""
+    """See `kernels.moe.route`. p-norms other than 1 and 2, which no known model uses, use the reference."""
     if config.normalize not in (None, 1, 2):
         return partial(defined.route, config=config, correction_bias=correction_bias)
     return lambda logits: _run(

@@ -1,6 +1,6 @@
-"""Activations, plain and of gates (`kernels/activation.py` defines them): a program has a part of a row.
+"""Activations, plain and gated (`kernels/activation.py` defines them). One program computes a part of a row.
 
-What is between is float32, but where the definition rounds the activated gate.
+Intermediate values are float32, except where the definition rounds the activated gate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _activated(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     elif KIND == 2:
         return x * tl.sigmoid(1.702 * x)
     elif KIND == 3:
-        return tl.where(x <= 0, 0.0, x)  # nan stays
+        return tl.where(x <= 0, 0.0, x)  # keeps NaN
     elif KIND == 4:
         positive = tl.where(x <= 0, 0.0, x)
         return positive * positive
@@ -72,7 +72,7 @@ def _activate(  # type: ignore[no-untyped-def]
     gate = widened(tl.load(x + row * x_row + at, mask=is_number, other=0.0))
     if KIND == 6:
         up = widened(tl.load(x + row * x_row + SIZE + at, mask=is_number, other=0.0))
-        # Comparisons, since they leave nan what it is.
+        # Comparisons instead of min and max, since they keep NaN.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         result = gate * tl.sigmoid(gate * alpha) * (up + 1)

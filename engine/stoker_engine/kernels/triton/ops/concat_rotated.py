@@ -1,5 +1,5 @@
-"""Heads of two parts, of which the second is rotated (`kernels/rotary.concat_rotated` defines it): a program has a head
-of a token."""
+"""Concatenates heads with a rotated part (`kernels/rotary.concat_rotated` defines it). One program computes a head of a
+token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisation by mean and variance (`kernels/layer_norm.py` defines it): a program has a row."""
+"""Layer normalisation (`kernels/layer_norm.py` defines it). One program computes a row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _layer_norm(  # type: ignore[no-untyped-def]
     of_weights = row % INNER * SIZE + dims if OF_HEADS else dims
     numbers = widened(tl.load(x + row // INNER * x_outer + row % INNER * x_inner + dims, mask=is_number, other=0.0))
     centred = tl.where(is_number, numbers - tl.sum(numbers, 0) / SIZE, 0.0)
-    # A GPU's quotient is not the nearest one: of large numbers that hardly differ, what is left is mostly its error.
+    # Division on a GPU is not correctly rounded. Centring again removes the error of the mean, which would dominate the
+    # result for large, nearly equal values.
     centred = tl.where(is_number, centred - tl.sum(centred, 0) / SIZE, 0.0)
     normalised = centred * tl.rsqrt(tl.sum(centred * centred, 0) / SIZE + eps)
     if weight is not None:

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (`kernels/rms_norm.py` defines it): a program has a row."""
+"""RMS normalisation (`kernels/rms_norm.py` defines it). One program computes a row."""
 
 from __future__ import annotations
 

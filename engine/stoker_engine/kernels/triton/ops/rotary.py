@@ -1,6 +1,6 @@
-"""Rotary position embedding (`kernels/rotary.py` defines it): a program has a head of a token.
+"""Rotary position embedding (`kernels/rotary.py` defines it). One program computes a head of a token.
 
-Most layers rotate and store keys in one kernel instead, `triton/attention/rope_and_cache.py`.
+Most layers use `triton/attention/rope_and_cache.py` instead, which also stores keys and values.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tiles of quantized matrices, as the values that they stand for."""
+"""Dequantization of tiles of quantized matrices."""

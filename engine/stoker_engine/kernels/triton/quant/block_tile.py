@@ -1,12 +1,12 @@
-"""Tiles of matrices that are stored in blocks (`architectures.stored_formats`), as the numbers they stand for.
+"""Dequantization of tiles of matrices in blocks (`architectures.stored_formats`).
 
-Codes of few bits share bytes: those of a span of elements, the first of them in the low bits, the next of them in the
-bits above. A tile is read in as many pieces, each of which takes the same bits of all bytes; so nothing has to be
-interleaved, where columns of the other matrix are picked in the same way:
+Codes of less than 8 bits share bytes: in a span of elements the first ones are in the low bits, the next ones in the
+bits above. A tile is read in as many pieces as codes share a byte; each piece takes the same bits of all bytes. Instead
+of interleaving the pieces, kernels select the columns of the other matrix in the same order:
 
     a span of 32, 4 bits       byte i has n(i) and n(i + 16)       piece 0: n(0) … n(15)       piece 1: n(16) … n(31)
 
-A piece has runs of elements that share a scale: [outputs, runs, run].
+A piece consists of runs of elements that share a scale: [outputs, runs, run].
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from stoker_engine.kernels.group_blocks import implied_zero
 from stoker_engine.kernels.triton.quant.gguf_tile import TYPES, gguf_values
 from stoker_engine.kernels.triton.quant.group_tile import CODES, SCALES, group_values
 
-#: Numbers of a row that a piece has.
+#: Number of elements of a row in a piece.
 _PIECE: Final = 64
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a format is read: what kernels are compiled for.
+    """Layout of a tile, a compile-time constant of kernels.
 
     Attributes:
         inner: elements of a row.
-        elements: of a row, that a tile has.
-        pieces: that it is read in.
-        span: elements that share bytes.
-        runs: of a piece.
-        run: elements of a run.
-        code: what a number is stored as; of GGUF's types, which.
-        is_gguf: whether it is one of them.
-        group: elements that share a scale; those of a row, where that is one group.
-        scale: what scales are stored as.
-        row_scale: whether rows begin with a scale of their own.
-        zero: whether groups have zero points of their own.
-        implied_zero: the zero point of all others.
+        elements: elements of a row in the tile.
+        pieces: number of pieces of the tile.
+        span: number of elements whose codes share bytes.
+        runs: number of runs in a piece.
+        run: number of elements in a run.
+        code: index of the code's type; of the block's type for GGUF.
+        is_gguf: whether the format is one of GGUF's types.
+        group: number of elements that share a scale; `inner` if a row is a single group.
+        scale: index of the scales' type.
+        row_scale: whether rows start with a scale of their own.
+        zero: whether groups have stored zero points.
+        implied_zero: zero point of formats without stored ones.
     """
 
     inner: int
@@ -62,19 +62,19 @@ class Tile:
 
 
 def has_tiles(stored: StoredFormat) -> bool:
-    """Whether a format is read in tiles: all but GGUF's F16 and BF16, which are no codes."""
+    """Whether a format can be read in tiles: all except GGUF's F16 and BF16, which have no codes."""
     return not isinstance(stored, GGUFFormat) or stored.name in TYPES
 
 
 def tile_of(stored: StoredFormat, inner: int) -> Tile:
-    """How rows of `inner` elements are read."""
+    """Return the layout of tiles for rows of `inner` elements."""
     if isinstance(stored, GGUFFormat):
         code, span, pieces, run = TYPES[stored.name]
         return Tile(inner, _PIECE * pieces, pieces, span, _PIECE // run, run, code, True)
     group = stored.for_rows(inner).group or inner
     pieces = {8: 1, 4: 2, 3: 4, 2: 4}[stored.bits]
     shared = UNIT // pieces
-    # The longest run that lies in one group wherever it begins.
+    # The longest run that never crosses groups.
     run = _PIECE
     while run > min(shared, 16) and group < inner and group % (run * pieces):
         run //= 2
@@ -97,7 +97,7 @@ def tile_of(stored: StoredFormat, inner: int) -> Tile:
 
 @triton.jit
 def columns(first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """int32 [runs × run]: which elements of their row a piece has, of the tile that begins at number `first`."""
+    """Return the columns of a piece's elements, int32 [runs × run], for the tile that starts at column `first`."""
     SHARED: tl.constexpr = TILE.span // TILE.pieces
     at = tl.arange(0, TILE.runs * TILE.run)
     return first + at // SHARED * TILE.span + PIECE * SHARED + at % SHARED
@@ -105,10 +105,10 @@ def columns(first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def tile_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The elements at `columns` of some rows; 0 beyond a row's end.
+    """Return the dequantized elements at `columns` of some rows; 0 beyond a row's end.
 
     Args:
-        rows: where each row begins, pointers to bytes [outputs].
+        rows: pointers to the first byte of each row, [outputs].
 
     Returns:
         float32 [outputs, runs × run].

@@ -1,4 +1,4 @@
-"""Pieces of tiles (`block_tile`) of matrices in GGUF's types (`kernels/gguf_blocks.py` draws them)."""
+"""Dequantization of pieces (`block_tile`) of matrices in GGUF's types (`kernels/gguf_blocks.py` has the layouts)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stoker_engine.kernels.triton.quant.group_tile import code_values
 
 
 class Type(NamedTuple):
-    """How a type's codes lie.
+    """Layout of a type's codes.
 
     Attributes:
-        code: what kernels are compiled for.
-        span: elements that share bytes of codes.
-        pieces: elements that share a byte.
-        run: elements that share a scale and lie side by side.
+        code: index of the type in kernels.
+        span: number of elements whose codes share bytes.
+        pieces: number of codes in a byte.
+        run: number of consecutive elements that share a scale.
     """
 
     code: int
@@ -45,7 +45,7 @@ TYPES: Final = {
 
 @triton.jit
 def gguf_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 [outputs, runs, run]: see `block_tile.tile_values`."""
+    """Return float32 [outputs, runs, run], see `block_tile.tile_values`."""
     SHARED: tl.constexpr = TILE.span // TILE.pieces
     BITS: tl.constexpr = 8 // TILE.pieces
     run = tl.arange(0, TILE.runs)[None, :, None] * TILE.run
@@ -67,7 +67,7 @@ def _of_32(  # type: ignore[no-untyped-def]
 ):
     HAS_OFFSET: tl.constexpr = TYPE == 2 or TYPE == 4
     FIVE_BITS: tl.constexpr = TYPE == 3 or TYPE == 4
-    HIGH: tl.constexpr = 1 if TYPE == 6 else 4 if HAS_OFFSET else 2  # where the fifth bits begin
+    HIGH: tl.constexpr = 1 if TYPE == 6 else 4 if HAS_OFFSET else 2  # offset of the fifth bits
     CODES: tl.constexpr = HIGH + 4 if FIVE_BITS else HIGH
     BYTES: tl.constexpr = CODES + 4 * BITS
     rows += block * BYTES
@@ -80,7 +80,7 @@ def _of_32(  # type: ignore[no-untyped-def]
         codes |= ((high >> (lane % 8)) & 1) << 4
     if TYPE == 6:
         exponent = tl.load(rows, mask=is_there, other=0).to(tl.int32)
-        # Half of the scale, since 2^128 is no float32; the smallest two are subnormal.
+        # Half of the scale, since 2^128 overflows float32; the smallest two are subnormal.
         bits = tl.where(exponent < 2, 0x00200000 << tl.minimum(exponent, 1), (exponent - 1) << 23)
         return bits.to(tl.float32, bitcast=True) * (2 * code_values(codes, 7))
     elif TYPE == 5:
@@ -95,7 +95,7 @@ def _of_32(  # type: ignore[no-untyped-def]
 def _of_256(  # type: ignore[no-untyped-def]
     rows, block, span, lane, run_lane, PIECE: tl.constexpr, BITS: tl.constexpr, TYPE: tl.constexpr
 ):
-    """Whole blocks, of which none is cut by a row's end; so there is nothing to mask."""
+    """Dequantize blocks of 256 elements. Rows consist of whole blocks, so loads need no mask."""
     if TYPE <= 8:  # Q4_K, Q5_K
         CODES: tl.constexpr = 16 if TYPE == 7 else 48
         rows += block * (CODES + 128)
@@ -147,7 +147,7 @@ def _bits(bytes, PIECE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def _half(pointers, mask):  # type: ignore[no-untyped-def]
-    """A float16, in float32. Read by bytes: blocks begin anywhere."""
+    """Load float16 values as float32, byte by byte since blocks are not aligned."""
     low = tl.load(pointers, mask=mask, other=0).to(tl.uint16)
     high = tl.load(pointers + 1, mask=mask, other=0).to(tl.uint16)
     return (low | (high << 8)).to(tl.float16, bitcast=True).to(tl.float32)
@@ -155,7 +155,7 @@ def _half(pointers, mask):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _uneven(codes):  # type: ignore[no-untyped-def]
-    """What codes of IQ4_NL and IQ4_XS stand for: 16 integers of 8 bits, four in a word, from the low bits up."""
+    """Return the values of codes of IQ4_NL and IQ4_XS, from a table of 16 bytes in four words, from the low bits up."""
     lower, upper = (
         tl.where((codes & 4) == 0, -1079142271, -152379953),
         tl.where((codes & 4) == 0, 639175937, 1901675829),

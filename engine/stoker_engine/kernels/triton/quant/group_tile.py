@@ -1,4 +1,4 @@
-"""Pieces of tiles (`block_tile`) of matrices in groups that share a scale (`kernels/group_blocks.py` draws them)."""
+"""Dequantization of pieces (`block_tile`) of matrices in groups (`kernels/group_blocks.py` has the layout)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from stoker_engine.architectures.stored_formats import Code, Scale
 from stoker_engine.kernels.triton.common.float8 import decode
 
-#: What kernels are compiled for.
+#: Indices of the types of codes in kernels.
 CODES: Final[dict[Code, int]] = {
     "uint2": 0, "uint3": 1, "uint4": 2, "uint8": 3, "int8": 4, "fp8_e4m3": 5, "fp8_e5m2": 6, "fp4": 7, "nf4": 8,
 }  # fmt: skip
@@ -19,7 +19,7 @@ SCALES: Final[dict[Scale, int]] = {"float32": 0, "float16": 1, "bfloat16": 2, "e
 
 @triton.jit
 def group_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 [outputs, runs, run]: see `block_tile.tile_values`."""
+    """Return float32 [outputs, runs, run], see `block_tile.tile_values`."""
     SHARED: tl.constexpr = TILE.span // TILE.pieces
     BYTES: tl.constexpr = 12 if TILE.code == 1 else SHARED  # of a span
     UNITS: tl.constexpr = (TILE.inner + 31) // 32
@@ -56,10 +56,10 @@ def group_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type:
 
 @triton.jit
 def _scale(pointers, mask, SCALE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A scale in float32. Read by bytes: rows begin anywhere."""
+    """Load scales as float32, byte by byte since rows are not aligned."""
     low = tl.load(pointers, mask=mask, other=0)
     if SCALE == 3:
-        # 2^-127 is below the normal numbers; 255 is no number.
+        # 2^-127 is subnormal; 255 is NaN.
         bits = tl.where(low == 0, 0x00400000, tl.where(low == 255, 0x7FC00000, low.to(tl.int32) << 23))
         return bits.to(tl.float32, bitcast=True)
     elif SCALE == 4:
@@ -78,7 +78,7 @@ def _scale(pointers, mask, SCALE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def code_values(codes, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What codes (uint8) mean before a zero point is subtracted, in float32."""
+    """Return the values of codes (uint8) before a zero point is subtracted, float32."""
     if CODE <= 3:
         return codes.to(tl.float32)
     elif CODE == 4:
@@ -86,7 +86,7 @@ def code_values(codes, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
     elif CODE <= 6:
         return decode(codes, CODE - 4, tl.float32)
     elif CODE == 7:
-        # As float16 has the bits; its exponent's bias is 15, and 1 here.
+        # Move the bits to their places in float16, whose exponent bias is 15 instead of 1.
         bits = ((codes & 8).to(tl.uint16) << 12) | ((codes & 7).to(tl.uint16) << 9)
         return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
     else:
@@ -105,6 +105,6 @@ def _nf4(codes):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _one_of_four(codes, first, second, third, fourth):  # type: ignore[no-untyped-def]
-    """By the two lowest bits."""
+    """Select a value by the two lowest bits of a code."""
     even, second_bit = (codes & 1) == 0, (codes & 2) == 0
     return tl.where(second_bit, tl.where(even, first, second), tl.where(even, third, fourth)).to(tl.float32)

@@ -1,1 +1,1 @@
-"""From logits to tokens: masks, draws, argmax, log-probabilities."""
+"""Sampling: token masks, sampling, argmax, log-probabilities."""

@@ -1,4 +1,4 @@
-"""The likeliest token of each row (`kernels/argmax.py` defines it): a program has a row."""
+"""Argmax (`kernels/argmax.py` defines it). One program computes a row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _argmax(logits, best, largest, size, row_stride: tl.int64, PART: tl.constexp
         where = tl.where(numbers > top, at, where)
         top = tl.where(numbers > top, numbers, top)
     number = tl.max(top, 0)
-    # Of those that are as large the first; where all are -inf, the first of all.
+    # The first of equally large logits; index 0 if all are -inf.
     first = tl.min(tl.where(top == number, where, 0x7FFFFFFF), 0)
     first = tl.where(number == float("-inf"), 0, first)
     tl.store(best + row, first.to(tl.int64))

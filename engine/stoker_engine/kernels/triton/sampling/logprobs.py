@@ -1,4 +1,4 @@
-"""What log-probabilities are made of (`kernels/logprobs.py` defines it): a program has a row."""
+"""Log-probabilities (`kernels/logprobs.py` defines them). One program computes a row."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Draws a token from each row of logits (`kernels/select_token.py` defines it): a program has a row.
+"""Samples a token from each row of logits (`kernels/select_token.py` defines it). One program computes a row.
 
-Nothing is sorted. How far a token lies below the likeliest one is a number from 0, and the bits of such numbers, read
-as integers, are in the same order; so the last token that top-k or top-p keeps is found by narrowing an interval of
-integers, to a quarter of it in each pass over the row. (Of samplers without a sort: FlashInfer, "Sorting-Free GPU
-Kernels for LLM Sampling", 2025.)
+Works without sorting: a token's distance below the likeliest logit is a non-negative float, and the bits of such
+floats, read as integers, have the same order. The distance of the last token that top-k or top-p keeps is found by
+reducing an interval of integers to a quarter in each pass over the row. (Sampling without sorting: FlashInfer,
+"Sorting-Free GPU Kernels for LLM Sampling", 2025.)
 
-Weights are integers, exp(x) in units of 2^-40: their sums are exact in any order, hence a row's token is the same in
-every batch. What is less likely than that, beside the likeliest token, is never drawn.
+Weights are integers, exp(x) in units of 2^-40. Their sums are exact in any order, so a row's token is the same in every
+batch. Tokens whose weight rounds to 0 are never drawn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNIFORM: Final = tl.constexpr(UNIFORM)
 
 @triton.jit
 def _distances(logits, begin, size, largest, scale, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How far each token of a part lies below the likeliest one, as bits; behind the row's end beyond any limit."""
+    """Return each token's distance below the likeliest one, as bits of a float32; the maximum beyond the row's end."""
     at = begin + tl.arange(0, PART)
     numbers = tl.load(logits + at, mask=at < size, other=0.0)
     bits = ((numbers - largest) * scale).to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -51,7 +51,7 @@ def _weights(distances):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _mass(logits, size, largest, scale, limit, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What tokens up to a distance weigh."""
+    """Return the sum of weights of tokens up to a distance."""
     mass = tl.zeros([PART], tl.int64)
     for begin in tl.range(0, size, PART):
         distances = _distances(logits, begin, size, largest, scale, PART)
@@ -63,8 +63,8 @@ def _mass(logits, size, largest, scale, limit, PART: tl.constexpr):  # type: ign
 def _reaching(  # type: ignore[no-untyped-def]
     logits, size, largest, scale, limit, target, WEIGHED: tl.constexpr, PART: tl.constexpr
 ):
-    """The smallest distance, at most `limit`, up to which there are `target` tokens, or tokens of that weight; and
-    how much is nearer. Those up to `limit` must reach it."""
+    """Return the smallest distance up to which the number of tokens, or their weight if `WEIGHED`, reaches `target`;
+    and the number or weight of tokens that are nearer. Tokens up to `limit` must reach `target`."""
     low = tl.full([], -1, tl.int32)
     nearer = tl.full([], 0, tl.int64)
     high = limit
@@ -123,7 +123,7 @@ def _keep_likely(  # type: ignore[no-untyped-def]
     if counts:
         kth, nearer = _reaching(logits, size, top, scale, kth, top_k, False, PART)
     if top_p < 1:
-        # Of the k likeliest tokens, no more: tokens as likely as the last one are kept, too, but not counted here.
+        # The total weight of exactly k tokens: ties with the last one are kept, but not counted here.
         total = _mass(logits, size, top, scale, tl.minimum(limit, tl.where(counts, kth - 1, kth)), PART)
         if counts & (kth <= limit):
             total += (top_k.to(tl.int64) - nearer) * _weights(kth)
@@ -171,8 +171,8 @@ def _sample(  # type: ignore[no-untyped-def]
 
 
 def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows] float32: each row's largest number, and [rows] int32: how far below it, when scaled, the last token may
-    lie that is kept, as the bits of a float32. Rows lie as `select_token` makes them lie."""
+    """Return each row's largest logit, float32 [rows], and the largest scaled distance below it of a kept token, the
+    bits of a float32 as int32 [rows]. `logits` must be contiguous in rows, as `select_token` ensures."""
     largest = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     last = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     _keep_likely[(len(logits),)](
@@ -183,7 +183,7 @@ def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Te
 
 @operation("stoker::select_token")
 def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-    """See `kernels.select_token.select_token`. The host waits for nothing."""
+    """See `kernels.select_token.select_token`. Does not synchronize."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if len(logits):
         assert parameters.is_contiguous() and parameters.shape == (len(logits), len(COLUMNS))

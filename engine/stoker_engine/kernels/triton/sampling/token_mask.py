@@ -1,4 +1,4 @@
-"""What a grammar leaves of each row of logits (`kernels/token_mask.py` defines it): a program has a part of a row."""
+"""Masks tokens that a grammar does not allow (`kernels/token_mask.py` defines it). One program masks part of a row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-// Scores of up to 16 rows by Intel's tile unit, which takes keys as they lie in the cache: 16 of them are a tile's rows, and
-// queries its columns. Of few rows that is less work than to rearrange keys; each score is the same sum in the same order.
-// Scores of prompts' rows, and weights × values, are AMX's in attention_item.h.
+// Scores of up to 16 rows by AMX with keys in place in the cache: 16 keys are the rows of a tile, and queries its columns.
+// For few rows this is less work than rearranging keys; each score is the same sum in the same order. For prefill rows, and
+// for weights × values, attention_item.h uses AMX.
 #pragma once
 
 #include "attention/attention_tile.h"
@@ -10,11 +10,11 @@
 #if defined(STOKER_AMX)
 namespace {
 
-// How much work there is, where 1 is to pair two vectors of values: see TilePrefetcher.
-constexpr long STEP_WEIGHT = 16;    // of two products of tiles, and of loading them
-constexpr long SOFTMAX_WEIGHT = 9;  // of ROWS rows and LANES keys
+// Cost estimates for TilePrefetcher, relative to interleaving two vectors of values.
+constexpr long STEP_WEIGHT = 16;    // two products of tiles, including their loads
+constexpr long SOFTMAX_WEIGHT = 9;  // softmax of ROWS rows and LANES keys
 
-// Up to 16 queries, [rows][words] of two elements each → [words][16], a multiple of 16 words.
+// Transposes up to 16 queries, [rows][words] of two elements each, to [words][16]; `words` is a multiple of 16.
 inline void transpose_queries(const uint32_t* queries, long rows, long words, uint32_t* to) {
   for (long w = 0; w < words; w += TILE_WORDS) {
     WordVec block[TILE_COLUMNS] = {};
@@ -25,9 +25,9 @@ inline void transpose_queries(const uint32_t* queries, long rows, long words, ui
   TileUnit::compiler_barrier(to);
 }
 
-// 16 keys' scores by ROWS queries, which lie 16 to a key → each query's in a vector.
+// Transposes the scores of 16 keys × ROWS queries (rows of 16) to a vector for each query.
 inline void transpose_scores(const float* from, Vec* to) {
-  __m512 quads[4];  // of the keys i, i + 4, i + 8, i + 12 four scores each
+  __m512 quads[4];  // four scores of each of the keys i, i + 4, i + 8, i + 12
   for (int i = 0; i < 4; i++) {
     const auto quad = [&](int n) { return _mm_loadu_ps(from + (i + 4 * n) * TILE_COLUMNS); };
     quads[i] = _mm512_castps128_ps512(quad(0));
@@ -35,7 +35,7 @@ inline void transpose_scores(const float* from, Vec* to) {
     quads[i] = _mm512_insertf32x4(quads[i], quad(2), 2);
     quads[i] = _mm512_insertf32x4(quads[i], quad(3), 3);
   }
-  // i and i + 1 beside each other, then those and i + 2, i + 3
+  // interleave i and i + 1, then those with i + 2 and i + 3
   const auto low = [](__m512 a, __m512 b) { return (__m512d)_mm512_unpacklo_ps(a, b); };
   const auto high = [](__m512 a, __m512 b) { return (__m512d)_mm512_unpackhi_ps(a, b); };
   const __m512d a = low(quads[0], quads[1]), b = low(quads[2], quads[3]);
@@ -44,13 +44,13 @@ inline void transpose_scores(const float* from, Vec* to) {
   to[2] = (Vec)_mm512_unpacklo_pd(c, d), to[3] = (Vec)_mm512_unpackhi_pd(c, d);
 }
 
-// Scores of a tile's first `keys` keys, a multiple of 32, by rows `first` … `first` + `count` - 1 of transposed queries.
-// `keys_from(j)` is where 16 keys from j on lie, `stride` bytes apart, or null if no row sees one of these: what they are
-// given is not looked at. For the unit set for `count` rows and 16.
+// Computes scores of a tile's first `keys` keys, a multiple of 32, for rows `first` … `first` + `count` - 1 of transposed
+// queries. `keys_from(j)` returns the address of 16 keys from j on, `stride` bytes apart, or null if no row sees any of
+// them: their scores are undefined. The tile unit must be set for `count` and 16 rows.
 template <class KeysFrom>
 inline void score_in_place(const uint32_t* columns, long words, long first, long count, KeysFrom keys_from, long stride,
                            long keys, float (*scores)[TILE], TilePrefetcher& prefetcher) {
-  alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // a row's quad may end behind the last column
+  alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // four columns of a row may extend beyond the last one
   for (long j = 0; j < keys; j += 2 * TILE_ROWS) {
     const char *first_keys = keys_from(j), *second_keys = keys_from(j + TILE_ROWS);
     if (!first_keys) first_keys = second_keys;

@@ -1,16 +1,16 @@
 // Causal attention of a flat batch against the paged cache, by the online softmax (Milakov & Gimelshein, 2018; Dao et
 // al., 2022) in float32.
 //
-// Keys are taken in tiles of TILE that start at position 0, and tiles in parts of PART keys. A row (one query of one
-// head) runs through a part's tiles in order, and the parts' results are merged in order, whether one thread does all
-// of it or each part is another's. So a row's result depends on its own sequence alone, bit for bit: not on the batch,
-// not on the chunk it is computed in, not on the number of threads.
+// Keys are processed in tiles of TILE keys from position 0 on, and tiles in parts of PART keys. A row (one query of one
+// head) processes a part's tiles in order, and the parts' results are merged in order, regardless of which threads compute
+// them. So a row's bits depend only on its own sequence: not on the batch, on the chunk that contains it, or on the number
+// of threads.
 //
-// What is stored in 8 bits stands for itself times a scale: scores are multiplied by those of keys, and weights by those
-// of values, so that elements are multiplied as they are stored.
+// 8-bit elements are multiplied without their scales: scores are multiplied by the scales of keys, and weights by those of
+// values.
 //
-// Work is shared by (sequence, key head, tile of queries); decodes of long sequences are shared by parts too, which those
-// of them that have a prefix in common read together (cascade).
+// Work is split by (sequence, KV head, tile of queries). Decodes of long sequences are also split by parts; a part that
+// several of them share as a common prefix is read once (cascade).
 #include <algorithm>
 #include <vector>
 
@@ -20,15 +20,15 @@
 
 namespace {
 
-// Bytes of states that wait to be merged: more decodes than these belong to come one wave after another.
+// Limit, in bytes, of softmax states that wait to be merged; decodes that need more are processed in several waves.
 constexpr long MAX_STATE_BYTES = 32 << 20;
 
-// Works for each thread from which on a thread takes all heads of one: their keys and values are neighbours, which processors
-// foresee.
+// With at least this many work items for each thread, a thread takes all heads of an item: their keys and values are
+// adjacent, which suits hardware prefetchers.
 constexpr long MIN_ITEMS_PER_THREAD = 8;
 
-// The pieces of a thread, `num_adjacent` neighbours at a time. It knows its next one early, so that what that needs can be fetched
-// meanwhile; but for the last ones, which go to the first thread that is free.
+// The pieces of a thread, `num_adjacent` neighbours at a time. The next piece is known early, so that its data can be
+// prefetched, except for the last ones, which go to the first free thread.
 class PieceQueue {
  public:
   PieceQueue(Pieces& pieces, long num_adjacent) : pieces_(pieces), num_adjacent_(num_adjacent) { advance(); }
@@ -56,22 +56,22 @@ class PieceQueue {
   bool is_next_known_ = false, is_done_ = false;
 };
 
-// What a thread takes: queries of one sequence with all of their keys, or decodes with one part of theirs.
+// A work item: queries of one sequence with all of their keys, or decodes with one part of their keys.
 struct Work {
-  long sequence;      // whose blocks are read
-  long first, count;  // queries: rows of the flat batch; of a part, decodes as `Decodes` lists them
-  long position;      // of the first query
-  long part;          // -1: all parts, one after another
-  long waiting;       // of a part, the queries before it whose states wait
+  long sequence;      // sequence whose blocks are read
+  long first, count;  // queries: rows of the flat batch; for a part, indices of decodes in `Decodes`
+  long position;      // position of the first query
+  long part;          // -1 for all parts, one after another
+  long waiting;       // for a part, index of its first state among the waiting states
 };
 
-// The decodes of a step that see more keys than a part. Their parts are shared out among threads, and a part that several
-// of them have in the same blocks, whole, is read once for all of these.
+// The decodes of a step that see keys of more than one part. Parts are distributed to threads, and a complete part that
+// several decodes have in the same blocks is read once for all of them.
 class Decodes {
  public:
   Decodes(const AttentionCall& call, long max_queries) : call_(call), max_queries_(max_queries) {}
 
-  // Whether it is one of them.
+  // Adds a decode if it sees keys of more than one part; returns whether it does.
   bool take(long sequence, long position) {
     const long first = part_at(oldest_of(position)), parts = part_at(position) + 1 - first;
     if (parts < 2) return false;
@@ -79,13 +79,13 @@ class Decodes {
     return true;
   }
 
-  // After all of them were taken.
+  // To be called after all decodes are added.
   void sort() {
     std::stable_sort(all_.begin(), all_.end(), [&](const Decode& a, const Decode& b) { return is_before(a, b); });
     for (const Decode& each : all_) query_rows_.push_back(call_.query_starts[each.sequence]);
   }
 
-  // Of decodes from `first` on, of which so many as have room for their parts' states become work; returns the next one.
+  // Appends the parts of decodes from `first` on to `work`, as many as `room` states allow; returns the next decode.
   long share_out(long first, long room, std::vector<Work>& work) {
     long last = first, last_part = 0, pieces = 0;
     for (; last < size() && (last == first || pieces + all_[last].parts <= room); last++) {
@@ -115,14 +115,14 @@ class Decodes {
   long size() const { return all_.size(); }
   const long* query_rows(const Work& work) const { return query_rows_.data() + work.first; }
 
-  // Calls `each` with the work that holds a part of decode i, and which of its queries that is; parts in their order.
+  // Calls `each` for the parts of decode i, in order, with the index of the work item and of the query in it.
   template <class Each>
   void parts_of(long i, Each each) const {
     for (long n = all_[i].piece; n < all_[i].piece + all_[i].parts; n++) each(pieces_[n].work, pieces_[n].query);
   }
   Work whole(long i) const { return {all_[i].sequence, query_rows_[i], 1, all_[i].position, -1, -1}; }
 
-  long waiting = 0;  // queries, one a part, whose states wait
+  long waiting = 0;  // number of waiting states, one for each query and part
 
  private:
   struct Decode {
@@ -135,7 +135,7 @@ class Decodes {
   long oldest_of(long position) const { return call_.window ? std::max(0l, position + 1 - call_.window) : 0; }
   const int32_t* table(const Decode& of) const { return call_.tables + of.sequence * call_.table_stride; }
 
-  // By the blocks that parts begin with: those that share parts are neighbours then.
+  // Orders decodes by the first blocks of their parts, so that those that share parts are neighbours.
   bool is_before(const Decode& a, const Decode& b) const {
     if (a.first_part != b.first_part) return a.first_part < b.first_part;
     for (long n = a.first_part; n < a.first_part + std::min(a.parts, b.parts); n++) {
@@ -146,7 +146,7 @@ class Decodes {
     return a.parts < b.parts;
   }
 
-  // Whether both see all keys of a part, which lie in the same blocks. A slope depends on each one's own position.
+  // Whether both see all keys of a part, in the same blocks. ALiBi biases depend on the position, so they prevent sharing.
   bool have_same_blocks(const Decode& a, const Decode& b, long part) const {
     const long begin = begin_of(part), end = begin_of(part + 1);
     for (const Decode* each : {&a, &b})
@@ -165,7 +165,7 @@ class Decodes {
 template <class A>
 void attend(const AttentionCall& call) {
   const long group = call.heads / call.kv_heads, heads = call.kv_heads;
-  // Enough rows that keys are read and rearranged rarely, few enough to share out.
+  // Rows of an item: enough to reuse rearranged keys, but few enough to occupy all threads.
   long rows = 256;
   while (rows > 64 && call.tokens * call.heads < rows * 16 * threads()) rows /= 2;
   const long queries = std::max(1l, rows / group);
@@ -184,7 +184,7 @@ void attend(const AttentionCall& call) {
   decodes.sort();
   const long room = std::max(1l, MAX_STATE_BYTES / (long)sizeof(float) / State::size(call.heads, width));
 
-  // Kept between calls: the largest, for latent attention, would cost page faults each time.
+  // Kept between calls: allocating the buffers of latent attention each time would cost page faults.
   const auto memory = [&] {
     thread_local Memory kept;
     return (float*)kept.of((2 * state_size + work_size) * sizeof(float));
@@ -198,7 +198,7 @@ void attend(const AttentionCall& call) {
     const auto part_of = [&](const Work& w, long head) {
       return parts.from((w.waiting * heads + head * w.count) * group);
     };
-    const auto work_of = [&](long piece) -> const Work& {  // a sequence's last queries first: they see the most keys
+    const auto work_of = [&](long piece) -> const Work& {  // last queries first: they see the most keys
       return work[total - 1 - piece / heads];
     };
     const auto item_of = [&](long piece) {

@@ -1,9 +1,9 @@
-// What a call of stoker_attention takes; `attention.py` mirrors it. Strides are in elements.
+// Arguments of stoker_attention, mirrored by `attention.py`. Strides are in elements.
 #pragma once
 
 #include <cstdint>
 
-// Where a step's sequences and one group's blocks lie.
+// A step's sequences, and the block tables of one group.
 struct AttentionStep {
   long block_size;
   long tokens, sequences;
@@ -13,14 +13,14 @@ struct AttentionStep {
 };
 
 struct AttentionCall : AttentionStep {
-  long is_bf16;  // queries, new keys and values, and the result; else they are floats
-  // What is fixed for a layer.
+  long is_bf16;  // whether queries, new keys and values, and the result are bf16 instead of float
+  // Constants of a layer.
   long heads, kv_heads, head_dim, value_dim, window;  // window 0: none
   float scale, soft_cap;                              // soft_cap 0: none
   const float* alibi_slopes;                          // [heads], or null
   const float* sinks;                                 // [heads], or null
-  // The flat batch: queries [tokens, heads, head_dim], new keys and values [tokens, kv_heads, …] (values may be null:
-  // they lie within the keys), and the result [tokens, heads, value_dim] without gaps.
+  // The flat batch: queries [tokens, heads, head_dim], new keys and values [tokens, kv_heads, …] (null values: they are
+  // part of the keys), and the contiguous result [tokens, heads, value_dim].
   const void* query;
   long query_token, query_head;
   const void* new_keys;
@@ -34,8 +34,8 @@ struct AttentionCall : AttentionStep {
   long key_block, key_slot, key_head;
   void* values;
   long value_block, value_slot, value_head;
-  // What elements of 8 bits are multiplied by [blocks, block_size, kv_heads]; null for others. Those of tokens are made as
-  // tokens are stored, others are there already.
+  // Scales of 8-bit elements [blocks, block_size, kv_heads]; null for other dtypes. With `scales_of_tokens` they are
+  // computed when tokens are stored.
   long scales_of_tokens;
   float* key_scales;
   long key_scale_block, key_scale_slot, key_scale_head;
@@ -43,5 +43,5 @@ struct AttentionCall : AttentionStep {
   long value_scale_block, value_scale_slot, value_scale_head;
 };
 
-// Stores the new keys and values, then attends.
+// Stores the new keys and values, then computes attention.
 void attention(const AttentionCall& call);

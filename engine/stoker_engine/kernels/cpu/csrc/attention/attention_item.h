@@ -1,13 +1,13 @@
-// Some queries of one sequence against the keys of one head: what a thread of attention.cpp works on.
+// Attention of some queries of one sequence to the keys of one KV head: the work item of a thread in attention.cpp.
 //
-// How elements are multiplied is one of two ways:
+// Elements are multiplied in one of two ways:
 //
-//   Singles<K>   queries, weights and values as floats; keys K in words of one float or two bf16
-//   Pairs        all as bf16, two products and their sum at a time: weights are rounded to it, sums stay floats.
-//                Two keys' values lie in a word; of a pair that a row sees half of, the other value becomes 0
+//   Singles<K>   queries, weights and values are floats; keys K are in words of one float or two bf16
+//   Pairs        everything is bf16, two products are added at a time; weights are rounded to bf16, sums stay float.
+//                A word holds the values of two keys; if a row sees only one of them, the other value becomes 0
 //
-// Where there is Intel's tile unit, pairs are its words: 32 rows at a time with what is rearranged for vectors, too. Few rows
-// take keys of bfloat16 as they lie.
+// With AMX, pairs are the words of tiles: 32 rows at a time are multiplied with the same rearranged keys and values as by
+// vectors. With few rows, bfloat16 keys are multiplied in place, without rearranging.
 #pragma once
 
 #include "attention/attention.h"
@@ -20,7 +20,7 @@
 
 namespace {
 
-// Keys of a part; the first ones are smaller, so that what is short is shared out among threads, too.
+// Number of keys in a part. Early parts are smaller so that short sequences are also parallelised.
 constexpr long PART = 512, SMALL_PART = 128, SMALL_PARTS = PART / SMALL_PART;
 
 inline long part_at(long position) {
@@ -30,7 +30,7 @@ inline long begin_of(long part) {
   return part < SMALL_PARTS ? part * SMALL_PART : (part - SMALL_PARTS + 1) * PART;
 }
 
-constexpr int VECTORS = LANES == 16 ? 4 : 2;  // of each of ROWS rows in registers
+constexpr int VECTORS = LANES == 16 ? 4 : 2;  // vectors in registers for each of ROWS rows
 
 inline long rounded_up(long n, long to) { return (n + to - 1) / to * to; }
 
@@ -38,7 +38,7 @@ template <class K>
 struct Singles {
   typedef K Key;
   static constexpr bool PAIRS = false;
-  // e to the power of score - largest; or, of pairs, of scale × score - largest.
+  // exp(score - largest); for pairs exp(scale × score - largest).
   static Vec weight_of(Vec score, float largest, float) { return ::exp_of(score - largest); }
   static void put(float* weights, long key, Vec p) { store(weights + key, p); }
 };
@@ -47,7 +47,7 @@ struct Pairs {
   typedef bf16 Key;
   static constexpr bool PAIRS = true;
 #if defined(__AVX512BF16__)
-  // As `power_of_2` is, and to 2⁻²³ of the score.
+  // Error: that of `power_of_2`, plus 2⁻²³ of the score.
   static Vec weight_of(Vec score, float largest, float scale) {
     constexpr float LOG2_E = 1.44269504f;
     return power_of_2(score * (scale * LOG2_E) - largest * LOG2_E);
@@ -56,16 +56,16 @@ struct Pairs {
 #endif
 };
 
-// What a thread works on: an item's queries, and a tile brought into the form that rows are multiplied with.
+// A thread's buffers: an item's queries, and a tile of keys and values rearranged for the multiplication.
 struct Workspace {
 #if defined(STOKER_AMX)
   mutable TileUnit unit;
 #endif
-  float* queries;           // [rows][depth], padded with 0; of pairs words [rows][depth / 2]
-  uint32_t* columns;        // [depth / 2][16]: these words of up to 16 rows, transposed
-  uint32_t* keys;           // [depth / elements in a word][TILE]: a vector holds a word of LANES keys
-  float* values;            // [TILE][width]; of pairs words [TILE / 2][width]
-  const float* rows[TILE];  // of the values: here, or in the cache if that holds floats; of pairs not used
+  float* queries;           // [rows][depth], padded with 0; for pairs words [rows][depth / 2]
+  uint32_t* columns;        // [depth / 2][16]: words of up to 16 rows, transposed
+  uint32_t* keys;           // [depth / elements in a word][TILE]: a vector holds one word of LANES keys
+  float* values;            // [TILE][width]; for pairs words [TILE / 2][width]
+  const float* rows[TILE];  // values of each key, in `values` or in a cache of floats; unused for pairs
   float key_scales[TILE], value_scales[TILE];
 
   static long size(long rows, long depth, long width) { return (LANES / 2 + rows) * depth + TILE * (depth + width); }
@@ -76,24 +76,24 @@ struct Workspace {
         values(queries + (rows + TILE) * depth) {}
 };
 
-// Words of one or two elements of LANES keys × a query's elements, added to the scores.
+// Adds the products of LANES keys' words (one or two elements) with a query's elements to the scores.
 inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
 inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, bf16) {
   scores += (Vec)(keys << 16) * query[0];
   return scores + (Vec)(keys & 0xffff0000u) * query[1];
 }
 
-// A query's words of two elements in the same way.
+// The same for a query in words of two elements.
 inline Vec multiply_add_pairs(Vec sums, WordVec keys, uint32_t query) {
 #if defined(__AVX512BF16__)
   return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(query), (__m512bh)keys);
 #else
-  return sums;  // Pairs are used where there is the instruction
+  return sums;  // unreachable: Pairs are used only with AVX512-BF16
 #endif
 }
 
-// Some queries with all heads of one key head: rows are (query, head of the group). They are consecutive ones of one
-// sequence; or where `query_rows` are given, each of another, and all see each key that they are run over.
+// Some queries, for all heads that share a KV head: rows are (query, head of the group). Queries are consecutive tokens of
+// one sequence; with `query_rows` each is of a different sequence, and all of them see every key of the item.
 template <class A>
 struct Item {
   typedef typename A::Key K;
@@ -101,17 +101,17 @@ struct Item {
   static constexpr long WORD = 4 / sizeof(K);  // elements in a word
   static constexpr long UNIT = PAIRS ? 2 : 1;  // keys whose values are added at once
 #if defined(STOKER_AMX)
-  static constexpr bool TILED = PAIRS;  // by the tile unit
+  static constexpr bool TILED = PAIRS;  // whether AMX is used
 #else
   static constexpr bool TILED = false;
 #endif
-  static constexpr long KEYS = TILED ? 32 : LANES;  // that are scored together
+  static constexpr long KEYS = TILED ? 32 : LANES;  // keys that are scored together
 
   const AttentionCall& call;
   long sequence, kv_head;
-  long first, count;  // the first query, as a row of the flat batch, and how many
-  long position;      // of the first query
-  const long* query_rows = nullptr;  // of queries, as rows of the flat batch
+  long first, count;  // row of the first query in the flat batch, and number of queries
+  long position;      // position of the first query
+  const long* query_rows = nullptr;  // rows of the queries in the flat batch, if they are of different sequences
   long group = call.heads / call.kv_heads;
   long rows = count * group;
   long depth = depth_of(call), width = width_of(call);
@@ -155,8 +155,8 @@ struct Item {
     }
   }
 
-  // The keys from `start` to before `end`; those that are missing to a whole tile repeat the last. Tiles begin where they
-  // do for every row, also below the window: keys that it has left repeat its oldest, since their blocks are others'.
+  // Finds the keys `start` … `end` - 1; the rest of the tile repeats the last key. The start of tiles is the same for every
+  // row, even below the window: keys outside the window repeat its oldest, since their blocks may belong to others.
   void locate(long start, long end, Tile& tile) const {
     const int32_t* table = call.tables + sequence * call.table_stride;
     const long oldest = oldest_of(0), size = size_of(call.stored);
@@ -166,7 +166,7 @@ struct Item {
     const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
     const long begin = std::max(start, oldest), last = end - 1;
     tile.count = std::min(TILE, end - start);
-    for (long j = 0, count; j < TILE; j += count) {  // those of a block, or some for which one stands
+    for (long j = 0, count; j < TILE; j += count) {  // keys of one block, or repetitions of one key
       const long at = std::clamp(start + j, begin, last), slot = at % call.block_size;
       const long block = table[at / call.block_size];
       const bool repeats = start + j < begin || at == last;
@@ -184,7 +184,7 @@ struct Item {
     }
   }
 
-  // Brings `keys` of the tile into the workspace, and meanwhile fetches the next tile.
+  // Rearranges `keys` keys of the tile into the workspace, and prefetches the next tile.
   void rearrange(const Tile& tile, const Tile* next, long keys, Workspace& work) const {
     if constexpr (sizeof(K) == sizeof(float)) return rearrange_stored<float>(tile, next, keys, work);
     switch (call.stored) {
@@ -233,7 +233,7 @@ struct Item {
     }
   }
 
-  // Two keys' values → words of both. Of each 2 × LANES elements those at even indices come first, then the others.
+  // Interleaves two keys' values into words. Of each 2 × LANES elements, those at even indices come first, then the odd ones.
   template <class S>
   void pair_values(const S* first, const S* second, uint32_t* to) const {
     for (long d = 0; d < width; d += 2 * LANES) {
@@ -267,13 +267,13 @@ struct Item {
     }
   }
 
-  // Whether scores differ from what the softmax takes by their scale alone, which is left to `weight_of` then.
+  // Whether the softmax's inputs are the scores times a constant, so that `weight_of` can apply the scale.
   bool is_scale_deferred() const {
     return PAIRS && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
   }
 
-  // Scores of row `r` for `keys` from `start` → as the softmax takes them, but perhaps for their scale; NEG_INF where it does
-  // not see a key. Returns the largest of each lane.
+  // Converts the scores of row `r` for `keys` keys from `start` to inputs of the softmax (unless `is_scale_deferred`, with the
+  // scale); NEG_INF for keys that the row does not see. Returns the largest score of each lane.
   Vec adjust(const Workspace& work, long r, float* scores, long start, long keys) const {
     const bool all_seen = start + keys - 1 <= position_of(r) && start >= oldest_of(r);
     Vec maxima = broadcast(NEG_INF);
@@ -291,7 +291,7 @@ struct Item {
       if (call.key_scales) s *= load(work.key_scales + j);
       if (call.soft_cap != 0) s = tanh_of(s / call.soft_cap) * call.soft_cap;
       if (!all_seen || slope != 0) {
-        // Positions are small next to 2²⁴, so floats hold them exactly.
+        // Positions are below 2²⁴, so floats hold them exactly.
         const Vec positions = steps + (float)(start + j);
         if (slope != 0) s += slope * (positions - at);
         s = positions <= at ? s : broadcast(NEG_INF);
@@ -303,12 +303,12 @@ struct Item {
     return maxima;
   }
 
-  // Units of keys: singles, or pairs. Weights are what they are multiplied by, [TILE / UNIT] of 4 bytes for each row.
+  // A row's softmax weights, 4 bytes for each unit of keys (one key, or a pair).
   struct Weights {
     alignas(64) float of[TILE / UNIT];
   };
 
-  // exp(scores - largest) of `keys` → weights, times the values' scales; returns the sum of each lane.
+  // Computes the weights exp(scores - largest) of `keys` keys, times the values' scales; returns the sum of each lane.
   Vec exponentials(const Workspace& work, const float* scores, float largest, Weights& weights, long keys) const {
     const float scale = is_scale_deferred() ? call.scale : 1.0f;
     Vec sum = {};
@@ -323,14 +323,14 @@ struct Item {
     for (long j = 0; j < keys; j += LANES) {
       const Vec s = load(scores + j), p = A::weight_of(s, largest, scale);
       sum += p;
-      // Of a key that is not seen the scale may be NaN, too.
+      // The scale of a key that the row does not see may be NaN.
       A::put(weights.of, j, s == NEG_INF ? Vec{} : p * load(work.value_scales + j));
     }
     return sum;
   }
 
-  // Scores of R rows for `keys` from `start`, a multiple of LANES → weights, 0 where a row sees none, and corrections. What
-  // there is of each row once, lies in lanes of a vector.
+  // Scores of R rows for `keys` keys from `start`, a multiple of LANES → weights (0 for keys that a row does not see), and
+  // factors that correct earlier sums. Values that exist once for each row are in the lanes of a vector.
   template <int R>
   void softmax_weights(const Workspace& work, long r, float (*scores)[TILE], long start, long keys, const State& state,
              Weights* weights, float* factors) const {
@@ -340,7 +340,7 @@ struct Item {
     Vec current = reduce_each<ROWS>(maxima, [](Vec a, Vec b) { return larger(a, b); });
     if (is_scale_deferred()) current *= call.scale;
     const Vec previous = row_values<R>(state.largest + r), largest = larger(previous, current);
-    // A row that sees none of these keys has no largest: its weights are 0. A NaN score makes its row NaN.
+    // A row that has seen no key yet has a largest score of NEG_INF; its weights are 0. A NaN score makes its row NaN.
     float shifts[LANES], corrections[LANES];
     store(shifts, largest == NEG_INF ? Vec{} : largest);
     for (int i = 0; i < R; i++) sums[i] = exponentials(work, scores[i], shifts[i], weights[i], keys);
@@ -353,7 +353,7 @@ struct Item {
     std::copy(corrections, corrections + R, factors);
   }
 
-  // Multiplies R rows by their corrections and adds weights × values, for the units begin … end - 1 of the tile.
+  // Multiplies the sums of R rows by `factors`, and adds weights × values for the units begin … end - 1 of the tile.
   template <int R, int V>
   void add_values(const Workspace& work, float* to, const Weights* weights, const float* factors, long d, long begin,
                   long end, uint32_t seen = ~0u) const {
@@ -389,7 +389,7 @@ struct Item {
     for (; d < width; d += LANES) add_values<R, 1>(work, to, weights, factors, d, begin, end, seen);
   }
 
-  // The same for one row that sees the keys first … last, of which the units begin … end - 1 hold some.
+  // The same for one row that sees only the keys first … last, which the units begin … end - 1 contain.
   void add_own(const Workspace& work, float* to, const Weights& weights, float factor, long first, long last, long begin,
                long end) const {
     if constexpr (PAIRS) {
@@ -405,7 +405,7 @@ struct Item {
 
   template <int R>
   FLATTEN void run_rows(const Workspace& work, long r, long start, const State& state) const {
-    long first[R], last[R];  // keys of the tile that a row sees, none where first > last; both grow from row to row
+    long first[R], last[R];  // keys of the tile that a row sees, none if first > last; both are ascending
     for (int i = 0; i < R; i++) {
       first[i] = std::max(0l, oldest_of(r + i) - start);
       last[i] = std::min(TILE - 1, position_of(r + i) - start);
@@ -417,8 +417,8 @@ struct Item {
     score<R>(work, r, scores, keys);
     softmax_weights<R>(work, r, scores, start, keys, state, weights, factors);
     float* to = state.values + r * width;
-    // A value that a row does not see is left out, not multiplied by 0: it may be nan. So units that not all rows see
-    // whole, at either end, go to each row alone.
+    // Values that a row does not see must be skipped, not multiplied by 0, since they may be NaN. Therefore units that not
+    // all rows see completely, at either end, are added row by row.
     const long begin = (first[R - 1] + UNIT - 1) / UNIT, end = (last[0] + 1) / UNIT;
     const auto first_of = [&](int i) { return first[i] / UNIT; };
     const auto end_of = [&](int i) { return last[i] < first[i] ? first_of(i) : last[i] / UNIT + 1; };
@@ -437,14 +437,14 @@ struct Item {
   }
 
 #if defined(STOKER_AMX)
-  // What of a tile some rows are worked out in.
+  // Scores and weights of up to 32 rows for a tile.
   struct Scored {
     alignas(64) float scores[2 * TILE_ROWS][TILE];
     Weights weights[2 * TILE_ROWS];
     float factors[2 * TILE_ROWS];
   };
 
-  // The rows that see keys of the tile, and no others, so that each has the same steps in every item: the first, and the end.
+  // The rows [first, end) that see keys of the tile. Excluding others makes a row's steps independent of the item.
   std::pair<long, long> rows_that_see(long start) const {
     long r = 0, end = rows;
     while (position_of(r) < start) r++;
@@ -452,12 +452,12 @@ struct Item {
     return {r, end};
   }
 
-  // How many of the tile's keys, from its first on, such rows are computed for: up to the last that one of them sees.
+  // Number of the tile's first keys that are computed for `count` rows from `r` on: up to the last that one of them sees.
   long keys_seen(long r, long count, long start) const {
     return rounded_up(std::min(TILE - 1, position_of(r + count - 1) - start) + 1, KEYS);
   }
 
-  // All rows.
+  // Processes a tile for all rows.
   void run_tile(const Workspace& work, long start, const State& state) const {
     auto [r, end] = rows_that_see(start);
     for (long count; r < end; r += count) {
@@ -466,7 +466,7 @@ struct Item {
     }
   }
 
-  // Up to M × 16 of them.
+  // The same for up to M × 16 rows.
   template <int M>
   void run_tiled(const Workspace& work, long r, long count, long start, const State& state) const {
     const long keys = keys_seen(r, count, start);
@@ -477,13 +477,13 @@ struct Item {
     add_scored<M>(work, r, count, start, keys, scored, state, no_prefetcher);
   }
 
-  // Whether rows take keys as they lie: they are few, and 16 keys from any multiple of 16 on lie in one block.
+  // Whether keys are multiplied in place: there are few rows, and each aligned group of 16 keys is in one block.
   bool are_keys_in_place() const {
     return PAIRS && rows <= TILE_ROWS && call.stored == BF16 && call.head_dim % (TILE_WORDS * WORD) == 0 &&
            call.block_size % TILE_ROWS == 0;
   }
 
-  // All rows over a tile of so many keys, which are taken as they lie. Values are rearranged.
+  // Processes a tile of `keys` keys for all rows, with keys in place. Values are rearranged.
   void run_in_place(const Tile& tile, const Tile* next, long keys, const Workspace& work, long start,
                     const State& state) const {
     const long vectors = width / (UNIT * LANES), groups = (rows + ROWS - 1) / ROWS, size = sizeof(bf16);
@@ -512,7 +512,7 @@ struct Item {
     add_scored<1>(work, r, end - r, start, seen, scored, state, prefetcher);
   }
 
-  // Scores → the softmax, by whose weights values are added to those of the rows.
+  // Applies the softmax to the scores, and adds the weighted values to the rows' sums.
   template <int M>
   void add_scored(const Workspace& work, long r, long count, long start, long keys, Scored& scored, const State& state,
                   TilePrefetcher& prefetcher) const {
@@ -549,7 +549,7 @@ struct Item {
     }
   }
 
-  // Weights × values of the tile's first keys, added to those of the rows.
+  // Adds weights × values of the tile's first keys to the rows' sums.
   template <int M>
   void add_tiled(const Workspace& work, const uint32_t* values, float* to, const Weights* weights, long keys,
                  TilePrefetcher& prefetcher) const {
@@ -566,7 +566,7 @@ struct Item {
     }
   }
 
-  // Whether all elements of so many words are finite.
+  // Whether the values of `units` units are all finite.
   bool are_finite(const uint32_t* values, long units) const {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     __mmask32 non_finite = 0;
@@ -575,8 +575,7 @@ struct Item {
     return non_finite == 0;
   }
 
-  // The same, each row by itself with 0 in place of the values that it does not see: their weight, 0, times infinity is no
-  // number.
+  // The same row by row, with 0 in place of values that the row does not see: their weight of 0 times infinity would be NaN.
   void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
     static thread_local Memory memory;
     TilePrefetcher no_prefetcher;
@@ -594,22 +593,22 @@ struct Item {
   }
 #endif
 
-  // Calls `run` with a number of rows as a constant.
+  // Calls `run` with `count` as a compile-time constant.
   template <int R = ROWS, class Run>
   static void with_rows(long count, Run run) {
     if (count == R) return run(std::integral_constant<int, R>());
     if constexpr (R > 1) with_rows<R - 1>(count, run);
   }
 
-  // The keys of a part that any row sees, and those before them in their tile.
+  // Range of keys of a part that any row sees, extended to the start of a tile.
   long begin_of_part(long part) const { return std::max(begin_of(part), oldest_of(0) / TILE * TILE); }
   long end_of_part(long part) const { return std::min(begin_of(part + 1), position_of(rows - 1) + 1); }
 
-  // The first tile of a part.
+  // Finds the first tile of a part.
   void locate_part(long part, Tile& tile) const { locate(begin_of_part(part), end_of_part(part), tile); }
 
-  // Runs all rows over the keys of one part, whose first tile is at hand. `locate_after` gives the tile that comes after the
-  // part's last one, and whether there is one: a short part's is its first as well, which nothing else would have fetched.
+  // Processes the keys of one part, whose first tile is located, for all rows. `locate_after` finds the tile after the part's
+  // last one, if there is one, so that it is prefetched; after a part of a single tile nothing else would do that.
   template <class LocateAfter>
   void run_part(long part, Tiles& tiles, Workspace& work, const State& state, LocateAfter locate_after) const {
     state.clear(rows);
@@ -626,21 +625,20 @@ struct Item {
     }
   }
 
-  // Runs all rows over so many keys of a tile.
+  // Processes `keys` keys of a tile for all rows.
   void run_over(const Tile& tile, const Tile* next, long keys, Workspace& work, long start, const State& state) const {
 #if defined(STOKER_AMX)
     if (are_keys_in_place()) return run_in_place(tile, next, keys, work, start, state);
 #endif
     rearrange(tile, next, keys, work);
     if constexpr (TILED)
-      this->run_tile(work, start, state);  // which there may not be
+      this->run_tile(work, start, state);  // `this->`: defined only with AMX
     else
       for (long r = 0; r < rows; r += ROWS)
         with_rows(std::min<long>(ROWS, rows - r), [&](auto count) { run_rows<count>(work, r, start, state); });
   }
 
-  // What the values of row `r` are multiplied by at the end. A sink is a key without a value, which each row of its head
-  // sees last.
+  // The final factor of row `r`'s values. A sink is a key without a value, which each row of its head sees last.
   float norm_of(long r, const State& state) const {
     if (!call.sinks) return 1.0f / state.weight[r];
     const float sink = call.sinks[head_of(r)], largest = std::max(state.largest[r], sink);
@@ -663,7 +661,7 @@ struct Item {
           const WordVec both = words(0) | words(LANES) << 16;
           const long remaining = call.value_dim - d;
           if (remaining >= 2 * LANES)
-            memcpy((void*)(to + d), &both, sizeof both);  // as a rule: its size is known, so it is no call
+            memcpy((void*)(to + d), &both, sizeof both);  // usual; constant size, so no call
           else
             memcpy((void*)(to + d), &both, remaining * sizeof(bf16));
         }

@@ -1,21 +1,21 @@
-// Where a tile of keys and values lies in the cache, and how the next one is fetched meanwhile.
+// Addresses of a tile of keys and values in the cache, and prefetching of the next tile.
 #pragma once
 
 #include "common/simd.h"
 
 namespace {
 
-// Keys: what a tile costs once is less with more of them.
+// Number of keys in a tile; more keys amortise the fixed cost of a tile.
 constexpr long TILE = LANES == 16 ? 128 : 64;
 
-// Where its keys, values and scales lie. Keys that there are not repeat one that there is.
+// Addresses of a tile's keys, values and scales. Entries without a key repeat an existing one.
 struct Tile {
   const char *keys[TILE], *values[TILE];
   const float *key_scales[TILE], *value_scales[TILE];
-  long count;  // of keys, without those that repeat the last
+  long count;  // number of keys, without repetitions of the last
 };
 
-// The tile that is at hand, and the one after it, which is fetched meanwhile.
+// The current tile, and the next one, which is prefetched.
 class Tiles {
  public:
   Tile& current() { return tiles_[current_]; }
@@ -27,25 +27,25 @@ class Tiles {
   int current_ = 0;
 };
 
-// Asks for `size` bytes that are needed soon. Blocks lie apart, so the processor does not foresee them.
+// Prefetches `size` bytes. Hardware prefetchers do not predict them, since blocks are scattered.
 inline void fetch(const char* from, long size) {
   for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-// Asks for a tile's values and keys, in this order, line by line beside all work on the tile before: where that is little,
-// a core would wait for lines that are asked for together, of which it has few under way.
+// Prefetches a tile's values, then its keys, line by line during the work on the previous tile: a core supports few
+// outstanding lines, so prefetching them all at once would stall it.
 class TilePrefetcher {
  public:
-  // Nothing.
+  // Prefetches nothing.
   TilePrefetcher() = default;
-  // Values and keys of so many bytes each, beside work of so much weight.
+  // Prefetches values and keys of the given sizes in bytes, during work of total cost `weight`.
   TilePrefetcher(const Tile& tile, long value_size, long key_size, long weight)
       : rows_{tile.values, tile.keys}, sizes_{value_size, key_size}, count_(tile.count) {
     const auto lines = [](long size) { return (size + LINE - 1) / LINE; };
     step_ = (count_ * (lines(value_size) + lines(key_size)) * PARTS + weight - 1) / weight;
   }
 
-  // What is due beside work of this weight.
+  // Prefetches the lines that are due during work of this cost.
   void fetch(long weight) {
     for (due_ += step_ * weight; due_ >= PARTS; due_ -= PARTS) {
       if (row_ == count_) row_ = 0, which_++;
@@ -59,7 +59,7 @@ class TilePrefetcher {
   static constexpr long LINE = 64, PARTS = 64;
   const char* const* rows_[2] = {};
   long sizes_[2] = {}, count_ = 0, step_ = 0;
-  long due_ = 0, which_ = 0, row_ = 0, at_ = 0;  // lines in parts; of values or keys, which, and the byte in it
+  long due_ = 0, which_ = 0, row_ = 0, at_ = 0;  // fraction of lines due; values or keys, index of the key, and byte in it
 };
 
 }  // namespace

@@ -1,14 +1,14 @@
-// Elements as the KV cache stores them: floats, bf16, and three of 8 bits, which stand for themselves times a scale.
-// Every element of 8 bits is one of bf16 too, so keys are multiplied as bf16 and nothing is lost.
+// Storage formats of the KV cache: float, bf16, and three 8-bit formats with scales. Every 8-bit element can be represented
+// in bf16, so keys are multiplied as bf16 without loss.
 //
-//     e4m3     float8: 4 bits of exponent from 2⁻⁶, 3 of mantissa; ±448 are the largest, 0x7f is NaN
-//     e5m2     float8: 5 bits of exponent from 2⁻¹⁴, 2 of mantissa; ±57344 are the largest, above 0x7b is nothing of ours
-//     int8     ±127 are the largest
+//     e4m3     float8: 4 exponent bits from 2⁻⁶, 3 mantissa bits; largest ±448, 0x7f is NaN
+//     e5m2     float8: 5 exponent bits from 2⁻¹⁴, 2 mantissa bits; largest ±57344, codes above 0x7b are infinity and NaN
+//     int8     largest ±127
 #pragma once
 
 #include "common/rows.h"
 
-// How stoker_attention's caller names them.
+// Values of AttentionCall::stored.
 enum Stored : long { FLOAT, BF16, E4M3, E5M2, INT8 };
 
 inline long size_of(long stored) { return stored == FLOAT ? 4 : stored == BF16 ? 2 : 1; }
@@ -34,7 +34,7 @@ typedef uint8_t ByteVec __attribute__((vector_size(LANES)));
 typedef uint8_t TwoByteVecs __attribute__((vector_size(LANES * 2)));
 typedef uint16_t TwoHalfVecs __attribute__((vector_size(LANES * 4)));
 
-// The bf16 of magnitude `code`, a float8 of no sign whose exponent bits are 0: code × 2^(1 - BIAS - MANTISSA).
+// The bf16 of a positive subnormal float8 `code` (exponent bits are 0): code × 2^(1 - BIAS - MANTISSA).
 template <class Float8>
 constexpr uint16_t bf16_of_small(int code) {
   constexpr int LOWEST = 1 - Float8::BIAS - Float8::MANTISSA + 127;
@@ -43,7 +43,7 @@ constexpr uint16_t bf16_of_small(int code) {
   return 0;
 }
 
-// Float8 codes, one in each lane of 16 bits → bf16.
+// Converts float8 codes, one in each lane of 16 bits, to bf16.
 template <class Float8, class Halves>
 inline Halves bf16_of(Halves codes) {
   constexpr int MANTISSA = Float8::MANTISSA, SMALL = 1 << MANTISSA;
@@ -53,7 +53,7 @@ inline Halves bf16_of(Halves codes) {
   if constexpr (sizeof(Halves) / 2 >= SMALL) {
     Halves table;
     for (unsigned i = 0; i < sizeof(Halves) / 2; i++) table[i] = bf16_of_small<Float8>(i % SMALL);
-    small = __builtin_shuffle(table, code);  // by the code modulo the number of lanes
+    small = __builtin_shuffle(table, code);  // indexed by the code modulo the number of lanes
   } else {
     small = Halves{};
     for (uint16_t i = 1; i < SMALL; i++) small = code == i ? Halves{} + bf16_of_small<Float8>(i) : small;
@@ -63,14 +63,14 @@ inline Halves bf16_of(Halves codes) {
   return bits | ((codes & 0x80) << 8);
 }
 
-// Rounded to the nearest, ties to even; v is no larger than LARGEST.
+// Rounds v, which is within ±LARGEST, to the nearest code, ties to even.
 template <class Float8>
 inline ByteVec float8_codes(Vec v) {
   constexpr int SHIFT = 23 - Float8::MANTISSA;
   const WordVec bits = (WordVec)v, magnitude = bits & 0x7fffffffu;
   const WordVec rounded = (magnitude + ((1u << (SHIFT - 1)) - 1) + ((magnitude >> SHIFT) & 1)) >> SHIFT;
   const WordVec normal = rounded - ((127 - Float8::BIAS) << Float8::MANTISSA);
-  // Below the smallest exponent codes are multiples of the smallest value, as floats around `anchor` are.
+  // Subnormal codes are multiples of the smallest value, which is also the spacing of floats near `anchor`.
   constexpr uint32_t ANCHOR = (1 - Float8::BIAS - Float8::MANTISSA + 23 + 127) << 23;
   const WordVec small = (WordVec)((Vec)magnitude + (Vec)(WordVec{} + ANCHOR)) - ANCHOR;
   constexpr uint32_t SMALLEST_NORMAL = (1 - Float8::BIAS + 127) << 23;
@@ -89,13 +89,13 @@ inline void store(e5m2* to, Vec v) {
 }
 // NaN becomes 0.
 inline void store(int8* to, Vec v) {
-  const Vec anchor = broadcast(12582912.0f);  // 1.5 × 2²³: a sum with it is rounded to an integer in its low bits
+  const Vec anchor = broadcast(12582912.0f);  // 1.5 × 2²³: adding it rounds to an integer in the low bits
   const WordVec integers = (WordVec)((v == v ? v : Vec{}) + anchor) - 0x4b400000u;
   const ByteVec codes = __builtin_convertvector(integers & 0xffu, ByteVec);
   memcpy(to, &codes, sizeof codes);
 }
 
-// LANES words of elements that queries are multiplied with: of one float each, or of two bf16.
+// Loads LANES words of elements to multiply with queries: one float, or two bf16, in each.
 inline WordVec words(const float* from) {
   WordVec v;
   memcpy(&v, from, sizeof v);
@@ -120,7 +120,7 @@ inline WordVec words(const int8* from) {
   const WordVec both = __builtin_convertvector(pairs, WordVec);
   const Vec first = __builtin_convertvector((IntVec)(both << 24) >> 24, Vec);
   const Vec second = __builtin_convertvector((IntVec)(both << 16) >> 24, Vec);
-  return ((WordVec)first >> 16) | (WordVec)second;  // integers of 8 bits leave the lower half of a float empty
+  return ((WordVec)first >> 16) | (WordVec)second;  // the lower half of a float that holds an 8-bit integer is 0
 }
 
 // The first `count` elements; the others are 0.
@@ -131,7 +131,7 @@ inline WordVec words_part(const S* from, long count) {
   return words(padded);
 }
 
-// `count` elements as floats, and 0 up to a multiple of LANES.
+// Converts `count` elements to floats, padded with 0 to a multiple of LANES.
 template <class S>
 inline void to_floats(float* to, const S* from, long count) {
   if constexpr (sizeof(S) == 1) {

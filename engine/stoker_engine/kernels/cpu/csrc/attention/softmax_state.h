@@ -1,4 +1,4 @@
-// The online softmax (Milakov & Gimelshein, 2018): what rows know of the keys so far, and how two such are put together.
+// Online softmax (Milakov & Gimelshein, 2018): states of rows after some keys, and merging of states.
 #pragma once
 
 #include <algorithm>
@@ -8,21 +8,21 @@
 
 namespace {
 
-constexpr int ROWS = 4;  // that are run together: they share a key while it is in a register
+constexpr int ROWS = 4;  // rows that are processed together, which share keys in registers
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
-// The softmax of some keys so far: the largest score, the sum of exp(score - largest), and with these weights the sum
-// of the values, [rows][width].
+// State of the softmax after some keys: the largest score, the sum of weights exp(score - largest), and the weighted sum of
+// the values, [rows][width].
 struct State {
   float *largest, *weight, *values;
   long width;
 
-  // Values begin with a line of the cache, if the memory does and the width is a multiple of 16.
+  // Rows of values are aligned to cache lines if the memory is, and the width is a multiple of 16.
   static long before_values(long rows) { return (2 * rows + 15) / 16 * 16; }
   static long size(long rows, long width) { return before_values(rows) + (rows * width + 15) / 16 * 16; }
   State(float* memory, long rows, long width)
       : largest(memory), weight(memory + rows), values(memory + before_values(rows)), width(width) {}
-  // Of rows from `row` on.
+  // The state of rows from `row` on.
   State from(long row) const {
     State later = *this;
     later.largest += row, later.weight += row, later.values += row * width;
@@ -37,19 +37,19 @@ struct State {
 
 inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
 
-// What a state is multiplied by when its largest score becomes `to`.
+// Factor of a state's sums when its largest score changes from `from` to `to`.
 inline float correction(float from, float to) {
   if (from == to) return 1.0f;
   return from == NEG_INF ? 0.0f : exp_of(from - to);
 }
 
-// What R rows have of one value each, in lane i that of row i % ROWS; and back.
+// Loads one value of each of R rows into a vector, lane i from row i % ROWS; and stores them.
 template <int R>
 inline Vec row_values(const float* from) {
   typedef float Rows __attribute__((vector_size(ROWS * 4)));
   Rows rows;
   for (int i = 0; i < ROWS; i++) rows[i] = from[std::min(i, R - 1)];
-  if constexpr (R == ROWS) memcpy(&rows, from, sizeof rows);  // as a rule: one load
+  if constexpr (R == ROWS) memcpy(&rows, from, sizeof rows);  // the usual case, a single load
 #if defined(__AVX512F__)
   return (Vec)_mm512_broadcast_f32x4((__m128)rows);
 #else

@@ -1,4 +1,4 @@
-// New keys and values → their slots of the paged cache, in the form that it stores.
+// Stores new keys and values in their slots of the paged cache, in its storage format.
 #pragma once
 
 #include "attention/attention.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Where new keys or values come from, and where they go.
+// Source and destination of new keys or values.
 struct Rows {
   const void* from;
   long token, head;  // strides
@@ -18,7 +18,7 @@ struct Rows {
   long width;
 };
 
-// The scale of a vector whose elements are to be no larger than `largest`; NaN if one of them is.
+// The scale by which a vector's elements are within ±`largest`; NaN if an element is NaN or infinite.
 template <class T>
 inline float scale_of(const T* from, long width, float largest) {
   Vec maxima{}, nan_or_zero{};

@@ -1,8 +1,8 @@
 // All-reduce, all-gather and broadcast in shared memory; see shm_collectives.h for the protocol, and
 // parallel/shm_communicator.py for the callers.
 //
-// An element's sum is rank 0's, plus rank 1's, and so on, as float32, rounded once: it depends on nothing else in the
-// tensor, nor on which rank adds it up.
+// Elements are added in the order of ranks in float32, and rounded once: a sum depends neither on other elements nor on the
+// rank that computes it.
 #include "comm/shm_collectives.h"
 
 #include <linux/futex.h>
@@ -17,9 +17,10 @@
 
 namespace {
 
-// Below so many bytes each rank adds up everything: a second wait would cost more than it saves.
+// Up to this size in bytes each rank computes the whole sum: distributing it would need a second barrier, which costs more.
 constexpr long ONE_PASS_BYTES = 32768;
-// What others sleep on looks at the clock so often, and a time that lasted longer was not this process's own.
+// Longest sleep, in nanoseconds, before the clock is checked; a sleep of more than twice this means that the process itself
+// was stopped.
 constexpr int64_t SLICE_NS = 500'000'000;
 
 inline void pause() {
@@ -46,17 +47,18 @@ char* slot(const Member& me, long rank, int64_t round) {
   return me.region + me.size * sizeof(RankHeader) + (rank * 2 + (round & 1)) * me.slot_bytes;
 }
 
-// Rounds are counted modulo 2³², and ranks are never half of that apart.
+// Rounds are counted modulo 2³²; the counts of ranks never differ by half of that.
 bool has_arrived(uint32_t round, int64_t to) { return (int32_t)(round - (uint32_t)to) >= 0; }
 
-// This rank's slot for the round to come.
+// This rank's slot for the next round.
 char* next_slot(const Member& me) { return slot(me, me.rank, me.round + 1); }
 
 void arrive(Member& me) {
   RankHeader& header_of_rank = header(me, me.rank);
   me.round++;
   header_of_rank.collectives[me.round & 1] = me.collective;
-  // Both in one order with the sleeper's two: either it is seen here, or it sees this and does not sleep.
+  // Sequentially consistent with the sleeper's accesses: either this rank sees the sleeper, or the sleeper sees the new round
+  // and does not sleep.
   header_of_rank.round.store((uint32_t)me.round, std::memory_order_seq_cst);
   if (header_of_rank.sleepers.load(std::memory_order_seq_cst) > 0) futex(header_of_rank.round, FUTEX_WAKE, INT32_MAX, nullptr);
 }
@@ -79,7 +81,7 @@ bool sleep(const Member& me, RankHeader& other, int64_t& time_left) {
     const int64_t start_ns = now_ns(), slice = std::min(SLICE_NS, time_left);
     const timespec timeout = {0, (long)slice};
     futex(other.round, FUTEX_WAIT, seen, &timeout);
-    // The time in which this process itself was stopped does not count against other ranks.
+    // Time in which this process itself was stopped does not count towards the timeout.
     time_left -= std::min(now_ns() - start_ns, 2 * slice);
   }
   other.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -91,7 +93,7 @@ bool is_same(const Collective& a, const Collective& b) {
          (a.row_bytes == b.row_bytes || a.operation == GATHER);
 }
 
-// Arrives at the next round and waits for all others; false at a timeout or a mismatch.
+// Arrives at the next round and waits for all other ranks; returns false after a timeout or a mismatch.
 bool barrier(Member& me) {
   arrive(me);
   const int64_t until = now_ns() + me.spin_ns;
@@ -121,7 +123,7 @@ void add_up(const T* const* parts, long size, T* out, long count) {
   }
 }
 
-// Each rank adds up all of x.
+// All-reduce in one round: each rank computes the sum of all of x.
 template <class T>
 bool all_reduce_one_pass(Member& me, T* x, long count) {
   if (count > 0) memcpy(next_slot(me), x, count * sizeof(T));
@@ -132,7 +134,7 @@ bool all_reduce_one_pass(Member& me, T* x, long count) {
   return true;
 }
 
-// Each rank adds up a slice of x, and copies the other slices from the other ranks.
+// All-reduce in two rounds: each rank computes the sum of a slice of x, then copies the other slices from other ranks.
 template <class T>
 bool all_reduce_slices(Member& me, T* x, long count) {
   constexpr long ALIGNED = 128 / sizeof(T);  // no two ranks write to one cache line
@@ -162,14 +164,14 @@ void all_reduce(Member& me, T* x, long count) {
 
 }  // namespace
 
-// x [count], of bf16 or float32, becomes the sum of all ranks'.
+// Replaces x [count], bf16 or float32, by the sum over all ranks.
 extern "C" void stoker_shm_all_reduce(Member* me, int is_bf16, void* x, long count) {
   if (me->failure) return;
   me->collective = {SUM, is_bf16, 1, (int64_t)(count * (is_bf16 ? sizeof(bf16) : sizeof(float)))};
   is_bf16 ? all_reduce(*me, (bf16*)x, count) : all_reduce(*me, (float*)x, count);
 }
 
-// row_bytes [size]: how many bytes of a row each rank will bring to a GATHER of so many rows.
+// Writes row_bytes [size], the bytes of a row that each rank contributes to a GATHER of `rows` rows.
 extern "C" void stoker_shm_gather_widths(Member* me, int dtype, long rows, long* row_bytes) {
   if (me->failure) return;
   me->collective = {GATHER, dtype, rows, row_bytes[me->rank]};
@@ -177,7 +179,8 @@ extern "C" void stoker_shm_gather_widths(Member* me, int dtype, long rows, long*
   for (long r = 0; r < me->size; r++) row_bytes[r] = header(*me, r).collectives[me->round & 1].row_bytes;
 }
 
-// x [rows, row_bytes[rank]] of all ranks → out [rows, their sum]. `operation`: GATHER, or PARTS where all bring as much.
+// Gathers x [rows, row_bytes[rank]] of all ranks into out [rows, sum of row_bytes]. `operation`: GATHER, or PARTS if all
+// ranks contribute the same number of bytes.
 extern "C" void stoker_shm_all_gather(Member* me, int operation, int dtype, const void* x, long rows,
                                     const long* row_bytes, void* out) {
   if (me->failure) return;
@@ -201,7 +204,7 @@ extern "C" void stoker_shm_all_gather(Member* me, int operation, int dtype, cons
   }
 }
 
-// x [bytes] becomes rank 0's.
+// Replaces x [bytes] by rank 0's.
 extern "C" void stoker_shm_broadcast(Member* me, int dtype, void* x, long bytes) {
   if (me->failure) return;
   me->collective = {BROADCAST, dtype, 1, bytes};

@@ -1,4 +1,4 @@
-// Memory that is kept from call to call: what is new costs a page fault every 4 KiB.
+// Memory that is kept between calls, since new memory costs a page fault for every 4 KiB.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 class Memory {
  public:
-  // At least so many bytes, of any content.
+  // Returns at least the given number of bytes, uninitialized.
   char* of(size_t bytes) {
     if (bytes > size_) {
       size_ = 0;

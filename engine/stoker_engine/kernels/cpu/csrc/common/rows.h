@@ -1,4 +1,4 @@
-// The last vector of a row may be a part of one; its lanes are computed like all others.
+// The last vector of a row may be partial; its lanes are computed like all others.
 #pragma once
 
 #include "common/simd.h"
@@ -16,5 +16,5 @@ inline void store_up_to(T* to, Vec v, long count) {
     store_part(to, v, count);
 }
 
-// Below so many elements, waking other threads costs more than they save.
+// Number of elements below which waking other threads costs more than it saves.
 constexpr long GRAIN_SIZE = 32768;

@@ -1,5 +1,5 @@
-// Vectors of floats, as wide as the processor's registers; written with the compiler's vector extension, so that the
-// same source compiles for every processor. What differs is how bf16 is multiplied.
+// Vectors of floats of the processor's register width, written with the compiler's vector extension, so that the same source
+// compiles for every processor. Only the multiplication of bf16 differs.
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,8 @@
 #include <immintrin.h>
 #endif
 
-// Of a function whose sums stay in registers: all that it calls becomes part of it. Compilers leave a call where they find a
-// lambda too large, and then all registers go through memory around it. Under sanitizers that would take minutes.
+// Inlines everything that a function calls, for functions whose sums stay in registers: for large lambdas compilers would
+// emit calls, around which all registers are saved to memory. Not used with sanitizers, where compiling would take minutes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FLATTEN
 #else
@@ -51,7 +51,7 @@ inline Vec load(const bf16* from) {
 
 inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
 
-// Rounded to bf16: to the nearest, ties to even; NaN stays NaN.
+// Rounds to bf16, to the nearest, ties to even; keeps NaN.
 inline WordVec bf16_bits(Vec v) {
   const WordVec bits = (WordVec)v;
   const WordVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -60,14 +60,14 @@ inline WordVec bf16_bits(Vec v) {
 
 inline Vec rounded(Vec v) { return (Vec)(bf16_bits(v) << 16); }
 
-// What was decoded, as it will be read: elements too small for a normal one of T are kept.
+// Stores decoded elements; keeps those that are subnormal in T.
 inline void store_decoded(float* to, Vec v) { store(to, v); }
 inline void store_decoded(bf16* to, Vec v) {
   const HalfVec half = __builtin_convertvector(bf16_bits(v), HalfVec);
   memcpy((void*)to, &half, sizeof half);
 }
 
-// What was computed: an instruction rounds to bf16 where there is one, and makes such elements 0.
+// Rounds computed elements to bf16, by an instruction if available, which flushes subnormals to 0.
 #if defined(__AVX512BF16__)
 inline HalfVec nearest_bf16(Vec v) { return (HalfVec)_mm512_cvtneps_pbh((__m512)v); }
 #else
@@ -79,7 +79,7 @@ inline void store(bf16* to, Vec v) {
   memcpy((void*)to, &half, sizeof half);
 }
 
-// The first `count` elements; the rest of the vector is 0.
+// Loads the first `count` elements; the rest of the vector is 0.
 template <class T>
 inline Vec load_part(const T* from, long count) {
   T padded[LANES] = {};
@@ -102,14 +102,14 @@ inline float to_float(bf16 x) {
   return value;
 }
 
-// Where one is NaN: b.
+// The elementwise maximum; b if one of them is NaN.
 #if defined(__AVX512F__)
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 #else
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 #endif
 
-// v with its lanes in the order that `from` says.
+// Permutes the lanes of v: lane i of the result is lane from[i] of v.
 template <class Order>
 inline Vec reordered(Vec v, Order from) {
   IntVec lanes;
@@ -127,8 +127,8 @@ inline float max_of(Vec v) {
   return v[0];
 }
 
-// N vectors, each brought to one value by an operation on two: lane i of the result has that of v[i % N]. The lanes of
-// all of them meet in the same order.
+// Reduces each of N vectors to one value by a binary operation: lane i of the result is that of v[i % N]. All vectors are
+// reduced in the same order of lanes.
 template <int N, int BY = 1, class Operation>
 inline Vec reduce_each(const Vec* v, Operation of) {
   const auto exchanged = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
@@ -159,8 +159,8 @@ inline Vec exp_polynomial(Vec r) {
 }
 
 #if defined(__AVX512F__)
-// Each element × 2ⁿ, n rounded down; 0 where x is less than `least`. Below that the product would be too small for a normal
-// float, and Intel's processors take 100 ns for one vector of such, sixty times as long as for others.
+// element × 2ⁿ, with n rounded down; 0 where x is less than `least`. Below that the product would be subnormal, for which
+// Intel's processors take 100 ns for each vector, sixty times as long as for others.
 inline Vec scaled_from(float least, Vec x, Vec element, Vec n) {
   const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_NLT_UQ);
   return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)element, (__m512)n);
@@ -168,7 +168,7 @@ inline Vec scaled_from(float least, Vec x, Vec element, Vec n) {
 #endif
 
 #if defined(__AVX512BF16__)
-// 2ˣ to 3e-6, a thousandth of what bf16 is rounded by: 2ʳ for 0 ≤ r < 1, and a whole power of 2.
+// 2ˣ with a relative error of 3e-6, a thousandth of the rounding of bf16: 2ʳ for 0 ≤ r < 1, times an integer power of 2.
 inline Vec power_of_2(Vec x) {
   const Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   Vec p = r * 1.3426648e-2f + 5.2242532e-2f;
@@ -178,12 +178,11 @@ inline Vec power_of_2(Vec x) {
 }
 #endif
 
-// eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ put into the exponent.
-// e⁰ is exactly 1; what is too small for a float (a normal one) becomes 0, what is too large infinite, and NaN stays
-// NaN.
+// eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ added to the exponent. e⁰ is exactly 1;
+// results below the smallest normal float become 0, results that are too large become infinity, and NaN stays NaN.
 #if defined(__AVX512F__)
 inline Vec exp_of(Vec x) {
-  // Of two operands this instruction takes the second where one is NaN.
+  // This instruction returns the second operand if one is NaN.
   const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200), (__m512)x);
   const __m512 n = _mm512_roundscale_ps(bounded * _mm512_set1_ps(1.44269504088896341f), 0);
   const Vec r = (Vec)(bounded - n * _mm512_set1_ps(0.693359375f) + n * _mm512_set1_ps(2.12194440e-4f));
@@ -215,7 +214,7 @@ inline Vec exp_for(Vec x) {
 
 inline Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
 
-// What one register holds of T, and how two of them are multiplied into an accumulator.
+// A register of elements of T, and how two of them are multiplied and added to an accumulator.
 template <class T>
 struct Pack {
   typedef Vec Type;
@@ -244,9 +243,8 @@ inline typename Pack<T>::Type pack_part(const T* from, long count) {
   return Pack<T>::load(padded);
 }
 
-// Adds up each of LANES vectors: result[i] is the sum of v[i]. A tree: each step folds two vectors into one that holds
-// both's partial sums, so that all sums cost LANES - 1 steps. Every sum is built in the same order, whichever lane it
-// ends up in.
+// Sums each of LANES vectors: result[i] is the sum of v[i]. In a tree, each step folds two vectors into one with the partial
+// sums of both, so that all sums cost LANES - 1 steps. Every sum is computed in the same order, in any lane.
 template <int WIDTH = LANES>
 inline Vec sums_of(const Vec* v) {
   if constexpr (WIDTH == 1) {
@@ -267,7 +265,7 @@ inline Vec sums_of(const Vec* v) {
   }
 }
 
-// LANES vectors of LANES words: rows become columns.
+// Transposes LANES vectors of LANES words.
 #if defined(__AVX512F__)
 inline void transpose(WordVec* v) {
   __m512i a[16], b[16];
@@ -292,7 +290,7 @@ inline void transpose(WordVec* v) {
   }
 }
 #else
-// A step a power of two: words change places across blocks of W.
+// One step for each power of two, which swaps words between blocks of W.
 template <int W = 1>
 inline void transpose(WordVec* v) {
   if constexpr (W < LANES) {

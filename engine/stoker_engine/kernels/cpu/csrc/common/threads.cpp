@@ -17,13 +17,13 @@ inline void pause() {
 #endif
 }
 
-// The threads besides the caller's. They live as long as the process.
+// The worker threads; they live as long as the process.
 //
-// A job is open while its caller is at work. A thread joins by counting itself in, which succeeds only while the job is
-// open; the caller closes it and waits until those inside have left. Then no thread reads the job.
+// A job is open while its caller works. A thread joins by incrementing a counter, which succeeds only while the job is open;
+// the caller closes it and waits until all joined threads have left. Afterwards no thread reads the job.
 class Pool {
  public:
-  // Up to `count` threads may help, this one included.
+  // Sets the number of threads, including the caller.
   void resize(int count) {
     std::lock_guard<std::mutex> one_at_a_time(caller_);
     helpers_ = count - 1;
@@ -34,7 +34,7 @@ class Pool {
 
   void share(long count, void (*work)(void*, Pieces&), void* context) {
     Pieces pieces(count);
-    // Another engine in this process may be at work: then this one does without help.
+    // If another engine in this process uses the pool, the caller works alone.
     std::unique_lock<std::mutex> collective(caller_, std::try_to_lock);
     if (!collective || helpers_ == 0 || count < 2) return work(context, pieces);
     work_ = work, context_ = context, pieces_ = &pieces;
@@ -66,7 +66,7 @@ class Pool {
     }
   }
 
-  // Operations follow each other within microseconds, steps within a millisecond: awake for so long, then asleep.
+  // Operations follow each other within microseconds, steps within a millisecond: threads stay awake that long, then sleep.
   unsigned long wait_for_job_after(unsigned long seen) {
     const auto start = std::chrono::steady_clock::now();
     for (int spins = 0;; spins++) {
@@ -75,7 +75,7 @@ class Pool {
       if (spins < 2048)
         pause();
       else
-        std::this_thread::yield();  // others that want to run come first
+        std::this_thread::yield();  // lets other runnable threads go first
       if (spins % 64 == 63 && std::chrono::steady_clock::now() - start > std::chrono::milliseconds(2)) break;
     }
     std::unique_lock<std::mutex> lock(sleep_);

@@ -1,21 +1,21 @@
-// Sharing work between threads.
+// Work sharing between threads.
 //
-// A thread that is awake takes the next piece; no thread waits for one that has taken none. So on a busy machine, or
-// in a container whose time is up, the caller does the work by itself, where a fork-join team (OpenMP's) would wait at
-// its barrier for a thread that the system does not run.
+// A thread that is awake takes the next piece; no thread waits for one that has taken none. So on a busy machine, or in a
+// container whose CPU quota is used up, the caller does the work by itself, where a fork-join team (OpenMP) would wait at
+// its barrier for a thread that the system does not schedule.
 #pragma once
 
 #include <atomic>
 
-// How many threads take part, if all come.
+// Largest number of threads that take part.
 long threads();
 
-// Hands out 0 … count - 1, each to one thread.
+// Distributes 0 … count - 1 to threads.
 class Pieces {
  public:
   explicit Pieces(long count) : count_(count) {}
   bool take(long& piece) { return (piece = next_.fetch_add(1, std::memory_order_relaxed)) < count_; }
-  // The same, before it is needed, so that what it is made of can be fetched; as long as each thread can have another.
+  // Takes a piece in advance, so that its data can be prefetched; only while enough pieces are left for all threads.
   bool take_early(long& piece) {
     piece = next_.load(std::memory_order_relaxed);
     while (piece + threads() <= count_)
@@ -28,23 +28,23 @@ class Pieces {
   const long count_;
 };
 
-// Calls work(context, pieces) here and in every thread that comes while pieces are left.
+// Calls work(context, pieces) in the caller, and in every thread that joins while pieces are left.
 void share(long count, void (*work)(void* context, Pieces& pieces), void* context);
 
-// Calls body(pieces) in each thread that takes part: what a thread needs is set up once, then `take` gives its pieces.
+// Calls body(pieces) in each thread that takes part, so that it can set up its state once before it takes pieces.
 template <class Body>
 void parallel(long count, Body body) {
   share(count, [](void* context, Pieces& pieces) { (*(Body*)context)(pieces); }, &body);
 }
 
-// Calls body(i) for i = 0 … count - 1; where it is not worth sharing, here.
+// Calls body(i) for i = 0 … count - 1; in the caller alone if not `is_parallel`.
 template <class Body>
 void parallel_for(bool is_parallel, long count, Body body) {
   if (!is_parallel) {
     for (long i = 0; i < count; i++) body(i);
     return;
   }
-  // A few pieces a thread: fewer would end unevenly, more would be taken for too little work.
+  // A few pieces for each thread: fewer would finish unevenly, more would be too small for the cost of taking them.
   const long size = count / 32 + 1;
   parallel((count + size - 1) / size, [&](Pieces& pieces) {
     for (long piece; pieces.take(piece);)

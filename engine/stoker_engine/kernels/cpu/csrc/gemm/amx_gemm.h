@@ -1,5 +1,5 @@
-// GEMM with rows as they are by Intel's tile unit, which computes Yᵀ = W Xᵀ: tiles of W are loaded as they lie, and only x,
-// the small one, is rearranged. And `gemm`, which goes by tiles where there are some, else by vectors.
+// GEMM with unpacked rows by AMX, as Yᵀ = W Xᵀ: tiles of W are loaded in place, and only x, the smaller operand, is
+// rearranged. `gemm` uses AMX if it is available, else vectors.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -8,7 +8,7 @@
 #if defined(STOKER_AMX)
 constexpr long TILE_DEPTH = 2 * TILE_WORDS;  // inner elements of a step
 
-// 16 rows of x as [inner / 2][16 rows][2], what the tile unit takes for columns; missing rows are 0.
+// Rearranges 16 rows of x to [inner / 2][16 rows][2], the layout of a tile's columns; missing rows are 0.
 template <class W>
 inline void rearrange(const Gemm<bf16, W>& p, long m, bf16* to) {
   for (long k = 0; k < p.inner; k += TILE_DEPTH) {
@@ -20,7 +20,7 @@ inline void rearrange(const Gemm<bf16, W>& p, long m, bf16* to) {
   }
 }
 
-// 16 outputs × 16 rows of sums → y, transposed.
+// Writes the sums of 16 outputs × 16 rows to y, transposed.
 inline void put_tile(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const float* sums, long stride) {
   const Vec bias = p.bias ? load(p.bias + n) : Vec{};
   WordVec rows[TILE_ROWS];
@@ -30,7 +30,7 @@ inline void put_tile(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const flo
     store(p.y + (m + i) * p.y_stride + n, (Vec)rows[i] + bias);
 }
 
-// N groups of 16 outputs from n on × M groups of 16 rows from m on; `x` holds the rearranged rows.
+// Multiplies N groups of 16 outputs from n on with M groups of 16 rows from m on; `x` holds the rearranged rows.
 template <int N, int M>
 void multiply_groups(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const bf16* x) {
   const bf16* w = p.w.at + n * p.w.stride;
@@ -47,8 +47,8 @@ void multiply_groups(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const bf1
       put_tile(p, m + j * TILE_COLUMNS, n + i * TILE_ROWS, &sums[i * TILE_ROWS][j * TILE_COLUMNS], WIDTH);
 }
 
-// All outputs, at least 16, with M groups of rows. The last group may overlap the one before it: the same sums are written
-// twice.
+// Multiplies all outputs, at least 16, with M groups of rows. The last group of outputs may overlap the previous one, which
+// writes the same sums twice.
 template <int M>
 void multiply_outputs(const Gemm<bf16, Plain<bf16>>& p, long m, const bf16* x) {
   long n = 0;
@@ -62,8 +62,8 @@ void gemm_amx(const Gemm<bf16, W>& p) {
   const long groups = (p.rows + TILE_COLUMNS - 1) / TILE_COLUMNS, group = p.inner * TILE_COLUMNS;
   if ((long)buffer.size() < groups * group) buffer.resize(groups * group);
   bf16* x = buffer.data();
-  // Outputs and groups of rows in a piece: a block of W and of x that the second-level cache holds. Small batches only
-  // wait for memory: their pieces are small, so that threads end together.
+  // Outputs and groups of rows in a piece, chosen so that a block of W and of x fits into the second-level cache. Small
+  // batches are bound by memory: their pieces are small, so that threads finish together.
   const long n_block = p.rows > 64 ? 128 : 32, m_block = W::TILED_BLOCK / TILE_COLUMNS;
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (groups + m_block - 1) / m_block;
   parallel_for(groups >= 4, groups, [&](long g) { rearrange(p, g * TILE_COLUMNS, x + g * group); });

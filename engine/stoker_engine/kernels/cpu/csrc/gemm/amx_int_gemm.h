@@ -1,7 +1,7 @@
-// GEMM of many rows with codes in panels, whose scales and x's are of blocks, by Intel's tile unit. What a row of x's codes
-// stand for beside each other, code × factor (int8_activations.h), are integers of 16 bits, and so two bytes: tiles multiply each
-// by a panel's codes, and add up over a block. That is the integer that quant_panels.h computes; it is scaled and added in the same
-// order, so that bits are those of few rows.
+// GEMM of many rows with codes in panels by AMX, for scales of blocks. In x, code × factor (int8_activations.h) is a 16-bit
+// integer: tiles multiply its upper and its lower byte by a panel's codes, and accumulate over a block. The result is the
+// integer that quant_panels.h computes; it is scaled and added in the same order, so results are bit-identical to those for
+// few rows.
 #pragma once
 
 #include "gemm/quant_panels.h"
@@ -10,7 +10,7 @@
 #if defined(STOKER_AMX)
 namespace panels {
 
-// Of `share_out`; for a format whose scales are of blocks.
+// Class W of `share_out`, for formats with scales of blocks.
 template <class Packed>
 struct AmxIntPanels : QuantPanels<Packed> {
   typedef QuantPanels<Packed> Vectors;
@@ -18,9 +18,9 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Unit = TileUnit;
 
   static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
-  static constexpr long BLOCK_BYTES = 512 * 1024;            // of rows of x, which stay in the second-level cache
+  static constexpr long BLOCK_BYTES = 512 * 1024;            // rows of x in a block, which stay in the second-level cache
 
-  // What a block of TILE_ROWS rows has, beside each other.
+  // Scales and sums of a block of TILE_ROWS rows, as vectors.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
@@ -28,11 +28,11 @@ struct AmxIntPanels : QuantPanels<Packed> {
   const Scales* scales = nullptr;  // [rows / TILE_ROWS][blocks]
 
   long groups() const { return inner / Int8Group::SIZE; }
-  long tile_steps() const { return (inner + STEP - 1) / STEP; }  // of a row
+  long tile_steps() const { return (inner + STEP - 1) / STEP; }  // steps of a row
   long blocks() const { return (inner + w.block_size - 1) / w.block_size; }
   long rows() const { return std::max(BLOCK_BYTES / (tile_steps() * 2 * TILE), 1l) * TILE_ROWS; }
 
-  // Valid until this thread makes another.
+  // Valid until this thread creates another object.
   AmxIntPanels(const Vectors& vectors, long rows) : Vectors(vectors) {
     if (rows <= Vectors::STREAMED) return;
     static thread_local Memory bytes_memory, scales_memory;
@@ -42,7 +42,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
     int16_bytes = to_bytes, scales = to_scales;
     parallel_for(rows * inner >= GRAIN_SIZE, tiles, [&](long tile) {
       int8_t* const bytes_of_tile = to_bytes + tile * tile_steps() * 2 * TILE;
-      if (inner % STEP) memset(bytes_of_tile + (tile_steps() - 1) * 2 * TILE, 0, 2 * TILE);  // what no row fills
+      if (inner % STEP) memset(bytes_of_tile + (tile_steps() - 1) * 2 * TILE, 0, 2 * TILE);  // padding
       for (long i = 0; i < TILE_ROWS; i++) {
         const Int8Group* const row = x + std::min(tile * TILE_ROWS + i, rows - 1) * groups();
         for (long group = 0; group < groups(); group++) {
@@ -65,13 +65,13 @@ struct AmxIntPanels : QuantPanels<Packed> {
     _mm256_storeu_si256((__m256i*)lower, _mm512_cvtepi16_epi8(words));
   }
 
-  // A panel's signed codes, in the order of the elements, and what its blocks have.
+  // A panel's signed codes, in the order of elements, and the headers of its blocks.
   struct Columns {
     const int8_t* codes;     // [steps][STEP / 4][PANEL][4]
     const Header* headers;  // [blocks]
   };
 
-  // Valid for as long as this thread unpacks no other into the same memory.
+  // Valid until another panel is unpacked into the same memory.
   Columns unpacked(long panel, Memory& of_codes, Memory& of_headers) const {
     int8_t* const codes = (int8_t*)of_codes.of(tile_steps() * TILE);
     Header* const headers = (Header*)of_headers.of(blocks() * sizeof(Header));
@@ -88,8 +88,8 @@ struct AmxIntPanels : QuantPanels<Packed> {
     return {codes, headers};
   }
 
-  // Rows m … m + rows of x, for which the unit is set, with N panels. Dot products of a block are computed while those of the one
-  // before are added, since a tile is loaded only after it was read.
+  // Multiplies rows m … m + rows - 1 of x, for which the tile unit is set, with N panels. Dot products of a block are computed
+  // while those of the previous one are added, since a tile can be reloaded only after it was read.
   template <int N>
   FLATTEN void tile(const Columns* columns, long panel, long m, long rows, Prefetcher& prefetcher) const {
     struct alignas(64) Accumulators {
@@ -145,7 +145,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     NoUnit no_unit;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // it is faster then
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // faster for so few rows
     for (long j = 0; j < count; j += 2) {
       if (count - j >= 2)
         block<2>(unit, panel + j, m, m_end, part_of(next, j, 2, count));

@@ -1,5 +1,6 @@
-// GEMM with panels by Intel's tile unit: 32 inner elements of a panel are a tile as they lie, and so are those of 16 rows
-// of x. Every y[m][n] is one sum to which what 32 inner elements give is added in order, however many rows there are.
+// GEMM with panels by AMX: 32 inner elements of a panel are loaded as a tile without rearranging, and so are those of 16
+// rows of x. Every y[m][n] is one sum, to which the products of 32 inner elements at a time are added in order, for any
+// number of rows.
 #pragma once
 
 #include "gemm/panels.h"
@@ -11,15 +12,15 @@ namespace panels {
 // bfloat16 elements; `inner` is a multiple of STEP.
 struct AmxBf16Panels : Bf16Panels {
   static constexpr long STEP = 32;                 // inner elements
-  static constexpr long PAIR = 2 * TILE_ROWS;      // rows of a tile
+  static constexpr long PAIR = 2 * TILE_ROWS;      // rows of two tiles
   static constexpr long STREAMED = PAIR;
-  static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x, which stay in the second-level cache
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // bytes of rows of x in a block, which stay in the second-level cache
   using Unit = TileUnit;
 
   long rows() const { return std::max(BLOCK_BYTES / (inner * 2) / PAIR, 1l) * PAIR; }
   long steps() const { return inner / STEP; }
 
-  // Up to M × 16 rows of x from m on, for which the unit is set, with N panels from `panel` on.
+  // Multiplies up to M × 16 rows of x from m on, for which the tile unit is set, with N panels from `panel` on.
   template <int M, int N>
   void tile(long panel, long m, long rows, Prefetcher& prefetcher) const {
     const bf16 *weights = w + panel * PANEL * inner, *rows_from = x + m * x_stride;
@@ -50,7 +51,7 @@ struct AmxBf16Panels : Bf16Panels {
     }
   }
 
-  // Rows m … m_end, with the panels from `panel` on.
+  // Multiplies rows m … m_end - 1 with the panels from `panel` on.
   template <int N>
   void pairs(Unit& unit, long panel, long m, long m_end, Prefetcher& prefetcher) const {
     for (long rows; m < m_end; m += rows) {
@@ -67,7 +68,7 @@ struct AmxBf16Panels : Bf16Panels {
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     const long whole = m + (m_end - m) / PAIR * PAIR, tiles = (m_end - m + PAIR - 1) / PAIR * ((count + 1) / 2);
     Prefetcher prefetcher(next, tiles * steps(), MAX_PREFETCH_BYTES);
-    for (const auto [from, to] : {std::pair(m, whole), std::pair(whole, m_end)})  // the unit is set for each once
+    for (const auto [from, to] : {std::pair(m, whole), std::pair(whole, m_end)})  // sets the tile unit once for each
       for (long j = 0; j < count; j += 2)
         count - j >= 2 ? pairs<2>(unit, panel + j, from, to, prefetcher) : pairs<1>(unit, panel + j, from, to, prefetcher);
   }

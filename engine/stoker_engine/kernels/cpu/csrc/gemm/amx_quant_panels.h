@@ -1,6 +1,6 @@
-// GEMM of many rows with codes in panels by Intel's tile unit. Codes of 32 elements are a tile's columns, unpacked once for
-// a block of rows, and what they add up to with a row's codes is the integer that quant_panels.h computes; it becomes
-// a float, is scaled and added in the same order, so that bits are those of few rows.
+// GEMM of many rows with codes in panels by AMX. Codes of 32 elements form the columns of a tile, unpacked once for a block
+// of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they are converted to float,
+// scaled and added in the same order, so results are bit-identical to those for few rows.
 #pragma once
 
 #include "gemm/quant_panels.h"
@@ -9,7 +9,7 @@
 #if defined(STOKER_AMX)
 namespace panels {
 
-// Of `share_out`; for a format whose scales are of 32 elements.
+// Class W of `share_out`, for formats with a scale for 32 elements.
 template <class Packed>
 struct AmxQuantPanels : QuantPanels<Packed> {
   typedef QuantPanels<Packed> Vectors;
@@ -17,16 +17,16 @@ struct AmxQuantPanels : QuantPanels<Packed> {
   using Unit = TileUnit;
 
   static_assert(Packed::STEP == Int8Group::SIZE);
-  static constexpr long WORDS = Int8Group::SIZE / 4;  // of a step
-  static constexpr long BLOCK_BYTES = 512 * 1024;        // of rows of x, which stay in the second-level cache
+  static constexpr long WORDS = Int8Group::SIZE / 4;  // words of a step
+  static constexpr long BLOCK_BYTES = 512 * 1024;        // bytes of rows of x in a block, which stay in the second-level cache
 
-  // What 32 elements of each of TILE_ROWS rows have, beside each other.
+  // Scales and sums of 32 elements of each of TILE_ROWS rows, as vectors.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
   const Scales* scales = nullptr;  // [rows / TILE_ROWS][groups]
 
-  // Valid until this thread makes another.
+  // Valid until this thread creates another object.
   AmxQuantPanels(const Vectors& vectors, long rows) : Vectors(vectors) {
     if (rows <= Vectors::STREAMED) return;
     static thread_local Memory memory;
@@ -47,13 +47,13 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     return std::max(BLOCK_BYTES / (groups() * (long)sizeof(Int8Group)) / TILE_ROWS, 1l) * TILE_ROWS;
   }
 
-  // 32 elements of each row of a panel: signed codes in the order of the elements, and their scales.
+  // Signed codes of 32 elements of each row of a panel, in order, and their scales.
   struct Group {
     int8_t codes[WORDS][PANEL][4];
     Header header;
   };
 
-  // Valid for as long as this thread unpacks no others of this format.
+  // Valid until this thread unpacks others of this format.
   const Group* unpacked(long panel) const {
     thread_local Memory memory;
     Group* const found = (Group*)memory.of(groups() * sizeof(Group));
@@ -69,12 +69,12 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     return found;
   }
 
-  // Dot products of 16 rows with 16 outputs. Two are computed at a time, since a tile is loaded only after it was read.
+  // Dot products of 16 rows with 16 outputs. Double-buffered, since a tile can be reloaded only after it was read.
   struct alignas(64) Accumulators {
     int32_t of[TILE_ROWS][PANEL];
   };
 
-  // Rows m … m + rows of x, for which the unit is set, with a panel.
+  // Multiplies rows m … m + rows - 1 of x, for which the tile unit is set, with a panel.
   FLATTEN void tile(const Group* columns, long panel, long m, long rows, Prefetcher& prefetcher) const {
     Accumulators accumulators[2];
     const Int8Group* const from = x + m * groups();
@@ -114,7 +114,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     NoUnit no_unit;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // it is faster then
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // faster for so few rows
     Prefetcher prefetcher(next, (m_end - m + TILE_ROWS - 1) / TILE_ROWS * count * ((groups() + 1) / 2), MAX_PREFETCH_BYTES);
     for (long end = panel + count; panel < end; panel++) {
       const Group* const columns = unpacked(panel);

@@ -1,6 +1,6 @@
-// Intel's tile unit (AMX): a core's eight tiles, of up to 16 rows of 64 bytes, and how they are used for GEMMs
+// Intel AMX: a core has eight tiles of up to 16 rows of 64 bytes, which GEMMs use as follows
 //
-//   tiles 0…3  sums, 16 columns for each row: of rows A by columns A, A by B, B by A, B by B
+//   tiles 0…3  sums, 16 columns for each row: rows A × columns A, A × B, B × A, B × B
 //   tiles 4, 5  columns A and B: words of two or four inner elements, [words of a step][16]
 //   tiles 6, 7  rows A and B, of up to 16 rows each: [rows][words of a step]
 #pragma once
@@ -12,7 +12,7 @@
 
 constexpr long TILE_ROWS = 16, TILE_COLUMNS = 16, TILE_WORDS = 16;
 
-// This thread's unit, for as long as the object lives.
+// This thread's tile unit; released when the object is destroyed.
 class TileUnit {
  public:
   TileUnit() = default;
@@ -21,8 +21,8 @@ class TileUnit {
     if (first_ != 0) _tile_release();
   }
 
-  // For GEMMs of so many rows A and B, each up to TILE_ROWS, in steps of so many words. What tiles held is lost if it was
-  // set otherwise.
+  // Configures the unit for GEMMs with the given numbers of rows A and B, each up to TILE_ROWS, and words of a step. Tiles
+  // lose their contents if the configuration changes.
   void set_for(long first, long second, long words = TILE_WORDS) {
     if (first == first_ && second == second_ && words == words_) return;
     first_ = first, second_ = second, words_ = words;
@@ -38,7 +38,7 @@ class TileUnit {
     _tile_loadconfig(&palette);
   }
 
-  // What was written so far is in memory when tiles are loaded: compilers are not told that they read.
+  // Forces earlier writes to memory, since compilers do not know that tile loads read it.
   static void compiler_barrier(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
  private:
@@ -50,8 +50,8 @@ class TileUnit {
   long first_ = 0, second_ = 0, words_ = 0;
 };
 
-// Sums of M groups of rows, M and N 1 or 2, with N groups of columns. What lies in memory has group B's rows below those of
-// group A, and group B's columns beside those of group A; strides are in bytes.
+// Sums of M groups of rows × N groups of columns, M and N 1 or 2. In memory, group B's rows are below those of group A, and
+// group B's columns are to their right; strides are in bytes.
 template <int M, int N>
 inline void clear_sums() {
   _tile_zero(0);
@@ -79,7 +79,7 @@ inline void store_sums(T* to, long stride) {
   if constexpr (M > 1 && N > 1) _tile_stored(3, second + TILE_COLUMNS, stride);
 }
 
-// A step's rows times its columns, of bfloat16; group B's columns may lie anywhere.
+// Multiplies a step's bfloat16 rows and columns; group B's columns may be anywhere.
 template <int M, int N>
 inline void multiply_tiles(const void* rows, long row_stride, const void* columns, const void* second_columns,
                          long column_stride) {
@@ -97,8 +97,8 @@ inline void multiply_tiles(const void* rows, long row_stride, const void* column
   }
 }
 
-// Of bytes, signed on both sides: rows A by columns A into `to`, [rows][16]; or, of tiles of their own, rows B by columns B.
-// Columns' words lie behind each other.
+// Multiplies signed bytes: rows A × columns A into `to`, [rows][16]; or rows B × columns B, which use separate tiles. The
+// words of columns are contiguous.
 template <int WHICH>
 inline void multiply_codes(const void* rows, long row_stride, const void* columns, int32_t* to) {
   if constexpr (WHICH == 0) {
@@ -116,8 +116,8 @@ inline void multiply_codes(const void* rows, long row_stride, const void* column
   }
 }
 
-// Integers of 16 bits by signed bytes, over `steps` of 64 inner elements each: their upper, signed bytes and their lower ones,
-// [steps][2][16][64], by N panels' codes, [steps][16][16][4] each, into [2][N], [16][16] each: of upper bytes first. Calls
+// Multiplies 16-bit integers with signed bytes over `steps` steps of 64 inner elements: upper (signed) and lower bytes of the
+// integers [steps][2][16][64] × codes of N panels [steps][16][16][4] → to [2][N][16][16], upper bytes first. Calls
 // `meanwhile` at each step.
 template <int N, class Meanwhile>
 inline void multiply_int16(const int8_t* int16_bytes, const int8_t* const* columns, long steps, int32_t* to,

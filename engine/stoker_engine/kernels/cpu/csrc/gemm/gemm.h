@@ -1,22 +1,22 @@
-// y = x Wᵀ + b for row-major x [rows, inner] and W [outputs, inner], whatever W is stored as.
+// y = x Wᵀ + b for row-major x [rows, inner] and W [outputs, inner] in any storage format.
 //
-// Every y[m][n] is one accumulator that runs over `inner` in order, whatever the tile it is computed in, so that a row's
-// result depends on nothing but the row: the GEMM is batch-invariant by construction. And W's format says only where
-// its elements come from: a GEMM with packed elements has the bits of a GEMM with the same elements unpacked.
+// Every y[m][n] is one accumulator that iterates over `inner` in order, in any tile, so a row's result depends only on the
+// row: the GEMM is batch-invariant by construction. The format of W only determines where elements come from: a GEMM with
+// stored elements is bit-identical to a GEMM with the same elements unpacked.
 //
 // Small batches stream W at memory speed: threads share the outputs, and each row of W is read once for all of x.
 //
-// A format of W is a class of
-//   STEP           elements that a row gives at a time; a row has a multiple of it, or `tail` gives what is left
-//   DIRECT_ROWS    up to so many rows of x, W is multiplied as it is; beyond, it is unpacked first, a piece at a time
-//   BLOCK          rows of x that are multiplied with a piece of W: what unpacking costs is shared by them
-//   location(k)    where elements k … k + STEP of any row lie in it; found once for all rows of a tile
-//   row(n)         an object for row n; what it has are
+// A format of W is a class with
+//   STEP           number of elements that are loaded at a time; a row has a multiple of it, or `tail` loads the rest
+//   DIRECT_ROWS    number of rows of x up to which W is decoded on the fly; for more it is unpacked first, piece by piece
+//   BLOCK          rows of x that are multiplied with a piece of W, which share the cost of unpacking
+//   location(k)    position of elements k … k + STEP - 1 in any row, computed once for all rows of a tile
+//   row(n)         an object for row n with
 //     begin(location)   called with each location before `load`
-//     load(location)    the elements there, into registers
-//     tail(location, count)   the last `count`, fewer than STEP; zeros follow. It is all that this object is asked for
-//   elements(n, n_end, inner)   rows n … n_end as they are multiplied, for as long as this thread asks for no others
-//   bytes(n, n_end)            where rows n … n_end lie, to be fetched beforehand; nowhere if `load` sees to that
+//     load(location)    loads the elements there into registers
+//     tail(location, count)   loads the last `count` elements, fewer than STEP, padded with zeros; excludes other calls
+//   elements(n, n_end, inner)   unpacked rows n … n_end - 1, valid until this thread's next call
+//   bytes(n, n_end)            memory of rows n … n_end - 1, for prefetching; empty if `load` prefetches
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Bytes {
   const char *begin = nullptr, *end = nullptr;
 };
 
-// Ranges that lie apart and are needed soon, by a thread that is not known yet; `lines` cache lines in all.
+// Scattered ranges of memory that some thread needs soon; `lines` cache lines in total.
 struct PrefetchRanges {
   std::vector<Bytes> ranges;
   long lines = 0;
@@ -44,7 +44,7 @@ struct PrefetchRanges {
   void clear() { ranges.clear(), lines = 0; }
 };
 
-// Elements that lie in memory as they are multiplied; the stride in elements.
+// Unpacked elements; the stride is in elements.
 template <class T>
 struct Plain {
   static constexpr long STEP = Pack<T>::SIZE, DIRECT_ROWS = 1L << 62, BLOCK = 64, TILED_BLOCK = 256;
@@ -74,29 +74,29 @@ struct Gemm {
   long y_stride;
   long rows, outputs, inner;
 
-  // Of outputs n … n_end alone.
+  // The same GEMM for outputs n … n_end - 1 only.
   template <class Elements>
   Gemm<T, Elements> part(const Elements& elements, long n, long n_end) const {
     return {x, x_stride, elements, bias ? bias + n : nullptr, y + n, y_stride, rows, n_end - n, inner};
   }
 };
 
-// What this thread multiplies next, brought into the second-level cache a few lines at each step of what it multiplies
-// now: rows are short and pieces lie apart, so processors do not foresee them, and memory would idle while they compute.
+// Prefetches this thread's next data into the second-level cache, a few lines at each step of the current multiplication:
+// rows are short and pieces scattered, so hardware prefetchers do not predict them, and memory would idle.
 class Prefetcher {
  public:
-  Prefetcher(Bytes bytes, long steps, long max_bytes = 128 * 1024)  // more would push out what is multiplied now
+  Prefetcher(Bytes bytes, long steps, long max_bytes = 128 * 1024)  // more would evict the current data
       : Prefetcher({bytes.begin, bytes.begin + std::min<long>(bytes.end - bytes.begin, max_bytes)}, Bytes{}, steps) {}
 
-  // Of what is read from front to back in so many steps: what comes a little later, at last the beginning of `next`.
+  // For data that is read sequentially in `steps` steps: prefetches at a fixed distance, and at the end the start of `next`.
   static Prefetcher along(Bytes run, Bytes next, long steps) {
     const long distance = std::min<long>(run.end - run.begin, DISTANCE);
     next.end = next.begin + std::min<long>(next.end - next.begin, distance);
     return Prefetcher({run.begin + distance, run.end}, next, steps);
   }
 
-  // Also lines `first` … `last` - 1 of what is needed soon, in so many steps: a processor asks memory for few lines at a
-  // time that it does not foresee, so that they are best asked for one by one, beside what it does foresee.
+  // Also prefetches lines `first` … `last` - 1 of the ranges in `steps` steps. A core supports few outstanding lines, so
+  // scattered lines are best requested one by one, beside sequential reads.
   void add_ranges(const PrefetchRanges& prefetch_ranges, long first, long last, long steps) {
     if (first >= last) return;
     steps_per_line_ = steps_left_ = std::max(1l, steps / (last - first));
@@ -111,7 +111,7 @@ class Prefetcher {
     }
   }
 
-  void fetch() {  // evenly: memory should never idle
+  void fetch() {  // spreads lines evenly, so that memory never idles
     if (--steps_left_ == 0) fetch_range_line();
     for (due_ += step_; due_ >= LINE * PARTS; due_ -= LINE * PARTS, at_ += LINE) {
       if (at_ >= end_ && then_.begin) at_ = then_.begin, end_ = then_.end, then_ = Bytes{};
@@ -140,28 +140,28 @@ class Prefetcher {
 
   const char *at_, *end_;
   Bytes then_;
-  const long step_;  // bytes, in parts
+  const long step_;  // bytes of a step, in units of 1 / PARTS
   long due_ = 0;
-  long steps_left_ = 0, steps_per_line_ = 0;  // steps
+  long steps_left_ = 0, steps_per_line_ = 0;  // of the ranges
   const char* line_ = nullptr;
   const Bytes *range_ = nullptr, *last_ = nullptr;
 };
 
-// Calls `f` with 0 … N - 1, each a constant: what they index stays in registers.
+// Calls `f` with the compile-time constants 0 … N - 1, so that indexed arrays stay in registers.
 template <class F, int... I>
 inline void unroll(std::integer_sequence<int, I...>, F f) {
   (f(std::integral_constant<int, I>{}), ...);
 }
 template <int N, class F>
 inline void unroll(F f) {
-#if defined(__SANITIZE_ADDRESS__)  // they watch each step: a loop is compiled in seconds, what it unrolls to in minutes
+#if defined(__SANITIZE_ADDRESS__)  // with sanitizers a loop compiles in seconds, its unrolled form in minutes
   for (int i = 0; i < N; i++) f(i);
 #else
   unroll(std::make_integer_sequence<int, N>{}, f);
 #endif
 }
 
-// Adds the tail of a tile's rows, from k on, to its sums.
+// Adds the products of the tail of a tile's rows, from k on, to its sums.
 template <int M, class T, class W>
 __attribute__((noinline)) void add_tail(const Gemm<T, W>& p, long m, long n, long k, Vec* sums) {
   constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
@@ -180,7 +180,7 @@ __attribute__((noinline)) void add_tail(const Gemm<T, W>& p, long m, long n, lon
   }
 }
 
-// Rows m … m + M of x with rows n … n + LANES / M of W: one register for each sum.
+// Multiplies rows m … m + M - 1 of x with rows n … n + LANES / M - 1 of W, with one register for each sum.
 template <int M, class T, class W>
 inline void tile(const Gemm<T, W>& p, long m, long n, Prefetcher& prefetcher) {
   constexpr int N = LANES / M, PACKS = W::STEP / Pack<T>::SIZE;
@@ -223,7 +223,7 @@ inline void tile(const Gemm<T, W>& p, long m, long n, Prefetcher& prefetcher) {
   unroll<M>([&](auto i) {
     T* y = p.y + (m + i) * p.y_stride + n;
     if (count == N)
-      memcpy((void*)y, rounded + i * N, N * sizeof(T));  // as a rule: its size is known, so it is no call
+      memcpy((void*)y, rounded + i * N, N * sizeof(T));  // usual; constant size, so no call
     else
       memcpy((void*)y, rounded + i * N, count * sizeof(T));
   });
@@ -236,7 +236,7 @@ inline long tiles(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, P
   return m;
 }
 
-constexpr long MAX_TILE_ROWS = LANES >= 16 ? 4 : 2;  // of x in a tile
+constexpr long MAX_TILE_ROWS = LANES >= 16 ? 4 : 2;  // rows of x in a tile
 
 template <class T, class W>
 void block(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
@@ -249,7 +249,7 @@ void block(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Bytes ne
   tiles<1>(p, m, m_end, n, n_end, prefetcher);
 }
 
-// Of outputs n … n_end and rows m … m_end.
+// Computes outputs n … n_end - 1 of rows m … m_end - 1.
 template <class T, class W>
 void row_piece(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Bytes next) {
   if constexpr (W::DIRECT_ROWS > 0)
@@ -259,8 +259,8 @@ void row_piece(const Gemm<T, W>& p, long m, long m_end, long n, long n_end, Byte
 
 template <class T, class W>
 void gemm_vectors(const Gemm<T, W>& p) {
-  // A block of outputs and a block of rows stay in the second-level cache while they are multiplied. Small batches wait
-  // for memory: their pieces are small, so that threads end together.
+  // A block of outputs and a block of rows fit into the second-level cache together. Small batches are bound by memory:
+  // their pieces are small, so that threads finish together.
   const long n_block = p.rows <= 64 && p.inner * (long)sizeof(T) >= 2048 ? 16 : 32, m_block = W::BLOCK;
   const long n_blocks = (p.outputs + n_block - 1) / n_block, m_blocks = (p.rows + m_block - 1) / m_block;
   const auto first_of = [&](long piece) { return piece % n_blocks * n_block; };

@@ -1,10 +1,10 @@
-// Rows of bfloat16 rounded to 8 bits, 32 elements by a scale of their own, to be multiplied with small integers exactly:
-// an element is about code × scale, where the largest of its 32 has the code 127 or −127. NaN or infinity makes its row's
-// outputs NaN or infinite.
+// Rounds rows of bfloat16 to 8 bits with a scale for each 32 elements, so that products with small integers are exact: an
+// element is about code × scale, where the largest of 32 has the code ±127. NaN or infinity makes the row's outputs NaN or
+// infinite.
 //
-// Where up to 256 elements of what is multiplied with share a scale, so do as many of x, a block: an element is about
-// code × factor × scale, its 32 having a factor from 1 to 255. So integers add up over a block, and rounding to 8 bits is
-// what it is for 32 alone, but for the factor's own. Code × factor is an integer of 16 bits.
+// If 128 or 256 weights share a scale, as many elements of x form a block: an element is about code × factor × scale, with a
+// factor from 1 to 255 for each 32. So integers can be accumulated over a block, and the rounding error is that of separate
+// scales, apart from the rounding of the factor. Code × factor fits into 16 bits.
 #pragma once
 
 #include <cmath>
@@ -15,19 +15,19 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 
-// Of 32 elements of a row.
+// 32 elements of a row.
 struct Int8Group {
   static constexpr long SIZE = 32;
 
   int8_t codes[SIZE];
-  int32_t initial_sums[2];  // −`zero` × the sum of the codes of so many as share a scale with `zero`: of all, or of each half
-  float scale, sum;   // sum: scale × the sum of codes; both of a whole block, if it is of more than 32
+  int32_t initial_sums[2];  // −`zero` × the sum of codes, of all elements or of each half (`step`)
+  float scale, sum;   // sum: scale × the sum of codes; of the whole block if it has more than 32 elements
 
-  int32_t& factor() { return initial_sums[1]; }  // of blocks of more than 32, where `initial_sums` is one value
+  int32_t& factor() { return initial_sums[1]; }  // only for blocks of more than 32, which use one initial sum
   int32_t factor() const { return initial_sums[1]; }
 };
 
-// The largest of 32 elements, without its sign; NaN counts as the largest.
+// The largest magnitude of 32 elements; NaN counts as the largest.
 inline float largest_of(__m512i elements) {
   const __m512i bits = _mm512_and_si512(elements, _mm512_set1_epi16(0x7fff));
   const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1));
@@ -38,17 +38,17 @@ inline float largest_of(__m512i elements) {
   return to_float(largest);
 }
 
-// The sums of the codes of 16 elements each.
+// The sums of codes of the two halves, 16 elements each.
 struct Halves {
   int32_t first, second;
 };
 
-// Rounds 32 elements to multiples of a scale, whose inverse is given.
+// Rounds 32 elements to multiples of a scale, given its inverse.
 inline Halves round_group(__m512i elements, float inverse_scale, Int8Group* to) {
   const __m512 inverse = _mm512_set1_ps(inverse_scale);
   const auto half = [&](__m256i words) {
     const __m512 floats = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16);
-    // NaN becomes the least code.
+    // NaN becomes the smallest code.
     return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(floats, inverse)));
   };
   const __m128i first = half(_mm512_castsi512_si256(elements)), last = half(_mm512_extracti64x4_epi64(elements, 1));
@@ -60,10 +60,10 @@ inline Halves round_group(__m512i elements, float inverse_scale, Int8Group* to) 
   return {_mm256_extract_epi32(sums, 0), _mm256_extract_epi32(sums, 4)};
 }
 
-// Where the largest element is below it, all become 0: its inverse would be infinite.
+// All elements become 0 if the largest magnitude is below this, as the inverse of the scale would be infinite.
 constexpr float MIN_ROUNDED = 1e-30f;
 
-// `zero` is the code of what is multiplied with that means 0; `step` of its elements, 16 or 32, share a scale.
+// `zero` is the code of weights that means 0; `step` weights, 16 or 32, share a scale.
 inline void round_row(const bf16* from, long inner, int zero, long step, Int8Group* to) {
   for (long k = 0; k < inner; k += Int8Group::SIZE, to++) {
     const __m512i elements = _mm512_loadu_si512(from + k);
@@ -75,15 +75,15 @@ inline void round_row(const bf16* from, long inner, int zero, long step, Int8Gro
   }
 }
 
-// The same in blocks of `block` elements, a multiple of 32 and at most 256, the last one of what is left.
+// The same in blocks of `block` elements, a multiple of 32 and at most 256; the last block may be smaller.
 inline void round_row_in_blocks(const bf16* from, long inner, int zero, long block, Int8Group* to) {
-  constexpr float MAX_FACTOR = 255;  // of factors
+  constexpr float MAX_FACTOR = 255;
   for (long k = 0; k < inner; k += block) {
     const long groups = std::min(block, inner - k) / Int8Group::SIZE;
     float group_maxima[256 / Int8Group::SIZE], largest = 0;
     for (long group = 0; group < groups; group++) {
       group_maxima[group] = largest_of(_mm512_loadu_si512(from + k + group * Int8Group::SIZE));
-      if (largest == largest && !(group_maxima[group] <= largest)) largest = group_maxima[group];  // NaN stays
+      if (largest == largest && !(group_maxima[group] <= largest)) largest = group_maxima[group];  // keeps NaN
     }
     const float scale = largest / (127.0f * MAX_FACTOR), factors = MAX_FACTOR / largest;
     int32_t sum = 0;
@@ -100,7 +100,8 @@ inline void round_row_in_blocks(const bf16* from, long inner, int zero, long blo
   }
 }
 
-// x [rows, inner], rows `stride` apart, `inner` a multiple of 32 → [rows][inner / 32], until this thread calls it again.
+// Rounds x [rows, inner], rows `stride` apart, `inner` a multiple of 32 → [rows][inner / 32]; valid until this thread's next
+// call.
 inline const Int8Group* rounded(const bf16* x, long stride, long rows, long inner, int zero, long step,
                                 long block = Int8Group::SIZE) {
   static thread_local Memory memory;

@@ -1,4 +1,4 @@
-// GEMM with weights whose rows are elements of x's dtype; see kernels/linear.py.
+// GEMM with unpacked weights of x's dtype; see kernels/linear.py.
 #include "gemm/matrix.h"
 #include "gemm/amx_gemm.h"
 

@@ -1,4 +1,4 @@
-// GEMM with weights of any kind; see matrix.h.
+// GEMM with weights in any layout; see matrix.h.
 #include "gemm/matrix.h"
 
 static void linear_concat(bool is_bf16, const Matrix& matrix, LinearArgs args) {

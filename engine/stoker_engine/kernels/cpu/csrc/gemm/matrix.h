@@ -1,4 +1,4 @@
-// A weight, in any of the ways in which kernels multiply by one; `matrix.py` mirrors it.
+// A weight in any of the supported layouts; `matrix.py` mirrors it.
 #pragma once
 
 #include <cstdint>
@@ -6,27 +6,27 @@
 struct Matrix {
   enum Kind : long { ROWS, PANELS, GGUF, GGUF_PANELS, GROUPS, GROUP_PANELS, CONCAT, EXTENDED };
   long kind;
-  // GGUF…: ggml's number of the type. GROUP…: code, scale, has zeros, has a row scale, elements in a group. CONCAT: how many.
+  // GGUF…: ggml's type number. GROUP…: code, scale, has zeros, has row scale, elements in a group. CONCAT: number of matrices.
   long format[5];
-  const void* w;  // CONCAT: matrices, whose outputs lie side by side; EXTENDED: an Extension. These have no stride and bias.
-  long stride;  // of rows: of ROWS in elements, of others in bytes
+  const void* w;  // CONCAT: matrices whose outputs are concatenated; EXTENDED: an Extension. Both have no stride and no bias.
+  long stride;  // distance of rows: for ROWS in elements, for others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;
 };
 
 struct PrefetchRanges;
 
-// x [rows, inner] → y [rows, outputs], rows `x_stride` and `y_stride` elements apart, of bf16 or floats.
+// x [rows, inner] → y [rows, outputs], bf16 or float; rows are `x_stride` and `y_stride` elements apart.
 struct LinearArgs {
   const void* x;
   long x_stride;
   void* y;
   long y_stride, rows;
-  const PrefetchRanges* prefetch_ranges = nullptr;  // may be fetched meanwhile; see gemm.h
-  const int64_t* batch_rows = nullptr;  // the row of the input batch that each row of x belongs to; −1: padding
+  const PrefetchRanges* prefetch_ranges = nullptr;  // to prefetch during the GEMM; see gemm.h
+  const int64_t* batch_rows = nullptr;  // row of the input batch for each row of x; −1 for padding
 };
 
-// A linear operation whose result also depends on the request, such as one with adapters: `add` adds to what `base` gives.
+// A linear operation whose result also depends on the request (LoRA): `add` adds to the result of `base`.
 struct Extension {
   const Matrix* base;
   void (*add)(const void* context, int is_bf16, const LinearArgs* args);
@@ -35,7 +35,7 @@ struct Extension {
 
 void linear(bool is_bf16, const Matrix& matrix, const LinearArgs& args);
 
-// Of one kind each.
+// Linear operations for one kind each.
 void linear_rows(bool is_bf16, const Matrix& matrix, const LinearArgs& args);
 void linear_panels(const Matrix& matrix, const LinearArgs& args);
 void linear_gguf(bool is_bf16, const Matrix& matrix, const LinearArgs& args);

@@ -5,7 +5,7 @@
 #include "common/rows.h"
 #include "gemm/amx_panels.h"
 
-// Whether this ISA has them: narrower registers gain nothing.
+// Whether this ISA has panels; narrower registers do not benefit from them.
 extern "C" int stoker_has_panels() {
 #if defined(STOKER_PANELS)
   return 1;
@@ -16,7 +16,7 @@ extern "C" int stoker_has_panels() {
 
 #if defined(STOKER_PANELS)
 
-// w [outputs, inner] without gaps, inner even: its whole panels, in place.
+// Packs the whole panels of contiguous w [outputs, inner], inner even, in place.
 extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
   parallel(outputs / PANEL, [&](Pieces& pieces) {
     std::vector<uint32_t> copy(PANEL * inner / 2);
@@ -36,7 +36,7 @@ extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
   });
 }
 
-// Rows of w by index → y [count, inner].
+// Copies rows of w by index → y [count, inner].
 extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long inner) {
   parallel_for(count * inner > GRAIN_SIZE, count, [&](long i) {
     const long row = rows[i], whole = outputs / PANEL * PANEL;

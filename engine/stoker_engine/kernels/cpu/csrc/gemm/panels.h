@@ -1,11 +1,11 @@
-// y = x Wᵀ + b for W in panels (kernels/panels.py): 16 of its rows beside each other, two of each one's elements at a time,
-// so that a register holds what 16 outputs need of two inner elements, and x's two are broadcast to it.
+// y = x Wᵀ + b for W in panels (kernels/panels.py): 16 rows are interleaved, two elements of each at a time, so that a
+// register holds two inner elements of 16 outputs, which are multiplied with two broadcast elements of x.
 //
-//   panel of rows n … n + 15      [inner / 2][16][2]      rows beyond the last whole panel lie as they did
+//   panel of rows n … n + 15      [inner / 2][16][2]      rows after the last whole panel are not packed
 //
-// Beside rows as they are (gemm.h), no sums lie across a register's lanes at the end of a tile, a tile needs fewer
-// loads, and what threads read of W has no gaps. Every y[m][n] is one lane that runs over `inner` in order: a row's result
-// depends on nothing but the row. It is not the order of gemm.h, so bits differ from those with W's rows.
+// Compared to unpacked rows (gemm.h), no sums across a register's lanes are needed at the end of a tile, a tile needs fewer
+// loads, and threads read W contiguously. Every y[m][n] is one lane that iterates over `inner` in order, so a row's result
+// depends only on the row. The order differs from gemm.h, so bits differ from those with unpacked rows.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -17,19 +17,19 @@ constexpr long PANEL = 16;
 
 namespace panels {
 
-constexpr int GROUP = 4;  // panels
+constexpr int GROUP = 4;  // panels in a group
 
 struct NoUnit {};
 
-// Where GEMMs wait for memory, panels are multiplied one after the other, in long runs, as memory is read fastest, and in
-// shorter ones at the end, so that threads end together.
-constexpr long RUNS = 2;                                     // for each thread, of what is left
+// GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest, and
+// in shorter runs at the end, so that threads finish together.
+constexpr long RUNS = 2;                                     // a run is 1 / RUNS of a thread's share of the rest
 constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
-constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows stay in the cache
-constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // bytes of the next piece that are fetched beforehand
+constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows fit into the cache
+constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // largest part of the next piece that is prefetched, in bytes
 
-// Where runs of `count` panels begin, and at last `count`.
+// Returns the first panels of the runs of `count` panels, followed by `count`.
 inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   static thread_local std::vector<long> starts;
   const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l), min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
@@ -39,7 +39,7 @@ inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   return starts;
 }
 
-// Shares a GEMM of up to STREAMED rows out among threads, and fetches `prefetch_ranges`, if any.
+// Distributes a GEMM of up to STREAMED rows to threads, and prefetches `prefetch_ranges`, if any.
 template <class Rows, class W>
 inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges) {
   const long whole = p.outputs / PANEL, tail = whole * PANEL;
@@ -68,21 +68,21 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
   });
 }
 
-// Shares a GEMM out among threads: blocks of rows with groups of panels. W's rows beyond the last whole panel are
-// multiplied as in gemm.h. `W` is a class of
-//   STREAMED                    rows of x up to which a GEMM waits for memory
-//   rows()                      of x in a block, for more of them
-//   Unit                        what a thread needs for them
-//   begin(panel)                where a panel begins
-//   steps()                     of a panel: at each of them something may be fetched
-//   stream(unit, panel, end, rows, prefetcher)         the first rows of x with the panels from this one on
-//   multiply(unit, panel, count, m, m_end, next)  rows m … m_end, in the same way, with up to GROUP panels; and fetches `next`
+// Distributes a GEMM to threads, as blocks of rows × groups of panels. W's rows after the last whole panel are multiplied as
+// in gemm.h. `W` is a class with
+//   STREAMED                    number of rows of x up to which a GEMM is bound by memory
+//   rows()                      rows of x in a block, if there are more
+//   Unit                        state of a thread
+//   begin(panel)                address of a panel
+//   steps()                     number of steps of a panel, at each of which lines may be prefetched
+//   stream(unit, panel, end, rows, prefetcher)    multiplies the first `rows` rows of x with panels `panel` … `end` - 1
+//   multiply(unit, panel, count, m, m_end, next)  multiplies rows m … m_end - 1 with up to GROUP panels; prefetches `next`
 template <class Rows, class W>
 inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges = nullptr) {
   if (p.rows <= W::STREAMED) return stream_out(p, w, prefetch_ranges);
   const long whole = p.outputs / PANEL, tail = whole * PANEL;
   const long groups = (whole + GROUP - 1) / GROUP, block = w.rows(), row_blocks = (p.rows + block - 1) / block;
-  const long pieces_of = groups + (tail < p.outputs);  // the last rows of W are a piece, too
+  const long pieces_of = groups + (tail < p.outputs);  // the remaining rows of W are a piece, too
   const auto begin = [&](long group) { return w.begin(std::min(group * GROUP, whole)); };
   parallel(pieces_of * row_blocks, [&](Pieces& pieces) {
     typename W::Unit unit;
@@ -100,16 +100,16 @@ inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRange
   });
 }
 
-// Of `bytes` the part that is fetched while `taken` of `count` panels are multiplied, from the j-th on.
+// The part of `bytes` to prefetch while `taken` of `count` panels are multiplied, from the j-th on.
 inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
   const long size = bytes.end - bytes.begin;
   return {bytes.begin + size * j / count, bytes.begin + size * (j + taken) / count};
 }
 
-// bfloat16 elements.
+// Panels of bfloat16 elements.
 struct Bf16Panels {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;  // of a block; of a tile with GROUP panels, as registers hold sums
+  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;  // rows of a block; rows of a tile with GROUP panels, limited by registers
   using Unit = NoUnit;
 
   const bf16* x;
@@ -119,7 +119,7 @@ struct Bf16Panels {
   bf16* y;
   long y_stride, inner;
 
-  // A block of rows with a group of panels, DEPTH inner elements at a time: sums wait here in between.
+  // Sums of a block of rows and a group of panels between chunks of DEPTH inner elements.
   struct Sums {
     float at[ROWS][GROUP * PANEL];
   };
@@ -127,7 +127,7 @@ struct Bf16Panels {
   static constexpr long rows() { return ROWS; }
   const char* begin(long panel) const { return (const char*)(w + panel * PANEL * inner); }
 
-  // Rows m … m + M of x with N panels from `panel` on, from inner number k to k_end.
+  // Multiplies rows m … m + M - 1 of x with N panels from `panel` on, for the inner elements k … k_end - 1.
   template <int M, int N>
   void tile(long panel, long m, long k, long k_end, float* kept, Prefetcher& prefetcher) const {
     typedef Pack<bf16> P;
@@ -174,7 +174,7 @@ struct Bf16Panels {
 
   long steps() const { return inner / 2; }
 
-  // Each panel is one tile, read from front to back.
+  // Each panel is one tile, read sequentially.
   void stream(Unit&, long panel, long end, long rows, Prefetcher& prefetcher) const {
     for (; panel < end; panel++) tile_of<1>(rows, panel, 0, 0, inner, nullptr, prefetcher);
   }
@@ -187,7 +187,7 @@ struct Bf16Panels {
     for (long k = 0; k < inner; k += DEPTH) {
       const long k_end = std::min(k + DEPTH, inner);
       long row = m;
-      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {  // tiles of as many rows as each other, within one
+      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {  // tiles whose numbers of rows differ by at most one
         const long rows = (m_end - row + tiles_left - 1) / tiles_left;
         tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], prefetcher);
         row += rows;

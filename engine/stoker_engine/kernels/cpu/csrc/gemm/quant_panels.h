@@ -1,18 +1,18 @@
-// Codes of elements in panels (panels.h), multiplied as integers by x, which is rounded to 8 bits (int8_activations.h), 4 inner
-// elements at a time; the sum of elements that share a scale is exact; it is scaled and added to a float. A row's result depends
-// on nothing but the row.
+// GEMM with codes in panels (panels.h) by integer arithmetic, 4 inner elements at a time; x is rounded to 8 bits
+// (int8_activations.h). The sum of elements that share a scale is exact; it is scaled and added to a float. A row's result
+// depends only on the row.
 //
-// What lies in memory is `Packed`, a class of
-//   STEP                 elements that share a scale, 32 or 16
-//   ZERO                 the code that means 0, before an offset
-//   HAS_OFFSET           elements are code × scale + offset
-//   IN_BLOCKS            up to 256 elements share a scale, `block_size` of them that of x, too (int8_activations.h); then STEP is 32
-//   FEW_BITS             codes are of four bits: what 32 of them add up to is of 16
-//   first(i)             of elements that share a scale, the first of the i-th four
-//   begin(panel)         where it begins, panels lying behind each other
-//   from(panel)          the same, of the panels from this one on; of what it gives the first is panel 0
-//   header(j, group, part)       scales of panel j's elements 32 × group + STEP × part and on, and offsets: one element a lane
-//   codes(j, group, part, i)     codes of the i-th four of each row, bytes from 0 on
+// The memory layout is described by a class `Packed` with
+//   STEP                 number of elements that share a scale, 32 or 16
+//   ZERO                 code that means 0, before an offset
+//   HAS_OFFSET           whether elements are code × scale + offset
+//   IN_BLOCKS            whether up to 256 elements share a scale, `block_size` of them also x's (int8_activations.h); STEP is 32
+//   FEW_BITS             whether codes have four bits, so that the sum of 32 fits into 16 bits
+//   first(i)             first element of the i-th group of four among those that share a scale
+//   begin(panel)         address of a panel; panels are contiguous
+//   from(panel)          the same object for the panels from this one on, which becomes panel 0
+//   header(j, group, part)       scales and offsets of panel j's elements 32 × group + STEP × part and on, a lane for each row
+//   codes(j, group, part, i)     codes of the i-th group of four of each row, as unsigned bytes
 #pragma once
 
 #include "gemm/int8_activations.h"
@@ -23,7 +23,7 @@ namespace panels {
 
 inline __m512i shifted(__m512i words, int by) { return _mm512_srl_epi16(words, _mm_cvtsi32_si128(by)); }
 
-// Codes of four bits in the low halves of bytes, or in the high ones.
+// Extracts codes of four bits from the low or the high halves of bytes.
 inline __m512i four_bits(__m512i bytes, bool high) {
   return _mm512_and_si512(high ? shifted(bytes, 4) : bytes, _mm512_set1_epi8(15));
 }
@@ -32,15 +32,14 @@ struct Header {
   __m512 scale, offset;
 };
 
-// What of a format's kind depends on how it is multiplied.
+// The properties of a format that determine how it is multiplied.
 template <long ELEMENTS_PER_SCALE, bool OFFSET, bool BLOCKS = false, bool OF_FEW_BITS = false>
 struct KindOf {
   static constexpr long STEP = ELEMENTS_PER_SCALE;
   static constexpr bool HAS_OFFSET = OFFSET, IN_BLOCKS = BLOCKS, FEW_BITS = OF_FEW_BITS;
 };
 
-// N panels of any format of a kind, put into the form in which they are multiplied: codes in the order of the elements. Worth it for
-// many rows.
+// N unpacked panels of any format of a kind, with codes in the order of elements. Worthwhile for many rows.
 template <class Kind, int N>
 struct Unpacked : Kind {
   static constexpr long PARTS = Int8Group::SIZE / Kind::STEP, FOURS = Kind::STEP / 4;
@@ -51,7 +50,7 @@ struct Unpacked : Kind {
   const Part* at;  // [groups][N][PARTS]
   long block_size;
 
-  // Valid for as long as this thread unpacks no others of this shape.
+  // Valid until this thread unpacks others of this shape.
   template <class Packed>
   Unpacked(const Packed& from, long groups) : block_size(from.block_size) {
     thread_local Memory memory;
@@ -71,21 +70,21 @@ struct Unpacked : Kind {
   static constexpr int first(int four) { return four * 4; }
 };
 
-// Rows of x with panels of any format, packed or unpacked.
+// Multiplies rows of x with panels of any format, packed or unpacked.
 struct QuantRows {
   const Int8Group* x;
   const bf16* bias;
   bf16* y;
   long y_stride, inner;
 
-  // What the codes of STEP elements add up to, of rows of x and panels of `source`; `prefetcher` fetches meanwhile.
+  // Integer dot products of STEP elements of rows of x and panels of `source`; calls `prefetcher` in between.
   template <int M, int N, class Source>
   static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part, Prefetcher& prefetcher,
                                     __m512i* accumulators) {
     constexpr long STEP = Source::STEP;
     unroll<M * N>([&](auto i) { accumulators[i] = _mm512_set1_epi32(rows[i / N]->initial_sums[part]); });
     unroll<STEP / 4>([&](auto four) {
-      if (N == 1 || four == 0) prefetcher.fetch();  // few rows wait for memory: evenly then
+      if (N == 1 || four == 0) prefetcher.fetch();  // few rows are bound by memory, so prefetch evenly
       __m512i codes[N];
       unroll<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
       unroll<M>([&](auto i) {
@@ -97,7 +96,7 @@ struct QuantRows {
     });
   }
 
-  // Adds to sums what integers, of elements that share a scale of `activations` and of `header`, stand for.
+  // Scales integer dot products by the scales of `activations` and `header`, and adds them to `sum`.
   template <bool HAS_OFFSET>
   static FLATTEN __m512 added(__m512 sum, __m512i accumulator, const Header& header, const Int8Group& activations) {
     const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(activations.scale));
@@ -105,7 +104,7 @@ struct QuantRows {
     return HAS_OFFSET ? _mm512_fmadd_ps(header.offset, _mm512_set1_ps(activations.sum), sum) : sum;
   }
 
-  // Rows m … m + M of x with the N panels of `source`, which are those from `panel` on.
+  // Multiplies rows m … m + M - 1 of x with the N panels of `source`, which are those from `panel` on.
   template <int M, int N, class Source>
   FLATTEN void tile(const Source& source, long panel, long m, Prefetcher& prefetcher) const {
     constexpr long STEP = Source::STEP;
@@ -133,7 +132,7 @@ struct QuantRows {
             const __m512i factor = _mm512_set1_epi32(rows[i]->factor());
             unroll<N>([&](auto j) {
               __m512i &total = totals[i * N + j], accumulator = accumulators[i * N + j];
-              if (Source::FEW_BITS)  // the upper half of the factor is 0
+              if (Source::FEW_BITS)  // the factor's upper half is 0
                 total = _mm512_dpwssd_epi32(total, accumulator, factor);
               else
                 total = _mm512_add_epi32(total, _mm512_mullo_epi32(accumulator, factor));
@@ -161,7 +160,7 @@ struct QuantRows {
     });
   }
 
-  // Rows m … m_end in so many tiles of up to MOST, of as many rows as each other, within one.
+  // Multiplies rows m … m_end - 1 in tiles whose numbers of rows differ by at most one.
   template <int N, long MAX_ROWS, class Source>
   void in_tiles(const Source& source, long panel, long m, long m_end, long tiles, Prefetcher& prefetcher) const {
     for (; tiles > 0; tiles--) {
@@ -183,14 +182,14 @@ struct QuantRows {
   }
 };
 
-// Of `share_out`.
+// Class W of `share_out`.
 template <class Packed>
 struct QuantPanels : QuantRows {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;  // of a block; of a tile with two panels, as registers hold sums
-  static constexpr long DIRECT_TILES = 4;           // up to so many, panels are multiplied as they lie
+  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;  // rows of a block; rows of a tile with two panels, limited by registers
+  static constexpr long DIRECT_TILES = 4;           // up to this number of tiles, panels are not unpacked
 #if defined(__AMX_BF16__)
-  static constexpr bool HAS_AMX_PATH = Packed::STEP == Int8Group::SIZE;  // more are multiplied by tiles
+  static constexpr bool HAS_AMX_PATH = Packed::STEP == Int8Group::SIZE;  // whether AMX multiplies many rows
 #else
   static constexpr bool HAS_AMX_PATH = false;
 #endif
@@ -205,7 +204,7 @@ struct QuantPanels : QuantRows {
   void block(long panel, long m, long m_end, Bytes next) const {
     const long tiles = (m_end - m + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
     Prefetcher prefetcher(next, tiles * (inner / (N == 1 ? 4 : Packed::STEP)), MAX_PREFETCH_BYTES);  // see tile
-    // Bytes by a scale of a block are as good as unpacked.
+    // 8-bit codes with scales of blocks gain nothing from unpacking.
     if constexpr (!HAS_AMX_PATH && (!Packed::IN_BLOCKS || Packed::FEW_BITS))
       if (tiles > DIRECT_TILES) return unpacked<N>(panel, m, m_end, tiles, prefetcher);
     in_tiles<N, MAX_TILE_ROWS>(w.from(panel), panel, m, m_end, tiles, prefetcher);
@@ -219,7 +218,7 @@ struct QuantPanels : QuantRows {
 
   long steps() const { return inner / 4; }
 
-  // Each panel is one tile, read from front to back.
+  // Each panel is one tile, read sequentially.
   void stream(Unit&, long panel, long end, long rows, Prefetcher& prefetcher) const {
     for (; panel < end; panel++) in_tiles<1, STREAMED>(w.from(panel), panel, 0, rows, 1, prefetcher);
   }

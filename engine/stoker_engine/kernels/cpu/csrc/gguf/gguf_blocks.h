@@ -1,11 +1,11 @@
-// GGUF's types, each a format of blocks (blocks.h). What their bytes mean is drawn in kernels/gguf_blocks.py; the
-// layouts are ggml's (ggml-common.h).
+// GGUF's types as block formats (blocks.h). For their layouts, which are ggml's (ggml-common.h), see
+// kernels/gguf_blocks.py.
 #pragma once
 
 #include "quant/blocks.h"
 #include "quant/codes.h"
 
-// What can be done with one type; the first of each for float, the second for bf16.
+// The operations of a type; the first of each is for float, the second for bf16.
 struct GGUFOperations {
   void (*linear[2])(const BlockGemm&);
   void (*dequantize[2])(const uint8_t* w, long w_stride, void* y, long rows, long inner);
@@ -25,13 +25,13 @@ template <class Format>
 constexpr GGUFOperations gguf_operations = {{gguf_linear<float, Format>, gguf_linear<bf16, Format>},
                                             {gguf_dequantize<float, Format>, gguf_dequantize<bf16, Format>}};
 
-// Those of a type by ggml's number, where the file that is named has it; else null.
+// The operations of a type, by ggml's type number; null if the named file does not implement it.
 const GGUFOperations* gguf_small(int type);    // gguf_small.cpp: blocks of 32 elements
-const GGUFOperations* gguf_k(int type);        // gguf_k.cpp: blocks of 256, in which scales are quantized too
+const GGUFOperations* gguf_k(int type);        // gguf_k.cpp: blocks of 256 elements with quantized scales
 const GGUFOperations* gguf_tables(int type);   // gguf_tables.cpp: codes are indices into a table
 const GGUFOperations* gguf_float16(int type);  // gguf_float16.cpp: elements of 16 bits
 
-// A block for each unit; nothing is kept from one to the next.
+// Formats in which a block is a unit; nothing is kept between units.
 template <long BYTES>
 struct SmallBlocks {
   static constexpr bool HAS_TAIL = false;
@@ -42,7 +42,7 @@ struct SmallBlocks {
   Location location(long u) const { return {u * BYTES}; }
 };
 
-// Eight units a block.
+// Formats with eight units in a block.
 template <long BYTES>
 struct LargeBlocks {
   static constexpr bool HAS_TAIL = false;

@@ -1,4 +1,4 @@
-// F16 and BF16: elements of 16 bits, each by itself. So rows may end anywhere.
+// F16 and BF16: unquantized 16-bit elements, so rows may have any length.
 #include "gguf/gguf_blocks.h"
 
 namespace {

@@ -1,9 +1,9 @@
-// Q2_K … Q6_K: 256 elements share a scale, by which the small integers are multiplied that are the scales of 16 or 32.
+// Q2_K … Q6_K: 256 elements share a scale, the factor of the integer scales of 16 or 32 elements.
 #pragma once
 
 #include "gguf/gguf_blocks.h"
 
-// The scales of a block's elements, sixteen at a time.
+// The scales of a block, one for each sixteen elements.
 struct Scales {
   float scales[16];
 };
@@ -12,7 +12,7 @@ struct ScalesAndOffsets {
   float scales[16], offsets[16];
 };
 
-// Sixteen small integers × scale.
+// Writes sixteen small integers × scale.
 inline void put_scales(HalfCodes integers, Vec scale, float* to) {
   Vec scales[HALF_VECS];
   to_floats(integers, scales);
@@ -46,7 +46,7 @@ struct Q2_K : LargeBlocks<84> {
 struct Q3_K : LargeBlocks<110> {
   using Header = Scales;
 
-  // Of 6 bits each: 4 in the first 8 bytes, 2 in the next 4.
+  // 6-bit scales: 4 bits in the first 8 bytes, 2 bits in the next 4.
   void read(const uint8_t* row, const Location& location, Header& header) const {
     const uint8_t* block = row + location.block;
     uint64_t low;
@@ -70,8 +70,8 @@ struct Q3_K : LargeBlocks<110> {
   }
 };
 
-// The scales and offsets of Q4_K and Q5_K, eight of each and each of 6 bits, in 12 bytes: the first four of both in
-// the low bits of the first 8; of the others 4 bits in the last 4, and 2 in the high bits of the first 8.
+// Reads the eight scales and eight offsets of Q4_K and Q5_K, 6 bits each, from 12 bytes: the first four of both are in the
+// low bits of the first 8 bytes; of the others, 4 bits are in the last 4 bytes, and 2 in the high bits of the first 8.
 inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
   uint32_t words[3];
   memcpy(words, block + 4, sizeof words);
@@ -90,7 +90,7 @@ inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
   }
 }
 
-// Four bits of each of a unit's codes: pairs of units lie in the low and the high halves of 32 bytes.
+// The low four bits of a unit's codes: two units share 32 bytes, in the low and the high halves.
 inline Codes four_bits(const uint8_t* codes, long unit) {
   return bits_of(load_codes(codes + unit / 2 * 32), unit % 2 * 4, 15);
 }

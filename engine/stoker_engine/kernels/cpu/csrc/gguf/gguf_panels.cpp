@@ -1,4 +1,4 @@
-// GEMM with GGUF's blocks in panels; see gguf_panels.h.
+// GEMM with GGUF blocks in panels; see gguf_panels.h.
 #include "gguf/gguf_panels.h"
 
 #include "gguf/gguf_k.h"
@@ -10,7 +10,7 @@
 #if defined(STOKER_PANELS)
 namespace {
 
-// W's rows beyond the last whole panel are blocks of `InputBatch`.
+// `Rows` is the format of W's rows after the last whole panel.
 template <class Rows, class Format>
 void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
@@ -20,7 +20,7 @@ void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges)
   const Gemm<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
                                                   p.y_stride, p.rows, p.outputs, p.inner};
 #if defined(STOKER_AMX)
-  // Where 16 elements share a scale, half of a tile's words are in use, and twice as much is to be scaled: vectors are faster.
+  // With a scale for 16 elements, AMX would use half of a tile's words and scale twice as often: vectors are faster.
   if constexpr (Format::STEP == Int8Group::SIZE)
     return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), prefetch_ranges);
 #endif
@@ -29,7 +29,7 @@ void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges)
 
 typedef void (*LinearKernel)(const BlockGemm&, const PrefetchRanges* prefetch_ranges);
 
-// By ggml's number of the type; null where it has no panels.
+// The kernel for a type, by ggml's type number; null if the type has no panels.
 LinearKernel kernel_of(int type) {
   switch (type) {
     case 2: return linear_panels_of<Q4_0, panels::Q4_0>;
@@ -54,7 +54,7 @@ void linear_gguf_panels(const Matrix& m, const LinearArgs& args) {
       args.prefetch_ranges);
 }
 
-// w [outputs, row], rows of words of two bytes, without gaps: its whole panels, in place.
+// Packs the whole panels of contiguous w [outputs, row], rows of two-byte words, in place.
 extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
   parallel(outputs / PANEL, [&](Pieces& pieces) {
     std::vector<uint16_t> copy(PANEL * row);
@@ -67,7 +67,7 @@ extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
   });
 }
 
-// Rows of w by index → y [count, row], rows of words of two bytes, as they were before they were packed.
+// Copies rows of packed w by index → y [count, row], rows of two-byte words in the unpacked layout.
 extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long row) {
   const long whole = outputs / PANEL * PANEL;
   parallel_for(count * row > GRAIN_SIZE, count, [&](long i) {

@@ -1,12 +1,12 @@
-// GGUF's blocks in panels (panels.h): the blocks of 16 rows beside each other, two bytes of each at a time.
+// GGUF blocks in panels (panels.h): the blocks of 16 rows are interleaved, two bytes of each at a time.
 //
 //   panel of rows n … n + 15      [blocks of a row][words of a block][16], words of two bytes
 //
-// So what a register is loaded with holds the same bytes of 16 rows. A format is a class of
-//   ELEMENTS, WORDS       of a block
+// So a register is loaded with the same bytes of 16 rows. A format is a class with
+//   ELEMENTS, WORDS       elements and words of a block
 //   STEP, ZERO, HAS_OFFSET, first(i)      see quant_panels.h
-//   header(block, k)     scales of elements k … k + STEP of the block, and offsets
-//   codes(block, k, i)   codes of the i-th four of each row, bytes from 0 on
+//   header(block, k)     scales and offsets of elements k … k + STEP - 1 of the block
+//   codes(block, k, i)   codes of the i-th group of four of each row, as unsigned bytes
 #pragma once
 
 #include "quant/blocks.h"
@@ -21,19 +21,19 @@ inline __m256i words_at(const uint16_t* block, long word) {
 
 inline __m512 halves_at(const uint16_t* block, long word) { return _mm512_cvtph_ps(words_at(block, word)); }
 
-// Two words of each row beside each other, this one and the next.
+// Loads two words of each row, this one and the next.
 inline __m512i fours_at(const uint16_t* block, long word) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                          20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, _mm512_loadu_si512(block + word * PANEL));
 }
 
-// `codes` plus 16 where a bit of `bits` that `mask` names is set.
+// Adds 16 to `codes` where the bit of `bits` selected by `mask` is set.
 inline __m512i with_fifth_bit(__m512i codes, __m512i bits, __m512i mask) {
   return _mm512_mask_add_epi8(codes, _mm512_test_epi8_mask(bits, mask), codes, _mm512_set1_epi8(16));
 }
 
-// Blocks of 32 elements, which begin with their scale, and an offset.
+// Blocks of 32 elements, which start with their scale and, if OFFSET, an offset.
 template <long BLOCK_WORDS, int CODE_OF_ZERO, bool OFFSET = false>
 struct Small {
   static constexpr long ELEMENTS = 32, WORDS = BLOCK_WORDS, STEP = 32;
@@ -51,15 +51,15 @@ struct Q8_0 : Small<17, 128> {
   }
 };
 
-// The first half of elements is in the low halves of bytes, the second in the high ones; those of a byte come one after
-// the other.
+// Four-bit codes: the first half of the elements is in the low halves of bytes, the second half in the high ones. Codes are
+// multiplied in the order of bytes: of four bytes, first the low halves, then the high ones.
 struct Nibbles {
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
   static __m512i codes_at(const uint16_t* block, long word, int i) {
     return four_bits(fours_at(block, word + i / 2 * 2), i % 2);
   }
 
-  // And the fifth bits of 32 elements in two words.
+  // The same with the fifth bits of 32 elements in two words.
   static __m512i codes_at(const uint16_t* block, long word, long bits, int i) {
     const int byte = first(i) / 8, bit = first(i) % 8;
     const __m512i group_bits = _mm512_shuffle_epi8(fours_at(block, bits),
@@ -85,10 +85,10 @@ struct Q5_1 : Small<12, 0, true>, Nibbles {
   static __m512i codes(const uint16_t* block, long, int i) { return codes_at(block, 4, 2, i); }
 };
 
-// Small integers, a byte in each word.
+// Converts small integers, a byte in each word.
 inline __m512 integers(__m256i words) { return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(words)); }
 
-// Blocks of 256 elements; 32 share a scale and an offset of 6 bits each, as `six_bits` (gguf_k.h) says.
+// Blocks of 256 elements; 32 share a scale and an offset of 6 bits each, see `six_bits` (gguf_k.h).
 template <long BLOCK_WORDS>
 struct SixBits {
   static constexpr long ELEMENTS = 256, WORDS = BLOCK_WORDS, STEP = 32;
@@ -110,7 +110,7 @@ struct SixBits {
     return {integers(scale) * halves_at(block, 0), integers(offset) * -halves_at(block, 1)};
   }
 
-  // Pairs of 32 lie in the low and the high halves of 32 bytes.
+  // Two groups of 32 share 32 bytes, in the low and the high halves.
   static __m512i codes_at(const uint16_t* block, long word, long k, int i) {
     return four_bits(fours_at(block, word + k / 64 * 16 + i * 2), k / 32 % 2);
   }
@@ -148,7 +148,7 @@ struct Q6_K {
   }
 };
 
-// Panels of one format, as they lie in memory.
+// Panels of one format in memory.
 template <class Format>
 struct PackedBlocks : KindOf<Format::STEP, Format::HAS_OFFSET> {
   using Kind = KindOf<Format::STEP, Format::HAS_OFFSET>;
@@ -156,7 +156,7 @@ struct PackedBlocks : KindOf<Format::STEP, Format::HAS_OFFSET> {
   static constexpr long block_size = Int8Group::SIZE;
 
   const uint16_t* at;
-  long words;  // from a panel to the next
+  long words;  // words of a panel
 
   static PackedBlocks of(const void* w, long inner) {
     return {{}, (const uint16_t*)w, inner / Format::ELEMENTS * Format::WORDS * PANEL};

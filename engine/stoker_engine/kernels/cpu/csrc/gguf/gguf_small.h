@@ -1,4 +1,4 @@
-// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: 32 elements share a scale, and those that end in 1 an offset.
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: 32 elements share a scale; in Q4_1 and Q5_1 also an offset.
 #pragma once
 
 #include "gguf/gguf_blocks.h"

@@ -1,4 +1,4 @@
-// IQ4_NL, IQ4_XS, MXFP4: codes of four bits are indices into a table of integers.
+// IQ4_NL, IQ4_XS, MXFP4: four-bit codes are indices into a table of integers.
 #include "gguf/gguf_blocks.h"
 
 namespace {
@@ -37,7 +37,7 @@ struct IQ4_XS : LargeBlocks<136> {
 struct MXFP4 : SmallBlocks<17> {
   void decode(const uint8_t* row, const Location& location, const Header&, Vec* out) const {
     const uint8_t* block = row + location.at;
-    // Half of 2^(exponent - 127), since the table is of doubles; the smallest two are subnormal.
+    // Half of 2^(exponent - 127), since the table has twice the values; the smallest two are subnormal.
     const uint32_t exponent = block[0], bits = exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof scale);

@@ -1,6 +1,6 @@
-// A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (models/decoder.py draws
-// them). Every element is computed as by the layers' operations one by one, so its bits are theirs; what is saved is a dozen
-// calls a layer, their results' memory and the page faults in it. `layer.py` mirrors the structures.
+// A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (see models/decoder.py).
+// Results are bit-identical to those of the separate operations; one call saves a dozen calls for each layer, and the memory
+// and page faults of their results. `layer.py` mirrors the structures.
 #include "ops/activation.h"
 #include "attention/attention.h"
 #include "gemm/matrix.h"
@@ -14,22 +14,22 @@
 namespace {
 
 struct Norm {
-  const void* weight;  // null: there is none
-  long is_wide;        // the weight is float32, whatever the model is
+  const void* weight;  // null for no norm
+  long is_wide;        // whether the weight is float32, independently of the model's dtype
   double eps;
 };
 
 struct Layer {
   long is_bf16, hidden;
-  float multiplier;  // of what is added to the stream
+  float multiplier;  // factor of results that are added to the stream
   Norm input_norm, q_norm, k_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
   Matrix qkv, out, up, down;
-  long pairs, interleaved;  // that are rotated in each head; 0: none
+  long pairs, interleaved;  // rotated pairs in each head, 0 for no rotation; their layout
   long activation, gated;
-  AttentionCall attention;  // but for the step, and where queries, new keys and values and the result are
+  AttentionCall attention;  // without the step and the addresses of inputs and output
 };
 
-// A layer, its group of blocks, and its kind of cos and sin (−1: none).
+// A layer, its KV cache group, and its kind of cos and sin (−1 for no rotation).
 struct LayerEntry {
   const Layer* layer;
   long group, cos_sin;
@@ -39,7 +39,7 @@ struct RopeCosSin {
   const void *cos, *sin;  // [tokens, pairs]
 };
 
-// Rows of x for which an MLP's results stay in the cache.
+// Number of rows of x for which an MLP's intermediate results fit into the cache.
 constexpr long CHUNK = 256;
 
 template <class T>
@@ -50,13 +50,13 @@ inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
     rms_norm(from, (const T*)norm.weight, norm.eps, to, size);
 }
 
-// Of a step of few tokens attention waits for memory, so keys and values are fetched while queries are made. They are to
-// stay in the caches meanwhile.
+// In steps of few tokens attention is bound by memory, so keys and values are prefetched while queries are computed. The
+// limits keep them in the caches until then.
 constexpr long FEW_TOKENS = 8;
-constexpr long MAX_FETCHED_BYTES = 256 << 10;  // bytes for each thread
+constexpr long MAX_FETCHED_BYTES = 256 << 10;  // for each thread
 
-// Where the keys and values lie that a step of few tokens attends to, but for its own. In a block those of all heads are
-// neighbours.
+// Returns the memory of the keys and values to which a step of few tokens attends, without those of the step itself. In a
+// block, those of all heads are adjacent.
 inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const AttentionStep& step) {
   static thread_local PrefetchRanges found;
   found.clear();
@@ -78,13 +78,13 @@ inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const
   return &found;
 }
 
-// Those rows of x that go on behind attention, and where to.
+// Rows of x that are computed further after the last layer's attention, and their destination.
 template <class T>
 struct KeptRows {
   const int64_t* rows;  // ascending
-  long count;           // −1: all rows, in place
+  long count;           // −1 for all rows, in place
   T* stream;
-  const int64_t* batch_rows;  // of these rows; see LinearArgs
+  const int64_t* batch_rows;  // for these rows, see LinearArgs
 };
 
 template <class T>
@@ -136,7 +136,7 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
   }
   const int64_t* const kept_batch_rows = kept.batch_rows;
 
-  // The stream += norm(added), and normed = norm of that, where there are such norms. Each of it is rounded.
+  // stream += norm(added), then normed = norm(stream), if the layer has these norms; each result is rounded.
   const auto join = [&](const Norm& of_added, const Norm& of_sum, T* added, long first, long count) {
     parallel_for(share_rows, count, [&](long i) {
       T *row = added + i * hidden, *to = stream + (first + i) * hidden;
@@ -183,9 +183,9 @@ void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, c
 
 }  // namespace
 
-// x [tokens, hidden] is the residual stream before the layers, and behind them; or, unless `kept` is −1, out gets the
-// `rows` [kept] of what is behind them. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and
-// `kept_batch_rows` [kept]: see LinearArgs; null where no layer is extended.
+// Runs layers on the residual stream x [tokens, hidden], in place; or, unless `kept` is −1, writes only the rows `rows`
+// [kept] of the result to out. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and `kept_batch_rows`
+// [kept]: see LinearArgs; null if no layer is extended.
 extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin,
                               void* x, const int64_t* batch_rows, const int64_t* rows, long kept, void* out,
                               const int64_t* kept_batch_rows) {

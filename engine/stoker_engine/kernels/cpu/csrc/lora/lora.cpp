@@ -1,10 +1,10 @@
-// What LoRA adapters add to a linear operation: y += (x Aᵀ) Bᵀ, each row of x by its own adapter (kernels/cpu/lora.py).
+// LoRA adapters of a linear operation: y += (x Aᵀ) Bᵀ, with a separate adapter for each row of x (kernels/cpu/lora.py).
 //
-//   rows of x by adapter   3: 0 1   0: 2 5 7        those without one take no part
-//   shrink                 t [rows][ranks] = x Aᵀ   pieces of all adapters' rows and ranks, in one call of the threads
-//   expand                 y += t Bᵀ                the same, of their rows and outputs
+//   rows of x by adapter   3: 0 1   0: 2 5 7        rows without an adapter are left out
+//   shrink                 t [rows][ranks] = x Aᵀ   pieces of all adapters' rows and ranks, in one parallel loop
+//   expand                 y += t Bᵀ                pieces of all adapters' rows and outputs, in one parallel loop
 //
-// A row's result depends on nothing but the row and its adapter.
+// A row's result depends only on the row and its adapter.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -19,55 +19,56 @@
 
 namespace {
 
-// [outputs][inner] without gaps; in panels (gemm/panels.h) `outputs` is a multiple of 16 and `inner` is even.
+// Contiguous [outputs][inner]; in panels (gemm/panels.h) `outputs` is a multiple of 16 and `inner` is even.
 struct LoraMatrix {
   const void* w;
   long outputs, inner, is_panels;
 };
 
-// What an adapter adds to one of the matrices that an operation merges: B reads the ranks from `first_rank` on.
+// An adapter's part for one of the matrices that an operation merges: B is multiplied with the ranks from `first_rank` on.
 struct LoraPart {
   LoraMatrix b;
   long first_rank, first_output, outputs;
 };
 
 struct LoraFactors {
-  LoraMatrix a;  // of all parts, below each other
+  LoraMatrix a;  // A of all parts, stacked along the rows
   long num_parts;
   const LoraPart* parts;
 };
 
-// Rows of an adapter's files, and where they go: rows from `first` on of a matrix whose memory holds zeros.
+// Rows of an adapter's files, and their destination: the rows from `first` on of a zeroed matrix.
 struct LoraSource {
-  const void* rows;  // [outputs][inner] without gaps
+  const void* rows;  // contiguous [outputs][inner]
   long outputs, inner;
   long to;  // of the matrix within the adapter's memory, in bytes
   long first, to_inner, is_panels;
 };
 
 struct LoraTable {
-  const int64_t* slots;  // [rows + 1], of each row of the input batch; −1: none. The last is padding's.
+  const int64_t* slots;  // [rows + 1], slot of each row of the input batch, −1 for none; the last entry is for padding
   long num_rows, num_slots;
 };
 
 struct LoraSite {
   const LoraTable* table;
-  const LoraFactors* const* factors;  // by slot; null where the adapter changes nothing here
+  const LoraFactors* const* factors;  // by slot; null if the adapter does not change this operation
 };
 
-constexpr long ROWS = 96, WIDTH = 64;  // of a piece that is multiplied at once
-// Of few rows B is waited for, which threads share by outputs. Of many y is, whose rows are read and written along.
+constexpr long ROWS = 96, WIDTH = 64;  // rows and outputs of a piece that is multiplied at once
+// With few rows, reading B is the bottleneck, and threads share its outputs. With many rows it is y, which is read and
+// written in long runs along its rows.
 constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH, RUN_ROWS = 24;
 
 // Rows of x with one adapter.
 struct Group {
   const LoraFactors* factors;
   const long* rows;
-  long count, first_t;  // where its part of t begins
-  bool follow;          // the rows follow each other
+  long count, first_t;  // number of rows, and offset of the group's part of t
+  bool follow;          // whether the rows are consecutive
 };
 
-// Rows of a group from m on, by outputs n … n_end of a matrix.
+// Rows of a group from m on × outputs n … n_end - 1 of a matrix.
 struct Piece {
   const Group* group;
   const LoraPart* part;
@@ -81,8 +82,8 @@ struct Piece {
   }
 };
 
-// Calls body(piece, next) for each piece; `next` is what this thread reads after it. The threads share the pieces, unless
-// that costs more than it saves.
+// Calls body(piece, next) for each piece; `next` is the memory that the same thread reads afterwards. Runs in parallel
+// unless the work is too small.
 template <class T, class Body>
 void each_piece(const std::vector<Piece>& pieces, Body body) {
   const Piece* const all = pieces.data();
@@ -108,7 +109,7 @@ struct Unit {
 #endif
 };
 
-// The groups of a batch. They are valid until this thread's next call.
+// Returns the groups of a batch, valid until this thread's next call.
 std::vector<Group>& grouped(const LoraSite& site, const LinearArgs& args) {
   static thread_local std::vector<Group> groups;
   static thread_local std::vector<long> row_slots, rows, starts;
@@ -140,7 +141,7 @@ std::vector<Group>& grouped(const LoraSite& site, const LinearArgs& args) {
   return groups;
 }
 
-// `rows` rows of x by outputs `first` … `first + count` of a matrix; fetches `next` meanwhile.
+// Multiplies `rows` rows of x with outputs `first` … `first + count - 1` of a matrix, and prefetches `next`.
 template <class T>
 void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, long rows, long first, long count, T* y,
               long y_stride, Bytes next) {
@@ -164,7 +165,7 @@ void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, l
 template <class T>
 void shrink(const std::vector<Group>& groups, const LinearArgs& args, T* t) {
   static thread_local std::vector<Piece> pieces;
-  // Of few rows memory is waited for, and each thread should read.
+  // With few rows memory is the bottleneck, so all threads should read.
   const long width = args.rows <= ROWS ? 16 : WIDTH;
   pieces.clear();
   for (const Group& group : groups) {
@@ -241,7 +242,7 @@ void add(const LoraSite& site, const LinearArgs& args) {
   expand(groups, args, t);
 }
 
-// See matrix.h's Extension.
+// See Extension in matrix.h.
 void add_lora(const void* site, int is_bf16, const LinearArgs* args) {
   is_bf16 ? add<bf16>(*(const LoraSite*)site, *args) : add<float>(*(const LoraSite*)site, *args);
 }

@@ -4,7 +4,7 @@
 
 namespace {
 
-// See ClampedSwiGLU in architectures/activation.py; NaN stays NaN.
+// See ClampedSwiGLU in architectures/activation.py; keeps NaN.
 template <class T>
 void clamped_swiglu(float alpha, float limit, const T* x, long stride, T* out, long tokens, long size) {
   const Vec upper = broadcast(limit), lower = -upper;
@@ -30,7 +30,7 @@ void run(long kind, bool gated, const T* x, long stride, T* out, long tokens, lo
 
 }  // namespace
 
-// x [tokens, size], or [tokens, 2 × size] with the gates first → out [tokens, size]; tokens of x lie `stride` elements
+// x [tokens, size], or [tokens, 2 × size] with the gates first → out [tokens, size]; tokens of x are `stride` elements
 // apart. Kind 0: SiLU, 1: GELU by tanh, 2: GELU.
 extern "C" void stoker_activation(int is_bf16, int kind, int gated, const void* x, long stride, void* out, long tokens,
                                   long size) {
@@ -40,7 +40,7 @@ extern "C" void stoker_activation(int is_bf16, int kind, int gated, const void* 
     run(kind, gated, (const float*)x, stride, (float*)out, tokens, size);
 }
 
-// x [tokens, 2 × size] with the gates first → out [tokens, size]; tokens of x lie `stride` elements apart.
+// x [tokens, 2 × size] with the gates first → out [tokens, size]; tokens of x are `stride` elements apart.
 extern "C" void stoker_clamped_swiglu(int is_bf16, float alpha, float limit, const void* x, long stride, void* out,
                                       long tokens, long size) {
   if (is_bf16)

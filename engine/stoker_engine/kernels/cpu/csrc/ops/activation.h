@@ -28,10 +28,10 @@ struct Gelu {
   }
 };
 
-// How the callers name them.
+// Values of `kind`.
 enum ActivationKind : long { SILU, GELU_TANH, GELU };
 
-// One row: act(gate), times `up` unless that is null; `to` may be `gate`.
+// Computes one row: act(gate), times `up` unless it is null; `to` may be `gate`.
 template <class Act, class T>
 inline void activate_by(const T* gate, const T* up, T* to, long size) {
   for (long i = 0; i < size; i += LANES) {

@@ -1,4 +1,4 @@
-// Root-mean-square normalisation; see kernels/rms_norm.py for where each family rounds.
+// RMS normalisation; see kernels/rms_norm.py for where each model family rounds.
 #pragma once
 
 #include "common/rows.h"
@@ -9,7 +9,7 @@ inline Vec rounded_to(Vec v) {
   return (Vec)(__builtin_convertvector(nearest_bf16(v), WordVec) << 16);
 }
 
-// One row; `to` may be `from`.
+// Normalises one row; `to` may be `from`.
 template <class T, class W>
 inline void rms_norm(const T* from, const W* weight, float eps, T* to, long size) {
   Vec squares = {};

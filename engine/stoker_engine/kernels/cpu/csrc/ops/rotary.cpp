@@ -27,8 +27,8 @@ void rope_cos_sin(const int64_t* positions, const float* frequencies, float scal
 
 }  // namespace
 
-// x [tokens, heads, size], tokens and heads lying `token` and `head` elements apart; cos and sin [tokens, pairs] and
-// out [tokens, heads, size] without gaps.
+// x [tokens, heads, size], tokens and heads `token` and `head` elements apart; cos and sin [tokens, pairs] and out [tokens,
+// heads, size] are contiguous.
 extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long token, long head, const void* cos,
                               const void* sin, void* out, long tokens, long heads, long size, long pairs) {
   if (is_bf16)
@@ -39,7 +39,7 @@ extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long 
            size, pairs);
 }
 
-// cos and sin [tokens, pairs] of position × frequency, times `scale`.
+// Computes cos and sin [tokens, pairs] of position × frequency, times `scale`.
 extern "C" void stoker_rope_cos_sin(int is_bf16, const int64_t* positions, const float* frequencies, float scale, void* cos,
                               void* sin, long tokens, long pairs) {
   if (is_bf16)

@@ -5,7 +5,7 @@
 
 #include "common/rows.h"
 
-// One head, by the cos and sin of its token; `to` may be `from`.
+// Rotates one head by the cos and sin of its token; `to` may be `from`.
 template <class T>
 inline void rotate(bool interleaved, const T* from, const T* cos, const T* sin, T* to, long size, long pairs) {
   for (long i = 0; i < pairs; i += LANES) {

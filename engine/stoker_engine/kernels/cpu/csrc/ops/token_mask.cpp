@@ -1,12 +1,12 @@
-// Takes tokens out of the choice; see kernels/token_mask.py.
+// Masks tokens; see kernels/token_mask.py.
 #include <cmath>
 #include <cstdint>
 
 #include "common/rows.h"
 #include "common/threads.h"
 
-// x [.., size], rows `stride` elements apart; of the `count` rows at `rows`, the elements whose bits in allowed
-// [count, words] are 0 become -inf.
+// x [.., size], rows `stride` elements apart. Sets elements of the `count` rows `rows` to -inf if their bits in allowed
+// [count, words] are 0.
 extern "C" void stoker_keep_allowed(float* x, long stride, long size, const int64_t* rows, const uint32_t* allowed,
                                     long count, long words) {
   parallel_for(count * size >= GRAIN_SIZE && count > 1, count, [&](long r) {

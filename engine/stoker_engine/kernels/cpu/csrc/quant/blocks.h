@@ -1,18 +1,18 @@
-// A matrix in blocks as what a GEMM takes for W: elements are made of a format's codes in registers.
+// A matrix in blocks as the W of a GEMM (gemm.h): elements are decoded in registers.
 //
-// An element is computed in float32 and rounded to what x is of, so a GEMM has the bits of the GEMM with the
-// dequantized matrix. Few rows of x are multiplied with elements that are made on the way to them, and W is read at the
-// size that it is stored in; for more rows, a piece of W is unpacked once for all of them.
+// Elements are computed in float32 and rounded to x's dtype, so a GEMM is bit-identical to that with the dequantized matrix.
+// For few rows of x, elements are decoded on the fly, so W is read at its stored size; for more rows, a piece of W is
+// unpacked once for all of them.
 //
-// A format makes 32 elements at a time, a unit. It is a class, whose objects may have fields, of
+// A format decodes units of 32 elements. It is a class, whose objects may have fields, with
 //   HAS_TAIL                 whether rows may end within a unit
-//   Header                   what units of a row share, kept from one to the next; `NoHeader` if there is nothing
-//   location(u)              → Location: where unit u lies, in any row. Its `at`, an offset in bytes, is what is prefetched
-//   begins(location)         where there is a Header: whether another one begins with this unit
-//   read(row, location, header) reads it
-//   decode(row, location, header, out)   the 32 elements of a unit → Vec out[UNIT_VECS], not yet rounded
-//   decode_tail(row, location, header, count, out)   where HAS_TAIL: of the last unit, `count` < 32 elements; out's other ones
-//                            may be anything, and no byte behind the row is read
+//   Header                   data that units of a row share, kept from one to the next; `NoHeader` for none
+//   location(u)              → Location: position of unit u in any row; `at`, an offset in bytes, is prefetched
+//   begins(location)         with a Header: whether another one starts at this unit
+//   read(row, location, header)          reads the header
+//   decode(row, location, header, out)   decodes the 32 elements of a unit to Vec out[UNIT_VECS], not yet rounded
+//   decode_tail(row, location, header, count, out)   if HAS_TAIL: decodes `count` < 32 elements of the last unit; the rest of
+//                            out is undefined, and no byte beyond the row is read
 #pragma once
 
 #include <type_traits>
@@ -25,7 +25,7 @@ constexpr int UNIT_VECS = UNIT / LANES;
 
 struct NoHeader {};
 
-// A unit's elements, rounded to T.
+// Rounds a unit's elements to T.
 template <class T>
 constexpr int UNIT_PACKS = UNIT / Pack<T>::SIZE;
 
@@ -47,13 +47,13 @@ inline void put_pack(float* to, Vec v) { store(to, v); }
 #if defined(__AVX512BF16__)
 inline void put_pack(bf16* to, Pack<bf16>::Type v) { memcpy((void*)to, &v, sizeof v); }
 #else
-inline void put_pack(bf16* to, Vec v) {  // rounded already
+inline void put_pack(bf16* to, Vec v) {  // already rounded
   const HalfVec half = __builtin_convertvector((WordVec)v >> 16, HalfVec);
   memcpy((void*)to, &half, sizeof half);
 }
 #endif
 
-// The stride in bytes.
+// W in blocks; the stride is in bytes.
 template <class T, class Format>
 struct Blocks {
   static constexpr long STEP = UNIT, DIRECT_ROWS = 4, BLOCK = 256, TILED_BLOCK = 1024;
@@ -75,12 +75,12 @@ struct Blocks {
         if (format.begins(location)) read_header(location);
     }
 
-    // Not a part of the tile, which would have it for each of its rows.
+    // Not inlined: the tile would contain a copy for each of its rows.
     __attribute__((noinline)) void read_header(const Location& location) { format.read(at, location, header); }
 
-    // A part of the tile even where it is large: what a call would cost is half of what decoding does.
+    // Always inlined: a call would cost half as much as decoding.
     __attribute__((always_inline)) void load(const Location& location, typename P::Type* to) {
-      // Many short streams are more than processors foresee.
+      // Hardware prefetchers cannot follow many short streams.
       __builtin_prefetch(at + location.at + ahead, 0, 2);
       Vec elements[UNIT_VECS];
       format.decode(at, location, header, elements);
@@ -94,8 +94,8 @@ struct Blocks {
       for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(elements + s * P::SIZE);
     }
 
-    // The elements of a unit, or the first `count` of the last, to where they will be read; instructions that multiply bf16
-    // flush subnormals to 0.
+    // Write the elements of a unit, or the first `count` of the last unit, for dequantization. Subnormals are kept, which
+    // the instructions that multiply bf16 would flush to 0.
     void copy(const Location& location, T* to) {
       Vec elements[UNIT_VECS];
       format.decode(at, location, header, elements);
@@ -114,7 +114,7 @@ struct Blocks {
   Location location(long k) const { return format.location(k / UNIT); }
   Row row(long n) const { return {at + n * stride, LANES * stride, format, {}}; }
 
-  // Row n, to be read.
+  // Row n, to be copied.
   void copy(long n, T* to, long inner) const {
     Row from = row(n);
     long k = 0;
@@ -173,7 +173,7 @@ void block_gemm(const BlockGemm& p, const Format& format) {
                                   (T*)p.y, p.y_stride, p.rows, p.outputs, p.inner});
 }
 
-// Rows of w, their stride in bytes → y [rows, inner].
+// Dequantizes rows of w, their stride in bytes → y [rows, inner].
 template <class T, class Format>
 void dequantize_blocks(const uint8_t* w, long w_stride, void* y, long rows, long inner, const Format& format) {
   parallel_for(rows * inner > GRAIN_SIZE, rows, [&](long row) {

@@ -1,14 +1,14 @@
-// What formats of blocks are decoded with: a unit's codes, in bytes, become elements.
+// Helpers to decode block formats: convert a unit's codes, in bytes, to elements.
 #pragma once
 
 #include "quant/blocks.h"
 
-// A unit's codes, or the bytes that hold some bits of them.
+// A unit's codes, or bytes with some of their bits.
 typedef uint8_t Codes __attribute__((vector_size(32)));
 typedef uint8_t HalfCodes __attribute__((vector_size(16)));
 typedef int8_t SmallIntegers __attribute__((vector_size(16)));
 
-// Vectors that hold the elements of half a unit.
+// Number of vectors that hold the elements of half a unit.
 constexpr int HALF_VECS = UNIT_VECS / 2;
 
 inline Codes load_codes(const uint8_t* from) {
@@ -17,19 +17,19 @@ inline Codes load_codes(const uint8_t* from) {
   return codes;
 }
 
-// Some bits of each byte: those that `mask` leaves when all are moved down by `shift`, at most 8 - shift.
+// Extracts bits of each byte: (byte >> shift) & mask; the mask has at most 8 - shift bits.
 inline Codes bits_of(Codes bytes, long shift, uint8_t mask) {
-  typedef uint16_t Shorts __attribute__((vector_size(32)));  // processors have no shift of bytes
+  typedef uint16_t Shorts __attribute__((vector_size(32)));  // processors cannot shift bytes
   return (Codes)((Shorts)bytes >> (uint16_t)shift) & mask;
 }
 
-// Codes that have room for it, moved up.
+// Shifts codes left; the result must fit into a byte.
 inline Codes moved_up(Codes codes, int shift) {
   typedef uint16_t Shorts __attribute__((vector_size(32)));
   return (Codes)((Shorts)codes << (uint16_t)shift);
 }
 
-// The low halves of sixteen bytes, then the high ones.
+// Splits sixteen bytes: the low halves, then the high halves.
 inline Codes halves(const uint8_t* from) {
 #if defined(__AVX2__)
   const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
@@ -42,7 +42,7 @@ inline Codes halves(const uint8_t* from) {
 #endif
 }
 
-// 32 bits, the lowest first, each as a byte `set_byte` or 0.
+// Expands 32 bits, the lowest first, to bytes of `set_byte` or 0.
 inline Codes spread(const uint8_t* bits, uint8_t set_byte) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   uint32_t mask;
@@ -55,7 +55,7 @@ inline Codes spread(const uint8_t* bits, uint8_t set_byte) {
 #endif
 }
 
-// Bytes as signed integers; codes of fewer than eight bits are none below 0.
+// Converts bytes as signed integers; codes of fewer than eight bits are never negative.
 inline void to_floats(HalfCodes codes, Vec* out) {
 #if defined(__AVX512F__)
   out[0] = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)codes));
@@ -90,13 +90,13 @@ inline void scaled(Codes codes, Vec scale, Vec* out) {
   for (int s = 0; s < UNIT_VECS; s++) out[s] *= scale;
 }
 
-// code × scale + offset; the product is exact, so it does not matter whether that is one instruction.
+// code × scale + offset; the product is exact, so fusing the operations does not change the result.
 inline void scaled(Codes codes, Vec scale, Vec offset, Vec* out) {
   to_floats(codes, out);
   for (int s = 0; s < UNIT_VECS; s++) out[s] = out[s] * scale + offset;
 }
 
-// The same, where each half of the unit has a scale of its own, and maybe an offset.
+// The same with a scale, and optionally an offset, for each half of the unit.
 inline void scaled_by_halves(Codes codes, const float* scales, Vec* out) {
   to_floats(codes, out);
   for (int s = 0; s < UNIT_VECS; s++) out[s] *= broadcast(scales[s * LANES / 16]);
@@ -108,12 +108,12 @@ inline void scaled_by_halves(Codes codes, const float* scales, const float* offs
     out[s] = out[s] * broadcast(scales[s * LANES / 16]) + broadcast(offsets[s * LANES / 16]);
 }
 
-// The values of codes of four bits. A unit of such codes has its first sixteen in the low halves of bytes.
+// The values of four-bit codes. A unit has its first sixteen codes in the low halves of bytes.
 struct Table {
   SmallIntegers values;
 
 #if defined(__AVX512F__)
-  // The table fits a register: it is scaled, not what is looked up.
+  // The table fits into a register, so it is scaled instead of the results.
   void decode(const uint8_t* from, Vec scale, Vec* out) const { look_up(from, floats() * scale, out); }
   void decode(const uint8_t* from, Vec scale, Vec offset, Vec* out) const {
     look_up(from, floats() * scale + offset, out);
@@ -121,7 +121,7 @@ struct Table {
 
   Vec floats() const { return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values)); }
 
-  static void look_up(const uint8_t* from, Vec table, Vec* out) {  // by the low four bits of an integer
+  static void look_up(const uint8_t* from, Vec table, Vec* out) {  // indexed by the low four bits of integers
     const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
     out[0] = (Vec)_mm512_permutexvar_ps(codes, (__m512)table);
     out[1] = (Vec)_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), (__m512)table);
@@ -143,7 +143,7 @@ struct Table {
 #endif
 };
 
-// A float16.
+// Loads a float16.
 inline float half_at(const uint8_t* from) {
   uint16_t half;
   memcpy(&half, from, sizeof half);
@@ -160,7 +160,7 @@ inline float half_at(const uint8_t* from) {
 #endif
 }
 
-// A float16, in all lanes.
+// Loads a float16 into all lanes.
 inline Vec half_of(const uint8_t* from) {
 #if defined(__AVX512F__)
   uint16_t half;

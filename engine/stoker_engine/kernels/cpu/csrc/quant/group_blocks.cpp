@@ -1,11 +1,11 @@
-// Weights in groups that share a scale (kernels/group_blocks.py draws them): GEMM with them, and what they stand for.
+// GEMM with weights in groups, and their dequantization; see kernels/group_blocks.py for the layout.
 #include "quant/groups.h"
 
 namespace {
 
 using namespace groups;
 
-// Calls `run` with an object whose type says which codes.
+// Calls `run` with an object whose type determines the kind of codes.
 template <class T, class Run>
 void with_codes(const Layout& layout, Run run) {
   switch (layout.code) {
@@ -34,7 +34,7 @@ void group_linear(const BlockGemm& p, const Layout& layout) {
   });
 }
 
-// By way of floats: subnormals of bfloat16 are kept.
+// Converts through floats, so subnormals of bfloat16 are kept.
 void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, bool is_bf16, long rows, long inner) {
   with_codes<float>(layout, [&](auto codes) {
     parallel_for(rows * inner > GRAIN_SIZE, rows, [&](long row) {
@@ -59,7 +59,7 @@ void linear_groups(bool is_bf16, const Matrix& m, const LinearArgs& args) {
                                                        layout);
 }
 
-// Rows of w, their stride in bytes → y [rows, inner].
+// Dequantizes rows of w, their stride in bytes → y [rows, inner].
 extern "C" void stoker_group_dequantize(int code, int scale, int has_zeros, int has_row_scale, long group, int is_bf16,
                                         const uint8_t* w, long w_stride, void* y, long rows, long inner) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);

@@ -1,28 +1,28 @@
-// Codes of weights in groups (kernels/group_blocks.py draws them) → elements, a unit of 32 at a time.
+// Decodes weights in groups (kernels/group_blocks.py has the layout), a unit of 32 elements at a time.
 //
-// Codes of 8 bits are computed with. Of those with fewer bits a group has at most 16 different values: they are made
-// once, in a table that a register holds, and a code only looks its value up, already multiplied and rounded.
+// 8-bit codes are converted arithmetically. A group of codes with fewer bits has at most 16 different values: they are
+// computed once for each group, scaled and rounded, and kept in a table in a register, which codes index.
 //
-// A kind of codes is a class, an object of it for each row, of
-//   BYTES                        of a unit
+// A kind of codes is a class, with an object for each row, and with
+//   BYTES                        bytes of a unit
 //   DIRECT_ROWS                  see gemm.h
-//   begin(scales, location)         where another group begins
-//   load(codes, scales, location, to)     the elements of a unit, rounded to T
+//   begin(scales, location)      called where another group starts
+//   load(codes, scales, location, to)     loads the elements of a unit, rounded to T
 #pragma once
 
 #include "quant/blocks.h"
 
-// Where a unit lies in any row.
+// Position of a unit in any row.
 struct GroupLocation {
-  // Its codes, behind the first of the row, and what is prefetched meanwhile.
+  // Offsets from the row's first codes: of the unit's codes, and of the bytes to prefetch.
   long at, ahead;
-  // Of the groups that its halves belong to, behind the first scale that was read of the row.
+  // Indices of the scales and zero points of the unit's halves in the row's buffer.
   long scale[2], zero[2];
-  // Whether it begins another group.
+  // Whether another group starts at this unit.
   bool begins;
 };
 
-// LANES float16s.
+// Converts LANES float16 values.
 inline Vec halves(HalfVec v) {
 #if defined(__F16C__) && defined(__AVX512F__)
   return (Vec)_mm512_cvtph_ps((__m256i)v);
@@ -40,7 +40,7 @@ typedef int8_t ByteVec __attribute__((vector_size(LANES)));
 typedef int16_t ShortVec __attribute__((vector_size(LANES * 2)));
 typedef uint8_t UnsignedByteVec __attribute__((vector_size(LANES)));
 
-// LANES bytes, as signed integers.
+// Converts LANES bytes as signed integers.
 inline Vec signed_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
@@ -53,7 +53,7 @@ inline Vec signed_bytes(const uint8_t* from) {
 #endif
 }
 
-// LANES bytes, as unsigned integers.
+// Converts LANES bytes as unsigned integers.
 inline HalfVec unsigned_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (HalfVec)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from));
@@ -66,8 +66,8 @@ inline HalfVec unsigned_bytes(const uint8_t* from) {
 #endif
 }
 
-// LANES bytes of OCP's FP8 as float16s: e5m2's are their high bytes; e4m3's are the values times 2^-8, since it has
-// another bias. NaN bytes of e4m3 are refused when weights are loaded, and not looked for here.
+// Convert LANES bytes of OCP's FP8 to float16: e5m2 is its high byte; for e4m3 the result is the value times 2^-8, since the
+// exponent biases differ. NaN codes of e4m3 are rejected when weights are loaded, so they are not handled here.
 inline HalfVec halves_of_e5m2(const uint8_t* from) { return unsigned_bytes(from) << 8; }
 inline HalfVec halves_of_e4m3(const uint8_t* from) {
   const HalfVec bytes = unsigned_bytes(from);
@@ -75,7 +75,7 @@ inline HalfVec halves_of_e4m3(const uint8_t* from) {
 }
 constexpr float E4M3_FACTOR = 256.0f;
 
-// LANES bytes, widened.
+// Widens LANES bytes to words.
 inline WordVec widened(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (WordVec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
@@ -115,7 +115,7 @@ struct UInt8 {
   }
 };
 
-// Of scales that the factor of e4m3 is multiplied into.
+// FP8 codes; for e4m3 the scales include the factor 2^8.
 template <class T, bool E4M3>
 struct Fp8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
@@ -138,7 +138,7 @@ struct Fp8 {
   }
 };
 
-// 16 elements.
+// A table of 16 values.
 struct Table {
   static constexpr int VECS = 16 / LANES;
   Vec elements[VECS];
@@ -146,7 +146,7 @@ struct Table {
   void make(const float* values, float scale, float zero) {
     for (int i = 0; i < VECS; i++) elements[i] = (::load(values + i * LANES) - zero) * scale;
   }
-  // Those at `at`, which are below 16.
+  // Looks up the values at indices `at`, which are below 16.
   Vec find(WordVec at) const {
 #if defined(__AVX512F__)
     return (Vec)_mm512_permutexvar_ps((__m512i)at, (__m512)elements[0]);
@@ -162,7 +162,7 @@ struct Table {
   }
 };
 
-// Of elements s × LANES … of a unit, LANES codes.
+// The codes of LANES elements of a unit, from element s × LANES on.
 template <int BITS>
 inline WordVec codes_of(const uint8_t* unit, int s) {
   if constexpr (BITS == 4) {
@@ -200,7 +200,7 @@ struct LookupCodes {
 };
 
 #if defined(__AVX512BF16__)
-// 32 elements fit: those of one group twice, so that the bits above a code do not matter, or those of two groups.
+// The table has 32 entries: the values of one group twice, so that bits above a code are ignored, or those of two groups.
 template <int BITS, bool SPLIT>
 struct LookupCodes<bf16, BITS, SPLIT> {
   static constexpr long BYTES = BITS * 4, DIRECT_ROWS = BITS == 4 ? 4 : 0;

@@ -32,10 +32,10 @@ void linear_packed(const Matrix& m, const LinearArgs& args, const Layout& layout
 #endif
 }
 
-// W's rows beyond the last whole panel are `InputBatch`.
+// `Rows` is the format of W's rows after the last whole panel.
 template <class Rows, class Codes>
 void linear_panels_of(const Matrix& m, const LinearArgs& args, const Layout& layout) {
-  if (panels::block_of(layout) > Int8Group::SIZE)  // an offset of each block costs nothing to speak of
+  if (panels::block_of(layout) > Int8Group::SIZE)  // the cost of an offset for each block is negligible
     linear_packed<panels::PackedGroups<Codes, true, true>, Rows>(m, args, layout);
   else if (layout.has_zeros)
     linear_packed<panels::PackedGroups<Codes, true, false>, Rows>(m, args, layout);
@@ -43,7 +43,7 @@ void linear_panels_of(const Matrix& m, const LinearArgs& args, const Layout& lay
     linear_packed<panels::PackedGroups<Codes, false, false>, Rows>(m, args, layout);
 }
 
-// Calls `run` with what lies side by side of a row: where it begins, in how many parts, and the bytes of one.
+// Calls `run` for each interleaved section of a row with its offset, its number of parts, and the bytes of a part.
 template <class Run>
 void with_sections(const Layout& layout, Run run) {
   run(0, layout.groups, layout.scale_bytes());
@@ -66,7 +66,7 @@ void linear_group_panels(const Matrix& m, const LinearArgs& args) {
   }
 }
 
-// w [outputs, bytes of a row], without gaps: its whole panels, in place.
+// Packs the whole panels of contiguous w [outputs, bytes of a row], in place.
 extern "C" void stoker_pack_group_panels(int code, int scale, int has_zeros, int has_row_scale, long group, long inner, void* w,
                                          long outputs) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);
@@ -85,7 +85,7 @@ extern "C" void stoker_pack_group_panels(int code, int scale, int has_zeros, int
   });
 }
 
-// Rows of w by index → y [count, bytes of a row], as they were before they were packed.
+// Copies rows of packed w by index → y [count, bytes of a row], in the unpacked layout.
 extern "C" void stoker_group_panel_rows(int code, int scale, int has_zeros, int has_row_scale, long group, long inner,
                                         const void* w, const int64_t* rows, void* y, long count, long outputs) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);

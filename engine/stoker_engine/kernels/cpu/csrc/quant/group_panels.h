@@ -1,7 +1,7 @@
-// Weights in groups in panels (panels.h): what 16 rows have of the same, beside each other. Of rows as groups.h says, of whole
-// units of 32 elements, each of one group.
+// Weights in groups in panels (panels.h): each part of 16 rows (groups.h) is interleaved. Rows must consist of whole units of
+// 32 elements, each in a single group.
 //
-//   panel of rows n … n + 15      scales [groups][16], zero points [groups][16] bytes, codes [words of a row][16], of four bytes
+//   panel of rows n … n + 15      scales [groups][16], zero points [groups][16] bytes, codes [words][16] of four bytes
 #pragma once
 
 #include "gemm/quant_panels.h"
@@ -10,7 +10,7 @@
 #if defined(STOKER_PANELS)
 namespace panels {
 
-// Codes of 32 elements: see quant_panels.h for ZERO, and for the rest, of a unit's words.
+// Codes of 32 elements; for ZERO and the functions, which take a unit's words, see quant_panels.h.
 struct GroupsOf4Bits {
   static constexpr int ZERO = 8, BYTES = 16;
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
@@ -23,19 +23,19 @@ struct GroupsOf4Bits {
 struct GroupsOf8Bits {
   static constexpr int ZERO = 128, BYTES = 32;
   static constexpr int first(int i) { return i * 4; }
-  __m512i sign;  // makes signed bytes larger by ZERO
+  __m512i sign;  // converts signed bytes to unsigned ones by adding ZERO
   explicit GroupsOf8Bits(const groups::Layout& layout) : sign(_mm512_set1_epi8(layout.code == groups::INT8 ? -128 : 0)) {}
   __m512i codes(const uint8_t* unit, int i) const { return _mm512_xor_si512(_mm512_loadu_si512(unit + i * 4 * PANEL), sign); }
 };
 
-// How many elements that share a scale are multiplied with as many of x that do: as many as a block may have and divide a group.
+// Size of blocks of x: the largest possible one that divides a group, else 32.
 inline long block_of(const groups::Layout& layout) {
-  for (long block : {256, 128})  // of 64, scaling them costs what adding them up saves
+  for (long block : {256, 128})  // 64 would not pay off: scaling costs as much as accumulating saves
     if (layout.groups == 1 || layout.group % block == 0) return block;
   return Int8Group::SIZE;
 }
 
-// Panels of one kind of codes, as they lie in memory. OFFSET: there may be zero points.
+// Panels of one kind of codes in memory. OFFSET: whether there may be zero points.
 template <class Codes, bool OFFSET, bool BLOCKS>
 struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE> {
   using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE>;
@@ -44,12 +44,12 @@ struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int
   Codes kind;
   const uint8_t* at;
   long block_size;
-  long bytes;                    // from a panel to the next
-  int scale;                     // what kind
+  long bytes;                    // bytes of a panel
+  int scale;                     // type of scales
   bool has_zeros;
-  long scale_bytes;              // of a group's rows
-  long zeros_at, codes_at;       // behind the beginning of a panel
-  uint64_t groups_in_a_unit;     // a fraction of 2^32, rounded up
+  long scale_bytes;              // bytes of a group's scales in a panel
+  long zeros_at, codes_at;       // offsets in a panel
+  uint64_t groups_in_a_unit;     // in units of 2^-32, rounded up
 
   PackedGroups(const void* w, const groups::Layout& layout)
       : kind(layout), at((const uint8_t*)w), block_size(block_of(layout)), bytes(layout.bytes() * PANEL), scale(layout.scale),

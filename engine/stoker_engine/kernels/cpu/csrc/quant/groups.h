@@ -1,6 +1,7 @@
-// Rows of weights in groups that share a scale (kernels/group_blocks.py draws them), as what a GEMM takes for W.
+// Weights in groups that share a scale (kernels/group_blocks.py has the layout), as the W of a GEMM (gemm.h).
 //
-// What a row's groups have in common is read before its elements, into floats: then all kinds of scales are alike.
+// A row's scales and zero points are converted to floats before its elements are read, so all types of scales are handled
+// alike.
 #pragma once
 
 #include "quant/group_codes.h"
@@ -12,7 +13,7 @@ namespace groups {
 enum Code { UINT2, UINT3, UINT4, UINT8, INT8, FP8_E4M3, FP8_E5M2, FP4, NF4 };
 enum Scale { FLOAT32, FLOAT16, BFLOAT16, E8M0, SCALE_E4M3 };
 
-// The values of up to 16 codes, over and over again.
+// The values of up to 16 codes, repeated to fill tables.
 alignas(64) inline constexpr float INTEGERS2[16] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
 alignas(64) inline constexpr float INTEGERS3[16] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
 alignas(64) inline constexpr float INTEGERS4[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -24,7 +25,7 @@ alignas(64) inline constexpr float NF4_VALUES[16] = {
     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f,
     1.0f};
 
-// How a row is laid out.
+// Layout of a row.
 struct Layout {
   int code, scale;
   bool has_zeros, has_row_scale;
@@ -36,7 +37,7 @@ struct Layout {
     groups = (inner + this->group - 1) / this->group;
   }
 
-  // Of a matrix of groups, or of groups in panels.
+  // The layout of a matrix of kind GROUPS or GROUP_PANELS.
   explicit Layout(const Matrix& m)
       : Layout(m.format[0], m.format[1], m.format[2], m.format[3], m.format[4], m.inner) {}
 
@@ -53,11 +54,11 @@ struct Layout {
   }
   long bits() const { return code == UINT2 ? 2 : code == UINT3 ? 3 : code == UINT4 || code == FP4 || code == NF4 ? 4 : 8; }
   long bytes() const { return codes() + (inner + UNIT - 1) / UNIT * UNIT * bits() / 8; }
-  // Whether a unit's halves may belong to two groups.
+  // Whether a unit's halves may belong to different groups.
   bool splits() const { return groups > 1 && group % UNIT; }
 };
 
-// `count` elements of BYTES each, LANES of them at a time; what follows the last ones is 0.
+// Converts `count` elements of BYTES bytes, LANES at a time, padded with 0.
 template <int BYTES, class Convert>
 inline void convert(const uint8_t* from, long count, float* to, Convert of) {
   long i = 0;
@@ -69,7 +70,7 @@ inline void convert(const uint8_t* from, long count, float* to, Convert of) {
   }
 }
 
-// A row's scales and zero points; `scales` and `zeros` have room for whole vectors.
+// Reads a row's scales and zero points; `scales` and `zeros` must have room for whole vectors.
 __attribute__((noinline)) inline void read_groups(const Layout& layout, const uint8_t* row, float* scales, float* zeros) {
   const uint8_t* from = row + layout.scales();
   const long count = layout.groups;
@@ -111,7 +112,7 @@ __attribute__((noinline)) inline void read_groups(const Layout& layout, const ui
     for (long i = 0; i < count; i++) zeros[i] = layout.implied_zero();
 }
 
-// The stride in bytes.
+// W in groups; the stride is in bytes.
 template <class T, class Codes>
 struct Groups {
   static constexpr long STEP = UNIT, DIRECT_ROWS = Codes::DIRECT_ROWS, BLOCK = 256, TILED_BLOCK = 1024;
@@ -131,12 +132,12 @@ struct Groups {
     }
 
     __attribute__((always_inline)) void load(const GroupLocation& location, typename P::Type* to) {
-      // Many short streams are more than processors foresee.
+      // Hardware prefetchers cannot follow many short streams.
       __builtin_prefetch(codes + location.ahead, 0, 2);
       kind.load(codes + location.at, scales, location, to);
     }
 
-    // Of the last unit the first `count` elements; zeros follow.
+    // Loads the first `count` elements of the last unit, padded with zeros.
     void tail(const GroupLocation& location, long count, typename P::Type* to) {
       T elements[UNIT];
       kind.begin(scales, location);
@@ -153,7 +154,7 @@ struct Groups {
     }
   };
 
-  // Of a row's scales; its zero points follow.
+  // Number of floats in the buffer of a row's scales; its zero points follow.
   long room() const { return (layout.groups + LANES - 1) / LANES * LANES; }
 
   __attribute__((always_inline)) GroupLocation location(long k) const {
@@ -164,7 +165,7 @@ struct Groups {
             layout.splits() || k == first * layout.group};
   }
 
-  // Good for as long as this thread asks for fewer than LANES others.
+  // Valid until this thread has requested LANES other rows.
   __attribute__((noinline)) Row row(long n) const {
     thread_local std::vector<float> buffer;
     const long size = 2 * room();
