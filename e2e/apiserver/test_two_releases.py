@@ -124,7 +124,7 @@ def test_one_of_two_operators_serves_an_endpoint(
         kube.create(ns, document())
         eventually(lambda: serving() == f"{ns}/first", "the first one serves it")
         with operator("second") as second:
-            eventually(lambda: "left to the operator" in second.log.read_text(), "the second one says so")
+            eventually(lambda: "also watches this namespace" in second.log.read_text(), "the second one says so")
             quiet(kube, ns, second, eventually)
             kube.create(ns, document("raced"))  # seen by both at once
             quiet(kube, ns, second, eventually)

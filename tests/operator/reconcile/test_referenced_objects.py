@@ -157,7 +157,7 @@ def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.Lo
     versions = ObjectVersions(kube, 600, lambda: now[0])  # type: ignore[arg-type]
     assert versions.get("ns", KEYS) is versions.get("ns", KEYS) is None
     assert len(kube.requests) == 1
-    assert "Secret keys of namespace ns could not be read" in caplog.text
+    assert "could not read Secret keys of namespace ns" in caplog.text
     now[0], kube.answer = 500, lambda: {"creationTimestamp": written(0)}
     assert versions.get("ns", KEYS) == version(0, 0)
     now[0], kube.answer = 1000, fail

@@ -314,8 +314,8 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
 @pytest.mark.parametrize(
     ("references", "words", "stalled"),
     [
-        ([], "was made by someone else and is left alone; delete it", "True"),
-        ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is left alone", "True"),
+        ([], "was not created by Stoker and is not changed; delete it", "True"),
+        ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is not changed", "True"),
         (
             [{"uid": "uid-0", "kind": "InferenceEndpoint", "name": "demo", "controller": True}],
             "belongs to an earlier endpoint of this name; it is being deleted",
