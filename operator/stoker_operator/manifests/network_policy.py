@@ -41,7 +41,7 @@ def network_policy(owner: Owner, spec: Spec, policy: Policy, gateway: GatewaySet
 def gateway_pods(gateway: GatewaySettings) -> Manifest:
     """Return the gateway's pods as a peer.
 
-    Selecting them by labels is no weaker than their keys: who may create pods in their namespace can read the keys.
+    Labels are sufficient: a user who can create pods in that namespace can also read the gateway's keys.
     """
     labels = {"app.kubernetes.io/name": "stoker-gateway", "app.kubernetes.io/component": "gateway"}
     return {
