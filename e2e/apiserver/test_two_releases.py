@@ -68,10 +68,10 @@ def watch(kube: Any) -> Iterator[Callable[[list[str]], None]]:
 def test_an_install_over_namespaces_of_another_release_is_refused(
     kube: Any, run_helm: Helm, watch: Callable[[list[str]], None], ns: str
 ) -> None:
-    there = f"release stoker in namespace {SYSTEM} looks after "
+    there = f"release stoker in namespace {SYSTEM} already watches "
     dry = "--dry-run=server"
-    assert f"{there}all namespaces already" in run_helm.install("second", ns, "webhook.enabled=true", dry)
-    assert f"{there}{ns} already" in run_helm.install("second", ns, f"watchNamespaces={{{ns}}}", dry)
+    assert f"{there}all namespaces," in run_helm.install("second", ns, "webhook.enabled=true", dry)
+    assert f"{there}{ns}," in run_helm.install("second", ns, f"watchNamespaces={{{ns}}}", dry)
     assert there not in run_helm.install("second", ns, "webhook.enabled=false", dry)
     watch(["one", "two"])
     assert f"{there}one, two already" in run_helm.install("second", ns, "webhook.enabled=true", dry)
