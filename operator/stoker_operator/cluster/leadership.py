@@ -47,10 +47,10 @@ class Timing:
 
 
 class Step(Enum):
-    """What to do about the Lease."""
+    """The next step of a candidate."""
 
-    CREATE = "there is none"
-    RENEW = "it is ours"
+    CREATE = "there is no Lease"
+    RENEW = "this replica holds it"
     TAKE = "it has no holder, or its holder is gone"
     WAIT = "another replica holds it"
 

@@ -139,7 +139,7 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
 
 
 def _platform_error(subject: str, reason: str, message: str) -> Diagnosis:
-    """Return a failure that has no reason of ours, with the platform's reason and message."""
+    """Return a failure without a reason of Stoker's own, with the platform's reason and message."""
     return Diagnosis(reason if _WORD.fullmatch(reason) else "PlatformError", f"{subject}: {message or reason}")
 
 
