@@ -40,7 +40,7 @@ def test_a_typo_is_an_error(cluster: Cluster) -> None:
 
 def test_helm_test_says_that_it_works(cluster: Cluster, chart: None) -> None:
     output = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", "--timeout", "2m")
-    assert "refuses one for hardware that is in no catalogue" in output
+    assert "refuses one whose hardware is not in the catalogue" in output
 
 
 @pytest.mark.timeout(600)

@@ -311,7 +311,7 @@ def test_an_image_that_is_said_twice_is_refused(helm: str) -> None:
     command = [helm, "template", "stoker", CHART, *(f"--set={value}" for value in values)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode != 0
-    assert "images.engine.cpu and catalogue.runtimes.stoker.cpu both name an image" in result.stderr
+    assert "images.engine.cpu and catalogue.runtimes.stoker.cpu both set an image" in result.stderr
 
 
 def test_rights_end_where_the_namespaces_do(helm: str) -> None:

@@ -141,7 +141,7 @@ def test_helm_test_tells_whether_it_works(kube: Any, ns: str, start: Any, config
     configuration.call(start())
     works = script(kube, "helm_test.py", ns, "refuses")
     assert works.returncode == 0, works.stderr
-    assert "refuses one for hardware that is in no catalogue" in works.stdout
+    assert "refuses one whose hardware is not in the catalogue" in works.stdout
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "not-called"}}})
     fails = script(kube, "helm_test.py", ns, "refuses", patience="3")
     assert fails.returncode == 1

@@ -379,7 +379,7 @@ def test_the_gateways_service_is_as_the_values_say(helm: str) -> None:
     assert live["metadata"]["labels"].items() >= {"pool": "a", "app.kubernetes.io/name": "stoker-gateway"}.items()
     service["type"] = "NodePort"
     message = refusal(helm, CHART, values)
-    assert "set gateway.service.type to LoadBalancer, or remove loadBalancerClass" in message
+    assert "requires gateway.service.type LoadBalancer; set the type, or remove loadBalancerClass" in message
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_an_operator_outlives_a_kind_that_goes(
     def is_watched() -> bool:
         # Not how often: while the kind goes, the API server may still name it to the next look.
         logged = log.read_text()
-        return logged.rfind("podmonitors, which is watched") > logged.rfind("podmonitors is no longer watched")
+        return logged.rfind("podmonitors; watching them") > logged.rfind("stopped watching podmonitors")
 
     sleeping_operator.stop()
     define_pod_monitors()

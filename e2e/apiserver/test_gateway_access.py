@@ -292,4 +292,4 @@ def test_an_operator_of_some_namespaces_has_no_gateway(helm: str) -> None:
     command = [helm, "template", "routed", CHART, "--set=gateway.enabled=true,watchNamespaces={a}"]
     failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode != 0
-    assert "gateway.enabled needs an operator that looks after all namespaces" in failed.stderr
+    assert "gateway.enabled requires an operator that watches all namespaces" in failed.stderr

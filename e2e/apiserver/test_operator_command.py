@@ -48,7 +48,7 @@ def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
         started = command(f"--health-address={address}")
         result = subprocess.run(started, env=sleeping_operator.environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
-    assert "stoker operator: it cannot start: " in result.stderr
+    assert "stoker operator: cannot start: " in result.stderr
     assert "Traceback" not in result.stderr
 
 

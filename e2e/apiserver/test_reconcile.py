@@ -155,7 +155,7 @@ def test_an_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: 
     kube.core.create_namespaced_service(ns, theirs)
     kube.create(ns, document())
     condition = eventually(lambda: ready(kube, ns, "NameConflict"), "the conflict is reported")
-    assert condition["message"].startswith("Service demo was made by someone else and is left alone; delete it, or")
+    assert condition["message"].startswith("Service demo was not created by Stoker and is not changed; delete it, or")
     service = kube.get(f"/api/v1/namespaces/{ns}/services/demo")
     assert service["spec"]["selector"] == {"app": "theirs"}
     assert "labels" not in service["metadata"]

@@ -74,7 +74,7 @@ def test_status_names_pods_with_an_earlier_key(
         kube.core.patch_namespaced_secret("keys", ns, {"stringData": {"api-key": "second"}})
         message = eventually(lambda: ready() if "Secret" in ready() else "", "it is said")
         assert f"pod {pod} runs with Secret keys (spec.auth.apiKeysSecretRef) as it was before 2" in message
-        assert message.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} renews them")
+        assert message.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} updates them")
         (event,) = (each for each in kube.core.list_namespaced_event(ns).items if "as it was before" in each.message)
         assert (event.reason, event.type) == ("Ready", "Normal")
 

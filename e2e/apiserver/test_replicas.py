@@ -121,7 +121,7 @@ def test_who_ends_hands_over_at_once_and_answers_a_while(
     eventually(ended, "it ends", timeout=60)
     assert leader.process.returncode == 0
     assert answers
-    assert "gave up the Lease" in leader.log.read_text()
+    assert "released the Lease" in leader.log.read_text()
     took = next_lease(kube, before.holder_identity, eventually).acquire_time - last.renew_time
     eventually(lambda: kube.deployment(ns, "after"), "the other one works")
     assert follower.leads()

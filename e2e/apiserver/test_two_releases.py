@@ -68,10 +68,10 @@ def watch(kube: Any) -> Iterator[Callable[[list[str]], None]]:
 def test_an_install_over_namespaces_of_another_release_is_refused(
     kube: Any, run_helm: Helm, watch: Callable[[list[str]], None], ns: str
 ) -> None:
-    there = f"release stoker in namespace {SYSTEM} looks after "
+    there = f"release stoker in namespace {SYSTEM} already watches "
     dry = "--dry-run=server"
-    assert f"{there}all namespaces already" in run_helm.install("second", ns, "webhook.enabled=true", dry)
-    assert f"{there}{ns} already" in run_helm.install("second", ns, f"watchNamespaces={{{ns}}}", dry)
+    assert f"{there}all namespaces," in run_helm.install("second", ns, "webhook.enabled=true", dry)
+    assert f"{there}{ns}," in run_helm.install("second", ns, f"watchNamespaces={{{ns}}}", dry)
     assert there not in run_helm.install("second", ns, "webhook.enabled=false", dry)
     watch(["one", "two"])
     assert f"{there}one, two already" in run_helm.install("second", ns, "webhook.enabled=true", dry)
@@ -124,7 +124,7 @@ def test_one_of_two_operators_serves_an_endpoint(
         kube.create(ns, document())
         eventually(lambda: serving() == f"{ns}/first", "the first one serves it")
         with operator("second") as second:
-            eventually(lambda: "left to the operator" in second.log.read_text(), "the second one says so")
+            eventually(lambda: "also watches this namespace" in second.log.read_text(), "the second one says so")
             quiet(kube, ns, second, eventually)
             kube.create(ns, document("raced"))  # seen by both at once
             quiet(kube, ns, second, eventually)

@@ -1,4 +1,4 @@
-"""The operator's settings, as it is started with them."""
+"""The operator's settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LeaseSettings:
-    """How replicas agree on the one that writes.
+    """Leader election.
 
     Attributes:
-        namespace, name: the Lease they do it by.
+        namespace, name: the Lease.
     """
 
     namespace: str
@@ -20,14 +20,14 @@ class LeaseSettings:
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """How endpoints are judged before they are stored.
+    """The validating webhook.
 
     Attributes:
-        address: where reviews are answered, as HOST:PORT.
-        namespace, secret: the Secret that holds the certificate (keys tls.crt, tls.key, ca.crt). It must exist.
-        hosts: what the API server calls us by; the certificate is for these.
-        configuration: the ValidatingWebhookConfiguration whose ``caBundle`` is ours to write.
-        external: another controller, as cert-manager, owns the certificate and the ``caBundle``.
+        address: HOST:PORT to listen on.
+        namespace, secret: the Secret with the certificate (keys tls.crt, tls.key, ca.crt). It must exist.
+        hosts: host names by which the API server reaches the webhook, for the certificate.
+        configuration: the ValidatingWebhookConfiguration whose ``caBundle`` the operator writes.
+        external: whether another controller, such as cert-manager, manages the certificate and the ``caBundle``.
     """
 
     address: str
@@ -43,10 +43,10 @@ class GatewaySettings:
     """The gateway that serves endpoints.
 
     Attributes:
-        url: where clients reach it, without a path.
-        namespace, service_account: who it is.
-        signals: ``HOST:PORT``, a name whose addresses are all its replicas', where they report requests; empty:
-            nowhere, so no endpoint can be scaled by them.
+        url: its URL for clients, without a path.
+        namespace, service_account: its pods' namespace and service account.
+        signals: ``HOST:PORT``, a name that resolves to the addresses of all its replicas, which report requests there;
+            empty: they report nowhere, so endpoints cannot be scaled.
     """
 
     url: str
@@ -57,24 +57,25 @@ class GatewaySettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the operator runs.
+    """The operator's settings.
 
     Attributes:
-        namespaces: those it looks after; none means all of them.
-        resync_seconds: how often every endpoint is looked at again, whatever happened or did not.
-        recheck_seconds: how soon an endpoint is looked at again that is not ready yet; up to sixteen times that while
-            nothing happens. Events report most of it, but not why pods do not start.
-        backoff_seconds: the first pause after an error; it doubles up to `resync_seconds`.
-        reconcile_seconds: a reconcile that takes longer is reported in the endpoint's status, and holds up no other.
-        policy: a file that states what is permitted to endpoints, and what is added to their objects.
+        namespaces: the namespaces to watch; none: all.
+        resync_seconds: interval at which every endpoint is reconciled, also without events.
+        recheck_seconds: first interval at which an endpoint that is not ready is reconciled; it doubles up to sixteen
+            times that while nothing happens. Watches do not report all causes of pods that do not start.
+        backoff_seconds: first pause after an error, in seconds; it doubles up to `resync_seconds`.
+        reconcile_seconds: a longer reconcile is reported in the endpoint's status, and no longer counts towards the
+            limit of concurrent ones.
+        policy: a file with permissions of endpoints and additions to their objects.
         catalogue: a file that extends and overrides the built-in accelerator catalogue.
-        check_referenced_objects: whether status says that pods run with earlier Secrets and ConfigMaps, of which the
-            operator must then be permitted to read the metadata.
-        health_address: where ``/healthz``, ``/readyz`` and ``/metrics`` answer, as HOST:PORT; without HOST at
-            every address of IPv6 and IPv4.
-        lease: how replicas agree on the one that writes; None: there is one replica.
-        webhook: how endpoints are judged before they are stored; None: they are not.
-        gateway: the gateway that serves endpoints; None: there is none.
+        check_referenced_objects: whether status reports pods that run with outdated Secrets and ConfigMaps. The
+            operator needs permission to read these objects' metadata.
+        health_address: HOST:PORT of ``/healthz``, ``/readyz`` and ``/metrics``; without HOST: all IPv6 and IPv4
+            addresses.
+        lease: the Lease of the leader election; None: there is one replica.
+        webhook: the validating webhook; None: none.
+        gateway: the gateway that serves endpoints; None: none.
     """
 
     namespaces: tuple[str, ...] = ()

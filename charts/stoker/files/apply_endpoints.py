@@ -1,4 +1,4 @@
-"""What the chart's Job runs in the operator's image: python apply_endpoints.py ENDPOINTS
+"""The script of the chart's Job, run in the operator's image: python apply_endpoints.py ENDPOINTS
 
 ENDPOINTS is a JSON list of manifests. They are applied under the field manager helm.
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 from kubernetes import client, config
 
-SECONDS = 60  # for the definition, installed a moment ago, to be served
+SECONDS = 60  # time limit for the API server to serve a definition that was just installed
 
 
 def main(text: str) -> str:
-    """What is wrong; empty where nothing is."""
+    """Return what is wrong; empty: nothing."""
     config.load_config()  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + SECONDS
     for manifest in json.loads(text):
@@ -27,7 +27,7 @@ def main(text: str) -> str:
 
 
 def apply(manifest: dict[str, Any]) -> client.ApiException | None:
-    """Server-side apply; what the API server says against it."""
+    """Apply a manifest on the server, and return the API server's error; None: none."""
     metadata = manifest["metadata"]
     try:
         client.CustomObjectsApi().patch_namespaced_custom_object(
@@ -44,8 +44,10 @@ def apply(manifest: dict[str, Any]) -> client.ApiException | None:
 
 
 def passes(refusal: client.ApiException) -> bool:
-    """Whether the error may pass by itself: the definition is not served yet, or the webhook is not called yet. A
-    field that the definition lacks is another error of the API server."""
+    """Return whether the error may pass by itself: the definition is not served, or the webhook not called yet.
+
+    An unknown field is also reported as an internal error, and does not pass.
+    """
     return refusal.status in (404, 500, 503) and "failed to create typed patch object" not in str(refusal.body)
 
 

@@ -1,6 +1,6 @@
-"""What `helm test` runs in the operator's image: python helm_test.py NAMESPACE accepts|refuses
+"""The check that `helm test` runs in the operator's image: python helm_test.py NAMESPACE accepts|refuses
 
-The last word says what is to become of an endpoint for hardware that is in no catalogue.
+The last argument is the expected result for an endpoint whose hardware is not in the catalogue.
 """
 
 import sys
@@ -8,11 +8,11 @@ import time
 
 from kubernetes import client, config
 
-SECONDS = 30  # for the API server to take up the webhook
+SECONDS = 30  # time limit for the API server to start to call the webhook
 
 
 def verdict(namespace: str, accelerator: str) -> str:
-    """What the API server says of an endpoint that is not stored; empty where it is accepted."""
+    """Return the API server's error of a dry run with an endpoint; empty: it is accepted."""
     endpoint = {
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "InferenceEndpoint",
@@ -28,18 +28,18 @@ def verdict(namespace: str, accelerator: str) -> str:
 
 
 def main(namespace: str, expected: str) -> str:
-    """What is wrong; empty where nothing is."""
+    """Return what is wrong; empty: nothing."""
     config.load_config()  # type: ignore[no-untyped-call]
     if refusal := verdict(namespace, "cpu"):
-        return f"a right endpoint is not accepted: {refusal}"
+        return f"a valid endpoint is not accepted: {refusal}"
     deadline = time.monotonic() + SECONDS
     while (answer := verdict(namespace, "in-no-catalogue")) == "" and expected == "refuses":
         if time.monotonic() > deadline:
-            return "the webhook is not called: an endpoint for hardware that is in no catalogue is accepted"
+            return "the webhook is not called: an endpoint whose hardware is not in the catalogue is accepted"
         time.sleep(1)
     if expected == "refuses" and "spec.hardware.accelerator" not in answer:
-        return f"a wrong endpoint is refused for another reason: {answer}"
-    print("the API server has InferenceEndpoint, and", expected, "one for hardware that is in no catalogue")
+        return f"an invalid endpoint is refused for another reason: {answer}"
+    print("the API server has InferenceEndpoint, and", expected, "one whose hardware is not in the catalogue")
     return ""
 
 

@@ -22,22 +22,22 @@ app.kubernetes.io/component: operator
 {{ include "stoker.releaseLabels" . }}
 {{- end }}
 
-{{- /* Versions may carry build metadata (0.1.0+abc), which neither labels nor image tags take. */ -}}
+{{- /* Versions may have build metadata (0.1.0+abc), which is not permitted in labels and image tags. */ -}}
 {{- define "stoker.releaseLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." | quote }}
 {{- end }}
 
-{{- /* Maps as one; a key of a later map replaces an earlier one's. */ -}}
+{{- /* Merges maps; a key of a later map replaces an earlier one's. */ -}}
 {{- define "stoker.merged" -}}
 {{- $all := dict }}
 {{- range . }}{{ $all = mergeOverwrite $all (deepCopy (. | default dict)) }}{{ end }}
 {{- with $all }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{- /* The name of a Service or Job, which has 63 characters at most: a longer one is cut and told from others by a hash.
-Arguments: what it belongs to, and its own suffix. */ -}}
+{{- /* The name of a Service or Job, at most 63 characters: a longer one is truncated and made unique by a hash. Arguments: the
+owner's name, and a suffix. */ -}}
 {{- define "stoker.shortName" -}}
 {{- $owner := index . 0 }}
 {{- $suffix := index . 1 }}
@@ -47,14 +47,14 @@ Arguments: what it belongs to, and its own suffix. */ -}}
 {{- print $owner $suffix }}
 {{- end }}
 
-{{- /* The name of a Service, which begins with a letter and has no dot, as a release's may. Arguments as above. */ -}}
+{{- /* The name of a Service, which must start with a letter and have no dot, unlike a release's. Arguments as above. */ -}}
 {{- define "stoker.serviceName" -}}
 {{- $owner := index . 0 | replace "." "-" }}
 {{- if not (regexMatch "^[a-z]" $owner) }}{{ $owner = print "s-" $owner }}{{ end }}
 {{- include "stoker.shortName" (list $owner (index . 1)) }}
 {{- end }}
 
-{{- /* Where the pods of the chart run, in the same way for all. */ -}}
+{{- /* Scheduling of all pods of the chart. */ -}}
 {{- define "stoker.scheduling" -}}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -76,7 +76,7 @@ priorityClassName: {{ . | quote }}
 {{ .Values.gateway.replicas | default 2 }}
 {{- end }}
 
-{{- /* How pods of one kind are spread. Arguments: the root, and the template of their selector. */ -}}
+{{- /* Topology spread of pods of one kind. Arguments: the root, and the template of their selector. */ -}}
 {{- define "stoker.spread" -}}
 {{- $root := index . 0 }}
 {{- $selector := dict "matchLabels" (include (index . 1) $root | fromYaml) }}
@@ -86,7 +86,7 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* An image with the registry before it, where it names none: its first part is no host. */ -}}
+{{- /* An image with the registry prepended if it has none, which is if its first part is not a host. */ -}}
 {{- define "stoker.image" -}}
 {{- $first := splitList "/" .image | first -}}
 {{- $named := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
@@ -107,7 +107,7 @@ priorityClassName: {{ . | quote }}
 {{ include "stoker.serviceName" (list (include "stoker.gateway" .) "-peers") }}
 {{- end }}
 
-{{- /* The gateway: its objects' name, its labels, its image, and where clients of the cluster reach it. */ -}}
+{{- /* The gateway: its objects' name, its labels, its image, and its URL in the cluster. */ -}}
 {{- define "stoker.gateway" -}}
 {{ include "stoker.name" . }}-gateway
 {{- end }}
@@ -143,7 +143,7 @@ app.kubernetes.io/component: gateway
 {{ .Values.gateway.url | default (printf "%s://%s" (ternary "https" "http" .Values.gateway.tls.enabled) $at) | trimSuffix "/" }}
 {{- end }}
 
-{{- /* What is laid over the operator's built-in catalogue. */ -}}
+{{- /* Additions and changes to the operator's built-in catalogue. */ -}}
 {{- define "stoker.catalogue" -}}
 {{- $images := dict -}}
 {{- range $kind, $image := (.Values.images).engine }}{{ if $image }}{{ $_ := set $images $kind $image }}{{ end }}{{ end -}}
@@ -151,7 +151,7 @@ app.kubernetes.io/component: gateway
 {{- $runtimes := deepCopy ($catalogue.runtimes | default dict) -}}
 {{- $stoker := get $runtimes "stoker" | default dict -}}
 {{- range $kind, $image := $stoker }}{{ if hasKey $images $kind }}
-{{- fail (printf "images.engine.%s and catalogue.runtimes.stoker.%s both name an image; set one of them" $kind $kind) }}
+{{- fail (printf "images.engine.%s and catalogue.runtimes.stoker.%s both set an image; remove one of them" $kind $kind) }}
 {{- end }}{{ end -}}
 {{- $default := dict "cpu" (printf "stoker/engine-cpu:%s" (include "stoker.tag" .)) -}}
 {{- $_ := set $runtimes "stoker" (merge dict $images $stoker $default) -}}
@@ -164,7 +164,7 @@ registry: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* What endpoints are permitted, and what is added to their objects. */ -}}
+{{- /* Permissions of endpoints, and additions to their objects. */ -}}
 {{- define "stoker.policy" -}}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
@@ -176,13 +176,13 @@ podMonitorLabels: {{ .Values.monitoring.endpointLabels | default dict | toJson }
 networkPolicyFrom: {{ prepend $others $operator | toJson }}
 {{- end }}
 
-{{- /* Whether there are monitors of the kind that the values name; empty: there are none. */ -}}
+{{- /* Whether there are monitors of the values' kind; empty: none. */ -}}
 {{- define "stoker.monitored" -}}
 {{- $known := .Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" .Values.monitoring.kind) -}}
 {{- if or (eq .Values.monitoring.podMonitor "Enabled") (and (eq .Values.monitoring.podMonitor "Auto") $known) }}yes{{ end -}}
 {{- end }}
 
-{{- /* Pods that run but once: those of `helm test`, and of the Job that applies the endpoints of the values. */ -}}
+{{- /* Pods that run once: those of `helm test`, and of the Job that applies the endpoints of the values. */ -}}
 {{- define "stoker.testLabels" -}}
 app.kubernetes.io/name: stoker-test
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -193,13 +193,13 @@ app.kubernetes.io/name: stoker-endpoints
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{- /* Annotations of what `helm test` makes. */ -}}
+{{- /* Annotations of the objects of `helm test`. */ -}}
 {{- define "stoker.testHook" }}
     helm.sh/hook: test
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
-{{- /* Annotations of what applies the endpoints of the values. */ -}}
+{{- /* Annotations of the objects that apply the endpoints of the values. */ -}}
 {{- define "stoker.endpointsHook" }}
     helm.sh/hook: post-install,post-upgrade
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded

@@ -1,1 +1,1 @@
-"""The operator's commands; each takes the words after its name and returns the exit code."""
+"""The operator's commands. Each takes the arguments after its name and returns the exit code."""

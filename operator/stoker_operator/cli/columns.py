@@ -1,4 +1,4 @@
-"""A table to read: columns as wide as their widest cell."""
+"""Text tables whose columns are as wide as their widest cell."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence
 
 
 def columns(rows: Sequence[Sequence[str]], words: Collection[str]) -> list[str]:
-    """A line for each row, the first of which are the titles. Columns called one of `words` begin on the left; numbers
-    end on the right."""
+    """Return a line for each row; the first row has the titles.
+
+    Columns whose title is in `words` are left-aligned, the others right-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     is_left_aligned = [title in words for title in rows[0]]
     return [

@@ -1,4 +1,4 @@
-"""What a model's folder on this machine says of its shape."""
+"""Reads a model's config.json from a folder on this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stoker_operator.api.violation import Refused, Violation
 
 
 def local_config(spec: Spec) -> dict[str, Any] | None:
-    """config.json of a ``file://`` source; None where this machine has no such folder.
+    """Return the config.json of a ``file://`` source; None: another source, or this machine has no such folder.
 
     Raises:
-        Refused: the folder has none that can be read.
+        Refused: the folder has no readable config.json.
     """
     source = ModelSource.parse(spec.model.source)
     folder = Path(source.name)

@@ -1,4 +1,4 @@
-"""What this machine has, as far as a command can find out without a GPU library."""
+"""Finds this machine's accelerators, without a GPU library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from stoker_operator.plan.catalogue import Accelerator
 
 
 def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
-    """Why this machine cannot stand in for `count` of `accelerator`; None where it can.
+    """Return why this machine cannot replace `count` of `accelerator`; None if it can.
 
-    Any accelerator of the same maker with at least the memory will do: what is planned for the smaller one holds
-    on it. Only NVIDIA's can be queried.
+    Accelerators of the same vendor with at least as much memory can: the plan also fits them. Only NVIDIA's can be
+    queried.
     """
     if accelerator.resource is None:
         return None
     if accelerator.resource != "nvidia.com/gpu":
-        return f"whether this machine has {key} is not known"
+        return f"it is unknown whether this machine has {key}"
     found = nvidia_memory()
     fit = [memory for memory in found if memory >= (accelerator.memory_mib or 0)]
     if len(fit) >= count:
@@ -27,7 +27,7 @@ def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
 
 
 def nvidia_memory() -> list[int]:
-    """MiB of each NVIDIA GPU, as the driver reports them."""
+    """Return the memory of each NVIDIA GPU in MiB, as the driver reports it."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

@@ -1,4 +1,4 @@
-"""``-f FILE``: a manifest from a file, and what is said when it is refused."""
+"""``-f FILE``: reads a manifest from a file, and reports why it is refused."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from stoker_operator.plan.planner import planned_ways_out
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Adds what every command that reads a manifest takes."""
+    """Add the arguments of every command that reads a manifest."""
     parser.add_argument("-f", "--filename", required=required, metavar="FILE", help="the manifest; - is standard input")
-    parser.add_argument("--catalogue", type=Path, metavar="FILE", help="laid over the built-in accelerator catalogue")
+    parser.add_argument(
+        "--catalogue", type=Path, metavar="FILE", help="additions and changes to the built-in accelerator catalogue"
+    )
 
 
 def read_text(filename: str) -> str:
-    """The file's text.
+    """Return the file's text.
 
     Raises:
-        Refused: it cannot be read.
+        Refused: the file cannot be read.
     """
     try:
         return sys.stdin.read() if filename == "-" else Path(filename).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(Violation(filename, f"it cannot be read: {error}")) from None
+        raise Refused(Violation(filename, f"cannot be read: {error}")) from None
 
 
 def load(filename: str, catalogue: Catalogue) -> list[InferenceEndpoint]:
-    """The endpoints in the file.
+    """Return the endpoints in the file.
 
     Raises:
-        Refused: it cannot be read, or something in it is wrong.
+        Refused: the file cannot be read, or an endpoint is invalid.
     """
     return [parse_planned(document, catalogue) for document in documents(read_text(filename))]
 
 
 def parse_planned(document: Any, catalogue: Catalogue) -> InferenceEndpoint:
-    """`parse`, of which the remedies for wrong sizes are planned.
+    """Parse a manifest. Remedies for wrong sizes come from the planner.
 
     Raises:
-        Refused: it breaks the schema, or a rule.
+        Refused: the manifest violates the schema or a rule.
     """
     try:
         return parse(document)
@@ -56,20 +58,20 @@ def parse_planned(document: Any, catalogue: Catalogue) -> InferenceEndpoint:
 
 
 def load_one(filename: str, catalogue: Catalogue) -> InferenceEndpoint:
-    """The one endpoint in the file.
+    """Return the only endpoint in the file.
 
     Raises:
-        Refused: as `load`, or there are several.
+        Refused: as `load`, or there are several endpoints.
     """
     endpoints = load(filename, catalogue)
     if len(endpoints) > 1:
         names = ", ".join(endpoint.metadata.name for endpoint in endpoints)
-        raise Refused(Violation(filename, f"it holds several endpoints ({names})", "put one in a file"))
+        raise Refused(Violation(filename, f"it contains several endpoints ({names})", "put each into its own file"))
     return endpoints[0]
 
 
 def answer(command: str, run: Callable[[], int]) -> int:
-    """Runs `run`; a refused manifest is said on standard error, one line for each fault, and exits 2."""
+    """Call `run`. If the manifest is refused, print one line per violation to standard error, and return 2."""
     try:
         return run()
     except Refused as refused:

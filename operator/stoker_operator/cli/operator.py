@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from stoker_operator.workloads.composition import Composition
 
 CRD_MISSING = (
-    "InferenceEndpoint is not known to this cluster; install it with the Helm chart, or with "
+    "this cluster lacks the kind InferenceEndpoint; install it with the Helm chart, or with "
     "`stoker crd | kubectl apply -f -`"
 )
-#: Where a pod finds the namespace it runs in.
+#: File with the namespace of the pod that this process runs in.
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class Logging(NamedTuple):
-    """How the log is written."""
+    """Format and level of the log."""
 
     format: str
     level: str
 
 
 def main(argv: list[str], composition: Composition | None = None) -> int:
-    """Runs the command until SIGTERM or SIGINT; 1: there is no cluster to work in, 2: a wrong command line.
+    """Run the command until SIGTERM or SIGINT. Return 1 without a usable cluster, 2 for a wrong command line.
 
     Args:
-        argv: the words of the command line.
-        composition: of which workloads endpoints consist; None: of one Deployment.
+        argv: arguments of the command line.
+        composition: the workloads of endpoints; None: one Deployment.
     """
-    # kopf listens to signals as soon as it runs. Until then SIGTERM would be lost on a container's first process, for
-    # which it has no default action. So what takes long to load is loaded further down. Nothing is started yet that had
-    # to be ended, and an exception could be swallowed by what is being loaded.
+    # kopf handles signals once it runs. Until then a container's first process would ignore SIGTERM, which has no
+    # default action there, so slow imports come after this handler. It exits at once: nothing is running that needs
+    # cleanup, and a module that is being imported could swallow an exception.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         return _run(argv, composition)
@@ -53,7 +53,8 @@ def main(argv: list[str], composition: Composition | None = None) -> int:
 def _run(argv: list[str], composition: Composition | None = None) -> int:
     settings, logging = parse(argv)
     logs.configure(*logging)
-    # Reviews are answered in the event loop while threads reconcile. A fifth of Python's usual turn keeps them quick.
+    # The event loop answers reviews while threads reconcile. A fifth of Python's default switch interval keeps the
+    # answers fast.
     sys.setswitchinterval(0.001)
     from stoker_operator.api.v1alpha1 import KIND
     from stoker_operator.api.violation import Refused
@@ -76,7 +77,7 @@ def _run(argv: list[str], composition: Composition | None = None) -> int:
     except KubeError as error:
         report_exit("stoker_operator", "stoker operator", error)
         return 1
-    from stoker_operator.manager import handlers  # kopf takes a second to load, which a wrong flag need not wait for
+    from stoker_operator.manager import handlers  # importing kopf takes a second, too long for reporting a wrong flag
 
     try:
         handlers.run(settings, kube, catalogue, policy, composition)
@@ -84,18 +85,18 @@ def _run(argv: list[str], composition: Composition | None = None) -> int:
         report_exit("stoker_operator", "stoker operator", f"{error}; {CRD_MISSING}")
         return 1
     except (KubeError, OSError) as error:
-        report_exit("stoker_operator", "stoker operator", f"it cannot start: {error}")
+        report_exit("stoker_operator", "stoker operator", f"cannot start: {error}")
         return 1
     return 0
 
 
 def parse(argv: list[str]) -> tuple[Settings, Logging]:
-    """The settings, and how to log."""
+    """Parse the command line into settings, and the log's format and level."""
     parser = _parser()
     options = parser.parse_args(argv)
     namespace = options.operator_namespace or _pod_namespace()
     if (options.leader_elect or options.webhook_address) and not namespace:
-        parser.error("--operator-namespace is needed outside a pod")
+        parser.error("--operator-namespace is required outside a pod")
     settings = Settings(
         namespaces=tuple(options.namespace),
         resync_seconds=options.resync_seconds,
@@ -111,7 +112,7 @@ def parse(argv: list[str]) -> tuple[Settings, Logging]:
 
 
 def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, namespace: str) -> WebhookSettings | None:
-    """The webhook's settings; a flag that would mean nothing is an error."""
+    """Return the webhook's settings; None without a webhook. A flag without effect is an error."""
     external = options.webhook_certificate == "external"
     certificate_flags = {
         "--webhook-host": options.webhook_host,
@@ -122,15 +123,15 @@ def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, names
             flag for flag, value in {**certificate_flags, "--webhook-secret": options.webhook_secret}.items() if value
         ]
         if set_flags or external:
-            parser.error(f"{(set_flags or ['--webhook-certificate'])[0]} means nothing without --webhook-address")
+            parser.error(f"{(set_flags or ['--webhook-certificate'])[0]} requires --webhook-address")
         return None
     if not options.webhook_secret:
-        parser.error("--webhook-address needs --webhook-secret")
+        parser.error("--webhook-address requires --webhook-secret")
     for flag, value in certificate_flags.items():
         if external and value:
-            parser.error(f"{flag} means nothing with --webhook-certificate=external")
+            parser.error(f"{flag} has no effect with --webhook-certificate=external")
         if not external and not value:
-            parser.error(f"--webhook-certificate=own needs {flag}")
+            parser.error(f"--webhook-certificate=own requires {flag}")
     return WebhookSettings(
         address=options.webhook_address,
         namespace=namespace,
@@ -142,7 +143,7 @@ def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, names
 
 
 def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> GatewaySettings | None:
-    """The gateway's settings: all of them, or none."""
+    """Return the gateway's settings; None without a gateway. Its flags must be given together."""
     flags = {
         "--gateway-url": options.gateway_url,
         "--gateway-namespace": options.gateway_namespace,
@@ -151,15 +152,15 @@ def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ga
     missing = [flag for flag, value in flags.items() if not value]
     if len(missing) == len(flags):
         if options.gateway_signals:
-            parser.error(f"--gateway-signals needs {' and '.join(missing)}")
+            parser.error(f"--gateway-signals requires {' and '.join(missing)}")
         return None
     if missing:
         first = next(flag for flag, value in flags.items() if value)
-        parser.error(f"{first} needs {' and '.join(missing)}")
+        parser.error(f"{first} requires {' and '.join(missing)}")
     if options.namespace:
         parser.error(
-            "--gateway-url cannot be used with --namespace: a model's name may be taken in a namespace that this "
-            "operator does not see; leave one of them out"
+            "--gateway-url cannot be used with --namespace: an endpoint in a namespace that this operator does not "
+            "watch may have the same model name; omit one of them"
         )
     return GatewaySettings(
         options.gateway_url, options.gateway_namespace, options.gateway_service_account, options.gateway_signals or ""
@@ -174,31 +175,33 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="look after this one; repeatable (default: all)",
+        help="namespace to watch; repeatable (default: all)",
     )
-    parser.add_argument("--catalogue", type=Path, metavar="FILE", help="laid over the built-in accelerator catalogue")
     parser.add_argument(
-        "--policy", type=Path, metavar="FILE", help="what endpoints are permitted, and what is added to their objects"
+        "--catalogue", type=Path, metavar="FILE", help="additions and changes to the built-in accelerator catalogue"
+    )
+    parser.add_argument(
+        "--policy", type=Path, metavar="FILE", help="permissions of endpoints, and additions to their objects"
     )
     parser.add_argument(
         "--resync-seconds",
         type=_seconds,
         default=defaults.resync_seconds,
         metavar="SECONDS",
-        help="how often every endpoint is looked at, whatever happened (default: %(default)s)",
+        help="interval at which every endpoint is reconciled, also without events (default: %(default)s)",
     )
     parser.add_argument(
         "--check-referenced-objects",
         action="store_true",
-        help="say in endpoints' status which pods run with an earlier Secret or ConfigMap than there is; needs the "
-        "right to get both (default: not)",
+        help="report in endpoints' status which pods run with an outdated Secret or ConfigMap; requires permission to "
+        "get both (default: off)",
     )
     parser.add_argument(
         "--health-address",
         type=_address,
         default=defaults.health_address,
         metavar="HOST:PORT",
-        help="where /healthz, /readyz and /metrics answer (default: %(default)s)",
+        help="address of /healthz, /readyz and /metrics (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(default: %(default)s)"
@@ -208,25 +211,27 @@ def _parser() -> argparse.ArgumentParser:
         "--operator-namespace",
         default="",
         metavar="NAME",
-        help="where the operator itself is, with its Lease and its Secret (default: the pod's own)",
+        help="namespace of the operator, with its Lease and its Secret (default: the pod's own)",
     )
 
-    replicas = parser.add_argument_group("several replicas", "One of them writes; all of them answer the webhook.")
-    replicas.add_argument("--leader-elect", action="store_true", help="agree on the one that writes by a Lease")
-    replicas.add_argument("--lease-name", default="stoker", metavar="NAME", help="its name (default: %(default)s)")
+    replicas = parser.add_argument_group("several replicas", "The leader writes; all replicas answer the webhook.")
+    replicas.add_argument("--leader-elect", action="store_true", help="elect a leader with a Lease")
+    replicas.add_argument(
+        "--lease-name", default="stoker", metavar="NAME", help="name of the Lease (default: %(default)s)"
+    )
 
-    webhook = parser.add_argument_group("validating webhook", "Refuses endpoints before they are stored.")
+    webhook = parser.add_argument_group("validating webhook", "Rejects invalid endpoints before they are stored.")
     webhook.add_argument(
-        "--webhook-address", type=_address, metavar="HOST:PORT", help="where it answers (default: nowhere)"
+        "--webhook-address", type=_address, metavar="HOST:PORT", help="address to listen on (default: no webhook)"
     )
     webhook.add_argument(
-        "--webhook-secret", default="", metavar="NAME", help="the Secret that holds tls.crt, tls.key and ca.crt"
+        "--webhook-secret", default="", metavar="NAME", help="the Secret with tls.crt, tls.key and ca.crt"
     )
     webhook.add_argument(
         "--webhook-certificate",
         choices=("own", "external"),
         default="own",
-        help="own: the operator makes it and renews it; external: another controller does, as cert-manager "
+        help="own: the operator issues and renews it; external: another controller does, such as cert-manager "
         "(default: %(default)s)",
     )
     webhook.add_argument(
@@ -234,34 +239,32 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="what the API server calls us by, which the certificate is made for; repeatable",
+        help="host name by which the API server reaches the webhook, for the certificate; repeatable",
     )
     webhook.add_argument(
         "--webhook-configuration",
         default="",
         metavar="NAME",
-        help="the ValidatingWebhookConfiguration whose caBundle names the certificate's authority",
+        help="the ValidatingWebhookConfiguration whose caBundle gets the certificate authority",
     )
 
     gateway = parser.add_argument_group(
         "gateway", "Serves the endpoints of namespaces that have the label stoker.dev/gateway: enabled."
     )
-    gateway.add_argument(
-        "--gateway-url", type=_url, metavar="URL", help="where clients reach it (default: there is none)"
-    )
+    gateway.add_argument("--gateway-url", type=_url, metavar="URL", help="its URL for clients (default: no gateway)")
     gateway.add_argument("--gateway-namespace", type=_label, metavar="NAME", help="the namespace of its pods")
     gateway.add_argument(
         "--gateway-service-account",
         type=_account,
         metavar="NAME",
-        help="the service account of its pods, which may read the keys of endpoints' engines",
+        help="the service account of its pods, which gets access to the API keys of endpoints' engines",
     )
     gateway.add_argument(
         "--gateway-signals",
         type=_remote_address,
         metavar="HOST:PORT",
-        help="where its replicas report the requests by which endpoints are scaled: a name with the addresses of all "
-        "of them, and the port of their metrics (default: endpoints are not scaled)",
+        help="host name that resolves to the addresses of all its replicas, and their metrics port; endpoints are "
+        "scaled by the requests that they report there (default: endpoints are not scaled)",
     )
     return parser
 
@@ -287,9 +290,9 @@ def _url(text: str) -> str:
     except ValueError:  # its port, or its IPv6 address
         right = False
     if not right or not text.isprintable() or " " in text or url.path.strip("/") or url.query or url.fragment:
-        raise argparse.ArgumentTypeError(f"{text!r} is no http:// or https:// URL without a path")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// URL without a path")
     if url.username is not None:
-        raise argparse.ArgumentTypeError("a URL with credentials would be shown in every endpoint's status")
+        raise argparse.ArgumentTypeError("the URL must not have credentials: it is shown in every endpoint's status")
     return text.rstrip("/?#")
 
 
@@ -303,13 +306,13 @@ def _remote_address(text: str) -> str:
 
 def _label(text: str) -> str:
     if not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no namespace's name")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid namespace name")
     return text
 
 
 def _account(text: str) -> str:
     if not re.fullmatch("[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no service account's name")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid service account name")
     return text
 
 

@@ -1,9 +1,9 @@
-"""``stoker plan``: the ways in which a model can share accelerators, and why the others are none.
+"""``stoker plan``: how a model can be placed on accelerators, and why other placements are impossible.
 
-It judges a manifest (``-f``), or a model and accelerators (``--model``), by the operator's own planner. It needs no
-cluster and no network: the shape of a model comes from the table of well-known ones, or from a folder on this machine.
-With ``--cluster`` it also reads, from the kubeconfig's cluster, which accelerators there are and are free, and shows
-which of them would hold the model; ``--accelerator`` may be left out then.
+The operator's planner evaluates a manifest (``-f``), or a model and accelerators (``--model``). The command needs no
+cluster and no network: the model's shape comes from the table of well-known models, or from a local folder. With
+``--cluster`` it also reads which accelerators the kubeconfig's cluster has and which are free, and shows which of them
+can hold the model; ``--accelerator`` may then be omitted.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from stoker_operator.plan.planner import Study, plan, study
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="stoker plan",
-        description="Show how a model can share the accelerators of a replica, and what fits. Exits 2 if what is asked "
-        "for cannot be.",
+        description="Show how a model can be placed on the accelerators of a replica, and what fits. Exits with 2 if "
+        "the requested placement is impossible.",
     )
     add_arguments(parser, required=False)
     add_flags(parser)
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help="show what the kubeconfig's cluster has and has free, and which of its accelerators would hold the model; "
-        "--accelerator may be left out then",
+        help="show the total and free accelerators of the kubeconfig's cluster, and which of them can hold the model; "
+        "--accelerator may then be omitted",
     )
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
     options = parser.parse_args(argv)
     spec_flags = flags_given(options)
     if bool(options.filename) == bool(options.model):
-        parser.error("give either -f FILE or --model MODEL")
+        parser.error("specify either -f FILE or --model MODEL")
     if options.filename and spec_flags:
-        parser.error(f"{spec_flags[0]} stands in for a manifest; put it into {options.filename}")
+        parser.error(f"{spec_flags[0]} cannot be used with -f; set it in {options.filename}")
     answer = (
         _report_on_cluster(options)
         if options.cluster and options.model and not options.accelerator
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def consider(options: argparse.Namespace) -> PlanReport:
-    """The answer for what the command was given."""
+    """Return the report for the given manifest or flags."""
     try:
         catalogue = Catalogue.load(options.catalogue)
         manifest = _manifest(options.filename) if options.filename else document_of(options, catalogue)
@@ -88,7 +88,7 @@ def consider(options: argparse.Namespace) -> PlanReport:
 
 
 def _report_on_cluster(options: argparse.Namespace) -> PlanReport:
-    """The answer for a model, and whatever accelerators the cluster has."""
+    """Return the report for a model on each kind of accelerator that the cluster has."""
     try:
         catalogue = Catalogue.load(options.catalogue)
         manifest = document_of(options, catalogue)
@@ -98,32 +98,34 @@ def _report_on_cluster(options: argparse.Namespace) -> PlanReport:
     kinds = plan_cluster.rows(seen, manifest, catalogue)
     if not kinds:
         problem = seen.unknown or "no node has an accelerator of the catalogue"
-        remedy = "name --accelerator, such as cpu with --memory"
+        remedy = "specify --accelerator, for example cpu with --memory"
         return PlanReport(None, None, False, (Violation("cluster", problem, remedy),), kinds=())
     errors: tuple[Violation, ...] = ()
     if all(kind.option is None for kind in kinds):
-        problem = "no accelerator of the cluster can run it so"
-        errors = (Violation("spec.hardware", problem, "see why, or use a smaller or quantized model"),)
+        problem = "no accelerator of the cluster can run the model"
+        errors = (Violation("spec.hardware", problem, "see the column why, or use a smaller or quantized model"),)
     return PlanReport(None, None, False, errors, seen.unknown or None, kinds)
 
 
 def _answer(
     options: argparse.Namespace, manifest: Mapping[str, Any], spec: Spec, found: Study, catalogue: Catalogue
 ) -> PlanReport:
-    """What is said of a spec that was considered."""
+    """Return the report for a spec that was studied."""
     objections = _manifest_objections(manifest, spec, catalogue)
     if options.filename:
         return PlanReport(spec, found, True, objections)
-    # Sums are also shown of what this release cannot run: other runtimes' images, pods that nothing connects yet.
+    # Estimates are also shown for placements that this release cannot run: without an image, or over several pods.
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
-    manifest_warnings = [f"a manifest that says so is refused: {each}" for each in objections if each not in errors]
+    manifest_warnings = [
+        f"a manifest with these settings is refused: {each}" for each in objections if each not in errors
+    ]
     return PlanReport(spec, replace(found, warnings=(*found.warnings, *manifest_warnings)), True, errors)
 
 
 def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
-    """What the operator would say against the manifest."""
+    """Return the violations for which the operator would refuse the manifest."""
     try:
         decided = plan(spec, catalogue, local_config(spec))
         children(Owner(str(manifest["metadata"]["name"])), spec, decided, pod_monitors=True)
@@ -133,12 +135,12 @@ def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Cat
 
 
 def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: tuple[Violation, ...]) -> PlanReport:
-    """The answer for a manifest that is refused: where its sizes are the reason, with those that would do."""
+    """Return the report for a refused manifest; if its parallel sizes are the reason, with sizes that work."""
     spec = manifest.get("spec")
     hardware = spec.get("hardware") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(hardware, Mapping):
         return PlanReport(None, None, False, against)
-    # None: whatever follows from count and nodes. Where that spans nodes, an engine a node is never refused.
+    # None: sizes that follow from count and nodes. If those span nodes and are refused, one engine per node is valid.
     for sizes in (None, {"tensor": hardware.get("count") or 1, "data": hardware.get("nodes") or 1}):
         try:
             parsed = parse({**manifest, "spec": {**spec, "parallelism": sizes}}).spec
@@ -149,26 +151,26 @@ def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: t
 
 
 def _manifest(filename: str) -> Mapping[str, Any]:
-    """The one document in the file, not yet judged.
+    """Return the only document in the file, not validated.
 
     Raises:
-        Refused: it cannot be read, or there are several.
+        Refused: the file cannot be read, or has several documents.
     """
     found = documents(read_text(filename))
     if len(found) > 1:
         names = ", ".join(str((each.get("metadata") or {}).get("name")) for each in found if isinstance(each, Mapping))
-        raise Refused(Violation(filename, f"it holds several endpoints ({names})", "put one in a file"))
+        raise Refused(Violation(filename, f"it contains several endpoints ({names})", "put each into its own file"))
     if not isinstance(found[0], Mapping):
         parse(found[0])
     return dict(found[0])
 
 
 def _room_text(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
-    """Whether the cluster's nodes have room for the pods."""
+    """Describe whether the cluster's nodes have room for the pods."""
     if seen.unknown:
-        return seen.unknown if seen.nodes else f"not known: {seen.unknown}"
+        return seen.unknown if seen.nodes else f"unknown: {seen.unknown}"
     room = capacity(seen.nodes, seen.holders or (), placement.accelerator, placement.count)
-    return room or "it has room for a pod now"
+    return room or "has room for a pod now"
 
 
 def _formatted(answer: PlanReport, output: str) -> str:

@@ -1,4 +1,4 @@
-"""What ``stoker plan`` says: a document to compute with, a table to read."""
+"""The output of ``stoker plan``: a document for programs, and a table for people."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stoker_operator.plan.planner import Study
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What was found.
+    """The result of ``stoker plan``.
 
     Attributes:
-        spec: the manifest's; None where it cannot be read.
-        study: what was considered; None where nothing could be.
-        has_stated_sizes: whether the sizes in the spec are among those that were considered.
-        errors: all objections to it.
-        cluster: whether the nodes have room for the pods; None where they were not listed.
-        kinds: what each kind of accelerator of the cluster would make of the model; None where nodes were not listed.
+        spec: the manifest's spec; None: it cannot be parsed.
+        study: the placements that were evaluated; None: none could be.
+        has_stated_sizes: whether the sizes in the spec are among the evaluated placements.
+        errors: all violations.
+        cluster: whether the nodes have room for the pods; None: nodes were not listed.
+        kinds: the plan for each kind of accelerator of the cluster; None: nodes were not listed.
     """
 
     spec: Spec | None
@@ -38,7 +38,7 @@ class PlanReport:
 
 
 def document(answer: PlanReport) -> dict[str, Any]:
-    """The answer as JSON and YAML have it; null is what is not known."""
+    """Return the report for JSON and YAML. Unknown values are null."""
     study = answer.study
     found: dict[str, Any] = {
         "accepted": not answer.errors,
@@ -70,7 +70,7 @@ def document(answer: PlanReport) -> dict[str, Any]:
 
 
 def table(answer: PlanReport) -> str:
-    """The answer to read."""
+    """Return the report as a table."""
     parts = [_ways(answer), *([_kinds(answer.kinds)] if answer.kinds else [])]
     return "\n\n".join(filter(None, parts))
 
@@ -93,7 +93,7 @@ def _ways(answer: PlanReport) -> str:
         ("runtime", spec.engine.runtime + (f", {study.image}" if study.image else "")),
     ]
     if study.unknown:
-        head.append(("not known", study.unknown))
+        head.append(("unknown", study.unknown))
     if answer.cluster is not None:
         head.append(("cluster", answer.cluster))
     found = study.chosen.estimate
@@ -125,12 +125,12 @@ _TITLES = (
     "TP", "PP", "DP", "EP", "engines", "weights/GPU", "KV tokens/engine", "max length", "max concurrency", "verdict",
     "why",
 )  # fmt: skip
-#: Columns of words.
+#: Columns of text, which are left-aligned.
 _WORDS = ("verdict", "why")
 
 
 def _judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
-    """Each way with its verdict and the reason for it."""
+    """Return each placement with its verdict and the reason."""
     study = answer.study
     if study is None:
         return []
@@ -148,7 +148,7 @@ def _judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
 
 
 def _short(study: Study, way: Option) -> str:
-    """What a way that can run does not reach."""
+    """Return which requested length or concurrency a possible placement does not reach."""
     found = way.estimate
     if way.serves or found is None or found.max_model_len is None or found.max_concurrency is None:
         return ""
@@ -158,7 +158,7 @@ def _short(study: Study, way: Option) -> str:
 
 
 def _recommendation(advice: Advice) -> dict[str, Any]:
-    """What a manifest would say, by the fields of its spec."""
+    """Return the recommendation as the fields of a spec."""
     sizes = advice.sizes
     parallelism = {"tensor": sizes.tensor, "pipeline": sizes.pipeline, "data": sizes.data}
     expert = {"expert": advice.option.expert} if advice.option.expert > 1 else {}
@@ -171,7 +171,7 @@ def _recommendation(advice: Advice) -> dict[str, Any]:
 
 
 def _written(advice: Advice) -> str:
-    """The same in a line."""
+    """Return the recommendation as one line."""
     nodes = f", nodes {advice.nodes}" if advice.nodes > 1 else ""
     expert = f", expert {advice.option.expert}" if advice.option.expert > 1 else ""
     pipeline = f", pipeline {advice.sizes.pipeline}" if advice.sizes.pipeline > 1 else ""

@@ -1,7 +1,7 @@
-"""``stoker plan --cluster``: what the kubeconfig's cluster has, has free, and which of it would hold the model.
+"""``stoker plan --cluster``: the total and free accelerators of the kubeconfig's cluster, and which can hold the model.
 
-Each kind of accelerator is planned with the pods that its nodes allow, the smallest that serves first, by the same
-planner as everything else; what a kind's row says is what admission would say.
+For each kind of accelerator, the operator's planner evaluates the pod sizes that the nodes allow, smallest first. A
+row's verdict is therefore that of admission.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ClusterInventory:
-    """What the API server said.
+    """The nodes and pods that the API server lists.
 
     Attributes:
-        nodes: all of them.
-        holders: every pod that holds devices; None where pods may not be seen.
-        unknown: why nothing, or not all, is known.
+        nodes: all nodes.
+        holders: every pod that occupies devices; None: pods could not be listed.
+        unknown: why the inventory is empty or incomplete; empty: it is complete.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -40,13 +40,13 @@ class ClusterInventory:
 
 @dataclass(frozen=True)
 class StockRow:
-    """One kind of accelerator, and what it would make of the model.
+    """One kind of accelerator, with the plan for the model.
 
     Attributes:
-        stock: what there is of it.
-        count: accelerators of a pod.
-        option: how such a pod would share them; None where it is not known or not possible.
-        why: why not, or what it does not reach.
+        stock: the cluster's accelerators of this kind.
+        count: accelerators of each pod.
+        option: the placement in such a pod; None: unknown or impossible.
+        why: why there is no placement, or what it does not reach.
     """
 
     stock: Stock
@@ -56,18 +56,17 @@ class StockRow:
 
     @property
     def verdict(self) -> str:
-        """A word or two."""
+        """The verdict, in one word."""
         if self.option is None:
             return "no"
         if self.option.estimate is None:
-            return "not known"
+            return "unknown"
         return "serves" if self.option.serves else "holds"
 
 
 def ask() -> ClusterInventory:
-    """The nodes, and every pod that holds devices: all pages of them, whosever they are, that have a node and have not
-    ended."""
-    # Imported when needed: the Kubernetes client takes a second, and every other plan does without.
+    """Read the nodes, and all running pods of the cluster that occupy devices."""
+    # Imported when needed: the Kubernetes client takes a second to load, and other plans do not use it.
     from stoker_operator.cluster import observe
     from stoker_operator.cluster.kube import Kube, KubeError
     from stoker_operator.plan.pod_requests import pod_requests
@@ -80,7 +79,7 @@ def ask() -> ClusterInventory:
     try:
         pods: Sequence[Any] = kube.list("Pod").items
     except KubeError as error:
-        return ClusterInventory(nodes, unknown=f"what is free is not known: {error}")
+        return ClusterInventory(nodes, unknown=f"it is unknown which accelerators are free: {error}")
     holders = []
     for live in pods:
         node, phase = live["spec"].get("nodeName"), (live.get("status") or {}).get("phase")
@@ -91,18 +90,19 @@ def ask() -> ClusterInventory:
 
 
 def rows(seen: ClusterInventory, manifest: Document, catalogue: Catalogue) -> tuple[StockRow, ...]:
-    """Each kind of accelerator that the cluster has.
+    """Return a row for each kind of accelerator that the cluster has.
 
     Args:
-        seen: what is there.
-        manifest: the manifest; its accelerator is left aside, and its count and sizes where it states neither.
-        catalogue: the kinds that are known.
+        seen: the cluster's nodes and pods.
+        manifest: the manifest, whose accelerator is replaced by each kind. Count and sizes that it does not set are
+            chosen.
+        catalogue: the known kinds of accelerator.
     """
     return tuple(_row(stock, manifest, catalogue) for stock in stocks(seen.nodes, seen.holders, catalogue))
 
 
 def table(found: Sequence[StockRow]) -> list[tuple[str, ...]]:
-    """The rows to read, titles first."""
+    """Return the rows of the table, titles first."""
     lines: list[tuple[str, ...]] = [_TITLES]
     for row in found:
         stock, option = row.stock, row.option
@@ -135,7 +135,7 @@ def _count_text(number: int | None) -> str:
 
 
 def document(found: Sequence[StockRow]) -> list[dict[str, Any]]:
-    """The rows to compute with; null is what is not known."""
+    """Return the rows for JSON and YAML. Unknown values are null."""
     return [
         {
             "accelerator": row.stock.key or None,
@@ -187,7 +187,7 @@ def _row(stock: Stock, manifest: Document, catalogue: Catalogue) -> StockRow:
 
 
 def _study(stock: Stock, manifest: Document, count: int, catalogue: Catalogue) -> Study | str:
-    """What is made of pods with `count` of the accelerators; or the objection to them."""
+    """Return the study of pods with `count` accelerators, or the violation that forbids them."""
     spec = {**manifest["spec"], "hardware": {**manifest["spec"]["hardware"], "accelerator": stock.key, "count": count}}
     parallelism = spec.get("parallelism") or {}
     if not parallelism.keys() - {"minConcurrency", "mode"}:
@@ -207,12 +207,12 @@ def _study(stock: Stock, manifest: Document, count: int, catalogue: Catalogue) -
 
 
 def _no_image(found: Study) -> str:
-    """What keeps a manifest from being accepted where the sums are right."""
+    """Return why a manifest would be refused although the model fits; empty: it would not be."""
     return str(found.refused[0]) if found.refused else ""
 
 
 def _short(found: Study, option: Option) -> str:
-    """What a pod does not reach of what is wanted."""
+    """Return which requested length or concurrency a pod does not reach."""
     estimate = option.estimate
     if estimate is None:
         return found.unknown

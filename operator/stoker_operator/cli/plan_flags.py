@@ -1,4 +1,4 @@
-"""``stoker plan --model … --accelerator …``: the manifest that means the same."""
+"""``stoker plan --model … --accelerator …``: builds the equivalent manifest."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ _FLAGS: Final = (
     "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
 )  # fmt: skip
 
-#: Those that the engine gets as its own words.
+#: Flags that are passed on to the engine's command line.
 _ENGINE_WORDS: Final = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds what stands in for a manifest."""
+    """Add the flags that replace a manifest."""
     group = parser.add_argument_group("instead of a manifest")
-    group.add_argument("--model", metavar="MODEL", help="a hub id such as ORG/NAME, or a folder with a config.json")
+    group.add_argument("--model", metavar="MODEL", help="hub id such as ORG/NAME, or a folder with a config.json")
     group.add_argument("--accelerator", metavar="KEY", help="key of the accelerator catalogue (default: cpu)")
     group.add_argument("--count", type=int, metavar="N", help="accelerators of each pod")
     group.add_argument("--nodes", type=int, metavar="N", help="pods of each replica")
     group.add_argument(
-        "--tensor-parallel-size", "-tp", type=int, metavar="N", help="accelerators a layer is split over"
+        "--tensor-parallel-size", "-tp", type=int, metavar="N", help="accelerators over which each layer is split"
     )
     group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="engines of the model")
-    group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages layers are dealt among")
+    group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="pipeline stages of the layers")
     group.add_argument(
         "--min-concurrency", type=int, metavar="N", help="sequences each engine should hold at once (default: 4)"
     )
     group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
-    group.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence, prompt and output")
+    group.add_argument("--max-model-len", type=int, metavar="N", help="largest number of tokens of prompt and output")
     group.add_argument("--dtype", choices=DTYPES, help="dtype of weights and activations")
-    group.add_argument("--quantization", metavar="METHOD", help="how weights are quantized: fp8, awq, gptq, …")
-    group.add_argument("--runtime", metavar="NAME", help="which engine runs (default: stoker)")
+    group.add_argument("--quantization", metavar="METHOD", help="quantization of the weights: fp8, awq, gptq, …")
+    group.add_argument("--runtime", metavar="NAME", help="the engine (default: stoker)")
     group.add_argument("--memory", metavar="AMOUNT", help="the container's memory, for accelerator cpu: 16Gi")
-    group.add_argument("--topology", metavar="SHAPE", help="the slice's shape, for accelerators that have one: 2x4")
+    group.add_argument("--topology", metavar="SHAPE", help="the slice's topology, for accelerators that have one: 2x4")
     group.add_argument(
-        "--enable-lora", action="store_const", const=True, help="serve LoRA adapters beside the model, and count them"
+        "--enable-lora", action="store_const", const=True, help="serve LoRA adapters, and reserve memory for them"
     )
-    group.add_argument("--max-loras", type=int, metavar="N", help="most adapters in one step")
-    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="most adapters kept in memory")
+    group.add_argument("--max-loras", type=int, metavar="N", help="largest number of adapters in one step")
+    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="largest number of adapters kept in memory")
     group.add_argument("--max-lora-rank", type=int, metavar="N", help="largest rank of an adapter")
     group.add_argument(
-        "--lora-target-modules", nargs="+", metavar="NAME", help="the modules that adapters may change: q_proj …"
+        "--lora-target-modules", nargs="+", metavar="NAME", help="modules that adapters may change: q_proj …"
     )
 
 
 def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
-    """The manifest that the flags stand for.
+    """Return the manifest that is equivalent to the flags.
 
     Raises:
-        Refused: the accelerator has no topology, and one is given; or flags of adapters without --enable-lora.
+        Refused: a topology is given for an accelerator without topologies, or adapters' flags without --enable-lora.
     """
     hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
     if options.memory:
@@ -99,7 +99,7 @@ def _words_about_adapters(options: argparse.Namespace) -> list[str]:
         for name, value in {**stated, "lora_target_modules": options.lora_target_modules}.items():
             if value is not None:
                 flag = f"--{name.replace('_', '-')}"
-                raise Refused(Violation(flag, "means nothing without --enable-lora", "add it, or leave this one out"))
+                raise Refused(Violation(flag, "requires --enable-lora", "add it, or omit this flag"))
         return []
     words = ["--enable-lora"]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in stated.items() if value is not None]
@@ -107,7 +107,7 @@ def _words_about_adapters(options: argparse.Namespace) -> list[str]:
 
 
 def source_of(model: str) -> str:
-    """The source of a hub id, a path, or a source as it is."""
+    """Return the model source for a hub id or a path; a source is returned unchanged."""
     if "://" in model:
         return model
     if Path(model).exists() or model.startswith(("/", "./", "../", "~")):
@@ -116,7 +116,7 @@ def source_of(model: str) -> str:
 
 
 def flags_given(options: argparse.Namespace) -> list[str]:
-    """The flags that stand in for a manifest and were given."""
+    """Return the given flags that replace a manifest."""
     return [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(options, name) is not None]
 
 

@@ -1,4 +1,4 @@
-"""``stoker render -f FILE``: every object that the operator would apply, as YAML."""
+"""``stoker render -f FILE``: prints every object that the operator would apply, as YAML."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from stoker_operator.reconcile.drift import AMOUNTS
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="stoker render",
-        description="Print every object that the operator would apply for a manifest. What only exists in a cluster, "
-        "the owner references, is left out. The operator is taken to be as the Helm chart installs it; the "
-        "ConfigMap of a running one has its policy.",
+        description="Print every object that the operator would apply for a manifest, without owner references, which "
+        "exist only in a cluster. The policy is that of the Helm chart's installation with the given values; the "
+        "policy of a running operator is in its ConfigMap.",
     )
     add_arguments(parser)
     parser.add_argument(
-        "--pod-monitors", action="store_true", help="the cluster has the Prometheus operator, and so PodMonitors"
+        "--pod-monitors", action="store_true", help="assume that the cluster has PodMonitors (Prometheus operator)"
     )
     known = parser.add_mutually_exclusive_group()
-    known.add_argument("--values", type=Path, metavar="FILE", help="that the chart is installed with; default: none")
-    known.add_argument("--policy", type=Path, metavar="FILE", help="that the operator runs with, instead")
-    parser.add_argument("--release", default="stoker", metavar="NAME", help="of the chart (default: stoker)")
+    known.add_argument("--values", type=Path, metavar="FILE", help="the chart's values; default: none")
+    known.add_argument("--policy", type=Path, metavar="FILE", help="the operator's policy, instead of the chart's")
     parser.add_argument(
-        "--release-namespace", default="stoker", metavar="NAME", help="that the chart is in (default: stoker)"
+        "--release", default="stoker", metavar="NAME", help="release name of the chart (default: stoker)"
+    )
+    parser.add_argument(
+        "--release-namespace", default="stoker", metavar="NAME", help="namespace of the release (default: stoker)"
     )
     options = parser.parse_args(argv)
 
@@ -65,16 +67,16 @@ def main(argv: list[str]) -> int:
 def render(
     endpoint: InferenceEndpoint, catalogue: Catalogue, pod_monitors: bool = False, policy: Policy = PERMISSIVE
 ) -> tuple[Manifest, ...]:
-    """The objects of one endpoint.
+    """Return the objects of one endpoint.
 
     Args:
         endpoint: the endpoint.
-        catalogue: the accelerators there are.
-        pod_monitors: whether the cluster has PodMonitors; a manifest that requires one gets one.
-        policy: what the administrator permits and adds.
+        catalogue: the accelerators.
+        pod_monitors: whether the cluster has PodMonitors; a manifest that requires a PodMonitor always gets one.
+        policy: the administrator's permissions and additions.
 
     Raises:
-        Refused: it cannot be run as written.
+        Refused: the manifest is not permitted, or cannot be planned.
     """
     if against := forbidden(endpoint.spec.template, policy.template):
         raise Refused(*against)
@@ -84,13 +86,13 @@ def render(
 
 
 def _stored(value: Any, is_amount: bool = False) -> Any:
-    """An object as the API server stores it: amounts in their canonical form."""
+    """Return an object as the API server stores it: quantities in canonical form."""
     if isinstance(value, Mapping):
         return {key: _stored(each, is_amount or key in AMOUNTS) for key, each in value.items()}
     if isinstance(value, list):
         return [_stored(each, is_amount) for each in value]
     if not is_amount or not isinstance(value, (int, str)):
         return value
-    with contextlib.suppress(ValueError):  # a label may be called so
+    with contextlib.suppress(ValueError):  # not a quantity: a label may have such a name
         return canonical(value)
     return value

@@ -1,8 +1,8 @@
-"""``stoker up -f FILE``: the same manifest without a cluster.
+"""``stoker up -f FILE``: runs a manifest without a cluster.
 
-The manifest is judged and planned by the operator's own code, and the engine runs here with the command line that
-its pods would get: one function writes both. What a cluster would do besides is named and left out; what cannot be
-left out without changing the answers is refused.
+The operator's own code validates and plans the manifest, and the engine runs on this machine with the command line that
+its pods would get: one function builds both. Fields that only a cluster can use are listed and ignored; fields that
+cannot be ignored without changing the model's output are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker_operator.plan.planner import Plan, plan
 from stoker_operator.runtimes.registry import runtime
 from stoker_operator.runtimes.runtime import Runtime
 
-#: Fields that say something to a cluster and nothing to one machine.
+#: Fields that have an effect only in a cluster.
 CLUSTER_FIELDS = (
     "replicas",
     "scaling",
@@ -50,12 +50,12 @@ CLUSTER_FIELDS = (
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command; it does not return where the engine could be started."""
+    """Run the command. It does not return if the engine starts, because the engine replaces this process."""
     parser = argparse.ArgumentParser(
         prog="stoker up", description="Run an InferenceEndpoint manifest on this machine, without a cluster."
     )
     add_arguments(parser)
-    parser.add_argument("--accelerator", choices=(CPU,), help="run here on this, whatever the manifest names")
+    parser.add_argument("--accelerator", choices=(CPU,), help="run on this accelerator instead of the manifest's")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
     options = parser.parse_args(argv)
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         for warning in launch.warnings:
             print(f"Warning: {warning}", flush=True)
         print(f"{launch.name}: {shlex.join([launch.runtime, *launch.words])}", flush=True)
-        # Replaced, not wrapped: signals and the exit code are the engine's own.
+        # The engine replaces this process, so signals reach it and the exit code is its own.
         os.execve(launch.program[0], [*launch.program, *launch.words], launch.env)
 
     return answer("up", run)
@@ -76,16 +76,16 @@ def main(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started.
+    """The engine process to start.
 
     Attributes:
-        name: of the endpoint.
-        runtime: what the engine is called.
-        program: its executable, and what must follow it.
-        words: what follows that.
+        name: name of the endpoint.
+        runtime: name of the engine.
+        program: the engine's executable and its fixed arguments.
+        words: the other arguments.
         env: the whole environment.
-        unused: fields that were given and mean nothing here.
-        warnings: of the plan, for the manifest's author.
+        unused: fields of the manifest that have no effect on one machine.
+        warnings: the plan's warnings, for the manifest's author.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Launch:
 def prepare(
     endpoint: InferenceEndpoint, catalogue: Catalogue, options: argparse.Namespace, environment: Mapping[str, str]
 ) -> Launch:
-    """Judges and plans the manifest for this machine.
+    """Validate and plan the manifest for this machine.
 
     Raises:
         Refused: it cannot run here.
@@ -128,7 +128,7 @@ def prepare(
 
 
 def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:
-    """The plan, for which no image is needed here.
+    """Return the plan. On one machine it needs no image.
 
     Raises:
         Refused: as `plan`.
@@ -138,10 +138,10 @@ def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:
 
 
 def program(engine: Runtime) -> list[str]:
-    """What runs the engine on this machine.
+    """Return the command that runs the engine on this machine.
 
     Raises:
-        Refused: it is not installed.
+        Refused: the engine is not installed.
     """
     if not engine.command:
         return [sys.executable, "-m", "stoker"]
@@ -158,10 +158,10 @@ def program(engine: Runtime) -> list[str]:
 
 
 def on_cpu(spec: Spec) -> Spec:
-    """The spec as it would be for this machine's CPU.
+    """Return the spec changed to this machine's CPU.
 
     Raises:
-        Refused: something in it needs the accelerator it names.
+        Refused: another field needs the accelerator of the manifest.
     """
     hardware = Hardware(accelerator=CPU)
     changed = spec.model_copy(update={"hardware": hardware, "parallelism": None})
@@ -172,7 +172,7 @@ def on_cpu(spec: Spec) -> Spec:
 
 
 def stays_in_the_cluster(spec: Spec) -> None:
-    """Refuses what only a cluster can give."""
+    """Refuse fields that need a cluster."""
     if ModelSource.parse(spec.model.source).scheme == "pvc":
         raise Refused(
             Violation("spec.model.source", "there are no claims on one machine", "copy the model and use file:///PATH")
@@ -189,11 +189,12 @@ def stays_in_the_cluster(spec: Spec) -> None:
 
 
 def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with ``spec.engine.env`` added. What the manifest takes from the cluster, such as a token from a
-    Secret, is taken from this environment.
+    """Return the environment with ``spec.engine.env`` added.
+
+    Values that the manifest takes from the cluster, such as a token from a Secret, must be set in `environment`.
 
     Raises:
-        Refused: it is not there.
+        Refused: such a value is not set.
     """
     needed = {
         "HF_TOKEN": ("spec.model.tokenSecretRef", spec.model.token_secret_ref),
@@ -215,7 +216,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
             raise Refused(
                 Violation(
                     f"spec.engine.env[{variable.name}].valueFrom",
-                    "there is no cluster to take it from",
+                    "there is no cluster to read it from",
                     f"set the environment variable {variable.name} before `stoker up`",
                 )
             )
@@ -223,7 +224,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
 
 
 def is_set(spec: Spec, name: str) -> bool:
-    """Whether the manifest says the field; `name` is dotted, in Python's spelling."""
+    """Return whether the manifest sets the field `name`, a dotted path in Python's spelling."""
     part: object = spec
     for step in name.split("."):
         if step not in part.model_fields_set:  # type: ignore[attr-defined]
@@ -233,6 +234,6 @@ def is_set(spec: Spec, name: str) -> bool:
 
 
 def camel(name: str) -> str:
-    """``engine.image_pull_policy`` as manifests spell it."""
+    """Convert ``engine.image_pull_policy`` to the manifest's spelling, ``engine.imagePullPolicy``."""
     head, *rest = name.split("_")
     return head + "".join(word.capitalize() for word in rest)

@@ -1,4 +1,4 @@
-"""Objects as YAML that people read: fields in our order, long texts as blocks, nothing abbreviated."""
+"""Readable YAML: fields in insertion order, multi-line strings as blocks, no aliases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Always: ``*id001`` saves space and costs the reader."""
+        """Return True: aliases such as ``*id001`` are hard to read."""
         return True
 
 
@@ -22,5 +22,5 @@ _Dumper.add_representer(str, _text)
 
 
 def dump_all(documents: Iterable[Any]) -> str:
-    """The documents as YAML."""
+    """Return the documents as YAML."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

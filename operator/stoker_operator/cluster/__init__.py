@@ -1,1 +1,1 @@
-"""What is read from the cluster: the API server, its objects, running engines, hub models."""
+"""Access to the cluster: the API server and its objects, running engines, hub models."""

@@ -1,13 +1,13 @@
-"""What a running engine reports that was only predicted before: one request to one pod after a roll-out, and
-some more where that is not answered.
+"""Facts that a running engine reports and that the planner only estimates: one request to one pod after a rollout, with
+retries.
 
-The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine has as well; how its
-weights and its cache are stored is in ``stoker:model_info``, which only Stoker's has. Where an engine cannot be
-reached, for example because a policy keeps the operator from pods, only these facts are missing.
+The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine also has. The
+formats of weights and cache are in ``stoker:model_info``, which only Stoker's engine has. If an engine cannot be
+reached, for example because a NetworkPolicy forbids it, only these facts are missing.
 
-A tenant chooses the image, so the answer is not trusted. Requests are made in a thread and an event loop of their
-own, so many at a time, and nothing waits for them: results are reported when they arrive. Each is bounded in bytes, as
-they are received, and in time, from its beginning to its end; no redirect is followed, and nothing is decompressed.
+A tenant chooses the image, so the answer is not trusted. Requests run in a background event loop, a limited number at a
+time, and nothing waits for them. Each has a limit of received bytes and of total time; redirects are not followed, and
+answers are not decompressed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from stoker_operator.process.background_loop import BackgroundLoop
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 _MODEL: Final = re.compile(rb"^stoker:model_info\{([^\n]*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,64})="([^"\\\n]{0,256})"')
-#: What is told of formats: their names, and nothing that could be more than names.
+#: Pattern of a format's name; other values are discarded.
 _WORDS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _,:.()×-]{0,255}")
-#: Metrics of an engine with many data-parallel ranks are some hundred kilobytes.
+#: Largest size of an answer; the metrics of many data-parallel engines take some hundred KB.
 _MAX_BYTES: Final = 2 << 20
-#: Of a label that is a number.
+#: Largest number of digits of a numeric label.
 _MAX_DIGITS: Final = 12
 _TIMEOUT_SECONDS: Final = 2.0
 _MAX_CONCURRENT_REQUESTS: Final = 16
-#: After a pod did not answer, it is not requested again for so long.
+#: Pause before the next request to a pod, in seconds.
 _PAUSE_SECONDS: Final = 2.0
 
 
 def metrics_url(container: Mapping[str, Any], address: str) -> str:
-    """Where the engine in this container, of a pod at `address`, serves its metrics: the address of its probe."""
+    """Return the metrics URL of the engine in this container of a pod at `address`; the scheme is its probe's."""
     probe = container.get("readinessProbe", {}).get("httpGet", {})
     port = next(each["containerPort"] for each in container["ports"] if each["name"] == "http")
     host = f"[{address}]" if ":" in address else address
@@ -48,7 +48,7 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
 
 
 async def ask(url: str, seconds: float) -> Reported | None:
-    """What the engine reports whose metrics are at `url`; None where it does not answer within so many seconds."""
+    """Request the metrics at `url` and return the engine's facts; None: no valid answer within `seconds`."""
     body = await fetch(url, seconds, _MAX_BYTES)
     return None if body is None else _read(body)
 
@@ -63,13 +63,13 @@ def _read(metrics: bytes) -> Reported | None:
 
 
 def labels(line: re.Match[bytes] | None) -> dict[str, str]:
-    """The labels of a metric, which the match's first group holds."""
+    """Return the labels of a metric, which are the match's first group."""
     pairs = _LABEL.findall(line[1]) if line else ()
     return {name.decode(): value.decode(errors="replace") for name, value in pairs}
 
 
 def number(value: str) -> int | None:
-    """What a label says in digits, if it does."""
+    """Return a label's value as an integer; None: it is not a number, or too long."""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else None
 
 
@@ -79,7 +79,7 @@ def _words(value: str) -> str:
 
 @dataclass
 class _Request:
-    """What is known of a workload's engine: of which pod, its answer, and when the next request may go."""
+    """State of a workload's request: the pod, its answer, and the time of the next attempt."""
 
     pod: str
     reported: Reported | None = None
@@ -88,11 +88,11 @@ class _Request:
 
 
 class EngineFacts:
-    """What endpoints' engines report, requested in the background.
+    """The facts that endpoints' engines report, requested in the background.
 
     Args:
-        told: called with the endpoint whose engine has answered; in a thread of ours.
-        clock: seconds that never go back.
+        on_reported: called with the endpoint whose engine has answered; in the background thread.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, on_reported: Callable[[Key], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,8 +104,14 @@ class EngineFacts:
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:
-        """What the engine of a pod of the endpoint's workload reports, whose metrics are at `url`; None: nothing is
-        known, or not yet. Never waits."""
+        """Return the facts of a workload's engine; None: unknown, or not yet. Never waits.
+
+        Args:
+            key: the endpoint.
+            workload: name of the workload.
+            pod: name of the pod to request.
+            url: URL of the pod's metrics.
+        """
         with self._lock:
             workloads = self._requests.setdefault(key, {})
             request = workloads.get(workload)
@@ -117,7 +123,7 @@ class EngineFacts:
             return request.reported
 
     def forget(self, key: Key) -> None:
-        """There is no such endpoint any more."""
+        """Remove a deleted endpoint."""
         with self._lock:
             self._requests.pop(key, None)
 

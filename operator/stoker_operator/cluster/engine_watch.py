@@ -1,10 +1,10 @@
-"""Which engines of a model serve, and which ranks they lack, in pods where several processes compute: polled now and
-then, since nothing in the cluster changes when one of them dies. Where none serves the pod is not ready, and why is
-known to it alone.
+"""Polls which engines of a model serve, and which ranks they lack, in pods where several processes compute.
 
-Stoker's engine says it at ``/copies`` (`contract.engine_state`); other runtimes do not say.
+Polling is needed because no object of the cluster changes when one process dies. If no engine serves, the pod is not
+ready, and only the pod knows the cause. Stoker's engine reports its state at ``/copies`` (`contract.engine_state`);
+other runtimes do not.
 
-As in `engine_facts`, answers are not trusted, are bounded in bytes and time, and nobody waits for them.
+As in `engine_facts`, answers are not trusted, have limits of bytes and time, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.objects.facts import EngineStates, Key
 from stoker_operator.process.background_loop import BackgroundLoop
 
-#: No pod has more engines, and none of them more ranks.
+#: Largest numbers of a pod's engines and of an engine's ranks; answers beyond them are discarded.
 _MAX_ENGINES: Final = 64
 _MAX_RANKS: Final = 64
-#: Of blocks and tokens.
+#: Upper bound of the number of blocks or tokens.
 _MAX_COUNT: Final = 10**12
-#: Of the answer, and of a sentence in it that is passed on.
+#: Largest sizes of an answer, in bytes, and of an engine's message in it, in characters.
 _MAX_BYTES: Final = 64 << 10
 _MAX_MESSAGE_LENGTH: Final = 400
 _TIMEOUT_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
 _MAX_CONCURRENT_REQUESTS: Final = 16
-#: So often a pod may not answer before what it said is forgotten.
+#: Number of failed requests after which a pod's last answer is discarded.
 _PATIENCE: Final = 3
 
 
 async def ask(metrics_url: str, seconds: float) -> EngineStates | None:
-    """The engines of the server whose metrics are at `metrics_url`; None where it does not answer, or does not say."""
+    """Request the engines' states of the server with these metrics; None: no valid answer."""
     body = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MAX_BYTES)
     return None if body is None else _read(body)
 
@@ -56,7 +56,7 @@ def _read(body: bytes) -> EngineStates | None:
 
 
 def _is_likely(state: EngineState) -> bool:
-    """Whether these numbers fit into a status."""
+    """Return whether the numbers of an engine's state are within the limits."""
     small = state.number < _MAX_ENGINES and state.ranks <= _MAX_RANKS and len(state.missing_ranks) <= state.ranks
     return small and all(each is None or each < _MAX_COUNT for each in (state.kv_blocks, state.kv_tokens))
 
@@ -67,14 +67,14 @@ def _bounded(state: EngineState) -> EngineState:
 
 
 def _sentence(text: str) -> str:
-    """What is passed on: words in a line."""
+    """Return a message as one line of printable text, truncated."""
     text = "".join(character if character.isprintable() else " " for character in text)
     return " ".join(text.split())[:_MAX_MESSAGE_LENGTH]
 
 
 @dataclass
 class _Watched:
-    """A pod: where its metrics are, what it said last, and how often it has been silent since."""
+    """State of a polled pod: its metrics' URL, its last answer, and the number of failed requests since."""
 
     url: str
     states: EngineStates | None = None
@@ -82,11 +82,11 @@ class _Watched:
 
 
 class EngineWatch:
-    """The engines of endpoints' pods, requested in the background.
+    """The engines of endpoints' pods, polled in the background.
 
     Args:
-        told: called with the endpoint of which something is new; in a thread of ours.
-        every: seconds between two requests to a pod.
+        on_change: called with the endpoint whose engines have changed; in the background thread.
+        every: interval between two requests to a pod, in seconds.
     """
 
     def __init__(self, on_change: Callable[[Key], None], every: float = _EVERY_SECONDS) -> None:
@@ -98,12 +98,12 @@ class EngineWatch:
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def engine_states(self, key: Key, workload: str, urls: Mapping[str, str]) -> dict[str, EngineStates]:
-        """What pods of the endpoint's workload have said last, by pod; from now on these are asked, and no others.
+        """Return the last answers of a workload's pods, by pod. From now on, only these pods are polled.
 
         Args:
-            key: which endpoint.
-            workload: which of its workloads.
-            urls: where the pods' metrics are.
+            key: the endpoint.
+            workload: name of the workload.
+            urls: URLs of the pods' metrics, by pod.
         """
         with self._lock:
             before = self._watched.setdefault(key, {}).get(workload, {})
@@ -116,12 +116,12 @@ class EngineWatch:
             return {pod: watched.states for pod, watched in now.items() if watched.states is not None}
 
     def forget(self, key: Key) -> None:
-        """There is no such endpoint any more."""
+        """Remove a deleted endpoint."""
         with self._lock:
             self._watched.pop(key, None)
 
     def forget_all(self) -> None:
-        """Nobody is to be asked any more; the work goes to another replica."""
+        """Stop polling all pods, because this replica stops leading."""
         with self._lock:
             self._watched.clear()
 

@@ -1,18 +1,17 @@
-"""config.json of hub models, fetched in the background and kept in memory.
+"""Cache of hub models' config.json, fetched in the background.
 
-`get` returns at once what is there, and callers are notified when more has arrived: admission must not wait for a
-network, and reconcile need not. Only public files are read, without a token; in plans of a gated model its shape is
-not known.
+`get` returns at once, and callers are notified when a config has arrived: admission must not wait for a network, and
+reconcile need not. Only public files are read, without a token, so the shape of a gated model is unknown.
 
-    requested ─► queued ─► fetched ─► notified     a failure is kept, and tried again after a pause that doubles
+    requested ─► queued ─► fetched ─► notified     a failure is retried after a pause that doubles
 
-While the first attempt at a model is under way its config is `pending`: what is decided now may be decided otherwise in
-a moment. That ends with the attempt, or after some seconds; and where the hub was silent before nothing waits at all.
+During the first attempt at a model its config is `pending`: a decision may change in a moment. That state ends with the
+attempt, or after some seconds. Nothing is pending while the hub is known not to answer.
 
-What endpoints use is kept for as long as they do, however many they are. Of what only reviews use, some is kept.
+The configs of endpoints' models are kept as long as the endpoints exist. Of models that only reviews use, a limited
+number is kept.
 
-A cluster without a way to the hub costs one attempt a pause, whatever number of models is requested, and one line in
-the log.
+A cluster without access to the hub costs one attempt per pause, regardless of the number of models, and one log line.
 """
 
 from __future__ import annotations
@@ -38,13 +37,15 @@ from stoker_operator.objects.facts import Key
 logger = logging.getLogger(__name__)
 
 HUB: Final = "https://huggingface.co"
-#: Configs are a few kilobytes; what is larger is none. An index of tens of thousands of tensors takes a few MB.
+#: Largest size of a config.json (usually a few KB), and of a checkpoint's index (a few MB for tens of thousands of
+#: tensors).
 _MAX_BYTES: Final = 1 << 20
 _MAX_INDEX_BYTES: Final = 1 << 24
-#: Models that are kept although no endpoint uses them; the one that was requested longest ago is dropped first.
+#: Largest number of models that are kept although no endpoint uses them; the least recently requested is evicted.
 _MAX_UNUSED: Final = 512
-#: An attempt ends by then, and nothing waits for longer: ten seconds at most, where one looks every second or so.
+#: Time limit of an attempt, and of waiting for it. With the interval of the waiting reconciles, pods wait at most 10 s.
 _ATTEMPT_SECONDS: Final = 8.0
+#: First and longest pause after a failure, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 
 
@@ -57,7 +58,7 @@ class Model(NamedTuple):
 
 @dataclass
 class _Known:
-    """What is known of one model: its config, or when to try again; and which endpoints use it."""
+    """State of one model: its config, or when to try again, and the endpoints that use it."""
 
     asked_at: float = 0.0
     config: Mapping[str, Any] | None = None
@@ -73,9 +74,9 @@ class HubConfigs:
 
     Args:
         on_attempt: called with the model and the endpoints that use it when its config has arrived, or the first
-            attempt has failed; in a thread of ours.
-        endpoint: base URL of the hub; absent, what HF_ENDPOINT says.
-        clock: seconds that never go back.
+            attempt has failed; in the background thread.
+        endpoint: base URL of the hub; None: HF_ENDPOINT's value, or huggingface.co.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -91,19 +92,19 @@ class HubConfigs:
         self._known: dict[Model, _Known] = {}
         self._unused: OrderedDict[Model, None] = OrderedDict()
         self._uses: dict[Key, Model] = {}
-        self._hub = _Known()  # its pause, where it does not answer at all
-        # The newest first: at a start all are requested at once, and a review may wait for one that comes after.
+        self._hub = _Known()  # the pause while the hub does not answer at all
+        # Newest first: at the start all endpoints' models are requested at once, and a review may wait for a later one.
         self._queue: queue.LifoQueue[Model] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def get(self, name: str, revision: str | None, user: Key | None = None) -> Mapping[str, Any] | None:
-        """The config, where it is there; None: not, or not yet. Never waits.
+        """Return the config; None: not available, or not yet. Never waits.
 
         Args:
             name: hub id.
-            revision: branch, tag or commit; None is the default branch.
-            user: the endpoint that needs it, and uses no other from now on.
+            revision: branch, tag or commit; None: the default branch.
+            user: the endpoint that uses the model, instead of any model before.
         """
         model = Model(name, revision)
         with self._lock:
@@ -122,7 +123,7 @@ class HubConfigs:
             return known.config
 
     def pending(self, name: str, revision: str | None) -> bool:
-        """Whether the first attempt at the model is under way, and worth waiting for."""
+        """Return whether the first attempt at the model is in progress and within its time limit."""
         with self._lock:
             known = self._known.get(Model(name, revision))
             if known is None or not known.waiting or known.tried or self._hub.pause:
@@ -130,12 +131,12 @@ class HubConfigs:
             return self._clock() < known.asked_at + _ATTEMPT_SECONDS
 
     def forget(self, user: Key) -> None:
-        """There is no such endpoint any more."""
+        """Remove a deleted endpoint."""
         with self._lock:
             self._release(user)
 
     def forget_all(self) -> None:
-        """This replica has no endpoints any more."""
+        """Remove all endpoints, because this replica stops leading."""
         with self._lock:
             for user in list(self._uses):
                 self._release(user)
@@ -173,7 +174,7 @@ class HubConfigs:
             self.fetch(self._queue.get())
 
     def fetch(self, model: Model) -> None:
-        """Fetches one config now, unless the hub has just been found not to answer."""
+        """Fetch one config now, unless the hub is paused because it did not answer."""
         with self._lock:
             pausing = self._clock() < self._hub.retry_at
         config, failure = (None, "") if pausing else self._read(model)
@@ -188,10 +189,10 @@ class HubConfigs:
         if config is not None or first:
             self._on_attempt(model, users)
         if failure:
-            logger.info("%s cannot be planned by its config.json, which the hub does not give: %s", model.name, failure)
+            logger.info("could not fetch the config.json of %s, which is not planned: %s", model.name, failure)
 
     def _read(self, model: Model) -> tuple[Mapping[str, Any] | None, str]:
-        """The config, or why there is none."""
+        """Return the config, or None with the reason; the reason is empty if the hub did not answer."""
         try:
             files = _HubFiles(f"{self._endpoint}/{model.name}/resolve/{_quoted(model.revision)}")
             config = complete_config(files.download("config.json", _MAX_BYTES), files)
@@ -218,7 +219,7 @@ class HubConfigs:
         if first:
             logger.warning(
                 "%s does not answer (%s); models outside the table of well-known ones are not planned, and their "
-                "engines judge at start",
+                "engines check at start whether they fit",
                 self._endpoint,
                 error,
             )
@@ -233,10 +234,10 @@ def _quoted(revision: str | None) -> str:
 
 
 class _HubFiles:
-    """See `CheckpointFiles`: those of one model, all within an attempt's time.
+    """`CheckpointFiles` of one model, all read within one attempt's time limit.
 
     Args:
-        url: what their addresses begin with.
+        url: base URL of the files.
     """
 
     weights = ("model.safetensors",)
@@ -246,7 +247,7 @@ class _HubFiles:
         self._until = time.monotonic() + _ATTEMPT_SECONDS
 
     def json(self, name: str) -> Mapping[str, Any] | None:
-        """See `CheckpointFiles`; errors are those of `download`."""
+        """See `CheckpointFiles`; raises as `download`."""
         try:
             return self.download(name, _MAX_INDEX_BYTES)
         except urllib.error.HTTPError as error:
@@ -255,7 +256,7 @@ class _HubFiles:
             raise
 
     def header(self, name: str) -> Mapping[str, Any] | None:
-        """See `CheckpointFiles`. Of the file, no more than the header is read."""
+        """See `CheckpointFiles`. Only the file's header is read."""
         try:
             with self._open(urllib.parse.quote(name)) as response:
                 return read_header(cast(BinaryIO, _DeadlineReader(response, self._until)))
@@ -265,12 +266,12 @@ class _HubFiles:
             raise
 
     def download(self, name: str, max_bytes: int) -> Mapping[str, Any]:
-        """The JSON object in a file of at most so many bytes.
+        """Return the JSON object in a file of at most `max_bytes`.
 
         Raises:
-            OSError: there was no answer; HTTPError: another answer.
-            ValueError: it is larger.
-            ModelError: it is no JSON object.
+            OSError: no answer; HTTPError: an error status.
+            ValueError: the file is larger.
+            ModelError: the file is not a JSON object.
         """
         body = b""
         with self._open(name) as response:
@@ -287,17 +288,17 @@ class _HubFiles:
 
 
 class _DeadlineReader:
-    """An answer that is read until a time."""
+    """Reads an HTTP answer until a deadline."""
 
     def __init__(self, response: Any, until: float) -> None:
         self._response, self._until = response, until
 
     def read(self, size: int) -> bytes:
-        """Some bytes, at most `size`; none: it has ended.
+        """Return at most `size` bytes; empty: the end of the answer.
 
         Raises:
-            TimeoutError: the time is over.
+            TimeoutError: the deadline has passed.
         """
         if time.monotonic() > self._until:
-            raise TimeoutError(f"its answer takes more than {_ATTEMPT_SECONDS:.0f} s")
+            raise TimeoutError(f"the answer took more than {_ATTEMPT_SECONDS:.0f} s")
         return bytes(self._response.read1(size))

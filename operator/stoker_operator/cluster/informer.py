@@ -1,8 +1,8 @@
-"""Keeps the store up to date: lists everything at the start and now and then, and takes in the events of watches.
+"""Keeps the store up to date: lists everything at the start and periodically, and processes the events of watches.
 
-Watches alone do not suffice. A watch begins with what there is, without a sign of when that is complete, and acting on
-half of it would create what exists. And one that was interrupted for long starts again, and never reports what was
-deleted in between. A list settles both, at one request a kind.
+Watches alone are not enough. A watch starts with the existing objects and does not report when these are complete; a
+reconcile based on half of them would create objects that exist. After a long interruption a watch restarts, and never
+reports what was deleted meanwhile. A list solves both, with one request per kind.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Watched(NamedTuple):
     """A kind of object that is watched.
 
     Attributes:
-        managed_only: only those that carry the label of our objects.
-        optional: it comes with something else that a cluster may not have.
-        clusterwide: it has no namespace, so that an operator confined to some may not see it.
-        gateway: it matters only where there is a gateway.
+        managed_only: whether only objects with the operator's label are watched.
+        optional: whether a cluster may lack the kind.
+        clusterwide: whether the kind is cluster-scoped, so an operator confined to namespaces may not read it.
+        gateway: whether the kind is needed only with a gateway.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Watched(NamedTuple):
 
 
 _ENDPOINTS: Final = Watched(KIND, GROUP, VERSION, PLURAL, managed_only=False)
-#: Beside endpoints and the kinds of their workloads.
+#: Watched kinds besides endpoints and the kinds of their workloads.
 _OTHERS: Final = (
     Watched("Service", "", "v1", "services"),
     Watched("ServiceAccount", "", "v1", "serviceaccounts"),
@@ -57,19 +57,20 @@ _OTHERS: Final = (
 
 
 class Informer:
-    """What keeps the store.
+    """Updates the store.
 
     Args:
-        kube: the cluster.
-        store: what is kept.
-        namespaces: those to look into; none means all.
-        gateway: whether there is a gateway, for which more is looked at.
+        kube: the API server's client.
+        store: the store.
+        namespaces: the namespaces to watch; none: all.
+        gateway: whether there is a gateway, which needs further kinds.
         kinds: the kinds of object that run endpoints' pods.
 
     Attributes:
-        filled: everything has been listed once.
-        pod_monitors: the cluster has PodMonitors.
-        needs_relist: an event is impossible unless versions went back, as by a backup of etcd; a list will settle it.
+        filled: whether everything has been listed once.
+        pod_monitors: whether the cluster has PodMonitors.
+        needs_relist: whether an event shows that resource versions went back, as after a restore of etcd's backup. The
+            next list corrects the store.
     """
 
     def __init__(
@@ -92,15 +93,15 @@ class Informer:
         self.pod_monitors = False
 
     def discover(self) -> None:
-        """Looks which optional kinds the cluster has. Blocks.
+        """Find out which optional kinds the cluster has. Blocks.
 
         Raises:
-            KubeError: the API server could not be reached, or could not answer.
+            KubeError: the API server could not be reached, or failed.
         """
         self.pod_monitors = self._kube.serves("PodMonitor")
 
     def relist(self) -> None:
-        """Lists everything; `news` returns what changed. Blocks.
+        """List everything; `news` returns what changed. Blocks.
 
         Raises:
             KubeError: as `discover`.
@@ -117,12 +118,12 @@ class Informer:
         self.filled = True
 
     def news(self) -> set[Key]:
-        """The endpoints for which lists found a change since the last call, also lists before one that failed."""
+        """Return the endpoints for which lists found a change since the last call, including a `relist` that failed."""
         news, self._news = self._news, set()
         return news
 
     def watched(self) -> Iterator[Watched]:
-        """The kinds there are to watch."""
+        """Yield the kinds to watch."""
         for watched in self._all:
             if watched.gateway and not self._gateway:
                 continue
@@ -130,11 +131,11 @@ class Informer:
                 yield watched
 
     def on_event(self, kind: str, change: str | None, seen: Object) -> set[Key]:
-        """Takes in an event of a watch; returns the endpoints that it may change something for.
+        """Process an event of a watch, and return the endpoints that it may affect.
 
         Args:
             kind: the kind of object.
-            change: ``DELETED``, or anything else; None where the watch begins with a list.
+            change: ``DELETED``, or another type; None: an object of the watch's initial list.
             seen: the object.
         """
         live: dict[str, Any] = {**seen, "kind": kind}
@@ -147,11 +148,11 @@ class Informer:
         return self._concerned(live)
 
     def endpoints(self) -> list[Key]:
-        """All endpoints there are."""
+        """Return all endpoints."""
         return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]
 
     def _concerned(self, seen: Object) -> set[Key]:
-        """The endpoint that an object is, or belongs to, or those of a namespace."""
+        """Return the endpoints that an object affects: itself, its owner, or all endpoints of a namespace."""
         metadata = seen["metadata"]
         if seen["kind"] == KIND:
             return {Key(metadata["namespace"], metadata["name"])}

@@ -1,7 +1,7 @@
-"""The Kubernetes API, as far as we use it; the only import of a Kubernetes client.
+"""Client of the Kubernetes API, and the only module that imports a Kubernetes client library.
 
-Objects are plain dictionaries, as the API server writes them. Calls block; callers run them in threads. An empty
-namespace means a kind that has none, or a list over all namespaces.
+Objects are plain dictionaries, as the API server writes them. Calls block, so callers run them in threads. An empty
+namespace means a cluster-scoped kind, or a list over all namespaces.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _COLLECTIONS = {
     "ServiceAccount": ("api/v1", "serviceaccounts"),
     "ValidatingWebhookConfiguration": ("apis/admissionregistration.k8s.io/v1", "validatingwebhookconfigurations"),
 }
-#: What an object's metadata is requested as, without anything else of it.
+#: Media type that returns only an object's metadata.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-#: Objects of one answer to a list; more are requested page by page.
+#: Largest number of objects in one page of a list.
 _PAGE = 500
 
-#: A list is requested so often where the API server sends Retry-After, and after so long at the latest.
+#: Largest number of attempts while the API server sends Retry-After, and the longest wait before one, in seconds.
 _TRIES, _LONGEST_WAIT_SECONDS = 4, 10.0
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 30
@@ -56,9 +56,9 @@ class KubeError(Exception):
     """A request to the API server failed.
 
     Attributes:
-        status: the HTTP status; 0 where there was no answer.
-        refused: the object itself is the reason, so another attempt will not help.
-        retry_after: seconds to wait before the next request, as the API server sent them; 0 where it did not.
+        status: the HTTP status; 0: no answer.
+        refused: whether the object itself is the reason, so another attempt does not help.
+        retry_after: the API server's Retry-After, in seconds; 0: none.
     """
 
     def __init__(self, status: int, message: str, retry_after: float = 0) -> None:
@@ -68,24 +68,25 @@ class KubeError(Exception):
 
     @property
     def refused(self) -> bool:
-        """Invalid (400, 422) or forbidden, as by a quota or an admission policy (403). Server-side apply reports a
-        field that a kind does not have as an error of the server's own (500).
+        """Whether the object is invalid (400, 422) or forbidden by a quota or an admission policy (403).
+
+        Server-side apply reports an unknown field as an internal error (500).
         """
         return self.status in (400, 403, 422) or "failed to create typed patch object" in str(self)
 
 
 class Listing(NamedTuple):
-    """Some objects, and the version of the cluster they were read at."""
+    """Objects of a list, and the resource version at which they were read."""
 
     items: list[Object]
     resource_version: str
 
 
 class Kube:
-    """An API server.
+    """Client of an API server.
 
     Args:
-        api: how it is reached.
+        api: the library's client.
         resources: further kinds that are read or written.
     """
 
@@ -95,27 +96,30 @@ class Kube:
 
     @classmethod
     def connect(cls, resources: Iterable[Resource] = ()) -> Kube:
-        """The cluster we run in, or the one that the kubeconfig points at; `resources` are as of the class.
+        """Connect to the cluster of this pod, or to the kubeconfig's.
+
+        Args:
+            resources: as for the class.
 
         Raises:
             KubeError: there is neither.
         """
         configuration = client.Configuration()
         if "KUBERNETES_SERVICE_HOST" in os.environ:
-            # In a pod, HTTPS_PROXY is the way out of the cluster. One that a kubeconfig names is set further on.
+            # In a pod, HTTPS_PROXY is for requests out of the cluster. A kubeconfig's own proxy is set below.
             configuration.proxy = None
         try:
-            with contextlib.redirect_stdout(None):  # it prints where there is no kubeconfig
+            with contextlib.redirect_stdout(None):  # it prints a message if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None
-        # Connections that broke are made again. How long to wait for an API server that is too busy is for callers to
-        # decide: urllib3 would sleep for all of Retry-After, and only before what is not a patch or a creation.
+        # Retry broken connections. Callers decide how long to wait for a busy API server: urllib3 would sleep for the
+        # whole Retry-After, and would not retry patches and creations.
         configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)
         return cls(client.ApiClient(configuration), resources)
 
     def serves(self, kind: str) -> bool:
-        """Whether the API server has the kind; its CustomResourceDefinition may be missing."""
+        """Return whether the API server has the kind. A CustomResourceDefinition may be missing."""
         group, plural = self._collections[kind]
         try:
             known = self._with_retries(f"/{group}", {})["resources"]
@@ -126,7 +130,7 @@ class Kube:
         return any(each["name"] == plural for each in known)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object; None: it does not exist."""
         try:
             return self._request("GET", self._path(kind, namespace, name))
         except KubeError as error:
@@ -135,11 +139,12 @@ class Kube:
             raise
 
     def metadata(self, kind: str, namespace: str, name: str) -> Object | None:
-        """The metadata of an object of which nothing else is to be sent, or None. Annotations are left out: kubectl
-        repeats an object's content in one.
+        """Return only the metadata of an object, without annotations; None: it does not exist.
+
+        Annotations are removed because kubectl copies an object's content into one.
 
         Raises:
-            KubeError: the API server could not be reached, or could not answer.
+            KubeError: the API server could not be reached, or failed.
         """
         try:
             answer = self._request("GET", self._path(kind, namespace, name), accept=_METADATA)
@@ -153,15 +158,15 @@ class Kube:
     def list(
         self, kind: str, namespace: str = "", labels: Mapping[str, str] | None = None, fields: str = ""
     ) -> Listing:
-        """The objects with these labels, of which the field selector holds."""
+        """Return the objects that have these labels and match the field selector."""
         pages = list(self.pages(kind, namespace, labels, fields))
-        # As the first page is, so are all.
+        # All pages are read at the version of the first.
         return Listing([item for page in pages for item in page.items], pages[0].resource_version)
 
     def pages(
         self, kind: str, namespace: str = "", labels: Mapping[str, str] | None = None, fields: str = ""
     ) -> Iterator[Listing]:
-        """As `list`, page by page, for who need not have all of them in memory."""
+        """Yield the pages of `list` one by one, without holding all objects in memory."""
         query = {"limit": str(_PAGE)}
         if labels:
             query["labelSelector"] = ",".join(f"{name}={value}" for name, value in labels.items())
@@ -171,7 +176,7 @@ class Kube:
         version = group.removeprefix("apis/").removeprefix("api/")
         while True:
             answer = self._with_retries(self._path(kind, namespace), query)
-            # Items of a list do not say what they are.
+            # Items of a list lack apiVersion and kind.
             items = [{"apiVersion": version, "kind": kind, **item} for item in answer["items"]]
             yield Listing(items, answer["metadata"]["resourceVersion"])
             if not answer["metadata"].get("continue"):
@@ -179,7 +184,7 @@ class Kube:
             query["continue"] = answer["metadata"]["continue"]
 
     def _with_retries(self, path: str, query: dict[str, str]) -> Object:
-        """What is read there, as a page of a list: worth some patience, since who needs it can do nothing without."""
+        """Read a page of a list or of the API's kinds, with retries: callers cannot continue without it."""
         for _ in range(_TRIES - 1):
             try:
                 return self._request("GET", path, query=query)
@@ -190,8 +195,10 @@ class Kube:
         return self._request("GET", path, query=query)
 
     def apply(self, body: Object, manager: str, subresource: str = "", *, dry_run: bool = False) -> Object:
-        """Server-side apply: the API server merges `body` and records which fields are ours. It is strict: an unknown
-        field is an error."""
+        """Apply `body` on the server, which merges it and records the fields that `manager` owns.
+
+        Validation is strict: an unknown field is an error.
+        """
         metadata = body["metadata"]
         path = self._path(body["kind"], metadata.get("namespace", ""), metadata["name"])
         query = {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"}
@@ -204,17 +211,17 @@ class Kube:
         )
 
     def create(self, body: Object) -> Object:
-        """Creates an object; 409 where there is one."""
+        """Create an object; 409: it already exists."""
         return self._request("POST", self._path(body["kind"], body["metadata"].get("namespace", "")), body=body)
 
     def replace(self, body: Object) -> Object:
-        """Replaces an object; 409 where it has changed since its ``resourceVersion``."""
+        """Replace an object; 409: it has changed since its ``resourceVersion``."""
         metadata = body["metadata"]
         path = self._path(body["kind"], metadata.get("namespace", ""), metadata["name"])
         return self._request("PUT", path, body=body)
 
     def patch(self, kind: str, namespace: str, name: str, operations: Sequence[Object]) -> Object:
-        """JSON patch (RFC 6902)."""
+        """Apply a JSON patch (RFC 6902)."""
         return self._request(
             "PATCH",
             self._path(kind, namespace, name),
@@ -223,7 +230,7 @@ class Kube:
         )
 
     def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Deletes the object of that uid, if it is still there."""
+        """Delete the object with this uid, if it still exists."""
         try:
             self._request("DELETE", self._path(kind, namespace, name), body={"preconditions": {"uid": uid}})
         except KubeError as error:
@@ -269,7 +276,7 @@ class Kube:
 
 
 def _retry_after(header: str | None) -> float:
-    """The seconds of a Retry-After header (RFC 9110), which may name a time instead."""
+    """Return the seconds until the time of a Retry-After header (RFC 9110), which may be a number or a date."""
     try:
         return float(urllib3.Retry().parse_retry_after(header)) if header else 0
     except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
@@ -277,7 +284,7 @@ def _retry_after(header: str | None) -> float:
 
 
 def _message(body: str | bytes | None) -> str:
-    """The sentence in the API server's Status object."""
+    """Return the message of the API server's Status object; empty if there is none."""
     try:
         return str(json.loads(body or "")["message"])
     except (ValueError, TypeError, KeyError):

@@ -1,16 +1,16 @@
-"""Which of the replicas writes: the one that holds a Lease.
+"""Leader election among the operator's replicas: the leader holds a Lease, and only it writes.
 
-The Lease (``coordination.k8s.io``) names its holder, who renews it every few seconds. Other candidates watch it:
-when it has not changed for its whole duration, its holder is gone, and it may be taken. The `resourceVersion` makes
-the write fail for all but one of those who try. This is client-go's leader election, and kubectl and others read it.
+The Lease (``coordination.k8s.io``) names its holder, which renews it every few seconds. Other candidates poll it: if it
+is unchanged for its whole duration, its holder is gone, and a candidate may take it. The `resourceVersion` makes the
+write fail for all candidates but one. This is client-go's leader election, which kubectl and other tools understand.
 
     holder:   ├─renew─┼─renew─┼─✗           it considers itself leader until ─┐ `renew_deadline`
     others:           │ saw it change ───── duration ─────► take it           ▼
                       └───────────────────────────────┴──── no write of the old holder any more
 
-Clocks of different machines are never compared: what counts is how long *we* have seen the Lease unchanged, by our own
-monotonic clock. A holder that cannot renew stops writing after `renew_deadline`, which is shorter than the duration,
-without a message from anywhere: `leading` depends on the time, and is checked before each write.
+Clocks of different machines are never compared. Each candidate measures with its own monotonic clock how long it has
+seen the Lease unchanged. A holder that cannot renew stops writing after `renew_deadline`, which is shorter than the
+duration. This needs no message: `leading` depends on the time, and is checked before each write.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, as client-go's options of these names.
+    """Times in seconds, named as in client-go.
 
     Attributes:
-        lease_duration: a Lease unchanged for so long may be taken.
-        renew_deadline: a leader that could not renew for so long is none any more.
-        retry_period: between two tries, to renew or to take.
+        lease_duration: a Lease that is unchanged for this time may be taken.
+        renew_deadline: a leader that fails to renew for this time stops leading.
+        retry_period: interval between two attempts to renew or to take the Lease.
     """
 
     lease_duration: float = 10
@@ -47,23 +47,23 @@ class Timing:
 
 
 class Step(Enum):
-    """What to do about the Lease."""
+    """The next step of a candidate."""
 
-    CREATE = "there is none"
-    RENEW = "it is ours"
+    CREATE = "there is no Lease"
+    RENEW = "this replica holds it"
     TAKE = "it has no holder, or its holder is gone"
     WAIT = "another replica holds it"
 
 
 def decide(lease: Object | None, identity: str, unchanged: float) -> Step:
-    """What `identity` is to do about the `lease` that it has seen `unchanged` for so many seconds."""
+    """Return the next step of the candidate `identity`, which has seen the Lease unchanged for `unchanged` seconds."""
     if lease is None:
         return Step.CREATE
     spec = lease.get("spec") or {}
     holder = spec.get("holderIdentity")
     if holder == identity:
         return Step.RENEW
-    # By the holder's own word, which may be another version's.
+    # The holder's own duration counts: its release may use another one.
     if not holder or unchanged >= (spec.get("leaseDurationSeconds") or 0):
         return Step.TAKE
     return Step.WAIT
@@ -73,13 +73,13 @@ class Leadership:
     """Takes part in the election from `start` to `stop`.
 
     Args:
-        kube: where the Lease is.
-        lease: which Lease.
-        identity: our name; no other replica has it.
-        on_gain: called when we begin to lead; to return at once, since the Lease must be renewed meanwhile.
-        on_loss: called when we no longer do, unless we are stopped; as `on_gain`.
-        clock: monotonic seconds.
-        jitter: draws a number from 0 to 1, so that replicas that started together do not send requests together.
+        kube: the API server's client.
+        lease: namespace and name of the Lease.
+        identity: unique name of this replica.
+        on_gain: called when this replica starts to lead. It must return at once, because the Lease must be renewed.
+        on_loss: called when this replica stops leading, except by `stop`. It must return at once.
+        clock: monotonic clock, in seconds.
+        jitter: returns a random number from 0 to 1, which spreads the requests of replicas that started together.
     """
 
     def __init__(
@@ -98,33 +98,35 @@ class Leadership:
         self._namespace, self._name, self._identity = lease.namespace, lease.name, identity
         self._on_gain, self._on_loss = on_gain, on_loss
         self._timing, self._clock, self._jitter = timing, clock, jitter
-        self._lease: Object | None = None  # as last seen
-        self._changed = 0.0  # when it was first seen so
-        self._renewed: float | None = None  # when the last renewal that succeeded was sent; None: we do not lead
+        self._lease: Object | None = None  # last observed state
+        self._changed = 0.0  # time at which that state was first observed
+        self._renewed: float | None = None  # time at which the last successful renewal was sent; None: not leading
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = OwnThread("lease")
 
     @property
     def leading(self) -> bool:
-        """Whether we may write now. May be called from any thread."""
+        """Whether this replica may write now. Thread-safe."""
         renewed = self._renewed
         return renewed is not None and self._clock() < renewed + self._timing.renew_deadline
 
     @property
     def epoch(self) -> int | None:
-        """The number of our lead; None where we do not lead now. May be called from any thread."""
-        # In this order: what was started in an earlier lead must not be taken for the present one's.
+        """Number of this replica's current term as the leader; None: it does not lead. Thread-safe."""
+        # Read in this order: work of an earlier term must not be taken for the present one's.
         leading = self.leading
         return self._epoch if leading else None
 
     async def start(self) -> None:
-        """Begins to take part."""
+        """Start to take part."""
         self._task = asyncio.create_task(self._run(), name="leadership")
 
     async def stop(self) -> None:
-        """Ends taking part. Who leads gives the Lease up, so that the next one need not wait for it to expire: by now
-        all writing must have ended."""
+        """Stop taking part. A leader releases the Lease, so that its successor need not wait for it to expire.
+
+        All writes of the operator must have ended before.
+        """
         if self._task is None:
             return
         self._task.cancel()
@@ -136,7 +138,7 @@ class Leadership:
                 async with asyncio.timeout(self._timing.retry_period):
                     await self._release()
             except (KubeError, TimeoutError) as error:
-                logger.warning("the Lease %s/%s could not be given up: %s", self._namespace, self._name, error)
+                logger.warning("could not release the Lease %s/%s: %s", self._namespace, self._name, error)
         self._thread.close()
 
     async def _run(self) -> None:
@@ -147,25 +149,25 @@ class Leadership:
                     await self._round()
             except KubeError as error:
                 retry_after = error.retry_after
-                logger.warning("the Lease %s/%s: %s", self._namespace, self._name, error)
+                logger.warning("Lease %s/%s: %s", self._namespace, self._name, error)
             except TimeoutError:
-                logger.warning("the Lease %s/%s: no answer from the API server yet", self._namespace, self._name)
+                logger.warning("Lease %s/%s: no answer from the API server yet", self._namespace, self._name)
             except Exception:
-                logger.exception("the Lease %s/%s: this is a bug in the operator", self._namespace, self._name)
+                logger.exception("Lease %s/%s: this is a bug in the operator", self._namespace, self._name)
             if not self.leading:
-                self._lose("it could not be renewed in time")
+                self._lose("it did not renew the Lease in time")
             pause = self._timing.retry_period * (0.8 + 0.4 * self._jitter())
             await asyncio.sleep(min(max(pause, retry_after), self._patience()))
 
     def _patience(self) -> float:
-        """Seconds we may wait for anything: a leader must notice its own end in time."""
+        """Return the longest time to wait, in seconds: a leader must notice in time that it no longer leads."""
         if self._renewed is None:
             return self._timing.renew_deadline
         return max(0.0, self._renewed + self._timing.renew_deadline - self._clock())
 
     async def _round(self) -> None:
         if self._renewed is not None:
-            # No other replica should have written it, so it need not be read first.
+            # No other replica should have written the Lease, so it need not be read first.
             try:
                 await self._hold(self._replace)
                 return
@@ -177,7 +179,7 @@ class Leadership:
             self._lease, self._changed = lease, self._clock()
         step = decide(lease, self._identity, self._clock() - self._changed)
         if step in (Step.WAIT, Step.TAKE):
-            self._lose("another replica took it")
+            self._lose("another replica took the Lease")
         try:
             if step is Step.CREATE:
                 await self._hold(self._create)
@@ -186,23 +188,23 @@ class Leadership:
         except KubeError as error:
             if error.status != 409:
                 raise
-            self._lose("another replica was faster")
+            self._lose("another replica wrote the Lease first")
 
     async def _hold(self, write: Callable[[], Awaitable[None]]) -> None:
-        began = self._clock()  # the API server may count from here
+        began = self._clock()  # other replicas may see the renewal from this time on
         await write()
         if not self.leading:
-            self._lose("it could not be renewed in time")
+            self._lose("it did not renew the Lease in time")
         gained = self._renewed is None
         if gained:
             self._epoch += 1
         self._renewed = began
         if gained:
-            logger.info("%s leads, by the Lease %s/%s", self._identity, self._namespace, self._name)
+            logger.info("%s leads with the Lease %s/%s", self._identity, self._namespace, self._name)
             self._on_gain()
 
     def _lose(self, reason: str) -> None:
-        """We do not lead, if we did."""
+        """Stop leading, if this replica leads."""
         if self._renewed is None:
             return
         self._renewed = None
@@ -220,16 +222,16 @@ class Leadership:
         self._lease, self._changed = await self._thread.call(lambda: self._kube.replace(body)), self._clock()
 
     async def _release(self) -> None:
-        # Read first: the write that `stop` did not wait for may have come through.
+        # Read first: a write that `stop` did not wait for may have succeeded.
         lease = await self._thread.call(lambda: self._kube.get("Lease", self._namespace, self._name))
         if lease and lease["spec"].get("holderIdentity") == self._identity:
             nobody = {"holderIdentity": "", "leaseDurationSeconds": 1}
             body = {**lease, "spec": {**lease["spec"], **nobody}}
             await self._thread.call(lambda: self._kube.replace(body))
-            logger.info("gave up the Lease %s/%s", self._namespace, self._name)
+            logger.info("released the Lease %s/%s", self._namespace, self._name)
 
     def _spec(self, last: Object) -> Object:
-        """The Lease's spec with us as its holder."""
+        """Return the Lease's spec with this replica as its holder."""
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         is_renewal = last.get("holderIdentity") == self._identity
         transitions = last.get("leaseTransitions") or 0

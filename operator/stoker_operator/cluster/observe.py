@@ -1,7 +1,7 @@
-"""The cluster → frozen facts. Reads and interprets, and judges nothing.
+"""Converts the cluster's objects into frozen facts, without evaluating them.
 
-Nearly everything comes from the store and costs no request. What only matters now and then, and would have to be
-watched all the time otherwise, is requested: a claim that a spec names, and what a node reported about a volume.
+Nearly everything is read from the store and costs no request. Two things are needed too rarely to be watched, and are
+requested: a claim that a spec names, and a node's events about a volume.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from stoker_operator.workloads.composition import ONE_DEPLOYMENT
 from stoker_operator.workloads.deployment import DEPLOYMENT
 from stoker_operator.workloads.kind import WorkloadKind
 
-#: The kinds of object that each workload of an endpoint may have, beside what runs its pods.
+#: Kinds of object that each workload of an endpoint may have, besides the one that runs its pods.
 _NEEDED_KINDS: Final = ("ServiceAccount", "PersistentVolumeClaim", "Service", "NetworkPolicy", "PodDisruptionBudget")
 _MONITOR_KINDS: Final = ("PodMonitor",)
-#: A container that is being created for so many seconds has a node that may say why.
+#: After this time of creating a container, in seconds, the node's events are read for the cause.
 _CREATING_SECONDS: Final = 5
 
 
 def endpoint(store: Store, key: Key) -> Endpoint | None:
-    """The endpoint, or None when it is gone."""
+    """Return the endpoint; None: it does not exist."""
     document = store.get(KIND, *key)
     return _endpoint(key, document) if document else None
 
 
 def fetch_endpoint(kube: Kube, key: Key) -> Endpoint | None:
-    """The endpoint as the API server has it now, where what was seen of it may be older; None when it is gone.
+    """Read the endpoint from the API server, because the stored one may be outdated; None: it does not exist.
 
     Raises:
-        KubeError: the API server could not be reached, or could not answer.
+        KubeError: the API server could not be reached, or failed.
     """
     found = kube.list(KIND, key.namespace, fields=f"metadata.name={key.name}").items
     return _endpoint(key, found[0]) if found else None
@@ -69,12 +69,13 @@ def _endpoint(key: Key, document: Object) -> Endpoint:
 def children(
     store: Store, owner: Owner, desired: Iterable[Child], kinds: Sequence[WorkloadKind] = ONE_DEPLOYMENT.kinds
 ) -> dict[Child, Object]:
-    """The objects that have the names of the endpoint's and carry our label; whose they are is not checked here.
+    """Return the stored objects with the names of the endpoint's objects. Their owner is not checked.
 
     Args:
-        store: what was seen.
+        store: the watched objects, which have the operator's label.
         owner: the endpoint.
-        desired: those that should exist. Their workloads are looked for, and any others that have objects.
+        desired: the objects that should exist. Objects of their workloads are returned, and of any other workload of
+            the endpoint that has objects.
         kinds: the kinds of object that run pods.
     """
     key, desired = Key(owner.namespace or "", owner.name), set(desired)
@@ -91,17 +92,18 @@ def children(
 
 
 def _components(store: Store, key: Key, kind: WorkloadKind) -> list[tuple[Child, Object]]:
-    """The objects of this kind that have the name and the labels of a workload's component."""
+    """Return the objects of this kind that have the labels of a workload's component."""
     labelled = ((Child.of(each), each) for each in store.of_endpoint(kind.name, key))
     return [(child, live) for child, live in labelled if child.component]
 
 
 def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child, Object]:
-    """Those of the missing objects whose name is taken by one that is not watched, since it lacks our label:
-    another owner's, most likely.
+    """Return objects that have the name of a missing one and are not watched because they lack the operator's label.
+
+    They most likely have another owner.
 
     Raises:
-        KubeError: the API server could not be reached, or could not answer.
+        KubeError: the API server could not be reached, or failed.
     """
     found = {each: kube.get(each.kind, owner.namespace or "", owner.name_of(each)) for each in missing}
     return {child: live for child, live in found.items() if live is not None}
@@ -110,13 +112,13 @@ def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child
 def pods(
     store: Store, key: Key, workload: str, kind: WorkloadKind = DEPLOYMENT, objects: Sequence[Object] = ()
 ) -> tuple[Pod, ...]:
-    """The pods of a workload that are there to stay, the newest first.
+    """Return the pods of a workload that are not being deleted, newest first.
 
     Args:
-        store: what was seen.
+        store: the watched objects.
         key: the endpoint.
-        workload: which of its workloads.
-        kind: what runs the pods.
+        workload: name of the workload.
+        kind: the kind of object that runs the pods.
         objects: the workload's objects of that kind.
     """
     live = [
@@ -133,10 +135,10 @@ def pods(
 
 
 def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
-    """The pod, with what its node said of a volume where its containers have been being created for a while.
+    """Return the pod with its node's message about a volume, if its containers have not been created for a while.
 
     Raises:
-        KubeError: the API server could not be reached, or could not answer.
+        KubeError: the API server could not be reached, or failed.
     """
     age = (now - datetime.fromisoformat(seen.created)).total_seconds()
     if not seen.node or not seen.starting or age < _CREATING_SECONDS:
@@ -149,12 +151,18 @@ def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
 
 
 def nodes(store: Store) -> tuple[Node, ...]:
-    """The cluster's nodes; none where we may not see them."""
+    """Return the cluster's nodes; none if the operator may not read them."""
     return tuple(map(node, store.all("Node")))
 
 
 def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
-    """One pod, of this version of its workload's templates; whether it answers requests is its workload's to say."""
+    """Return the facts of one pod.
+
+    Args:
+        live: the pod.
+        version: the version of its workload's templates that it runs.
+        takes_requests: whether the workload sends requests to it.
+    """
     status: Any = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     scheduled, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
@@ -177,7 +185,7 @@ def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
 
 
 def _failure(status: Object) -> tuple[str, str]:
-    """Why the pod is given up."""
+    """Return reason and message of a pod that has failed or is lost; empty: it has not."""
     phase = status.get("phase")
     return (
         (status.get("reason") or f"Pod{phase}", status.get("message", ""))
@@ -187,17 +195,17 @@ def _failure(status: Object) -> tuple[str, str]:
 
 
 def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> tuple[str, str]:
-    """What keeps requests from a pod that has nothing more to start."""
+    """Return reason and message why a started pod is not ready; empty: it is ready, or still starts."""
     if ready.get("status") not in ("False", "Unknown"):
         return ("", "")
-    if containers.get("status") == "True":  # a readiness gate is shut, or its node no longer reports
+    if containers.get("status") == "True":  # a readiness gate is closed, or the node no longer reports
         return _reason_and_message(ready)
     engine: Any = next((each for each in statuses if each["name"] == ENGINE_CONTAINER), {})
     since = ((engine.get("state") or {}).get("running") or {}).get("startedAt")
     turned = ready.get("lastTransitionTime")
     if not since or not turned:
         return ("", "")
-    # A pod that was never ready has been unready since before its engine began.
+    # A pod that was never ready has been unready since before its engine started.
     served = datetime.fromisoformat(str(turned)) > datetime.fromisoformat(str(since))
     return _reason_and_message(ready) if served else ("", "")
 
@@ -207,7 +215,7 @@ def _reason_and_message(condition: Object) -> tuple[str, str]:
 
 
 def node(live: Object) -> Node:
-    """One node."""
+    """Return the facts of one node."""
     status: Any = live.get("status") or {}
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     return Node(
@@ -220,10 +228,10 @@ def node(live: Object) -> Node:
 
 
 def access_modes(kube: Kube, namespace: str, claim: str) -> tuple[str, ...] | None:
-    """How a claim may be mounted; None where there is no such claim.
+    """Return the access modes of a claim; None: it does not exist.
 
     Raises:
-        KubeError: the API server could not be reached, or could not answer.
+        KubeError: the API server could not be reached, or failed.
     """
     live = kube.get("PersistentVolumeClaim", namespace, claim)
     return tuple(live["spec"].get("accessModes", ())) if live else None
@@ -259,5 +267,5 @@ def _requests(live: Object) -> dict[str, int]:
 
 
 def countable(amounts: Mapping[str, Any]) -> dict[str, int]:
-    """The amounts of devices: extended resources, which have a domain's name and come in whole numbers."""
+    """Return the amounts of devices: extended resources, whose names have a domain and whose amounts are integers."""
     return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdigit()}

@@ -1,17 +1,17 @@
-"""The cluster as it was last seen, in memory: what lists and watches reported, and the answers to our own writes.
+"""In-memory copy of the cluster's objects, from lists, watches and the answers to the operator's own writes.
 
-    list  ──────────► replace(): what is missing from the list is gone
+    list  ──────────► replace(): objects missing from the list are deleted
     watch ──────────► put(), remove()
-    our own writes ─► put(): we see what we wrote at once, before the watch reports it
+    own writes ─────► put(): a write is visible at once, before the watch reports it
 
-The three arrive in any order, so each object's ``resourceVersion`` decides which of two sightings is the newer one,
-and a deletion is kept with it for as long as an older sighting may still arrive. The answer to our own deletion has no
-version, and somebody may have written just before it: so the object's uid is kept too, which no other object gets.
-(Resource versions are numbers that only grow: Kubernetes' KEP-5504; every API server has kept to that.) But for one
-case: where etcd is restored from a backup they go back. A list shows that, since it is at least as new as whatever was
+The three arrive in any order, so an object's ``resourceVersion`` decides which of two states is newer. A deletion is
+remembered with its version, because an older state may arrive later. The answer to the operator's own deletion has no
+version, and another writer may have changed the object just before. So the object's uid is remembered too, which no
+other object gets. Resource versions are increasing numbers (Kubernetes' KEP-5504; all API servers comply), except that
+they go back when etcd is restored from a backup. A list reveals that, because it must be at least as new as everything
 seen before it was requested.
 
-Reading costs no request, and may be done from any thread.
+Reads cost no request. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any, Final, NamedTuple
 
 from stoker_operator.objects.facts import Key, Object
 
-#: So many deletions are remembered.
+#: Largest number of remembered deletions.
 _TOMBSTONES: Final = 10_000
 
 
 class Id(NamedTuple):
-    """Which object."""
+    """Identifies an object."""
 
     kind: str
     namespace: str
@@ -35,7 +35,7 @@ class Id(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """What is remembered of an object that is gone: the newest version that may have been of it, and its uid."""
+    """A remembered deletion: the newest version that the object may have had, and its uid."""
 
     version: int
     uid: str
@@ -45,33 +45,34 @@ class Store:
     """The objects by kind, namespace and name.
 
     Args:
-        manager: our field manager; who set which field is kept only as far as it was us.
-        instance: the label that names the endpoint an object belongs to.
+        manager: the operator's field manager. Of ``managedFields``, only its entry and those of the scale subresource
+            are kept.
+        instance: the label that names the endpoint of an object.
     """
 
     def __init__(self, manager: str, instance: str) -> None:
         self._manager = manager
         self._instance = instance
         self._lock = threading.Lock()
-        self._objects: dict[str, dict[Id, Object]] = {}  # by kind: nodes and endpoints are read as such
+        self._objects: dict[str, dict[Id, Object]] = {}  # by kind, since all objects of a kind are read together
         self._of_endpoint: dict[tuple[str, Key], set[Id]] = {}
         self._deleted: dict[Id, Tombstone] = {}
-        self._listed: dict[str, int] = {}  # the version of the last list, by kind
+        self._listed: dict[str, int] = {}  # resource version of the last list, by kind
 
     def put(self, seen: Object) -> bool:
-        """Takes note of an object; whether that was new."""
+        """Store an object, and return whether it was new or changed."""
         with self._lock:
             return self._put(seen)
 
     def remove(self, seen: Object) -> None:
-        """Takes note of an object's deletion, whose last sighting this is."""
+        """Record an object's deletion; `seen` is its last state."""
         with self._lock:
             current = self._find(_id(seen))
             if current is None or _version(current) <= _version(seen) or _is_before_deletion(current, _uid(seen)):
                 self._remove(_id(seen), _version(seen), _uid(seen))
 
     def newest(self, kind: str, namespace: str) -> int:
-        """The newest version that was seen of a kind in a namespace (empty: in all)."""
+        """Return the newest version seen of a kind in a namespace (empty: in all)."""
         with self._lock:
             present = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
             deleted = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
@@ -79,16 +80,15 @@ class Store:
             return max((version for id, version in versions if namespace in ("", id.namespace)), default=0)
 
     def replace(self, kind: str, namespace: str, items: Iterable[Object], version: str, since: int = 0) -> list[Object]:
-        """Takes note of all objects of a kind there are in a namespace (empty: in all); what of that was new, with
-        what is gone.
+        """Store a complete list of a kind, and return the objects that were new, changed or deleted.
 
         Args:
             kind: the kind of object.
-            namespace: where they are.
+            namespace: the listed namespace; empty: all.
             items: the objects.
-            version: of the cluster, at which they were read.
-            since: `newest`, before they were requested. A list that is older shows that versions went back, so that
-                nothing seen before it holds any more.
+            version: resource version of the list.
+            since: the value of `newest` before the list was requested. An older list shows that resource versions went
+                back, so everything seen before is invalid.
         """
         at, news = int(version), []
         with self._lock:
@@ -96,7 +96,7 @@ class Store:
                 forgotten = [id for id in self._deleted if id.kind == kind and namespace in ("", id.namespace)]
                 for id in forgotten:
                     del self._deleted[id]
-            # What is newer than the list was seen while it was under way, and stays.
+            # An object newer than the list was seen while the list was in progress, and is kept.
             until = at if at >= since else since
             older = {
                 id
@@ -120,23 +120,23 @@ class Store:
         return news
 
     def contradicts(self, seen: Object) -> bool:
-        """Whether a later list cannot report this of an object, since an earlier one has reported something newer."""
+        """Return whether this state is older than one that a list has already reported."""
         with self._lock:
             current = self._find(_id(seen))
             return current is not None and _version(seen) < _version(current) <= self._listed.get(seen["kind"], 0)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object; None: it does not exist."""
         with self._lock:
             return self._find(Id(kind, namespace, name))
 
     def of_endpoint(self, kind: str, key: Key) -> list[Object]:
-        """The objects of a kind that carry the endpoint's label."""
+        """Return the objects of a kind that have the endpoint's label."""
         with self._lock:
             return [self._objects[kind][id] for id in self._of_endpoint.get((kind, key), ())]
 
     def all(self, kind: str) -> list[Object]:
-        """All objects of a kind."""
+        """Return all objects of a kind."""
         with self._lock:
             return list(self._objects.get(kind, {}).values())
 
@@ -169,7 +169,7 @@ class Store:
         before = self._deleted.get(id)
         self._deleted[id] = Tombstone(max(version, before.version if before else 0), uid)
         if len(self._deleted) > _TOMBSTONES:
-            del self._deleted[next(iter(self._deleted))]  # the one remembered longest
+            del self._deleted[next(iter(self._deleted))]  # the oldest
 
     def _unlink(self, id: Id, live: Object) -> None:
         endpoint = self._endpoint(id, live)
@@ -183,9 +183,9 @@ class Store:
         return Key(id.namespace, name) if name else None
 
     def _slim(self, seen: Object) -> Object:
-        """Without what is never read here and thousands of objects would keep in memory."""
+        """Return the object without parts that are never read, to save memory with thousands of objects."""
         metadata: dict[str, Any] = {**seen["metadata"]}
-        # Who else writes how many replicas an endpoint has is reported.
+        # Status reports other writers of the scale subresource, so their entries are kept.
         fields = [
             each
             for each in metadata.pop("managedFields", ())
@@ -217,8 +217,10 @@ def _uid(seen: Object) -> str:
 
 
 def _is_before_deletion(seen: Object, uid: str) -> bool:
-    """Whether this is an older sighting of the object of that uid, which has been deleted; one that its finalizers keep
-    says itself that it is being deleted."""
+    """Return whether `seen` is an earlier state of the deleted object with this uid.
+
+    An object that finalizers keep has a deletionTimestamp, and is still stored.
+    """
     return bool(uid) and _uid(seen) == uid and "deletionTimestamp" not in seen["metadata"]
 
 

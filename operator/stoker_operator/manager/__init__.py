@@ -1,1 +1,1 @@
-"""The operator's process: events wake endpoints' tasks, and the leader reconciles."""
+"""The operator's process: events wake the endpoints' tasks, and the leader reconciles."""

@@ -1,11 +1,11 @@
-"""The operator put together: what is seen wakes endpoints' tasks, and those reconcile, where this replica leads.
+"""The whole operator: changes wake the endpoints' tasks, which reconcile if this replica leads.
 
     kopf's watches ─► on_event() ─► store ─► wake the endpoint's task ─► reconcile, in a thread ─► the cluster
     lists ──────────────────────────┘               ▲
-    clock, a model's description arriving ──────────┘
+    clock, arrival of a model's config.json ────────┘
 
-Every replica sees everything, so that its webhook can judge from memory and it can take over at once. Only the one that
-leads has tasks.
+Every replica watches everything, so that its webhook can answer from memory and it can take over at once. Only the
+leader has tasks.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 
 class Controller:
-    """The whole operator, from `start` to `stop`, but for the watches, which report what happens.
+    """The whole operator, from `start` to `stop`, except the watches, which call `on_event`.
 
     Args:
-        settings: how it runs.
-        kube: the cluster.
+        settings: the operator's settings.
+        kube: the API server's client.
         catalogue: accelerators and images.
-        policy: what the administrator permits endpoints, and adds to their objects.
-        watch: watches the kinds that may be added to the cluster, and go.
-        composition: of which workloads endpoints consist.
+        policy: the administrator's permissions, and additions to endpoints' objects.
+        watch: watches the kinds that a cluster may gain and lose.
+        composition: the workloads of endpoints.
     """
 
     def __init__(
@@ -120,33 +120,33 @@ class Controller:
             self._wake,
             lambda: self._tasks.keys(),
         )
-        self._working_epoch: int | None = None  # the lead in which tasks are woken: all has been listed in it
+        self._working_epoch: int | None = None  # the term in which tasks are woken, after everything has been listed
         self._taking_over: asyncio.Task[None] | None = None
         self._resync: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watched(self) -> tuple[Watched, ...]:
-        """The kinds of object to watch that every cluster has. The others, which may also go, are watched apart."""
+        """Return the kinds to watch that every cluster has. Optional kinds, which may be removed, have own watches."""
         return self._kinds.everywhere()
 
     async def start(self) -> None:
-        """Sees all there is, and begins to work.
+        """List the cluster and start to work.
 
         Raises:
             KubeError: the API server does not answer.
-            OSError: an address cannot be listened on.
+            OSError: listening on an address failed.
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
-        self._routes.update(self._informer.news())  # a replica that begins to lead looks at all
+        self._routes.update(self._informer.news())  # no task is woken: a new leader wakes all of them
         await self._process.start()
         self._kinds.watch_optional()
         self._resync = asyncio.create_task(self._relisting.run(), name="resync")
         self._scaling_task = asyncio.create_task(self._scaling.run(), name="scaling")
 
     async def stop(self) -> None:
-        """Ends; what is under way is finished, and nothing started."""
+        """Stop: finish work in progress, and start nothing new."""
         self._process.leave()
         ending = [task for task in (self._resync, self._scaling_task, self._taking_over) if task]
         for task in ending:
@@ -156,7 +156,7 @@ class Controller:
         await self._process.stop()
 
     def on_event(self, kind: str, change: str | None, seen: Object) -> None:
-        """Takes in an event of a watch."""
+        """Process an event of a watch."""
         for key in self._routes.update(self._informer.on_event(kind, change, seen)):
             self._wake(key)
         if kind in GRANTS:
@@ -171,21 +171,21 @@ class Controller:
         return outcome
 
     def _on_news(self, keys: Set[Key]) -> None:
-        """A list has found something new for these endpoints."""
+        """Wake these endpoints, for which a list found changes."""
         for key in self._routes.update(keys):
             self._wake(key)
         self._routes.wake_all(self._informer.endpoints())
 
     def _start_leading(self) -> None:
-        """This replica begins to lead."""
+        """Take over as the leader."""
         epoch = self._process.epoch()
         if self._settings.lease:
             self._taking_over = asyncio.create_task(self._take_over(epoch), name="take over")
-        else:  # there is no other writer whose writes we might not have seen
+        else:  # without election there is no other writer, so nothing can have been missed
             self._start_working(epoch)
 
     async def _take_over(self, epoch: int | None) -> None:
-        """Sees what others have done before it continues with it: our watches may be behind."""
+        """List the cluster before working: the watches may lag behind the previous leader's writes."""
         pause = self._settings.backoff_seconds
         while self._process.epoch() == epoch and not await self._relisting.list():
             await asyncio.sleep(pause)
@@ -214,25 +214,25 @@ class Controller:
         await asyncio.gather(self._tasks.stop(), self._routes.stop())
 
     def _stop_working(self) -> None:
-        """The tasks end; what a thread is still at cannot write any more."""
+        """End the tasks. Threads that still run cannot write any more."""
         self._working_epoch = None
         if self._taking_over:
             self._taking_over.cancel()
         self._configs.forget_all()
         self._reconciler.stop()
-        # Kept, since the event loop itself does not keep a task alive.
+        # Keep a reference: the event loop does not keep a task alive.
         self._stopping = asyncio.create_task(self._end_tasks(), name="stop")
 
     def _on_hub_attempt(self, _model: Model, users: Set[Key]) -> None:
-        """A description that endpoints wait for has come, or will not come soon; may be called from any thread."""
+        """Wake the endpoints that wait for a model's config.json, after an attempt to fetch it. Thread-safe."""
         self._call_in_loop(self._reviews.on_hub_attempt)
         for key in users:
             self._wake_from_any_thread(key)
 
     def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Has the event loop call it; may be called from any thread, also when the loop has ended."""
+        """Call a function in the event loop. Thread-safe; does nothing after the loop has ended."""
         if self._loop:
-            with contextlib.suppress(RuntimeError):  # it is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(function, *arguments)
 
     def _context(self, user: Key | None = None) -> PlanningContext:
@@ -248,7 +248,7 @@ class Controller:
         )
 
     def _conditions(self) -> Mapping[tuple[str, str], int]:
-        """How many endpoints have which condition."""
+        """Return the number of endpoints by condition and status."""
         documents: list[Any] = list(self._store.all(KIND))
         return Counter(
             (condition["type"], condition["status"])

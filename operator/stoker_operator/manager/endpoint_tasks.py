@@ -1,7 +1,7 @@
-"""One task an endpoint, woken by changes and by the clock.
+"""One task per endpoint, woken by changes and by the clock.
 
-Waking is cheap and may be done at any rate: wake-ups that arrive while a reconcile runs become one more run. An
-endpoint is never reconciled twice at a time, and one that fails or is slow delays no other.
+Waking is cheap and may happen at any rate: wake-ups during a reconcile are combined into one further run. An endpoint
+never has two reconciles at a time, and a failing or slow endpoint delays no other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class EndpointTasks:
     """The tasks, by endpoint.
 
     Args:
-        reconcile: does the work for one endpoint.
-        settings: how long to wait, and after what.
-        jitter: draws a number from 0 to 1, so that endpoints that started together do not stay together.
+        reconcile: reconciles one endpoint.
+        settings: the pauses after each outcome.
+        jitter: returns a random number from 0 to 1, which spreads the resyncs of endpoints that started together.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class EndpointTasks:
         self._woken: dict[Key, asyncio.Event] = {}
 
     def wake(self, key: Key) -> None:
-        """Something may have changed for the endpoint."""
+        """Request a reconcile of the endpoint."""
         if key not in self._tasks:
             self._woken[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._run(key, self._woken[key]), name=str(key))
         self._woken[key].set()
 
     async def stop(self) -> None:
-        """Ends all tasks; a request that is under way is finished by its thread. `wake` may be called again after."""
+        """End all tasks. Their threads finish the requests in progress. `wake` may be called afterwards."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._woken.clear()
@@ -58,7 +58,7 @@ class EndpointTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def keys(self) -> Set[Key]:
-        """The endpoints that have a task."""
+        """Return the endpoints that have a task."""
         return self._tasks.keys()
 
     def __len__(self) -> int:
@@ -70,13 +70,13 @@ class EndpointTasks:
             woken.clear()
             outcome, retry_after = await self._attempt(key)
             if outcome is Outcome.GONE and not woken.is_set():
-                # Nothing is awaited from the test above to here, so no wake-up can get lost.
+                # Nothing is awaited since the check above, so no wake-up is lost.
                 del self._tasks[key], self._woken[key]
                 return
             if outcome is Outcome.CHANGED:
                 woken.set()
             failures = failures + 1 if outcome in (None, Outcome.REFUSED) else 0
-            # Whatever happens meanwhile: the API server wants to be left alone.
+            # Respect the API server's Retry-After, also if the endpoint is woken meanwhile.
             await asyncio.sleep(min(retry_after, self._settings.resync_seconds))
             try:
                 async with asyncio.timeout(self._pause(outcome, failures, quiet)):
@@ -86,25 +86,25 @@ class EndpointTasks:
                 quiet += 1
 
     async def _attempt(self, key: Key) -> tuple[Outcome | None, float]:
-        """The outcome, or None after an error; and the API server's Retry-After, in seconds."""
+        """Return the outcome (None: an error) and the API server's Retry-After, in seconds."""
         try:
             return await self._reconcile(key), 0
         except KubeError as error:
             logger.warning("%s", error, extra=key.reference)
             return None, error.retry_after
         except NotLeading:
-            logger.info("left to the replica that leads now", extra=key.reference)
+            logger.info("reconcile stopped: this replica does not lead", extra=key.reference)
         except Exception:
             logger.exception("this is a bug in the operator", extra=key.reference)
         return None, 0
 
     def _pause(self, outcome: Outcome | None, failures: int, quiet: int) -> float:
-        """Seconds until the endpoint is looked at without being woken.
+        """Return the seconds until the endpoint is reconciled without being woken.
 
         Args:
-            outcome: of the last reconcile.
-            failures: how many ended with an error in a row.
-            quiet: how many times in a row only the clock woke the task.
+            outcome: outcome of the last reconcile; None: an error.
+            failures: number of consecutive errors and refusals.
+            quiet: number of consecutive wake-ups by the clock only.
         """
         settings = self._settings
         if failures:

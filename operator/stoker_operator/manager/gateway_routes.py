@@ -1,4 +1,4 @@
-"""Which endpoints the gateway serves, and one task a namespace, which lets the gateway read the keys of these."""
+"""The gateway's routes to endpoints, and one task per namespace that grants the gateway access to their API keys."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from stoker_operator.settings import Settings
 
 
 class GatewayRoutes:
-    """The gateway's part.
+    """Routes and access of the gateway.
 
     Args:
-        settings: how the operator runs; they name the gateway.
-        kube: the cluster.
-        store: what has been seen of it.
-        epoch: the number of the lead in which this replica may write; None: it may not.
-        is_working: whether tasks are woken now.
-        operators: what is known of other operators.
+        settings: the operator's settings, with the gateway's.
+        kube: the API server's client.
+        store: the watched objects.
+        epoch: returns the number of the term in which this replica may write; None: it may not.
+        is_working: returns whether tasks may be woken now.
+        operators: knowledge of other operators.
     """
 
     def __init__(
@@ -50,12 +50,11 @@ class GatewayRoutes:
         self._grants = EndpointTasks(self._grant, settings)
 
     def of(self, key: Key) -> Route | None:
-        """The endpoint's route; None where there is nothing to say."""
+        """Return the endpoint's route; None if it is unknown, or no gateway exists and it needs none."""
         return self._routes.of(key)
 
     def update(self, keys: Set[Key]) -> set[Key]:
-        """Looks again at which of these the gateway serves; returns them, with the others for which that changes
-        something."""
+        """Update the routes of these endpoints. Return them, and all others whose route may have changed."""
         changed: set[Key] = set()
         for key in keys:
             document, namespace = self._store.get(KIND, *key), self._store.get("Namespace", "", key.namespace)
@@ -65,21 +64,21 @@ class GatewayRoutes:
         return {*keys, *changed}
 
     def wake(self, namespace: str) -> None:
-        """What the gateway may read in a namespace may have to change."""
+        """Wake the task that updates the gateway's access in a namespace."""
         if self._gateway and self._is_working():
             self._grants.wake(Key(namespace, ""))
 
     def wake_all(self, endpoints: Iterable[Key]) -> None:
-        """As `wake`, of the namespaces of these endpoints, and of those in which something was granted."""
+        """Call `wake` for the namespaces of these endpoints, and for those that have a grant."""
         for namespace in {key.namespace for key in endpoints} | namespaces(self._store):
             self.wake(namespace)
 
     async def stop(self) -> None:
-        """Ends the tasks; they may be woken again after."""
+        """End the tasks; they may be woken again afterwards."""
         await self._grants.stop()
 
     async def _grant(self, key: Key) -> Outcome:
-        """Lets the gateway read what it needs in a namespace, and no more."""
+        """Grant the gateway access to exactly the Secrets that it needs in a namespace."""
         if self._gateway is None:
             return Outcome.GONE
         writer = lead_writer(self._kube, self._store, self._epoch)

@@ -1,7 +1,7 @@
-"""kopf's part: it watches, and passes events to the controller.
+"""Watches the cluster with kopf, and passes events to the controller.
 
-Only `on.event` is used. kopf's other handlers keep their state in annotations and finalizers of the objects they
-handle, and an endpoint is its user's, not ours: it must be deletable also while no operator runs.
+Only `on.event` is used. kopf's other handlers keep state in annotations and finalizers of the objects, but an endpoint
+belongs to its user and must be deletable while no operator runs.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 logger = logging.getLogger(__name__)
 
-#: The name of threads with optional watches.
+#: Name of the threads with optional watches.
 _THREAD: Final = "watch"
 
 
 class KindGoneError(KubeError):
-    """The API server lacks a kind that is watched, be it that it had it before."""
+    """The API server lacks a watched kind, or has lost it."""
 
 
 def registry(
     controller: Controller, watched: Iterable[Watched], ending: asyncio.Event, failure: list[KubeError | OSError]
 ) -> kopf.OperatorRegistry:
-    """What kopf is to call; signals set `ending`, and why the controller cannot start is put into `failure`."""
+    """Return kopf's handlers. Signals set `ending`; a failed start of the controller is appended to `failure`."""
     handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers)(kopf.login_via_client)  # into the same cluster as `Kube`
+    kopf.on.login(registry=handlers)(kopf.login_via_client)  # the same cluster as `Kube`
 
     @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -49,10 +49,10 @@ def registry(
         try:
             await controller.start()
         except (KubeError, OSError) as error:
-            # kopf would try again, in a process that is half started; it ends, and its container is restarted.
+            # kopf would retry in a half-started process. The process ends instead, and its container is restarted.
             failure.append(error)
             raise kopf.PermanentError(str(error)) from error
-        # In place of kopf's own handlers, which are set by now, and which the second signal of a process breaks.
+        # Replace kopf's own signal handlers, which are set by now and fail at a second signal.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, ending.set)
 
@@ -76,11 +76,12 @@ def _register_watches(handlers: kopf.OperatorRegistry, watched: Iterable[Watched
 
 
 class OptionalWatches:
-    """Watches of kinds that a cluster may not have, or no longer: each is a kopf of its own, in a thread. kopf takes no
-    kinds after its start, and ends when one goes that it watches.
+    """Watches of kinds that a cluster may lack or lose. Each runs a separate kopf in a thread.
+
+    kopf accepts no kinds after its start, and ends when a watched kind is removed.
 
     Args:
-        settings: where to look.
+        settings: the operator's settings, with the namespaces to watch.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -89,14 +90,19 @@ class OptionalWatches:
         self._threads: list[threading.Thread] = []
 
     def begin(self, watched: tuple[Watched, ...], on_event: OnEvent, ended: Callable[[], None]) -> None:
-        """Watches these kinds. `on_event` is called with each event, and `ended` when the watch ends, for example
-        because a kind was removed; both in a thread of ours."""
+        """Watch these kinds.
+
+        Args:
+            watched: the kinds.
+            on_event: called with each event, in the watch's thread.
+            ended: called when the watch ends, for example because a kind was removed, in the watch's thread.
+        """
         thread = threading.Thread(target=self._watch, args=(watched, on_event, ended), name=_THREAD, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def stop(self) -> None:
-        """Ends them. Blocks a little."""
+        """End all watches. Blocks for at most 5 seconds per watch."""
         self._ending.set()
         for thread in self._threads:
             thread.join(5)
@@ -111,11 +117,11 @@ class OptionalWatches:
 
         _register_watches(handlers, watched, on_event)
         _filter_kopf()
-        logger.info("the cluster has %s, which is watched", ", ".join(each.plural for each in watched))
+        logger.info("the cluster has %s; watching them", ", ".join(each.plural for each in watched))
         try:
             _run(handlers, watched, self._settings, self._ending)
         except Exception as error:
-            logger.warning("%s is no longer watched: %s", ", ".join(each.plural for each in watched), error)
+            logger.warning("stopped watching %s: %s", ", ".join(each.plural for each in watched), error)
         ended()
 
 
@@ -125,17 +131,20 @@ def _filter_kopf() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not that a thread gets no signals, which the first thread does, nor how a watch ended: its exception is raised as
-    well, and we say what it comes from."""
+    """Return whether to keep a record of kopf's.
+
+    Two kinds are dropped: that a watch's thread handles no signals, because the main thread does; and exceptions that
+    end a watch, because they are also raised and are logged with their cause.
+    """
     return not record.exc_info and (record.threadName != _THREAD or "OS signals" not in record.getMessage())
 
 
 def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None:
-    """Makes kopf only watch: it writes nothing, and requests no more than we handle."""
+    """Restrict kopf to watching: it writes nothing, and requests only objects that are handled."""
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
-    # A watch is renewed now and then, so that a connection that died silently is noticed.
+    # Renew watches periodically, so that a connection that died silently is noticed.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
@@ -147,7 +156,7 @@ def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None
 
 
 def _removed_kinds(kube: Kube, watched: Iterable[Watched]) -> list[str]:
-    """What the API server lacks of what was watched, as far as it says so."""
+    """Return the watched kinds that the API server lacks; none if it does not answer."""
     try:
         return [each.plural for each in watched if not kube.serves(each.kind)]
     except KubeError:
@@ -161,12 +170,12 @@ def run(
     policy: Policy,
     composition: Composition = ONE_DEPLOYMENT,
 ) -> None:
-    """Runs the operator until SIGTERM or SIGINT; `composition` is of which workloads endpoints consist.
+    """Run the operator until SIGTERM or SIGINT. See `Controller` for the arguments.
 
     Raises:
-        KindGoneError: the API server lacks a kind that is watched.
+        KindGoneError: the API server lacks a watched kind.
         KubeError: the API server does not answer.
-        OSError: an address cannot be listened on.
+        OSError: listening on an address failed.
     """
     optional = OptionalWatches(settings)
     controller = Controller(settings, kube, catalogue, policy, optional.begin, composition)
@@ -193,8 +202,8 @@ def _run(
     settings: Settings,
     ending: asyncio.Event | threading.Event,
 ) -> None:
-    # kopf is stopped in the midst of its watches. asyncio.run would then close these generators and the ones they stand
-    # on all at once, which fails loudly; kopf itself leaves no task and no connection behind.
+    # kopf is stopped in the middle of its watches. asyncio.run would then close nested asynchronous generators
+    # concurrently, which raises errors. kopf itself leaves no task and no connection behind.
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_operate(handlers, watched, settings, ending))
@@ -210,7 +219,7 @@ async def _operate(
     settings: Settings,
     ending: asyncio.Event | threading.Event,
 ) -> None:
-    identity: Any = "stoker"  # kopf would make one from the user's name, and a container's user has none
+    identity: Any = "stoker"  # kopf would derive one from the user's name, and a container's user has none
     insights = Insights()
     running = asyncio.ensure_future(
         kopf.operator(
@@ -226,7 +235,7 @@ async def _operate(
     looked = asyncio.ensure_future(insights.ready_resources.wait())
     await asyncio.wait((running, looked), return_when=asyncio.FIRST_COMPLETED)
     if looked.done():
-        # A kind that went between our look and kopf's. It would be waited for in vain: kopf looks once.
+        # A kind was removed between the operator's discovery and kopf's. kopf discovers once and would never watch it.
         known = {(each.group, each.version, each.plural) for each in insights.watched_resources}
         missing = [each.plural for each in watched if (each.group, each.version, each.plural) not in known]
         if missing:

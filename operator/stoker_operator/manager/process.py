@@ -1,7 +1,7 @@
-"""The operator's process, beside its work: who leads, what is answered over HTTP, and in which order all of it ends.
+"""The operator's process apart from reconciling: leader election, HTTP servers, and the order of starting and stopping.
 
 start:  answer probes and reviews ─► take part in the election ─► the work
-stop:   not ready any more ─► the work ends ─► give up the Lease ─► answer reviews until the API server sends no more
+stop:   report not ready ─► the work ends ─► release the Lease ─► answer reviews until the API server sends no more
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stoker_operator.settings import Settings
 
 
 class Process:
-    """All of it, from `start` to `stop`.
+    """Election and HTTP servers, from `start` to `stop`.
 
     Args:
-        settings: which parts there are.
-        kube: the cluster.
-        metrics: what ``/metrics`` shows.
-        check: the webhook's judge.
-        ready: what has to be so for the process to be ready, by what it is called in ``/readyz``.
-        on_gain: called when this replica begins to write; once, at `start`, where there is no election.
-        on_loss: called when it no longer may.
-        learn: as the webhook's.
+        settings: the operator's settings, which decide the parts to run.
+        kube: the API server's client.
+        metrics: the metrics of ``/metrics``.
+        check: evaluates manifests for the webhook.
+        ready: conditions of readiness, by their description in ``/readyz``.
+        on_gain: called when this replica may start to write; without election once, in `start`.
+        on_loss: called when it must not write any more.
+        learn: as for the webhook.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Process:
         self._webhook: Webhook | None = None
         ready = dict(ready)
         if settings.lease:
-            # A container is called as its pod; the rest distinguishes its life from the one before.
+            # The host name is the pod's; the suffix distinguishes this run of the container from earlier ones.
             identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
             self._leadership = Leadership(kube, settings.lease, identity, on_gain=self._gain, on_loss=on_loss)
         if settings.webhook:
@@ -69,19 +69,18 @@ class Process:
         metrics.ask_leading(self.leading)
 
     def leading(self) -> bool:
-        """Whether this replica may write now. May be called from any thread."""
+        """Return whether this replica may write now. Thread-safe."""
         return self.epoch() is not None
 
     def epoch(self) -> int | None:
-        """The number of the lead in which this replica may write; None where it may not. May be called from any
-        thread."""
+        """Return the number of the term in which this replica may write; None: it may not. Thread-safe."""
         return self._leadership.epoch if self._leadership else 0
 
     async def start(self) -> None:
-        """Begins to answer, and to take part in the election.
+        """Start the servers, and take part in the election.
 
         Raises:
-            OSError: an address cannot be listened on.
+            OSError: listening on an address failed.
         """
         await self._health.start()
         if self._webhook and self._keeper:
@@ -98,11 +97,11 @@ class Process:
         self._on_gain()
 
     def leave(self) -> None:
-        """Reports not ready, so that no new client comes. To be called before the work ends."""
+        """Report not ready, so that no new clients connect. Must be called before the work ends."""
         self._health.leave()
 
     async def stop(self) -> None:
-        """Ends; the work must have ended before, since others may begin it now."""
+        """Stop. The work must have ended before, because another replica may take over now."""
         if self._leadership:
             await self._leadership.stop()
         if self._webhook and self._keeper:

@@ -1,4 +1,4 @@
-"""Reconciles single endpoints in threads, and reports those on which the operator itself fails."""
+"""Reconciles single endpoints in threads, and reports endpoints on which the operator itself fails."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome, reconcile, report_failure
 from stoker_operator.settings import Settings
 
-#: Reconciles that are made at a time; one that hangs does not count.
+#: Largest number of concurrent reconciles; late ones do not count.
 _RECONCILES: Final = 16
-#: The most characters of an error that a condition repeats.
+#: Largest length of an error in a condition, in characters.
 _ERROR: Final = 500
-_BUG: Final = "this is a bug in the operator, whose log has more; a changed spec is tried at once"
+_BUG: Final = "this is a bug in the operator; see the operator's log. A change of the spec is reconciled at once"
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ class Reconciler:
     """Reconciles endpoints.
 
     Args:
-        settings: how the operator runs.
-        kube: the cluster.
-        store: what has been seen of it.
-        metrics: where outcomes are counted.
-        epoch: the number of the lead in which this replica may write; None: it may not.
-        context: what verdicts on an endpoint rest on.
-        operators: what is known of other operators.
-        wake: called, in any thread, with an endpoint for which there is something new.
+        settings: the operator's settings.
+        kube: the API server's client.
+        store: the watched objects.
+        metrics: the operator's metrics.
+        epoch: returns the number of the term in which this replica may write; None: it may not.
+        context: returns the inputs of an endpoint's evaluation.
+        operators: knowledge of other operators.
+        wake: requests a reconcile of an endpoint. Thread-safe.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Reconciler:
         self._versions = ObjectVersions(kube, settings.resync_seconds) if settings.check_referenced_objects else None
 
     async def reconcile(self, key: Key) -> Outcome:
-        """Reconciles an endpoint once.
+        """Reconcile an endpoint once.
 
         Raises:
-            KubeError: the API server could not be reached, or could not answer.
-            NotLeading: another replica writes now.
-            Exception: the operator fails on this endpoint, whose status reports it.
+            KubeError: the API server could not be reached, or failed.
+            NotLeading: this replica does not lead.
+            Exception: the operator fails on this endpoint; its status reports that.
         """
         began, cluster = time.monotonic(), self._cluster()
         work = functools.partial(reconcile, cluster, self._context(key), key, datetime.now(UTC))
@@ -107,7 +107,7 @@ class Reconciler:
         return outcome
 
     def stop(self) -> None:
-        """Engines are no longer polled; the work goes to another replica."""
+        """Stop polling engines, because this replica stops leading."""
         self._engine_watch.forget_all()
 
     def _cluster(self) -> Cluster:
@@ -121,21 +121,21 @@ class Reconciler:
         logger.warning("reconciling takes more than %g seconds", seconds, extra=key.reference)
         problem = f"the operator has been reconciling this endpoint for more than {seconds:g} seconds; {_BUG}"
         reporting = asyncio.get_running_loop().run_in_executor(None, self._report, cluster, key, problem)
-        # The reconcile may have ended meanwhile, and its status been replaced by this one: the next one puts it right.
+        # This report may replace the status of a reconcile that has ended meanwhile. The next reconcile corrects it.
         reporting.add_done_callback(lambda _: self._wake(key))
 
     def _report(self, cluster: Cluster, key: Key, problem: str) -> None:
-        """Has the endpoint's status say that the operator fails."""
+        """Report in the endpoint's status that the operator fails."""
         with contextlib.suppress(NotLeading):
             try:
                 report_failure(cluster, key, problem, datetime.now(UTC))
             except KubeError as error:
-                logger.warning("the status could not be written: %s", error, extra=key.reference)
+                logger.warning("could not write the status: %s", error, extra=key.reference)
             except Exception:
                 logger.exception("this is a bug in the operator", extra=key.reference)
 
 
 def lead_writer(kube: Kube, store: Store, epoch: Callable[[], int | None]) -> Writer:
-    """A writer that may write for as long as this replica has the lead that it has now."""
+    """Return a writer that may write during this replica's present term."""
     began = epoch()
     return Writer(kube, store, lambda: began is not None and epoch() == began)

@@ -1,4 +1,4 @@
-"""Lists everything now and then, and begins to watch kinds that the cluster got meanwhile."""
+"""Lists everything periodically, and watches kinds that were added to the cluster meanwhile."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from stoker_operator.cluster.kube import KubeError
 from stoker_operator.objects.facts import Key
 from stoker_operator.settings import Settings
 
-#: Takes in an event of a watch: the kind, what happened, the object.
+#: Processes an event of a watch: the kind, the type of change, the object.
 OnEvent = Callable[[str, str | None, Object], None]
-#: Watches these kinds; calls the second with each event, and the third when the watch ends; from any thread.
+#: Watches kinds: calls the second argument with each event, and the third when the watch ends, in any thread.
 Watch = Callable[[tuple[Watched, ...], OnEvent, Callable[[], None]], None]
-#: Between two lists, whatever happens.
+#: Smallest interval between two lists, in seconds.
 _LISTS_APART_SECONDS: Final = 30
 
 logger = logging.getLogger(__name__)
 
 
 class Relisting:
-    """The lists.
+    """Lists everything periodically.
 
     Args:
-        settings: how the operator runs.
-        informer: what is listed.
-        on_news: called with the endpoints for which a list found something new, also one that failed further on.
-        on_listed: called once everything has been listed.
-        wake: called with an endpoint to look at, whether there is something new or not.
-        working: the endpoints that have a task.
+        settings: the operator's settings.
+        informer: lists into the store.
+        on_news: called with the endpoints for which a list found changes, also if the list failed later.
+        on_listed: called after each complete list.
+        wake: requests a reconcile of an endpoint.
+        working: returns the endpoints that have a task.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Relisting:
         self._working = working
         self._listing = asyncio.Lock()
         self._needed = asyncio.Event()
-        self._needed.set()  # what is deleted after the first list and before the watches begin, no watch reports
+        self._needed.set()  # no watch reports deletions between the first list and the start of the watches
 
     def request(self) -> None:
-        """A watch has made a list necessary."""
+        """Request a list, because of a watch's event."""
         self._needed.set()
 
     async def run(self) -> None:
-        """Lists everything now and then, and looks at every endpoint for which that found something new."""
+        """List everything periodically, and wake the endpoints that need it."""
         acted_on = self._informer.pod_monitors
         while True:
             await self._wait()
@@ -69,25 +69,26 @@ class Relisting:
             known = set(self._informer.endpoints())
             for key in known if acted_on != self._informer.pod_monitors else known - self._working():
                 self._wake(key)
-            # Only now: a round that found it may have failed later. A replica that begins to lead looks at all anyway.
+            # Remembered only after a complete list: the one that found the change may have failed later. A new leader
+            # wakes all endpoints anyway.
             acted_on = self._informer.pod_monitors
 
     async def list(self) -> bool:
-        """Lists everything, and reports what is new; whether it could be listed."""
+        """List everything and report changes. Return whether the list succeeded."""
         async with self._listing:
             try:
                 await asyncio.to_thread(self._informer.relist)
             except KubeError as error:
-                logger.warning("the cluster could not be listed: %s", error)
+                logger.warning("could not list the cluster: %s", error)
                 return False
             finally:
-                # What a list reports first is not new any more when the watch reports it.
+                # Report also after a failure: what this list stored is not new any more when the watch reports it.
                 self._on_news(self._informer.news())
         self._on_listed()
         return True
 
     async def _wait(self) -> None:
-        """Until the interval is over, or a watch makes a list necessary; but never too soon after the last one."""
+        """Wait until the interval is over or a list is requested, and at least the smallest interval."""
         resync = self._settings.resync_seconds
         soonest = min(resync, _LISTS_APART_SECONDS)
         await asyncio.sleep(soonest)
@@ -98,13 +99,13 @@ class Relisting:
 
 
 class WatchedKinds:
-    """The kinds that are watched: those that every cluster has, and optional ones as the cluster gets them.
+    """The watched kinds: those that every cluster has, and optional ones once the cluster has them.
 
     Args:
-        informer: what there is to watch.
+        informer: knows the kinds to watch.
         watch: watches optional kinds; None: they are not watched.
-        on_event: called, in any thread, with an event.
-        in_loop: has the event loop call a function; may be called from any thread.
+        on_event: called with an event, in any thread.
+        in_loop: calls a function in the event loop. Thread-safe.
     """
 
     def __init__(
@@ -121,13 +122,13 @@ class WatchedKinds:
         self._watched: set[Watched] = set()
 
     def everywhere(self) -> tuple[Watched, ...]:
-        """Those that every cluster has, which are watched from now on."""
+        """Return the kinds that every cluster has, and record them as watched."""
         watched = tuple(each for each in self._informer.watched() if not each.optional)
         self._watched = set(watched)
         return watched
 
     def watch_optional(self) -> None:
-        """Begins to watch those optional kinds that the cluster has now."""
+        """Start to watch optional kinds that the cluster has now."""
         new = tuple(each for each in self._informer.watched() if each not in self._watched)
         if not new or self._watch is None:
             return

@@ -1,4 +1,4 @@
-"""Judges manifests for the webhook: from memory, and by what a reconcile judges by."""
+"""Evaluates manifests for the webhook, from memory and with the same code as a reconcile."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stoker_operator.plan.capacity import capacity
 from stoker_operator.reconcile.decide import is_ours
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
 
-#: A review is answered later by no more than this; the API server waits some seconds.
+#: Longest time that a review waits for a model's config.json, in seconds; the API server waits some seconds.
 _WAITS_SECONDS: Final = 2
 
 
 class Reviews:
-    """The webhook's judge.
+    """Evaluates manifests for the webhook.
 
     Args:
-        store: what has been seen of the cluster.
-        configs: descriptions of hub models.
-        context: what verdicts rest on.
+        store: the watched objects.
+        configs: config.json of hub models.
+        context: returns the other inputs of an evaluation.
     """
 
     def __init__(self, store: Store, configs: HubConfigs, context: Callable[[], PlanningContext]) -> None:
@@ -37,7 +37,7 @@ class Reviews:
         self._hub_attempted = asyncio.Event()
 
     async def await_config(self, document: Object) -> None:
-        """Waits a little for what the verdict rests on, where it is on its way."""
+        """Wait a short time for the model's config.json, if it is being fetched."""
         awaited = self._evaluate(document).awaited if _is_of_hub(document) else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAITS_SECONDS):
@@ -45,12 +45,12 @@ class Reviews:
                     await self._hub_attempted.wait()
 
     def on_hub_attempt(self) -> None:
-        """A description has come, or will not come soon: reviews that wait look again."""
+        """Wake waiting reviews after an attempt to fetch a config.json."""
         self._hub_attempted.set()
         self._hub_attempted = asyncio.Event()
 
     def check(self, document: Object, before: Object | None) -> ReviewVerdict:
-        """The verdict on a manifest, as a change of `before` where there is one."""
+        """Return the verdict on a manifest; `before` is the manifest that it replaces, if any."""
         evaluation = self._evaluate(document, before)
         if evaluation.plan is None or evaluation.parsed is None:
             return ReviewVerdict(evaluation.violations)
@@ -59,7 +59,7 @@ class Reviews:
             if before and (problem := shrinking_problem(workload.spec, self._claim(document, workload.name))):
                 violations.append(problem)
             if planned := evaluation.plans.get(workload.name):
-                # What holds accelerators now may be gone tomorrow; what no node has, is not there tomorrow either.
+                # Occupied accelerators may become free later, so only the nodes' totals are checked.
                 room = capacity(nodes, (), planned.placement.accelerator, planned.placement.count)
                 notices += [*planned.warnings, *([room] if room else [])]
         return ReviewVerdict(tuple(violations), tuple(dict.fromkeys(notices)))
@@ -70,7 +70,7 @@ class Reviews:
         return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
 
     def _claim(self, document: Object, workload: str) -> Object | None:
-        """The claim that was made for an endpoint's workload."""
+        """Return the claim of an endpoint's workload; None: it does not exist, or has another owner."""
         metadata = document["metadata"]
         owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"), workload)
         live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
@@ -78,7 +78,7 @@ class Reviews:
 
 
 def _is_of_hub(document: Object) -> bool:
-    """Whether a manifest, which may be anything, names a model of the hub."""
+    """Return whether a manifest, which is not validated, names a model of the hub."""
     spec = document.get("spec")
     model = spec.get("model") if isinstance(spec, Mapping) else None
     source = model.get("source") if isinstance(model, Mapping) else None

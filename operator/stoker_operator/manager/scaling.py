@@ -1,9 +1,9 @@
-"""Scales endpoints with ``spec.scaling``: asks the gateway, and has an endpoint reconciled when its number changes.
+"""Scales endpoints with ``spec.scaling``: polls the gateway, and wakes an endpoint when its recommendation changes.
 
-    gateway's replicas ─► ScalingLoop: one Autoscaler for each endpoint ─► recommendation ─► wake ─► reconcile
+    gateway's replicas ─► ScalingLoop: one Autoscaler per endpoint ─► recommendation ─► wake ─► reconcile
 
-Only the replica of the operator that leads does it. A recommendation is kept as it was when the endpoint was woken, so
-that its status does not change with each poll.
+Only the leading replica of the operator scales. The published recommendation changes only when the endpoint is woken,
+so that its status does not change with each poll.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from stoker_operator.workloads.composition import Composition
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two polls of the gateway.
+#: Interval of polling the gateway, in seconds.
 PERIOD_S: Final = 0.5
-#: Seconds after which a message is renewed though nothing else has changed.
+#: Interval at which a message is updated although nothing else has changed, in seconds.
 _MESSAGE_S: Final = 60.0
-#: Seconds after which what was observed last is no longer reported as a metric.
+#: Age at which the last observation is no longer exported as metrics, in seconds.
 _STALE_S: Final = 30.0
 
 
 @dataclass
 class _Scaled:
-    """An endpoint that is scaled.
+    """A scaled endpoint.
 
     Attributes:
-        uid, generation: of the manifest that `autoscaler` has the settings of.
-        published: the recommendation that reconciles follow, and when it was made.
-        progress: what has happened to its replicas.
-        observed: how it is scaled, for metrics, and when that was observed.
+        uid, generation: the manifest's, whose settings `autoscaler` has.
+        published, published_at: the recommendation that reconciles use, and its time.
+        progress: history of the endpoint's replicas.
+        observed, observed_at: its scaling for metrics, and the time of the observation.
     """
 
     uid: str
@@ -69,13 +69,13 @@ class ScalingLoop:
 
     Args:
         signals: reports of the gateway; None: there is no gateway.
-        store: what has been seen of the cluster.
-        composition: of which workloads endpoints consist.
-        route: whether the gateway serves an endpoint.
-        is_working: whether this replica of the operator leads, and has seen the whole cluster.
-        wake: has an endpoint reconciled.
-        metrics: what happens is counted there.
-        clock: seconds that never go back.
+        store: the watched objects.
+        composition: the workloads of endpoints.
+        route: returns the gateway's route to an endpoint.
+        is_working: returns whether this replica leads and has listed the whole cluster.
+        wake: requests a reconcile of an endpoint.
+        metrics: the operator's metrics.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class ScalingLoop:
         metrics.ask_scaling(self.state)
 
     def recommendation(self, key: Key) -> Recommendation | None:
-        """What is recommended for an endpoint; None: nothing is known yet. Any thread may ask."""
+        """Return the recommendation for an endpoint; None: none yet. Thread-safe."""
         scaled, document = self._scaled.get(key), self._store.get(KIND, *key)
         if scaled is None or document is None or document["metadata"]["uid"] != scaled.uid:
-            return None  # or it is of an earlier endpoint of this name
+            return None  # also if it belongs to an earlier endpoint of this name
         return scaled.published
 
     def state(self) -> ScalingState:
-        """How endpoints are scaled now. Nothing, where this replica of the operator does not lead."""
+        """Return the endpoints' present scaling; empty if this replica does not lead."""
         if not self._is_working():
             return ScalingState()
         oldest = self._clock() - _STALE_S
@@ -119,7 +119,7 @@ class ScalingLoop:
         return ScalingState(endpoints, self._gateway_replicas)
 
     async def run(self) -> NoReturn:
-        """Scales until it is cancelled."""
+        """Scale until cancelled."""
         try:
             while True:
                 try:
@@ -189,7 +189,7 @@ class ScalingLoop:
             self._wake(key)
 
     def _of(self, key: Key, document: Object) -> _Scaled | None:
-        """The endpoint's autoscaler, with the settings of the newest manifest; None: the manifest is refused."""
+        """Return the endpoint's autoscaler with the newest settings; None: there is none, or its spec is refused."""
         uid, generation = document["metadata"]["uid"], document["metadata"]["generation"]
         scaled = self._scaled.get(key)
         if scaled is not None and (scaled.uid, scaled.generation) == (uid, generation):
@@ -209,7 +209,7 @@ class ScalingLoop:
         return self._scaled[key]
 
     def _rollout(self, owner: Owner, key: Key) -> Rollout | None:
-        """How far the pods that answer requests have got; None: nothing runs them yet."""
+        """Return the rollout of the pods that answer requests; None: their workload does not exist yet."""
         for kind in self._composition.kinds:
             found = (each for each in self._store.of_endpoint(kind.name, key) if is_ours(owner, each))
             objects = [each for each in found if Child.of(each).workload == MAIN]
@@ -219,7 +219,7 @@ class ScalingLoop:
 
 
 def settings_of(scaling: Scaling) -> ScalingSettings:
-    """The autoscaler's settings of a spec, with its defaults."""
+    """Convert a spec into the autoscaler's settings, with defaults."""
     behavior = scaling.behavior
     return ScalingSettings(
         min_replicas=scaling.fewest,
@@ -253,7 +253,7 @@ def _rules(given: ScalingRules | None, default: Rules) -> Rules:
 def _observed(
     settings: ScalingSettings, observation: Observation, recommended: Recommendation, progress: ScalingProgress
 ) -> EndpointScaling:
-    """What metrics say of an endpoint."""
+    """Return an endpoint's scaling for metrics."""
     signals = observation.signals
     return EndpointScaling(
         desired=recommended.replicas,
@@ -283,5 +283,5 @@ def _phase(text: object) -> Phase:
 
 
 def _essence(recommended: Recommendation) -> tuple[object, ...]:
-    """What of a recommendation an endpoint is reconciled for."""
+    """Return the fields of a recommendation whose change wakes the endpoint."""
     return recommended.replicas, recommended.phase, recommended.drain, recommended.reason, recommended.status

@@ -1,1 +1,1 @@
-"""Kubernetes objects from a spec and its plan. Pure: the same in, the same out."""
+"""Builds Kubernetes objects from a spec and its plan. Pure and deterministic."""

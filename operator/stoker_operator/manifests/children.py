@@ -1,4 +1,4 @@
-"""All the objects of an endpoint's workload, in the order in which they are applied."""
+"""All objects of an endpoint's workload, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def children(
     gateway: GatewaySettings | None = None,
     replicas: int | None = None,
 ) -> tuple[Manifest, ...]:
-    """The objects that should exist for a workload with this `spec`; what pods need comes before them.
+    """Return the objects that should exist for a workload; objects that pods need come before the pods' workload.
 
     Args:
         owner: the endpoint, with the workload's name.
-        spec: the workload's: the endpoint's, as its author wrote it, where there is no other workload.
-        plan: what was decided about it.
-        kind: what runs the pods.
-        role: what the pods are for: the Service and the PodDisruptionBudget are of the workload that serves.
-        live: the objects of that kind that the workload has.
+        spec: the workload's spec; if there is only one workload, the endpoint's spec as its author wrote it.
+        plan: its plan.
+        kind: the kind of object that runs the pods.
+        role: the pods' role. The serving workload has the Service and the PodDisruptionBudget.
+        live: the workload's existing objects of that kind.
         pod_monitors: whether the cluster has PodMonitors.
-        policy: what the administrator permits and adds.
-        gateway: the one that serves the endpoint; None: none does.
-        replicas: how many there should be; None: as many as a new endpoint has.
+        policy: the administrator's permissions and additions.
+        gateway: the gateway that serves the endpoint; None: none.
+        replicas: desired number of replicas; None: the number that a new endpoint gets.
 
     Raises:
-        Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be honoured.
+        Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be applied.
     """
     count = spec.first_replicas if replicas is None else replicas
     pods = PodSet(owner, count, spec.rollout, pod_template(owner, spec, plan, policy))

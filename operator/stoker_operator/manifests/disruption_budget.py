@@ -1,4 +1,4 @@
-"""How many pods of an endpoint may be evicted at a time, by a drained node for example: one."""
+"""The PodDisruptionBudget of an endpoint: one pod may be evicted at a time, for example by draining its node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stoker_operator.objects.owner import Manifest, Owner
 
 
 def disruption_budget(owner: Owner, spec: Spec, pods: Mapping[str, str]) -> Manifest | None:
-    """The endpoint's PodDisruptionBudget for the pods with these labels; None for a single replica, which could never
-    be evicted then.
+    """Return the PodDisruptionBudget for the pods with these labels; None for at most one replica.
 
-    A pod that is not ready serves nobody, so it may always be evicted: by the default policy (IfHealthyBudget) an
-    endpoint that does not start would hold up the drain of its nodes.
+    With maxUnavailable 1, a budget would not restrict the eviction of a single replica. A pod that is not ready serves
+    no requests, so it may always be evicted; with the default policy (IfHealthyBudget) an endpoint that does not start
+    would block the drain of its nodes.
     """
     if spec.most_replicas < 2:
         return None

@@ -16,22 +16,22 @@ from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes.registry import runtime
 from stoker_operator.runtimes.runtime import PORT, Invocation, Probe, Runtime
 
-#: Key of the Secret that holds the API key of an engine that takes only one.
+#: Key in the Secret of the API key, for engines that accept only one.
 API_KEY: Final = "api-key"
 
 
 def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Sequence[Volume], leaving: int) -> Manifest:
-    """The engine's container.
+    """Return the engine's container.
 
     Args:
-        spec: the endpoint's, as its author wrote it.
-        plan: what was decided about it.
-        started: how the engine is started.
+        spec: the endpoint's spec, as its author wrote it.
+        plan: its plan.
+        started: the engine's invocation.
         mounted: the pod's volumes.
-        leaving: seconds from the beginning of the pod's end in which requests are still served.
+        leaving: time after the start of the pod's termination in which requests are still served, in seconds.
 
     Raises:
-        Refused: an environment variable is said by two fields.
+        Refused: two fields set the same environment variable.
     """
     engine = runtime(spec.engine.runtime)
     container: Manifest = {"name": ENGINE_CONTAINER, "image": plan.image}
@@ -47,12 +47,12 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # An engine that gives up says why in its last lines; they become the pod's and the endpoint's message.
+        # A failing engine logs the cause in its last lines, which become the pod's and the endpoint's message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.volume_mount() for volume in mounted],
     }
     if not engine.drains:
-        # No request is sent to a pod that is to end, and those it has are finished before the engine gets SIGTERM.
+        # A terminating pod gets no new requests, and finishes those in flight before the engine gets SIGTERM.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": leaving}}}
     if spec.engine.image_pull_policy:
         container["imagePullPolicy"] = spec.engine.image_pull_policy
@@ -63,7 +63,7 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
 
 
 def _env(spec: Spec, engine: Runtime) -> list[Manifest]:
-    """Ours, then the user's, which may replace what is only our default."""
+    """Return the operator's variables, then the user's, which may replace the operator's defaults."""
     secrets: dict[str, tuple[str, str, str]] = {}
     token = spec.model.token_secret_ref
     if token:
@@ -75,9 +75,9 @@ def _env(spec: Spec, engine: Runtime) -> list[Manifest]:
         if variable["name"] in secrets:
             field = secrets[variable["name"]][2]
             raise Refused(
-                Violation("spec.engine.env", f"{field} says what {variable['name']} is", "remove one of them")
+                Violation("spec.engine.env", f"{field} already sets {variable['name']}", "remove one of them")
             )
-    # An empty value is the absence of one, and that is how the API server stores it.
+    # The API server stores an empty value as an absent one.
     user_env = [{key: value for key, value in variable.items() if value != ""} for variable in user_env]
     names = {variable["name"] for variable in user_env}
     defaults = {**CACHE_ENV, **engine.env}

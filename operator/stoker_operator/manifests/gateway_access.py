@@ -1,4 +1,4 @@
-"""What the gateway may read in a namespace: the Secrets with the keys of those engines that it serves."""
+"""The gateway's permissions in a namespace: to read the Secrets with the API keys of the engines that it serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from stoker_operator.objects.owner import MANAGED_BY, OPERATOR, Manifest
 from stoker_operator.settings import GatewaySettings
 
-#: The name of the Role and of its RoleBinding. The operator may write no other.
+#: Name of the Role and of its RoleBinding. The operator may write no other ones.
 NAME: Final = "stoker-gateway"
 _GROUP: Final = "rbac.authorization.k8s.io"
 
@@ -16,7 +16,10 @@ _GROUP: Final = "rbac.authorization.k8s.io"
 def gateway_access(
     namespace: str, secrets: Sequence[str], gateway: GatewaySettings, operator: str = ""
 ) -> tuple[Manifest, ...]:
-    """The Role that names exactly these Secrets, and who has it, made by `operator`; nothing where there are none."""
+    """Return the Role that names exactly these Secrets, and its RoleBinding; nothing without Secrets.
+
+    Both name `operator` as the operator that manages them.
+    """
     if not secrets:
         return ()
     metadata: Manifest = {"name": NAME, "namespace": namespace, "labels": dict(MANAGED_BY)}

@@ -1,8 +1,7 @@
-"""Which traffic reaches an endpoint's pods: requests to the port that serves the API, from whom they may come.
+"""The NetworkPolicy of an endpoint's pods: allows requests to the API's port from permitted peers.
 
-A NetworkPolicy only ever adds to what others let in. So whatever this one opened beyond that, such as a sidecar's port,
-would be open in a namespace whose own policies close everything. What pods may reach themselves is left alone: models
-come from anywhere.
+NetworkPolicies are additive. Any further port that this one allowed, such as a sidecar's, would also be open in a
+namespace whose own policies deny everything. Egress is not restricted, because models may come from anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stoker_operator.settings import GatewaySettings
 
 
 def network_policy(owner: Owner, spec: Spec, policy: Policy, gateway: GatewaySettings | None = None) -> Manifest | None:
-    """The endpoint's NetworkPolicy; None where there is to be none. `gateway` is the one that serves the endpoint."""
+    """Return the endpoint's NetworkPolicy; None if the spec disables it. `gateway` is the one that serves it."""
     mode = spec.network_policy.resolved
     if mode == "None":
         return None
@@ -40,7 +39,10 @@ def network_policy(owner: Owner, spec: Spec, policy: Policy, gateway: GatewaySet
 
 
 def gateway_pods(gateway: GatewaySettings) -> Manifest:
-    """The gateway's pods, as a peer. Whoever may make pods in its namespace may read its keys as well."""
+    """Return the gateway's pods as a peer.
+
+    Labels are sufficient: a user who can create pods in that namespace can also read the gateway's keys.
+    """
     labels = {"app.kubernetes.io/name": "stoker-gateway", "app.kubernetes.io/component": "gateway"}
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": gateway.namespace}},
@@ -49,6 +51,6 @@ def gateway_pods(gateway: GatewaySettings) -> Manifest:
 
 
 def _peer(peer: NetworkPolicyPeer) -> Manifest:
-    """As the API server stores it: an empty selector means all, and what is empty inside of one is left out."""
+    """Return a peer as the API server stores it: empty selectors (all) are kept, empty fields in them are omitted."""
     manifest: Manifest = peer.model_dump(by_alias=True, exclude_none=True)
     return {kind: {name: value for name, value in part.items() if value} for kind, part in manifest.items()}

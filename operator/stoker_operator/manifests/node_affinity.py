@@ -1,8 +1,8 @@
-"""Which nodes have an accelerator, as far as their labels show.
+"""Node affinity for an accelerator, by the nodes' labels.
 
-A device plugin's resource (``nvidia.com/gpu``) counts accelerators and does not say which; labels do, where some
-feature discovery sets them. So a pod goes to a node that one of the labels vouches for, or to one that has none of
-them: a cluster without feature discovery has only the count to go by.
+A device plugin's resource (``nvidia.com/gpu``) counts accelerators without their model. Labels have the model, if a
+feature discovery sets them. So a pod may run on a node with a matching label, or on one with none of the labels, for
+clusters without feature discovery.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoker_operator.objects.owner import Manifest
 
 
 def node_affinity(labels: Mapping[str, Sequence[str]]) -> Manifest | None:
-    """The affinity for nodes with one of the values of a label; None where no label is known."""
+    """Return the affinity for nodes with a matching label or without these labels; None: no labels are known."""
     if not labels:
         return None
     vouched: list[Manifest] = [

@@ -1,4 +1,4 @@
-"""What makes the Prometheus operator scrape an endpoint's pods."""
+"""The PodMonitor by which the Prometheus operator scrapes an endpoint's pods."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from stoker_operator.runtimes.registry import runtime
 
 
 def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manifest | None:
-    """The endpoint's PodMonitor; None where there is to be none.
+    """Return the endpoint's PodMonitor; None if it is disabled, or the cluster lacks the kind.
 
     Args:
         owner: the endpoint.
-        spec: the endpoint's, as its author wrote it.
+        spec: the endpoint's spec, as its author wrote it.
         known: whether the cluster has PodMonitors.
-        policy: what the administrator adds.
+        policy: the administrator's additions.
 
     Raises:
-        Refused: one is required, and the cluster has no such kind.
+        Refused: the spec requires a PodMonitor, and the cluster lacks the kind.
     """
     mode = spec.monitoring.mode
     if mode == "Enabled" and not known:
         raise Refused(
             Violation(
                 "spec.monitoring.podMonitor",
-                "this cluster does not know PodMonitors",
+                "this cluster does not have the kind PodMonitor",
                 "install the Prometheus operator, or set podMonitor: Auto",
                 reason="NoPodMonitors",
             )
@@ -36,7 +36,7 @@ def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manife
     engine = runtime(spec.engine.runtime)
     scraped: Manifest = {"port": "http", "path": engine.metrics_path}
     if engine.speaks_tls(spec):
-        # Pods are scraped by address, which no certificate names.
+        # Pods are scraped by IP address, which is not in their certificates.
         scraped |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     metadata = owner.metadata()
     metadata["labels"] = {**(policy.pod_monitor_labels or {}), **metadata["labels"]}

@@ -1,4 +1,4 @@
-"""The pods of an endpoint: ours, with the user's template laid over them."""
+"""The pod template of an endpoint: the operator's, merged with the user's template."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from stoker_operator.plan.planner import Plan
 from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.runtimes.registry import runtime
 
-#: The group that volumes are writable for, whatever user the image runs as.
+#: Group that may write to volumes, whichever user the image runs as.
 GROUP: Final = 65532
-#: Seconds that a process gets to end once its requests have, and those that it gets where its ranks end before it.
+#: Time for a process to exit after its requests have finished, in seconds; with several ranks, which exit before it.
 _TO_END: Final = 5
 _RANKS_TO_END: Final = 10
 
 
 def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSIVE) -> Manifest:
-    """Metadata and spec of the pods; `policy`: what the administrator has decided of them.
+    """Return metadata and spec of the pods. `policy` has the administrator's settings for them.
 
     Raises:
-        Refused: ``spec.engine.args`` or ``spec.template`` cannot be honoured.
+        Refused: ``spec.engine.args`` or ``spec.template`` cannot be applied.
     """
     engine = runtime(spec.engine.runtime)
     started = engine.invocation(
@@ -35,7 +35,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
         chat_template=_chat_template(spec),
         api_keys=API_KEYS_MOUNT if spec.auth and engine.reads_key_files else None,
     )
-    # What a pod does once it is to end: serve on while traffic is led elsewhere, then finish the requests it has.
+    # A terminating pod serves on while traffic is redirected, and then finishes its requests.
     leaving = math.ceil(started.grace) + spec.rollout.drain
     to_end = _RANKS_TO_END if engine.drains and plan.placement.sizes.used > 1 else _TO_END
     mounted = volumes(owner, spec, plan.placement, api_keys=engine.reads_key_files, shm=engine.needs_shm)
@@ -44,14 +44,14 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
     pod: Manifest = {
         "serviceAccountName": owner.object_name,
         "automountServiceAccountToken": False,
-        # A Service called `hf` would otherwise set HF_PORT and the like in every pod around it.
+        # A Service named `hf` would otherwise set variables such as HF_PORT in every pod of the namespace.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": leaving + to_end,
         "securityContext": {
             "runAsNonRoot": True,
             **({"runAsUser": engine.user} if engine.user and assigns else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
-            # Makes a claim's volume writable for whatever user the image runs as.
+            # Makes a claim's volume writable for the image's user.
             **({"fsGroup": GROUP} if assigns else {}),
             "fsGroupChangePolicy": "OnRootMismatch",
         },
@@ -71,7 +71,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
 
 
 def _chat_template(spec: Spec) -> str | None:
-    """The template's text, or the file it is mounted as."""
+    """Return the chat template's text, or the path of its mounted file; None: the model's own."""
     template = spec.model.chat_template
     if template is None:
         return None

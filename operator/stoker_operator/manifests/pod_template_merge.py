@@ -1,20 +1,20 @@
-"""A user's pod template laid over ours, by the rules of Kubernetes' strategic merge.
+"""Merges a user's pod template (the patch) into the operator's (the base), by Kubernetes' strategic merge.
 
-    maps                    merged key by key; theirs wins
-    lists of named things   merged by name (`_KEYS`), new things behind ours
-    other lists, values     theirs instead of ours
-    null                    takes ours away, as from a security context that the cluster is to fill in
+    maps                    merged key by key; the patch wins
+    lists of named items    merged by name (`_KEYS`); new items follow the base's
+    other lists, values     replaced by the patch's
+    null                    removes the base's value, for example of a security context that the cluster fills in
 
-What has a field of its own, and lists of named things, stay as they are where theirs is null.
+A null has no effect on fields that a spec's own field sets, and on lists of named items.
 
-The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three things differ from what
-``kubectl patch`` does, each to keep both sides' meaning. A thing that is one of several kinds is never two at a time: a
-volume, or a variable, is replaced as a whole, as ``kubectl apply`` does; of a probe, or a hook, another kind replaces
-ours, and its times stay. Tolerations are added to ours. Terms of required node affinity hold in addition to ours: a
-pod goes where both allow it.
+The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three rules differ from ``kubectl patch``,
+each to preserve the meaning of both sides. First, a union keeps one member: a volume or a variable is replaced as a
+whole, as by ``kubectl apply``; a probe's or hook's other handler replaces the base's, while its times stay. Second,
+tolerations are added to the base's. Third, terms of required node affinity are combined, so that a node must satisfy
+both sides.
 
-The template cannot override a typed field: such fields are refused, with the field's name. The rest is checked by the
-API server, which has the schema of a pod.
+The template cannot override a typed field of the spec: such a field is refused with the typed field's name. The API
+server, which has the schema of a pod, validates the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker_operator.objects.owner import Manifest
 
 PATH: Final = "spec.template.spec"
 
-#: What identifies an item of a list.
+#: Fields that identify the items of a list, by the list's name.
 _KEYS: Final = {
     "containers": "name",
     "initContainers": "name",
@@ -43,16 +43,16 @@ _KEYS: Final = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-#: Lists whose things are each of one of several kinds.
+#: Lists whose items are unions of several kinds.
 _OF_KINDS: Final = ("volumes", "resourceClaims", "env")
-#: Maps that hold one of several handlers.
+#: Maps with one of several handlers.
 _HANDLED: Final = ("livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop")
 _HANDLERS: Final = frozenset(("exec", "grpc", "httpGet", "sleep", "tcpSocket"))
 
-#: What a term of node affinity says.
+#: Fields of a term of node affinity.
 _TERM: Final = ("matchExpressions", "matchFields")
 
-#: What of the engine's container has a field of its own.
+#: Fields of the engine's container that a typed field of the spec sets.
 _ENGINE_FIELDS: Final = {
     "image": "spec.engine.image",
     "imagePullPolicy": "spec.engine.imagePullPolicy",
@@ -61,22 +61,22 @@ _ENGINE_FIELDS: Final = {
     "env": "spec.engine.env",
     "resources": "spec.hardware.resources",
 }
-#: What of the pod has.
+#: Fields of the pod that a typed field of the spec sets.
 _POD_FIELDS: Final = {"terminationGracePeriodSeconds": "spec.rollout.drainSeconds"}
-#: What of the engine's container cannot be otherwise.
+#: Fields of the engine's container that cannot be changed.
 _ENGINE_FIXED: Final = {
     "terminationMessagePath": "the operator reads there why the engine ended",
     "terminationMessagePolicy": "the operator reads there why the engine ended",
 }
-#: What null does not take away.
+#: Fields that null does not remove.
 _KEPT: Final = frozenset((*_KEYS, *_KEYS.values(), *_ENGINE_FIELDS, *_POD_FIELDS, *_ENGINE_FIXED))
 
 
 def merge_pod_spec(base: Manifest, patch: Mapping[str, Any]) -> Manifest:
-    """Our pod with `patch` laid over it.
+    """Return the operator's pod `base` with `patch` merged into it.
 
     Raises:
-        Refused: `patch` is not of the form of a pod, or says what another field says.
+        Refused: `patch` does not have the form of a pod, or sets a typed field of the spec.
     """
     raw_patch, patch = patch, _pruned(patch, PATH)
     _refuse(patch, _POD_FIELDS, PATH)
@@ -134,14 +134,14 @@ def _merge_lists(base: list[Manifest], patch: list[Any], name: str, path: str) -
         item_path = f"{path}[{index}]"
         item_key = _map(item, item_path).get(key)
         if not isinstance(item_key, str | int):
-            raise _refused(item_path, f"it has no {key}", "set it")
+            raise _refused(item_path, f"lacks {key}", "set it")
         keeps = item_key in merged and name not in _OF_KINDS
         merged[item_key] = _merge_maps(merged[item_key], item, item_path) if keeps else _pruned(item, item_path)
     return list(merged.values())
 
 
 def _require_both(merged: Manifest, base: Manifest, patch: Mapping[str, Any]) -> None:
-    """Node selector terms are alternatives, so both sides hold where each of ours is joined with each of theirs."""
+    """Combine each term of the base with each of the patch: terms are alternatives, and a node must satisfy both."""
     base_terms, patch_terms = _terms(base), _terms(patch)
     if base_terms and patch_terms:
         required = merged["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -166,7 +166,7 @@ def _terms(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _with_protocols(containers: list[Any], path: str) -> list[Manifest]:
-    """The containers with every port's protocol written out: server-side apply identifies ports by it too."""
+    """Return the containers with every port's protocol set, because server-side apply identifies ports by it too."""
     result = []
     for index, container in enumerate(containers):
         container_path = f"{path}[{index}]"
@@ -178,31 +178,31 @@ def _with_protocols(containers: list[Any], path: str) -> list[Manifest]:
 
 
 def _keeps_port(base: Manifest, engine: Mapping[str, Any]) -> None:
-    """Service, probes and monitors find the engine by its port's name."""
+    """Refuse changes of the engine port's name, by which Service, probes and monitors find the engine."""
     engine_port = base["containers"][0]["ports"][0]
     for port in _list(engine.get("ports", []), f"{PATH}.containers[{ENGINE_CONTAINER}].ports"):
         same = port.get("containerPort") == engine_port["containerPort"]
         if same and any(engine_port.get(key) != value for key, value in port.items() if key in ("name", "protocol")):
             raise _refused(
                 f"{PATH}.containers[{ENGINE_CONTAINER}].ports",
-                f"port {engine_port['containerPort']} is the engine's and called {engine_port['name']}",
-                "use another number for another port",
+                f"port {engine_port['containerPort']} is the engine's, with the name {engine_port['name']}",
+                "use another port number",
             )
 
 
 def _refuse(patch: Mapping[str, Any], fields: Mapping[str, str], path: str) -> None:
     for field in fields:
         if field in patch:
-            raise _refused(f"{path}.{field}", f"{fields[field]} says this", f"set {fields[field]} instead")
+            raise _refused(f"{path}.{field}", f"{fields[field]} sets this field", f"set {fields[field]} instead")
 
 
 def _pruned(node: Any, path: str) -> Any:
-    """`node` without nulls, which say nothing where there is nothing of ours."""
+    """Return `node` without nulls, which have no effect where the base has no value."""
     if isinstance(node, Mapping):
         for key in node:
             if str(key).startswith("$"):
                 raise _refused(
-                    f"{path}.{key}", "this is a directive of kubectl patch, and no field of a pod", "remove it"
+                    f"{path}.{key}", "this is a directive of kubectl patch and not a field of a pod", "remove it"
                 )
         return {key: _pruned(value, f"{path}.{key}") for key, value in node.items() if value is not None}
     if isinstance(node, list):
@@ -212,13 +212,13 @@ def _pruned(node: Any, path: str) -> Any:
 
 def _map(value: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise _refused(path, f"this is {value!r}, where an object belongs")
+        raise _refused(path, f"must be an object, not {value!r}")
     return value
 
 
 def _list(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _refused(path, f"this is {value!r}, where a list belongs")
+        raise _refused(path, f"must be a list, not {value!r}")
     return value
 
 

@@ -11,7 +11,7 @@ from stoker_operator.runtimes.registry import RUNTIMES
 
 
 def service(owner: Owner, spec: Spec, pods: Mapping[str, str]) -> Manifest:
-    """The endpoint's Service, in front of the pods with these labels."""
+    """Return the endpoint's Service, which selects the pods with these labels."""
     metadata = owner.metadata()
     metadata["labels"] = {**(spec.service.labels or {}), **metadata["labels"]}
     if spec.service.annotations:
@@ -30,12 +30,12 @@ def service(owner: Owner, spec: Spec, pods: Mapping[str, str]) -> Manifest:
 
 
 def url(owner: Owner, spec: Spec) -> str:
-    """What clients in the cluster set as their base URL. Good under any cluster domain."""
+    """Return the base URL for clients in the cluster, which works under any cluster domain."""
     engine = RUNTIMES.get(spec.engine.runtime)
     scheme = "https" if engine and engine.speaks_tls(spec) else "http"
     return f"{scheme}://{owner.object_name}.{owner.namespace}.svc:{port(spec)}/v1"
 
 
 def port(spec: Spec) -> int:
-    """The Service's port."""
+    """Return the Service's port."""
     return spec.service.port or DEFAULT_PORT

@@ -1,4 +1,4 @@
-"""The identity of an endpoint's pods: one that may do nothing, for policies to point at."""
+"""The ServiceAccount of an endpoint's pods. It has no permissions; policies can refer to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker_operator.objects.owner import Manifest, Owner
 
 
 def service_account(owner: Owner) -> Manifest:
-    """The endpoint's ServiceAccount."""
+    """Return the endpoint's ServiceAccount."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",

@@ -1,4 +1,4 @@
-"""The volumes of a pod. Its root file system is read-only, so all that is written goes to one of these."""
+"""The volumes of a pod. Its root file system is read-only, so all writes go to volumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE_MOUNT: Final = "/etc/stoker/chat-template"
 TEMPLATE_FILE: Final = "template.jinja"
 API_KEYS_MOUNT: Final = "/etc/stoker/api-keys"
 
-#: Where programs look for a place to write to.
+#: Variables that direct programs to the writable cache.
 CACHE_ENV: Final = {
     "HOME": CACHE_MOUNT,
     "XDG_CACHE_HOME": CACHE_MOUNT,
@@ -27,14 +27,14 @@ CACHE_ENV: Final = {
 }
 
 
-#: MiB of /dev/shm for each accelerator, of which NCCL takes some tens (4 MiB a channel and peer). An allowance: what is
-#: not used takes no memory.
+#: Size limit of /dev/shm for each accelerator, in MiB. NCCL uses some tens (4 MiB per channel and peer); unused space
+#: takes no memory.
 _SHM_MIB: Final = 512
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume and where the engine finds it."""
+    """A volume and its mount path in the engine's container."""
 
     name: str
     mount: str
@@ -42,24 +42,24 @@ class Volume:
     read_only: bool = False
 
     def volume(self) -> Manifest:
-        """For the pod's ``volumes``."""
+        """Return the entry of the pod's ``volumes``."""
         return {"name": self.name, **self.source}
 
     def volume_mount(self) -> Manifest:
-        """For the container's ``volumeMounts``."""
+        """Return the entry of the container's ``volumeMounts``."""
         mount: Manifest = {"name": self.name, "mountPath": self.mount}
         return mount | {"readOnly": True} if self.read_only else mount
 
 
 def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, shm: bool) -> list[Volume]:
-    """The volumes that the pods of `spec` need.
+    """Return the volumes that the pods of `spec` need.
 
     Args:
         owner: the endpoint.
-        spec: the endpoint's, as its author wrote it.
-        placement: what a pod runs on.
+        spec: the endpoint's spec, as its author wrote it.
+        placement: the model's placement in a pod.
         api_keys: whether the runtime reads the API keys from files.
-        shm: whether the runtime needs shared memory even where the model is not split, and how much nobody says.
+        shm: whether the runtime needs an unknown amount of shared memory even if the model is not split.
     """
     needed = [Volume("cache", CACHE_MOUNT, _cache(owner, spec)), Volume("tmp", "/tmp", {"emptyDir": {}})]
     memory = _shm(spec, placement, of_any_size=shm)
@@ -75,14 +75,14 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
         config_map = {"configMap": {"name": ref.name, "items": [{"key": ref.key, "path": TEMPLATE_FILE}]}}
         needed.append(Volume("chat-template", TEMPLATE_MOUNT, config_map, read_only=True))
     if spec.auth and api_keys:
-        # Readable by the pod's group, which is the volume's, and by no other user.
+        # Readable by the pod's group, which owns the volume, and by no other user.
         secret = {"secret": {"secretName": spec.auth.api_keys_secret_ref.name, "defaultMode": 0o440}}
         needed.append(Volume("api-keys", API_KEYS_MOUNT, secret, read_only=True))
     return needed
 
 
 def claim(owner: Owner, spec: Spec) -> Manifest | None:
-    """The PersistentVolumeClaim that the spec describes; None where it describes none."""
+    """Return the PersistentVolumeClaim that the spec describes; None: it describes none."""
     template = spec.storage.cache.volume_claim_template if spec.storage.cache else None
     if template is None:
         return None
@@ -97,34 +97,34 @@ def claim(owner: Owner, spec: Spec) -> Manifest | None:
 
 
 def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation | None:
-    """Why the claim of `spec` cannot be made as small as it says, given the claim that exists; None where it can.
+    """Return why the existing claim cannot shrink to the size in `spec`; None if it need not or can.
 
-    A claim that asked for more than it got may go back to what it has, as Kubernetes allows; so it is compared with
-    that, and not with an earlier spec.
+    Kubernetes allows a claim whose expansion failed to go back to its actual capacity. So the size is compared with the
+    capacity, and not with an earlier spec.
     """
     template = spec.storage.cache.volume_claim_template if spec.storage.cache else None
     has = ((live or {}).get("status") or {}).get("capacity", {}).get("storage")
     if template is None or has is None or amount(template.spec.resources.requests["storage"]) >= amount(has):
         return None
-    # A volume may be larger than what was asked for, and the claim stays as it is.
+    # A volume may be larger than requested; an unchanged request is valid.
     requested = live["spec"]["resources"]["requests"]["storage"] if live else has
     if amount(template.spec.resources.requests["storage"]) == amount(requested):
         return None
     return Violation(
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
         f"a volume cannot shrink, and it has {has}",
-        "request as much, or more",
+        "request at least as much",
         reason="Immutable",
     )
 
 
 class NamedClaim(NamedTuple):
-    """A claim that a spec names and does not make.
+    """An existing claim that a spec names.
 
     Attributes:
-        field: where the spec names it.
+        field: path of the spec's field that names it.
         name: the claim's name.
-        shared_by: the access modes by which pods on several nodes can mount it; the first is the one to recommend.
+        shared_by: the access modes with which pods on several nodes can mount it; the first is recommended.
     """
 
     field: str
@@ -133,7 +133,7 @@ class NamedClaim(NamedTuple):
 
 
 def named_claims(spec: Spec) -> list[NamedClaim]:
-    """The claims that `spec` names: its model's, which is only read, and its cache's."""
+    """Return the claims that `spec` names: its model's, which is only read, and its cache's."""
     claims = []
     source = ModelSource.parse(spec.model.source)
     if source.scheme == "pvc":
@@ -146,14 +146,13 @@ def named_claims(spec: Spec) -> list[NamedClaim]:
 
 
 def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> Violation | None:
-    """Why the pods of `spec` cannot share a claim that it names; None where they can, or where there is never more than
-    one pod.
+    """Return why the pods of `spec` cannot share a claim that it names; None if they can, or there is at most one pod.
 
-    ReadWriteOnce lets pods of one node share a volume, but nothing keeps an endpoint's pods on one node.
+    ReadWriteOnce lets pods of one node share a volume, but an endpoint's pods may run on several nodes.
 
     Args:
-        spec: the endpoint's.
-        access_modes: how each claim that exists may be mounted, by its name.
+        spec: the endpoint's spec.
+        access_modes: access modes of the existing claims, by name.
     """
     if not spec.has_two_pods:
         return None
@@ -172,9 +171,9 @@ def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> 
 
 
 def _shm(spec: Spec, placement: Placement, *, of_any_size: bool) -> Manifest | None:
-    """What /dev/shm is; None leaves the container's own, which is 64 MiB. Its pages count as the container's memory.
+    """Return the source of /dev/shm; None: the container's default of 64 MiB. Its pages count as container memory.
 
-    Accelerators that share a copy meet there (NCCL's buffers); ranks that share processors meet elsewhere.
+    Accelerators that share an engine use it for NCCL's buffers; ranks on CPUs do not use it.
     """
     size = spec.storage.shm_size
     if size is not None:

@@ -1,9 +1,9 @@
-"""Kubernetes' own ``$(NAME)``, which it puts values for in a container's args and env.
+"""Kubernetes' expansion of ``$(NAME)`` in a container's args and env.
 
-    $(NAME)   the value of NAME, or the same seven characters where there is no such variable
+    $(NAME)   the value of NAME, or unchanged text if there is no such variable
     $$        one dollar sign
 
-So whatever must arrive as it is, such as a chat template, has its dollar signs doubled.
+So text that must arrive unchanged, such as a chat template, has its dollar signs doubled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 
 def escape(text: str) -> str:
-    """`text` so written that Kubernetes hands it on unchanged."""
+    """Escape `text` so that Kubernetes' expansion returns it unchanged."""
     return text.replace("$", "$$")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """`text` as Kubernetes hands it on."""
+    """Expand `text` as Kubernetes does."""
 
     def value(match: re.Match[str]) -> str:
         if match[0] == "$$":

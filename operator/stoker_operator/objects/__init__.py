@@ -1,1 +1,1 @@
-"""What was seen of the cluster, as values, and the labels that mark an endpoint's objects."""
+"""Facts about the cluster as values, and the labels and owner references of an endpoint's objects."""

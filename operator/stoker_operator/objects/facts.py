@@ -1,4 +1,4 @@
-"""What was seen of the cluster, frozen: the input of every decision."""
+"""Facts about the cluster as immutable values: the input of every decision."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from stoker_engine.contract.engine_state import EngineState
 
 Object = Mapping[str, Any]
 
-#: The workload whose pods answer requests, and whose objects have the endpoint's name.
+#: Name of the workload whose pods answer requests, and whose objects have the endpoint's name.
 MAIN: Final = "main"
-#: What Kubernetes says of a container that waits for nothing but its turn.
+#: Kubernetes' waiting reasons of a container that starts normally.
 CREATING: Final = ("ContainerCreating", "PodInitializing")
-#: The label that names the endpoint an object belongs to.
+#: Label with the name of an object's endpoint.
 INSTANCE: Final = "app.kubernetes.io/instance"
-#: The label that names the workload an object belongs to.
+#: Label with the name of an object's workload.
 WORKLOAD: Final = "stoker.dev/workload"
 
 
 class Key(NamedTuple):
-    """Which endpoint."""
+    """Identifies an endpoint."""
 
     namespace: str
     name: str
@@ -32,18 +32,18 @@ class Key(NamedTuple):
 
     @property
     def reference(self) -> dict[str, str]:
-        """What a log record about the endpoint carries (``extra=``)."""
+        """Fields of a log record about the endpoint (``extra=``)."""
         named = {"namespace": self.namespace, "endpoint": self.name}
         return {field: name for field, name in named.items() if name}
 
 
 class Child(NamedTuple):
-    """Which of an endpoint's objects.
+    """Identifies an object of an endpoint.
 
     Attributes:
         kind: its kind.
-        workload: the set of like pods that it belongs to.
-        component: which of several of a kind that a workload has; empty: the one with the workload's name.
+        workload: its workload, a set of like pods.
+        component: distinguishes several objects of a kind in a workload; empty: the one with the workload's name.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Child(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Object) -> Child:
-        """Which one an object with our labels is: its component is the end of its name."""
+        """Identify an object by its labels; the component is the end of its name."""
         metadata = manifest["metadata"]
         labels = metadata.get("labels") or {}
         workload, instance = labels.get(WORKLOAD, MAIN), labels.get(INSTANCE, "")
@@ -62,22 +62,22 @@ class Child(NamedTuple):
 
 
 def object_name(endpoint: str, workload: str, component: str = "") -> str:
-    """The name of an endpoint's object."""
+    """Return the name of an endpoint's object."""
     name = endpoint if workload == MAIN else f"{endpoint}-{workload}"
     return f"{name}-{component}" if component else name
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An InferenceEndpoint as the API server has it.
+    """An InferenceEndpoint as the API server stores it.
 
     Attributes:
-        key: which one.
-        uid: which object of that name.
-        generation: counts the changes of its spec.
-        deleting: it is on its way out.
-        document: all of it.
-        status: what was reported of it last.
+        key: namespace and name.
+        uid: its uid.
+        generation: generation of its spec.
+        deleting: whether it is being deleted.
+        document: the whole object.
+        status: its last reported status.
     """
 
     key: Key
@@ -89,11 +89,11 @@ class Endpoint:
 
 
 class Halt(NamedTuple):
-    """Why a workload takes up no changes until it is resumed.
+    """Why a workload applies no changes until it is resumed.
 
     Attributes:
-        reason: in one word.
-        message: in a sentence, with the remedy.
+        reason: a condition's reason.
+        message: a condition's message, with the remedy.
     """
 
     reason: str
@@ -105,9 +105,9 @@ class PodCounts:
     """The pods of a workload whose replicas are groups of pods.
 
     Attributes:
-        desired: pods there should be.
-        total: pods there are.
-        ready: pods that are ready.
+        desired: number of desired pods.
+        total: number of existing pods.
+        ready: number of ready pods.
     """
 
     desired: int
@@ -117,20 +117,20 @@ class PodCounts:
 
 @dataclass(frozen=True)
 class Rollout:
-    """How far a workload has got, in replicas.
+    """Progress of a workload's rollout, in replicas.
 
     Attributes:
-        current: its numbers are about its newest spec.
-        desired: replicas there should be.
-        total: replicas there are.
-        updated: replicas of the newest spec.
-        ready: replicas that are ready.
-        available: replicas that serve.
-        failure: why pods cannot even be created, where the cluster says so.
-        overdue: no pod has come nearer to serving for as long as a start may take.
-        halted: why it takes up no changes; None: it does.
-        served: all replicas of its newest spec have served.
-        pods: the same in pods; None: each replica is one pod.
+        current: whether the numbers are about the newest spec.
+        desired: number of desired replicas.
+        total: number of existing replicas.
+        updated: number of replicas of the newest spec.
+        ready: number of ready replicas.
+        available: number of replicas that serve.
+        failure: why the cluster cannot create pods; empty: no failure is known.
+        overdue: whether no pod has made progress within the startup timeout.
+        halted: why the workload applies no changes; None: it does.
+        served: whether all replicas of the newest spec have served.
+        pods: the counts in pods; None: each replica is one pod.
     """
 
     current: bool
@@ -147,29 +147,29 @@ class Rollout:
 
     @property
     def placed(self) -> bool:
-        """Whether it has rolled out, and there is nothing left to create or to replace."""
+        """Whether the rollout has finished: no pod is left to create or to replace."""
         return self.current and self.served and self.total == self.updated == self.desired
 
     @property
     def complete(self) -> bool:
-        """Whether every pod there should be serves from the newest spec, and no other is left."""
+        """Whether every desired replica serves the newest spec, and no other replica is left."""
         counts = (self.total, self.updated, self.available)
         return self.current and all(count == self.desired for count in counts)
 
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a pod, as far as it explains why the pod does not serve.
+    """State of a container, for explaining why its pod does not serve.
 
     Attributes:
         name: its name.
-        ready: it does what it is for, or has ended as an init container should.
-        running: its process runs now.
-        started: when that was started, as its node writes it; empty where it does not run.
-        waiting: why it does not run, as Kubernetes puts it: reason and message.
-        exit_code: of its last end; None if it never ended.
-        exit_reason: Kubernetes' word for that end.
-        last_words: the end of what it said before it.
+        ready: whether it is ready, or an init container that has completed.
+        running: whether its process runs now.
+        started: start time of the running process, as the node writes it; empty: it does not run.
+        waiting: Kubernetes' reason and message why it does not run.
+        exit_code: exit code of its last termination; None: it never terminated.
+        exit_reason: Kubernetes' reason of that termination.
+        last_words: termination message, or the end of its log.
     """
 
     name: str
@@ -184,23 +184,22 @@ class Container:
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod, as far as it explains why it does not serve.
+    """State of a pod, for explaining why it does not serve.
 
     Attributes:
         name: its name.
-        created: when, as the API server writes it.
-        ready: it serves.
-        version: which template it was made from; pods of one template have the same.
-        takes_requests: it is one of the pods that answer the workload's requests.
-        node: where it runs; empty as long as no node took it.
-        address: its IP.
-        requests: accelerators and other countable resources it holds, by name.
-        unscheduled: why no node has it: reason and message.
-        containers: those that have a status, in the order in which they start.
-        failed: reason and message where the node refused the pod or gave it up, as in an eviction.
-        mount_failure: what the node said of a volume it cannot mount.
-        unready: why a pod whose containers all do what they should, or that served before, takes no requests: reason
-            and message.
+        created: creation time, as the API server writes it.
+        ready: whether it serves.
+        version: version of its template, equal for all pods of one template.
+        takes_requests: whether it is one of the pods that answer the workload's requests.
+        node: its node; empty: not scheduled yet.
+        address: its IP address.
+        requests: amounts of accelerators and other extended resources that it occupies, by name.
+        unscheduled: reason and message why it is not scheduled.
+        containers: the containers that have a status, in the order in which they start.
+        failed: reason and message if the node rejected or evicted the pod, or the pod failed or is lost.
+        mount_failure: the node's message about a volume that it cannot mount.
+        unready: reason and message why a pod is not ready although its containers are, or although it was ready before.
     """
 
     name: str
@@ -219,7 +218,7 @@ class Pod:
 
     @property
     def starting(self) -> bool:
-        """Whether containers are being created: their images are pulled, or their volumes mounted."""
+        """Whether containers are being created, which includes pulling images and mounting volumes."""
         return any(each.waiting[0] in CREATING for each in self.containers)
 
 
@@ -230,9 +229,9 @@ class Node:
     Attributes:
         name: its name.
         labels: its labels.
-        allocatable: accelerators and other countable resources it has for pods, by name.
-        ready: its kubelet reports in.
-        unschedulable: it is cordoned.
+        allocatable: amounts of accelerators and other extended resources for pods, by name.
+        ready: whether the node is ready.
+        unschedulable: whether it is cordoned.
     """
 
     name: str
@@ -244,12 +243,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a running engine reports.
+    """Facts that a running engine reports.
 
     Attributes:
-        kv_blocks: blocks of its KV cache.
-        kv_cache_dtype: how that is stored; empty: it does not say.
-        weights: how its weights are stored; empty: it does not say.
+        kv_blocks: number of blocks of its KV cache.
+        kv_cache_dtype: format of the KV cache; empty: not reported.
+        weights: format of the weights; empty: not reported.
     """
 
     kv_blocks: int
@@ -258,14 +257,14 @@ class Reported:
 
 
 class OlderObject(NamedTuple):
-    """A Secret or ConfigMap of which pods run with an earlier state.
+    """A Secret or ConfigMap that changed after pods read it.
 
     Attributes:
-        field: where the spec names it.
+        field: path of the spec's field that names it.
         kind: Secret or ConfigMap.
         name: its name.
-        changed: when it got the data it has.
-        pods: the names of those pods.
+        changed: when its data was last written.
+        pods: names of the pods that run with an earlier version.
     """
 
     field: str
@@ -276,15 +275,15 @@ class OlderObject(NamedTuple):
 
 
 class EngineStates(NamedTuple):
-    """The engines of the model that a pod has.
+    """The states of the engines of a pod.
 
     Attributes:
-        engines: one after the other.
+        engines: the states, in the engines' order.
     """
 
     engines: tuple[EngineState, ...]
 
     @property
     def down(self) -> list[EngineState]:
-        """Those that do not serve."""
+        """The engines that do not serve."""
         return [engine for engine in self.engines if not engine.serves]

@@ -1,4 +1,4 @@
-"""What ties an endpoint's objects to it: names, labels, and the reference that deletes them with it."""
+"""Names, labels and owner references of an endpoint's objects. The owner reference deletes them with the endpoint."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from stoker_operator.objects.facts import MAIN, WORKLOAD, Child, object_name
 Manifest = dict[str, Any]
 
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "stoker"}
-#: The label that names the component of a workload with several objects of a kind.
+#: Label with the component, for workloads with several objects of a kind.
 COMPONENT: Final = "app.kubernetes.io/component"
-#: The annotation that says which generation of the endpoint an object was made of.
+#: Annotation with the endpoint's generation from which an object was created.
 GENERATION: Final = "stoker.dev/generation"
-#: The annotation that names the operator that made an object.
+#: Annotation with the name of the operator that manages an object.
 OPERATOR: Final = "stoker.dev/operator"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The endpoint that objects belong to, and which of its workloads.
+    """The endpoint, workload and component that own objects.
 
     Attributes:
-        name: its name.
-        namespace: where it and they are; None for a manifest that does not say.
-        uid: which object of that name it is; None for a manifest that no API server has seen yet, whose
-            objects can be shown but not tied to anything.
-        workload: the set of like pods that the objects are for.
-        operator: which operator makes them, as NAMESPACE/NAME of its Lease; empty for one that has none.
-        component: which of the workload's objects of one kind; empty: it has only one.
+        name: the endpoint's name.
+        namespace: namespace of the endpoint and its objects; None: the manifest has none.
+        uid: the endpoint's uid; None: the manifest is not stored yet, so its objects get no owner reference.
+        workload: the workload, a set of like pods.
+        operator: NAMESPACE/NAME of the operator's Lease; empty: it has none.
+        component: distinguishes the workload's objects of one kind; empty: there is only one.
     """
 
     name: str
@@ -43,11 +42,11 @@ class Owner:
     component: str = ""
 
     def of(self, workload: str, component: str = "") -> Owner:
-        """The owner of another workload's objects, or of one component of it."""
+        """Return the owner for another workload's objects, or for one of its components."""
         return replace(self, workload=workload, component=component)
 
     def name_of(self, child: Child) -> str:
-        """The name of one of the endpoint's objects."""
+        """Return the name of one of the endpoint's objects."""
         return object_name(self.name, child.workload, child.component)
 
     @property
@@ -56,8 +55,10 @@ class Owner:
         return object_name(self.name, self.workload, self.component)
 
     def selector(self) -> dict[str, str]:
-        """Labels that pick the workload's pods, or the component's. The selector of what runs them can never change,
-        so neither can these."""
+        """Return the labels that select the workload's or component's pods.
+
+        They can never change, because the selector of a Deployment is immutable.
+        """
         return {
             "app.kubernetes.io/name": "stoker-engine",
             INSTANCE: self.name,
@@ -66,11 +67,11 @@ class Owner:
         }
 
     def labels(self) -> dict[str, str]:
-        """Labels of everything that belongs to the workload."""
+        """Return the labels of all objects of the workload."""
         return {**self.selector(), **MANAGED_BY}
 
     def metadata(self) -> Manifest:
-        """Metadata of an object that belongs to the workload."""
+        """Return the metadata of an object of the workload."""
         metadata: Manifest = {"name": self.object_name}
         if self.namespace:
             metadata["namespace"] = self.namespace
@@ -90,11 +91,11 @@ class Owner:
 
 
 def operator_of(live: Mapping[str, Any]) -> str:
-    """The operator that made an object in the cluster; empty where it does not say."""
+    """Return the operator that manages an object; empty: the object names none."""
     return str((live["metadata"].get("annotations") or {}).get(OPERATOR, ""))
 
 
 def made_of(live: Mapping[str, Any]) -> int:
-    """The generation of the endpoint that an object in the cluster was made of; 0 where it does not say."""
+    """Return the endpoint's generation from which an object was created; 0: the object has none."""
     generation = str((live["metadata"].get("annotations") or {}).get(GENERATION, ""))
     return int(generation) if generation.isdecimal() and len(generation) < 19 else 0

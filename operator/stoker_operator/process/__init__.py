@@ -1,1 +1,1 @@
-"""What any server process has: logs, metrics, health, an HTTP server, a background event loop."""
+"""Parts of a server process: logs, metrics, health, an HTTP server, background threads."""

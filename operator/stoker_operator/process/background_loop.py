@@ -1,4 +1,4 @@
-"""Threads for what must not stand in line with the work, or hold it up: blocking calls, and requests to strangers."""
+"""Threads for work that must not delay the rest or be delayed by it: blocking calls, requests to untrusted servers."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ T = TypeVar("T")
 
 
 class OwnThread:
-    """One thread; calls are made one after the other."""
+    """A thread that runs calls one after the other."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, name)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns or raises. Who stops waiting does not stop a call that has started."""
+        """Run `function` and return its result, or raise its exception. Cancellation does not stop a started call."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def close(self) -> None:
-        """No more calls; those that have not started are dropped."""
+        """Accept no more calls, and drop those that have not started."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class WorkerThreads:
-    """A thread for each call, and so many calls at a time; one that takes longer than a bound no longer counts, so that
-    calls that hang hold up no others.
+    """Runs each call in a thread of its own, a limited number at a time.
+
+    A call that takes longer than `seconds` no longer counts towards the limit, so that a hanging call delays no others.
 
     Args:
-        name: what the threads are called.
-        limit: how many calls are made at a time.
-        seconds: the bound.
+        name: name of the threads.
+        limit: largest number of calls at a time.
+        seconds: time after which a call is late.
     """
 
     def __init__(self, name: str, limit: int, seconds: float) -> None:
@@ -41,11 +42,11 @@ class WorkerThreads:
         self._slots = asyncio.Semaphore(limit)
 
     async def call(self, function: Callable[[], T], late: Callable[[], None]) -> T:
-        """What `function` returns or raises, whenever that is. A caller that is cancelled does not stop it.
+        """Run `function` and return its result, or raise its exception. Cancellation does not stop it.
 
         Args:
-            function: is called in a thread.
-            late: is called once, in the event loop, when `function` has taken longer than the bound.
+            function: called in a thread.
+            late: called once in the event loop when the call becomes late.
         """
         async with self._slots:
             result = self._start(function)
@@ -56,7 +57,7 @@ class WorkerThreads:
 
     def _start(self, function: Callable[[], T]) -> asyncio.Future[T]:
         result: Future[T] = Future()
-        result.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        result.set_running_or_notify_cancel()  # it cannot be cancelled any more
 
         def work() -> None:
             try:
@@ -64,16 +65,16 @@ class WorkerThreads:
             except BaseException as error:
                 result.set_exception(error)
 
-        # A daemon: the process can end while a call hangs.
+        # A daemon thread, so that the process can end while a call hangs.
         threading.Thread(target=work, name=self._name, daemon=True).start()
         wrapped = asyncio.wrap_future(result)
-        # Where the caller was cancelled nobody asks for the error, and asyncio would log it as a bug.
+        # Retrieve the exception: asyncio would log it as a bug if the caller was cancelled.
         wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         return wrapped
 
 
 class BackgroundLoop:
-    """An event loop in a thread of its own, which begins with the first work and ends with the process."""
+    """An event loop in a thread of its own, which starts with the first coroutine and ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,7 +82,7 @@ class BackgroundLoop:
         self._lock = threading.Lock()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Has `work` done; does not wait."""
+        """Schedule `work` without waiting for it."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""What the operator's process reports of itself: ``/healthz``, ``/readyz`` and ``/metrics``."""
+"""The operator's ``/healthz``, ``/readyz`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker_operator.process.metrics import Metrics
 
 
 class Health:
-    """Answers from `start` to `stop`.
+    """The HTTP server of probes and metrics.
 
     Args:
         address: HOST:PORT to listen on.
-        metrics: what ``/metrics`` shows.
-        ready: what has to be so for us to be ready, in words of the form "the store is filled".
+        metrics: the metrics to expose.
+        ready: conditions of readiness by description, such as "the store is filled".
     """
 
     def __init__(self, address: str, metrics: Metrics, ready: Mapping[str, Callable[[], bool]]) -> None:
@@ -30,28 +30,28 @@ class Health:
         self._server = HTTPServer(app, address)
 
     async def start(self) -> None:
-        """Begins to answer.
+        """Start to listen.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: listening on the address failed.
         """
         await self._server.start()
 
     def leave(self) -> None:
-        """We are not ready any more, and will not be again."""
+        """Report not ready until the process ends."""
         self._leaving = True
 
     async def stop(self) -> None:
-        """Answers no more."""
+        """Stop the server."""
         await self._server.stop()
 
     @property
     def port(self) -> int:
-        """The port it listens on; known after `start`."""
+        """The port that it listens on; known after `start`."""
         return self._server.port
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")  # to answer at all, the event loop has to turn
+        return web.Response(text="ok\n")  # an answer shows that the event loop runs
 
     async def _readyz(self, _: web.Request) -> web.Response:
         missing = (

@@ -1,4 +1,4 @@
-"""An HTTP server in the operator's event loop, with a beginning and an end."""
+"""An HTTP server in the operator's event loop."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from aiohttp import web
 
 
 class HTTPServer:
-    """Serves `app`.
+    """Serves an aiohttp application.
 
     Args:
-        app: what answers.
-        address: HOST:PORT to listen on; port 0 means any that is free.
-        tls: the server's TLS context; None means plain HTTP.
+        app: the application.
+        address: HOST:PORT to listen on; port 0: any free port.
+        tls: the server's TLS context; None: plain HTTP.
     """
 
     def __init__(self, app: web.Application, address: str, tls: ssl.SSLContext | None = None) -> None:
         self._address, self._tls = address, tls
-        # Who has gone needs no answer, and a handler that is at work is given this long to finish.
+        # A running handler gets this time to finish, in seconds.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
 
     async def start(self) -> None:
-        """Begins to answer.
+        """Start to listen.
 
         Raises:
-            OSError: the address cannot be listened on.
+            OSError: listening on the address failed.
         """
         await self._runner.setup()
         host, _, port = self._address.rpartition(":")
         await web.TCPSite(self._runner, host.strip("[]") or None, int(port), ssl_context=self._tls).start()
 
     async def stop(self) -> None:
-        """Answers the requests in flight, and accepts no more."""
+        """Accept no more requests, and finish those in flight."""
         await self._runner.cleanup()
 
     @property
     def port(self) -> int:
-        """The port it listens on; known after `start`."""
+        """The port that it listens on; known after `start`."""
         port: int = self._runner.addresses[0][1]
         return port

@@ -1,7 +1,7 @@
-"""Metrics of endpoints that are scaled, read from the scaling loop at each scrape: what is over has no series.
+"""Metrics of scaled endpoints, read from the scaling loop at each scrape, so that deleted endpoints have no series.
 
-Endpoints are named by ``endpoint_namespace`` and ``endpoint_name``: ``namespace`` and ``endpoint`` are labels that
-Prometheus gives what it scrapes.
+Endpoints are identified by ``endpoint_namespace`` and ``endpoint_name``: Prometheus itself adds the labels
+``namespace`` and ``endpoint`` to what it scrapes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ _ENDPOINT: Final = ("endpoint_namespace", "endpoint_name")
 
 @dataclass(frozen=True)
 class EndpointScaling:
-    """How an endpoint is scaled now.
+    """The present scaling of an endpoint.
 
     Attributes:
-        desired, ready: replicas that there should be, and that are ready.
-        min_replicas, max_replicas, metric, target: as ``spec.scaling`` has them, with defaults.
-        demand: how much of the metric replicas are needed for; None: unknown.
-        requests: held, queued and in flight, as the gateway reports them; None: no replica of it answers.
-        phase, reason: as status has them.
-        start_seconds: the start-up time that was learned; None: nothing yet.
-        num_up, num_down, num_starts, num_failures: of changes, starts from zero and failed starts, since this replica
-            of the operator leads.
+        desired, ready: numbers of desired and of ready replicas.
+        min_replicas, max_replicas, metric, target: values of ``spec.scaling``, with defaults.
+        demand: value of the metric that replicas are needed for; None: unknown.
+        requests: numbers of held, queued and in-flight requests that the gateway reports; None: no gateway replica
+            answers.
+        phase, reason: as in the status.
+        start_seconds: learned start-up time in seconds; None: nothing learned yet.
+        num_up, num_down, num_starts, num_failures: numbers of changes up and down, starts from zero and failed starts,
+            since this replica of the operator leads.
     """
 
     desired: int
@@ -53,11 +54,11 @@ class EndpointScaling:
 
 @dataclass(frozen=True)
 class ScalingState:
-    """What the loop that scales knows now; nothing on a replica of the operator that does not lead.
+    """The present state of the scaling loop; empty if this replica of the operator does not lead.
 
     Attributes:
-        endpoints: those that are scaled.
-        gateway_replicas: how many replicas of the gateway report, and how many are missing; None: none is asked.
+        endpoints: the scaled endpoints.
+        gateway_replicas: numbers of the gateway's replicas that report and that are missing; None: none is polled.
     """
 
     endpoints: Mapping[Key, EndpointScaling] = field(default_factory=dict)
@@ -71,29 +72,29 @@ class ScalingCollector(Collector):
         self._state = state
 
     def describe(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        """The same metrics without samples."""
+        """Return the metrics without samples."""
         return self._families(ScalingState())
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        """The values of now."""
+        """Return the present values."""
         return self._families(self._state())
 
     def _families(self, state: ScalingState) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        desired = _gauge("desired_replicas", "Replicas that an endpoint should have.")
-        ready = _gauge("ready_replicas", "Replicas of it that are ready.")
-        min_replicas = _gauge("min_replicas", "Its minReplicas.")
-        max_replicas = _gauge("max_replicas", "Its maxReplicas.")
-        demand = _gauge("metric_value", "How much of the metric its replicas are needed for.", "metric")
-        target = _gauge("metric_target", "How much of it each replica should have.", "metric")
-        requests = _gauge("requests", "Requests for it in the gateway: held, queued, in_flight.", "state")
-        status = _gauge("status", "1: the phase, and the reason of its condition Scaling, now.", "phase", "reason")
-        start = _gauge("start_seconds", "How long its replicas take to start, by the last ones that did.")
-        changes = _counter("rescales", "Changes of its number of replicas by the autoscaler, up or down.", "direction")
-        starts = _counter("starts_from_zero", "How often its number of replicas rose from zero.")
-        failures = _counter("start_failures", "Starts that failed, while none of its replicas was ready.")
+        desired = _gauge("desired_replicas", "Desired number of replicas of the endpoint.")
+        ready = _gauge("ready_replicas", "Number of ready replicas of the endpoint.")
+        min_replicas = _gauge("min_replicas", "minReplicas of the endpoint.")
+        max_replicas = _gauge("max_replicas", "maxReplicas of the endpoint.")
+        demand = _gauge("metric_value", "Amount of the scaling metric for which the endpoint needs replicas.", "metric")
+        target = _gauge("metric_target", "Target value of the scaling metric for each replica.", "metric")
+        requests = _gauge("requests", "Requests for the endpoint in the gateway: held, queued, in_flight.", "state")
+        status = _gauge("status", "1 for the present phase and reason of the condition Scaling.", "phase", "reason")
+        start = _gauge("start_seconds", "Start-up time of replicas, learned from recent starts.")
+        changes = _counter("rescales", "Changes of the number of replicas by the autoscaler, up or down.", "direction")
+        starts = _counter("starts_from_zero", "Number of times that the number of replicas rose from zero.")
+        failures = _counter("start_failures", "Failed starts while no replica was ready.")
         gateway = GaugeMetricFamily(
             f"{_PREFIX}gateway_replicas",
-            "Replicas of the gateway that are asked for reports: reporting, missing.",
+            "Replicas of the gateway that the operator polls: reporting, missing.",
             labels=("state",),
         )
         for key, each in sorted(state.endpoints.items()):

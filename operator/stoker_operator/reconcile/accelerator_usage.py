@@ -1,8 +1,8 @@
-"""Who holds the nodes' accelerators: all pods of the cluster, whosever they are.
+"""The pods that occupy the nodes' accelerators: all pods of the cluster, not only the operator's.
 
-They are listed when a status has to state why there is no room, which is seldom, and never watched: a cluster has
-many more pods than endpoints. What was found serves for some seconds, so that a hundred endpoints that wait for room
-cost one round of requests. Where nodes may not be seen, neither need pods be.
+A cluster has many more pods than endpoints, so they are not watched. They are listed when a status must explain why no
+node has room, which is rare. The result is cached for some seconds, so that a hundred unschedulable endpoints cost one
+list. Pods are not listed if the operator may not read nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_operator.objects.owner import INSTANCE, MANAGED_BY
 from stoker_operator.plan.capacity import Holder
 from stoker_operator.plan.pod_requests import pod_requests
 
-#: Pods that have a node and have not ended; the API server looks for them.
+#: Field selector of pods that have a node and have not ended.
 _RUNNING: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 _FRESH_SECONDS: Final = 15.0
 
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class AcceleratorUsage:
-    """The pods that hold accelerators, as of some seconds ago.
+    """The pods that occupy accelerators, at most some seconds old.
 
     Args:
-        kube: where they are.
-        clock: seconds that never go back.
+        kube: the API server's client.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,7 +42,7 @@ class AcceleratorUsage:
         self._until: float | None = None
 
     def now(self) -> tuple[Holder, ...]:
-        """All of them; none where the API server does not say. Blocks."""
+        """Return the pods; none if the API server does not list them. Blocks."""
         with self._lock:
             if self._until is None or self._clock() >= self._until:
                 self._found = self._list()
@@ -54,13 +54,15 @@ class AcceleratorUsage:
             pages = self._kube.pages("Pod", fields=_RUNNING)
             return tuple(found for page in pages for live in page.items if (found := holder(live)))
         except KubeError as error:
-            logger.warning("who holds accelerators cannot be said: %s", error)
+            logger.warning("could not list the pods that occupy accelerators: %s", error)
             return ()
 
 
 def holder(live: Object) -> Holder | None:
-    """The pod as a holder of accelerators; None where it has no node, has ended, or holds none. Pods of an endpoint are
-    called by its name."""
+    """Return the accelerators that a pod occupies; None if it has no node, has ended, or occupies none.
+
+    Pods of an endpoint are reported under the endpoint's name.
+    """
     metadata, spec = live["metadata"], live["spec"]
     if not spec.get("nodeName") or (live.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return None

@@ -1,8 +1,8 @@
-"""Performs decisions: the only place that writes endpoints' objects.
+"""Carries out decisions: the only module that writes endpoints' objects.
 
-Everything is written by server-side apply under one field manager. It takes the fields we set, from whichever manager
-changed them, and leaves all others unchanged: an annotation that `kubectl rollout restart` added stays. What the API
-server answers goes into the store at once, so that the next look sees it.
+Everything is written by forced server-side apply under one field manager. It overwrites the fields that the operator
+sets, and leaves all others unchanged: an annotation added by `kubectl rollout restart` stays. The API server's answer
+is stored at once, so the next reconcile sees it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from stoker_operator.reconcile.drift import differs
 
 MANAGER: Final = "stoker"
 
-#: A write that found the object changed is tried so often.
+#: Largest number of attempts of a write whose object has changed.
 _CONFLICTS: Final = 3
 
 logger = logging.getLogger(__name__)
 
 
 class NotLeading(Exception):  # noqa: N818 - nothing went wrong
-    """Another replica of the operator writes now."""
+    """This replica of the operator is not the leader any more and must not write."""
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What came of applying.
+    """The result of applying objects.
 
     Attributes:
         live: the objects as they are now.
-        refusal: what the API server said of those that it does not take; the others were applied all the same, except
-            what does not exist yet and would make pods that lack one of them.
-        refused: the first of them.
+        refusal: the API server's messages about rejected objects; empty: none. All other objects were applied, except
+            new workloads whose pods would lack a rejected object.
+        refused: the first rejected object; None: none.
     """
 
     live: Mapping[Child, Object]
@@ -50,13 +50,13 @@ class Applied:
 
 
 class Writer:
-    """Writes, as long as it may.
+    """Writes objects while this replica leads.
 
     Args:
-        kube: where to.
-        store: what has been seen.
-        may_write: called before each write; a replica that lost the lead must not finish what it began, nor one that
-            has got it back since.
+        kube: the API server's client.
+        store: the observed objects.
+        may_write: called before each write. A replica that has lost the lead must not finish the reconcile that it
+            started, even if it leads again since.
     """
 
     def __init__(self, kube: Kube, store: Store, may_write: Callable[[], bool] = lambda: True) -> None:
@@ -73,18 +73,18 @@ class Writer:
         pods: Collection[str] = (),
         check: Collection[str] = (),
     ) -> Applied:
-        """Applies the objects; those that are already so cost no request.
+        """Apply the objects. Objects that are already in the desired state cost no request.
 
         Args:
-            objects: what should exist.
-            live: what exists.
-            unwanted: what of it should not.
-            pods: the kinds of objects that make pods.
-            check: those that the API server is to judge before anything is written.
+            objects: the objects that should exist.
+            live: the objects that exist.
+            unwanted: the objects in `live` to delete.
+            pods: the kinds of objects that create pods.
+            check: the kinds of objects to validate by a dry run before anything is written.
 
         Raises:
-            KubeError: the API server could not be reached, or could not answer.
-            NotLeading: another replica writes now.
+            KubeError: the API server could not be reached, or failed.
+            NotLeading: this replica does not lead.
         """
         now = dict(live)
         children = {Child.of(each): each for each in objects}
@@ -100,7 +100,7 @@ class Writer:
         refusals: dict[Child, str] = {}
         for child in due:
             if child.kind in pods and child not in now and refusals.keys() - now.keys():
-                continue  # its pods would lack what could not be created
+                continue  # its pods would lack the object that could not be created
             try:
                 now[child] = self._apply_on(children[child], now.get(child))
             except KubeError as error:
@@ -116,22 +116,27 @@ class Writer:
     def apply_status(
         self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime, notices: Iterable[str] = ()
     ) -> bool:
-        """Applies the endpoint's status where it differs, and emits an Event where a condition changed that people
-        watch, or its message got one of these notices. Returns whether the endpoint still is as it was looked at. A
-        change that came just before is in the answer, and wakes nothing again when the watch delivers it.
+        """Apply the endpoint's status if it differs, and emit Events.
+
+        An Event is emitted if Ready's status or reason changes, if its message contains one of `notices` for the first
+        time, and if scaling changes the number of replicas.
+
+        Returns:
+            Whether the spec is still the one that was reconciled. A spec that changed meanwhile is in the API server's
+            answer; the watch event for it wakes no further reconcile.
 
         Raises:
             KubeError, NotLeading: as `apply`.
         """
         if status == endpoint.status:
             return True
-        # The uid keeps a status from landing on a new endpoint of the same name.
+        # The uid prevents a write to a new endpoint of the same name.
         metadata = {"name": endpoint.key.name, "namespace": endpoint.key.namespace, "uid": endpoint.uid}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": dict(status)}
         try:
             answer = self._apply(body, subresource="status")
         except KubeError as error:
-            if error.status not in (404, 409):  # gone, or replaced: there will be an event
+            if error.status not in (404, 409):  # gone or replaced: a watch event follows
                 raise
             return True
         before, ready = _ready(endpoint.status), _ready(status)
@@ -144,8 +149,9 @@ class Writer:
         return bool(answer["metadata"]["generation"] == endpoint.generation)
 
     def _apply_on(self, desired: Object, live: Object | None) -> Object:
-        """Applies what was decided on seeing `live`: not where another writer has written since: a replica that leads
-        after us and saw a newer spec, while our request was under way, or another operator.
+        """Apply an object that was decided from the state `live`.
+
+        The write fails if another operator, or a later leader with a newer spec, has written the object since.
 
         Raises:
             KubeError, NotLeading: as `apply`.
@@ -170,8 +176,11 @@ class Writer:
                 self._store.put(found)
                 if (made_of(found), operator_of(found)) != (made_of(live), operator_of(live)):
                     raise
-                seen = found  # it is its status that has changed, say
-        raise KubeError(409, f"{desired['kind']} {desired['metadata']['name']} changes faster than it can be written")
+                seen = found  # another part has changed, such as the status
+        raise KubeError(
+            409,
+            f"{desired['kind']} {desired['metadata']['name']} was changed by another writer during each write attempt",
+        )
 
     def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
         self._check()
@@ -188,7 +197,7 @@ class Writer:
         _log(live, f"{live['kind']} deleted")
 
     def _record_event(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
-        """An Event for `kubectl describe`. It is a courtesy: that it cannot be written stops nothing."""
+        """Create an Event for `kubectl describe`. A failure is only logged."""
         self._check()
         at = f"{now:%Y-%m-%dT%H:%M:%SZ}"
         unique = hashlib.sha256(f"{endpoint.uid}{ready['reason']}{now.isoformat()}".encode()).hexdigest()[:16]
@@ -215,7 +224,7 @@ class Writer:
         try:
             self._kube.create(event)
         except KubeError as error:
-            logger.warning("an Event could not be written: %s", error, extra=endpoint.key.reference)
+            logger.warning("could not create an Event: %s", error, extra=endpoint.key.reference)
 
     def _check(self) -> None:
         if not self._may_write():
@@ -223,17 +232,17 @@ class Writer:
 
 
 def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:
-    """What people watch of a status."""
+    """Return the condition Ready of a status; empty if it has none."""
     return next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
 
 
 def _rescaled(before: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """What an Event says of a number of replicas that scaling has changed; None: it has not."""
+    """Return the content of the Event for a number of replicas that scaling changed; None: unchanged."""
     was, scaling = before.get("scaling"), now.get("scaling")
     if was is None or scaling is None or was["replicas"] == scaling["replicas"]:
         return None
     condition: Mapping[str, str] = next((each for each in now.get("conditions", ()) if each["type"] == "Scaling"), {})
-    message = f"from {was['replicas']} to {scaling['replicas']} replicas: {condition.get('message', '')}"
+    message = f"scaled from {was['replicas']} to {scaling['replicas']} replicas: {condition.get('message', '')}"
     return {"status": "True", "reason": "Rescaled", "message": message}
 
 
@@ -242,7 +251,7 @@ def _is_trouble(ready: Mapping[str, str]) -> bool:
 
 
 def _log(body: Object, message: str) -> None:
-    """Says what happened to an endpoint, or to an object that carries its label."""
+    """Log an event of an endpoint, or of an object that has its label."""
     metadata = body["metadata"]
     endpoint = (metadata.get("labels") or {}).get(INSTANCE, metadata["name"])
     logger.info(message, extra=Key(metadata["namespace"], endpoint).reference)

@@ -1,4 +1,4 @@
-"""What a reconcile reads from and writes to."""
+"""The cluster as a reconcile sees it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from stoker_operator.reconcile.referenced_objects import Reference, Version
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a reconcile works with.
+    """Access to the cluster for a reconcile.
 
     Attributes:
-        kube: the cluster.
-        store: what has been seen.
-        writer: who writes.
-        holders: who holds accelerators; listed on call.
-        reported: what an engine reports, where it did; by endpoint, workload, pod and the URL of its metrics.
-        engines: which engines serve, by pod, where several processes compute; by endpoint, workload, and the URLs of
-            the pods' metrics.
-        operators: this operator's name, and which others serve endpoints; None: no operator has a name.
-        version: when a Secret or ConfigMap got its data, by its namespace; None where nothing is known of it.
+        kube: the API server's client.
+        store: the watched objects.
+        writer: writes objects and status.
+        holders: lists the pods that occupy accelerators.
+        reported: returns what an engine reports, by endpoint, workload, pod and the URL of its metrics; None: nothing
+            yet.
+        engines: returns the engines' states by pod, if several processes compute, by endpoint, workload and the URLs
+            of the pods' metrics.
+        operators: this operator's name, and the other operators that serve endpoints; None: operators have no names.
+        version: returns when a Secret's or ConfigMap's data changed, by namespace and reference; None: unknown.
     """
 
     kube: Kube

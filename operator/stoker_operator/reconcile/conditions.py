@@ -1,16 +1,16 @@
 """The conditions of an endpoint. Pure.
 
-    Accepted      the spec obeys the rules
-    Planned       it is decided how the model is spread, and it fits; Unknown where the model's shape is not known
-    Available     at least one pod serves, whatever its spec
+    Accepted      the spec is valid
+    Planned       the model's placement is decided, and the model fits; Unknown if the model's shape is unknown
+    Available     at least one pod serves, whichever spec it runs
     Progressing   pods are being created or replaced
-    Stalled       something is in the way that does not pass by itself, be it that the operator fails to reconcile it
-    Routed        the gateway serves it; only where there is a gateway, or it asks for one
-    Scaling       the number of replicas follows requests; only with spec.scaling
-    Degraded      an engine of the model does not serve, and others of its pod do; only where pods have several
-    Ready         every replica serves, from the newest spec; its reason and message are the ones to read
+    Stalled       a problem needs the user's action, or the operator fails to reconcile the endpoint
+    Routed        the gateway serves the endpoint; only if there is a gateway, or the endpoint requests one
+    Scaling       the number of replicas follows the load; only with spec.scaling
+    Degraded      some engines of a pod do not serve, and others do; only if pods run several engines
+    Ready         every replica serves the newest spec; the condition for users to read first
 
-Each condition states which generation of the spec it is about, and keeps the time of its last change.
+Each condition has the generation of the spec that it describes, and the time of its last transition.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from stoker_operator.reconcile.observed import Observed
 from stoker_operator.reconcile.scaling_status import scaling_condition
 
 NO_ROLLOUT: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
-#: The most characters the schema of a condition takes is more than anyone reads.
+#: Largest length of a condition's message, in characters. The API server allows 32,768.
 _MESSAGE: Final = 2048
-_NO_REQUESTS: Final = "no requests come; the gateway holds the next one until a pod serves"
+_NO_REQUESTS: Final = "no requests arrive; the gateway holds the next one until a pod serves"
 _ZERO: Final = "spec.replicas is 0"
-_HELD: Final = "pods of the newest spec are made as soon as the model's config.json has been fetched, or does not come"
-#: Pods that are named, of those that lack an engine or run with an earlier object.
+_HELD: Final = "pods of the newest spec are created once the model's config.json is fetched, or its fetch fails"
+#: Largest number of pods named in a message.
 _PODS: Final = 3
-#: Of each of them, engines of which it is told why.
+#: Largest number of engines described for each named pod.
 _COPIES: Final = 2
-#: What a condition says of each; all of it is in `copyStates`.
+#: Largest length of an engine's message inside a condition, in characters; `copyStates` has the whole message.
 _MESSAGE_LIMIT: Final = 200
 
 
 class ConditionStatus(NamedTuple):
-    """One condition, without what all conditions have."""
+    """Status, reason and message of one condition."""
 
     status: str
     reason: str
@@ -51,7 +51,7 @@ class ConditionStatus(NamedTuple):
 
 
 def conditions(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
-    """The conditions to report, by type."""
+    """Return the conditions to report, by type."""
     trouble = trouble_of(decision, seen)
     return {
         "Accepted": _accepted(decision),
@@ -78,7 +78,7 @@ def _routed(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
 
 
 def trouble_of(decision: Decision, seen: Observed) -> Diagnosis | None:
-    """What is in the way, wherever it comes from."""
+    """Return the endpoint's most important problem, from the spec, the API server or the pods."""
     evaluation = decision.evaluation
     if evaluation.violations:
         return Diagnosis(evaluation.violations[0].reason, "\n".join(map(str, evaluation.violations)), lasting=True)
@@ -87,7 +87,7 @@ def trouble_of(decision: Decision, seen: Observed) -> Diagnosis | None:
     if "exceeded quota" in seen.refusal:
         return quota_exceeded(seen.refusal)
     if seen.refusal:
-        return Diagnosis("ApplyFailed", f"the API server refuses an object of the endpoint: {seen.refusal}", True)
+        return Diagnosis("ApplyFailed", f"the API server rejects an object of the endpoint: {seen.refusal}", True)
     return seen.trouble
 
 
@@ -95,7 +95,7 @@ def _accepted(decision: Decision) -> ConditionStatus:
     refused = decision.evaluation.refused
     if refused:
         return ConditionStatus("False", refused[0].reason, "\n".join(map(str, refused)))
-    return ConditionStatus("True", "Accepted", "the spec obeys the rules")
+    return ConditionStatus("True", "Accepted", "the spec is valid")
 
 
 def _planned(decision: Decision) -> ConditionStatus:
@@ -116,13 +116,13 @@ def _planned(decision: Decision) -> ConditionStatus:
         return ConditionStatus(
             "Unknown",
             "ModelUnknown",
-            f"{spread}; whether the model fits is judged by the engine at its start: {unknown.unknown}",
+            f"{spread}; the engine checks at its start whether the model fits: {unknown.unknown}",
         )
     return ConditionStatus("True", "Planned", spread)
 
 
 def _spread(plan: Plan) -> str:
-    """How the model is spread."""
+    """Describe the model's placement, and the plan's warnings."""
     placement = plan.placement
     pipeline = f", pipeline {placement.pipeline}" if placement.pipeline > 1 else ""
     spread = f"each pod runs tensor {placement.tensor}{pipeline}, data {placement.data}"
@@ -130,7 +130,7 @@ def _spread(plan: Plan) -> str:
         spread += f", expert {placement.tensor * placement.data}"
     if plan.chosen_by:
         unknown = plan.estimate is None
-        choice = "takes all accelerators for tensor, since the model is not known" if unknown else "chose"
+        choice = "uses all accelerators for tensor, because the model's shape is unknown" if unknown else "chose"
         spread += f", as {plan.chosen_by} Auto {choice}"
     return "; ".join((spread, *plan.warnings))
 
@@ -144,9 +144,7 @@ def _available(rollout: Rollout) -> ConditionStatus:
 
 def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus:
     if trouble and (trouble.lasting or not (decision.objects or decision.held)):
-        return ConditionStatus(
-            "False", trouble.reason, "nothing changes until what keeps the endpoint from being ready is solved"
-        )
+        return ConditionStatus("False", trouble.reason, "nothing changes until the problem that Ready reports is fixed")
     if decision.held:
         return ConditionStatus("True", "RollingOut", _HELD)
     if trouble and seen.placed:
@@ -160,7 +158,7 @@ def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) 
         return ConditionStatus(
             "False",
             "NewerImageWaiting",
-            f"every pod runs the newest spec; the catalogue's image is now {newer}, which is taken "
+            f"every pod runs the newest spec; the catalogue's image is now {newer}, which pods get "
             "with the next change of the spec, or with spec.rollout.imageUpdates: Always",
         )
     return ConditionStatus("False", "RolledOut", "every pod runs the newest spec")
@@ -169,12 +167,12 @@ def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) 
 def _stalled(trouble: Diagnosis | None) -> ConditionStatus:
     if trouble and trouble.lasting:
         return ConditionStatus("True", trouble.reason, trouble.message)
-    return ConditionStatus("False", "NotStalled", "nothing is in the way that waiting does not fix")
+    return ConditionStatus("False", "NotStalled", "no problem needs the user's action")
 
 
 def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
-    # Of a pod with one engine, or where none serves, readiness says it.
+    # Ready covers pods with one engine, and pods of which no engine serves.
     pods = [
         (pod, states) for pod, states in every if len(states.engines) > 1 and len(states.down) < len(states.engines)
     ]
@@ -188,13 +186,13 @@ def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     ]
     if not down:
         return {"Degraded": ConditionStatus("False", "EveryCopyServes", "every engine of the model serves")}
-    rest_text = f"; and so in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
-    remedy = "the others of its pod serve; one that does not come back says why in the pod's log"
+    rest_text = f"; the same in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
+    remedy = "the pod's other engines serve; if an engine does not recover, see the pod's log"
     return {"Degraded": ConditionStatus("True", "CopyDown", f"{'; '.join(down[:_PODS])}{rest_text}; {remedy}")}
 
 
 def _reported_text(states: EngineStates) -> str:
-    """What a pod says of its engines that do not serve."""
+    """Describe a pod's engines that do not serve, as the pod reports them."""
     texts = [
         f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_MESSAGE_LIMIT]}' if engine.message else ''}"
         for engine in states.down
@@ -211,7 +209,7 @@ def _lacks(engine: EngineState) -> str:
 
 
 def _waited_for(seen: Observed) -> str:
-    """What pods say of which no engine serves."""
+    """Describe the pods of which no engine serves."""
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
     texts = [
         f"; pod {pod}: {_reported_text(states)}" for pod, states in every if len(states.down) == len(states.engines)
@@ -240,12 +238,15 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
 
 
 def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus | None:
-    """What Ready is while only the number of pods changes: an endpoint that served goes on, also where its first pod
-    starts after it had none."""
+    """Return Ready while only the number of pods changes; None if something else changes.
+
+    An endpoint that was ready stays ready, also while its first pod starts after it was scaled to zero.
+    """
     rollout, scaling = seen.rollout, seen.scaling
     if rollout is None or scaling is None or not decision.objects or seen.refusal:
         return None
-    # Until the new count has been taken in, it is not known which spec pods run, but for what was reported before.
+    # The rollout is not current until the workload's controller has observed the new count; until then, the last
+    # reported Ready is used.
     if rollout.updated < rollout.total if rollout.current else not scaling.was_ready:
         return None
     if rollout.desired == 0 and scaling.was_ready:
@@ -260,15 +261,15 @@ def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Co
 
 
 def older_objects(decision: Decision, seen: Observed) -> list[str]:
-    """What is said of Secrets and ConfigMaps of which pods run with an earlier state: one sentence each, and what
-    renews them."""
+    """Return one sentence for each Secret and ConfigMap that changed after pods read it, with the command to restart
+    these pods."""
     sentences = []
     for workload in seen.workloads.values():
         objects = " ".join(workload.objects)
         restart = f"kubectl rollout restart {objects} --namespace {decision.owner.namespace}"
         for each in workload.older:
             subject = f"{each.kind} {each.name} ({each.field}) as it was before {each.changed:%Y-%m-%dT%H:%M:%SZ}"
-            sentences.append(f"{_named(each.pods)} with {subject}: {restart} renews them")
+            sentences.append(f"{_named(each.pods)} with {subject}: {restart} updates them")
     return sentences
 
 
@@ -283,7 +284,7 @@ def _progress(rollout: Rollout) -> str:
     progress = f"{serving} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
     if rollout.pods:
         progress += f", {rollout.pods.ready} of {rollout.pods.desired} pods are ready"
-    return progress + (f"; {leaving} to go" if leaving > 0 else "")
+    return progress + (f"; {leaving} left to remove" if leaving > 0 else "")
 
 
 def _replicas(rollout: Rollout) -> str:
@@ -293,7 +294,10 @@ def _replicas(rollout: Rollout) -> str:
 def reported_conditions(
     endpoint: Endpoint, statuses: Mapping[str, ConditionStatus], now: datetime
 ) -> list[dict[str, Any]]:
-    """`statuses` as a status lists them; where a status is as before, so is the time of its last change."""
+    """Return the conditions as the endpoint's status lists them.
+
+    A condition whose status (True, False, Unknown) is unchanged keeps its lastTransitionTime.
+    """
     before = {each["type"]: each for each in endpoint.status.get("conditions", ())}
     reported = []
     for kind, verdict in statuses.items():

@@ -1,4 +1,4 @@
-"""Facts → what should exist. Pure, and the only place where that is decided."""
+"""Decides from facts which objects should exist for an endpoint. Pure; nothing else decides this."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from stoker_operator.reconcile.evaluate import Evaluation
 from stoker_operator.reconcile.pinning import Pinned, is_rendered, pin
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition, Workload
 
-#: Kinds of object that a workload may cease to want, beside those that run its pods; the others stay as long as the
-#: workload does.
+#: Kinds of object that are deleted when a workload no longer needs them, besides those that run its pods. Objects of
+#: other kinds are kept as long as the workload exists.
 DISPENSABLE: Final = ("PodDisruptionBudget", "PodMonitor", "NetworkPolicy")
 
 
-#: How much the clocks of the API server and ours may.
+#: Maximum clock skew tolerated between the API server and the operator.
 _CLOCKS_DIFFER: Final = timedelta(seconds=10)
 
 
 class Conflict(NamedTuple):
-    """An object of another owner that has the name of one of the endpoint's.
+    """An object of another owner with the name of one of the endpoint's objects.
 
     Attributes:
-        message: whose it is, with the remedy.
-        lasting: it will not go away by itself.
+        message: the owner, with the remedy.
+        lasting: whether the user must act; the conflict does not pass by itself.
     """
 
     message: str
@@ -39,16 +39,16 @@ class Conflict(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What should exist for an endpoint.
+    """The objects that should exist for an endpoint.
 
     Attributes:
-        owner: what its objects are called and tied to.
-        evaluation: what was made of its spec.
-        objects: what to apply. Empty where something is in the way: what runs already is left running then.
-        unwanted: objects of the endpoint that are to go.
-        pinned: what runs the pods among `objects`, by workload.
-        conflict: what else has the name of one of its objects.
-        held: pods of this spec are made when the model's description has been fetched, or has not come in time.
+        owner: name and owner reference of the endpoint's objects.
+        evaluation: the evaluation of its spec.
+        objects: objects to apply. Empty if there is a problem; running objects are then left unchanged.
+        unwanted: objects of the endpoint to delete.
+        pinned: the objects in `objects` that run pods, by workload.
+        conflict: another owner's object with the name of one of the endpoint's.
+        held: pods of this spec are created once the model's config.json is fetched, or its fetch has failed.
     """
 
     owner: Owner
@@ -69,16 +69,16 @@ def decide(
     manager: str,
     composition: Composition = ONE_DEPLOYMENT,
 ) -> Decision:
-    """Decides what should exist for `endpoint`.
+    """Decide which objects should exist for `endpoint`.
 
     Args:
         endpoint: the endpoint.
-        owner: what its objects are called and tied to.
-        evaluation: what was made of its spec.
-        live: the objects that have the names of its own.
-        access_modes: how the claims that its spec names may be mounted, by their names; those that exist.
-        manager: our field manager.
-        composition: of which workloads endpoints consist.
+        owner: name and owner reference of the endpoint's objects.
+        evaluation: the evaluation of its spec.
+        live: existing objects with the names of the endpoint's objects, regardless of their owner.
+        access_modes: access modes of the existing claims that its spec names, by name.
+        manager: the operator's field manager.
+        composition: the workloads of endpoints.
     """
     if evaluation.violations or evaluation.parsed is None:
         return Decision(owner, evaluation, unwanted=unplannable_objects(endpoint, owner, evaluation, live, manager))
@@ -116,8 +116,10 @@ def decide(
 
 
 def is_held(endpoint: Endpoint, evaluation: Evaluation, live: Mapping[Child, Object], manager: str) -> bool:
-    """Whether pods wait for the model's description, so that they do not depend on when it comes: those that run this
-    spec already do not."""
+    """Return whether pods must wait for the model's config.json.
+
+    Otherwise their arguments would depend on when it arrives. Pods that already run this spec do not wait.
+    """
     if evaluation.awaited is None or evaluation.parsed is None:
         return False
     rendered = [Child.of(each) for each in evaluation.objects]
@@ -130,20 +132,22 @@ def is_held(endpoint: Endpoint, evaluation: Evaluation, live: Mapping[Child, Obj
 
 
 def _pods_of(workload: Workload, children: Iterable[Child]) -> list[Child]:
-    """Those that run the workload's pods."""
+    """Return the children that run the workload's pods."""
     return [each for each in children if (each.kind, each.workload) == (workload.kind.name, workload.name)]
 
 
 def refuse(decision: Decision, violation: Violation) -> Decision:
-    """The decision, had `violation` been known."""
+    """Return the decision for a spec that is refused because of `violation`."""
     return Decision(decision.owner, replace(decision.evaluation, refused=(violation,), objects=()))
 
 
 def unplannable_objects(
     endpoint: Endpoint, owner: Owner, evaluation: Evaluation, live: Mapping[Child, Object], manager: str
 ) -> tuple[Child, ...]:
-    """What runs pods and was made of this spec before it was known that the model cannot run so, and never served: it
-    would only hold accelerators."""
+    """Return the objects that run pods of a spec that turned out to be unplannable, and never served.
+
+    They were created before the model's shape was known, and would only occupy accelerators.
+    """
     if not evaluation.unplannable:
         return ()
     return tuple(
@@ -158,27 +162,30 @@ def unplannable_objects(
 
 
 def _has_served(endpoint: Endpoint, workload: Workload, live: Object) -> bool:
-    """Whether a pod of the object serves or may ever have served, by what the cluster and we reported of it."""
+    """Return whether a pod of the object serves, or may have served, according to its status and the endpoint's."""
     if workload.kind.has_served(live):
         return True
     reported = next((each for each in endpoint.status.get("conditions") or () if each["type"] == "Available"), None)
     if reported is None:
         return False
     made = datetime.fromisoformat(live["metadata"]["creationTimestamp"])
-    # False since before there were pods; two clocks are compared.
+    # No pod has served if Available has been False since before the object was created. Two clocks are compared.
     since = datetime.fromisoformat(reported["lastTransitionTime"])
     return bool(reported["status"] == "True" or since > made + _CLOCKS_DIFFER)
 
 
 def is_ours(owner: Owner, live: Object) -> bool:
-    """Whether `owner` controls the object."""
+    """Return whether `owner` controls the object."""
     return bool(_controller(live).get("uid") == owner.uid)
 
 
 def _is_unwanted(
     child: Child, rendered: Mapping[Child, Manifest], workloads: Set[str], composition: Composition
 ) -> bool:
-    """Whether the spec has ceased to want it: by itself, or with its workload, of which a claim keeps its data."""
+    """Return whether the spec no longer needs the object, or its workload.
+
+    A PersistentVolumeClaim outlives its workload, because it holds data.
+    """
     if child.workload in workloads:
         runs_pods = composition.kind(child.kind) is not None
         return (runs_pods or child.kind in DISPENSABLE) and child not in rendered
@@ -194,13 +201,16 @@ def _conflict(owner: Owner, live: Object, composition: Composition) -> Conflict 
         return Conflict(
             f"{object_text} belongs to an earlier endpoint of this name; it is being deleted", lasting=False
         )
-    owner_text = f"belongs to {controller['kind']} {controller['name']}" if controller else "was made by someone else"
-    return Conflict(f"{object_text} {owner_text} and is left alone; delete it, or give the endpoint another name")
+    owner_text = f"belongs to {controller['kind']} {controller['name']}" if controller else "was not created by Stoker"
+    return Conflict(f"{object_text} {owner_text} and is not changed; delete it, or give the endpoint another name")
 
 
 def _lost_owner(owner: Owner, live: Object, composition: Composition) -> bool:
-    """Whether the object was made for an endpoint of this name that let go of it, as a backup that is restored and
-    ``kubectl delete --cascade=orphan`` have it. Applying what is wanted of it makes it the endpoint's again."""
+    """Return whether the object was created for an endpoint of this name and has lost its owner reference.
+
+    That happens when a backup is restored, and by ``kubectl delete --cascade=orphan``. Applying the object makes the
+    endpoint its owner again.
+    """
     if _controller(live):
         return False
     metadata, child = live["metadata"], Child.of(live)

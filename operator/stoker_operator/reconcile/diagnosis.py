@@ -1,8 +1,8 @@
-"""Why pods do not serve: one word and a sentence with the remedy. Pure.
+"""Why pods do not serve: a reason, and a message with the remedy. Pure.
 
-The words are those people search for, and each is said only where it is certain; what has none here is passed on in the
-platform's own words. Where all there is to do is wait, nothing is said. `lasting` marks what no waiting fixes: a tool
-that waits for the endpoint may give up.
+A reason is reported only if it is certain; other failures keep the platform's own reason and message. No diagnosis is
+made while waiting is enough. `lasting` marks failures that do not pass without the user's action, so that a tool that
+waits for the endpoint can give up.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PULL: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImag
 _START: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError")
 _VOLUME: Final = re.compile(r"persistentvolumeclaim|unbound immediate|volume node affinity", re.IGNORECASE)
 _PRESSURE: Final = re.compile(r"node\.kubernetes\.io/(memory|disk|pid)-pressure")
-#: What the reason of a condition may be.
+#: The pattern that the API server requires of a condition's reason.
 _WORD: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
-#: How much of the engine's last words fits into a condition that people read in a terminal.
+#: Largest length of an engine's termination message inside a condition, in characters.
 _LAST_WORDS: Final = 600
 
-#: What engines that write no last words of our kind say of a hub that does not let them have a model: huggingface_hub's
-#: names, and the sentences that transformers says instead.
+#: Patterns in the logs of engines that write no Stoker termination message: huggingface_hub's exception names, and
+#: transformers' sentences for the same errors.
 _FOREIGN: Final = (
     (Reason.MODEL_ACCESS_DENIED, re.compile(r"GatedRepoError|401 Client Error|403 Client Error|gated repo")),
     (
@@ -43,22 +43,22 @@ _FOREIGN: Final = (
     ),
     (Reason.OUT_OF_MEMORY, re.compile(r"OutOfMemoryError|No available memory for the cache blocks")),
 )
-#: The exception that a Python program ended with, between its traceback and what other processes still logged.
+#: The exception that ended a Python program, between its traceback and later log lines of other processes.
 _EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception): .*?(?=^\(\w+ pid=|\Z)", re.MULTILINE | re.DOTALL)
 _REMEDY: Final = {
     Reason.MODEL_NOT_FOUND: "check spec.model.source and revision, and tokenSecretRef if the model is private",
     Reason.MODEL_ACCESS_DENIED: "name a Secret with a hub token that may read the model in spec.model.tokenSecretRef",
-    Reason.DOWNLOAD_FAILED: "check that pods reach the model hub; the download goes on where it ended",
+    Reason.DOWNLOAD_FAILED: "check that pods reach the model hub; the download resumes where it stopped",
 }
 
 
 class Diagnosis(NamedTuple):
-    """What is wrong.
+    """A problem of an endpoint.
 
     Attributes:
-        reason: the word.
-        message: the sentence, with the remedy.
-        lasting: waiting does not fix it.
+        reason: a condition's reason.
+        message: what is wrong, with the remedy.
+        lasting: whether the problem needs the user's action; waiting does not fix it.
     """
 
     reason: str
@@ -67,48 +67,48 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagnosis | None:
-    """What keeps an endpoint from serving; None where all there is to do is wait.
+    """Return the problem that keeps an endpoint from serving; None if waiting is enough.
 
     Args:
-        pods: its pods, the newest first.
-        rollout: how far its workload has got.
-        capacity: what the cluster's nodes have of the accelerators that a pod needs.
+        pods: the endpoint's pods, newest first.
+        rollout: progress of its workload.
+        capacity: a sentence about the nodes' accelerators of the kind that a pod needs; empty: none.
     """
     if rollout.halted and not rollout.total == rollout.updated == rollout.desired:
         return Diagnosis(*rollout.halted, lasting=True)
     if "exceeded quota" in rollout.failure:
         return quota_exceeded(rollout.failure)
     if rollout.failure:
-        return Diagnosis("StartError", f"the cluster refuses to create pods: {rollout.failure}")
+        return Diagnosis("StartError", f"the cluster fails to create pods: {rollout.failure}")
     newest = _of_newest_spec(pods, rollout)
     found = next(filter(None, (_diagnose(pod, pods, capacity) for pod in newest if not pod.ready)), None)
     if found is None and rollout.overdue:
         return Diagnosis(
             "StartupTimeout",
-            "no pod has come nearer to serving for spec.rollout.startupTimeoutSeconds; see the log of the newest pod"
+            "no pod has made progress for spec.rollout.startupTimeoutSeconds; see the log of the newest pod"
             + (f", {newest[0].name}" if newest else "")
-            + ", and raise it if the model takes longer to download and load",
+            + ", and raise the timeout if the model takes longer to download and load",
             lasting=True,
         )
     return found._replace(lasting=True) if found and rollout.overdue else found
 
 
 def _of_newest_spec(pods: Sequence[Pod], rollout: Rollout) -> Sequence[Pod]:
-    """The pods that were made of the newest spec: the others' troubles may be those that it fixes."""
+    """Return the pods of the newest spec. Problems of older pods are ignored: the newest spec may fix them."""
     if not pods:
         return ()
     version = pods[0].version
-    # What runs pods does not count those that nodes have given up.
+    # Without updated pods, the workload has not created this version's pods yet. Its counts omit failed pods.
     if not rollout.updated and any(pod.version == version and not pod.failed[0] for pod in pods):
         return ()
     return [pod for pod in pods if pod.version == version]
 
 
 def quota_exceeded(message: str) -> Diagnosis:
-    """What a ResourceQuota keeps from being created."""
+    """Return the diagnosis of an object that a ResourceQuota forbids."""
     return Diagnosis(
         "QuotaExceeded",
-        f"a quota of the namespace is used up: {message}; raise it, or ask for less in spec.hardware or spec.replicas",
+        f"a quota of the namespace is used up: {message}; raise it, or lower spec.hardware or spec.replicas",
     )
 
 
@@ -116,35 +116,35 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
     if pod.failed[0] == "Evicted":
         return Diagnosis(
             "Evicted",
-            f"pod {pod.name} was evicted from its node: {pod.failed[1]} Raise spec.hardware.resources.requests to what "
-            "it needs, or give it a volume that holds the model (spec.storage.cache)",
+            f"pod {pod.name} was evicted from its node: {pod.failed[1]} Raise spec.hardware.resources.requests to the "
+            "pod's usage, or give it a volume that holds the model (spec.storage.cache)",
         )
     if pod.failed[0]:
-        subject = f"node {pod.node} does not keep pod {pod.name}" if pod.node else f"pod {pod.name} has failed"
+        subject = f"pod {pod.name} failed on node {pod.node}" if pod.node else f"pod {pod.name} has failed"
         return _platform_error(subject, *pod.failed)
     if pod.unscheduled[0] == "Unschedulable":
         return _unschedulable(pod, pods, capacity)
     if pod.unscheduled[0]:
-        return _platform_error(f"pod {pod.name} is given to no node", *pod.unscheduled)
+        return _platform_error(f"pod {pod.name} is not scheduled", *pod.unscheduled)
     if pod.mount_failure:
         return _mount_failure(pod)
-    # What runs again may yet come to serve.
+    # A container that runs again may still become ready, so the others are examined first.
     containers = sorted((each for each in pod.containers if not each.ready), key=lambda each: each.running)
     found = next(filter(None, (_of_container(pod, each) for each in containers)), None)
     if found is None and pod.unready[0]:
         reason, message = pod.unready
-        message = message or f"its node {pod.node} may report no more"
-        return _platform_error(f"pod {pod.name} has started and takes no requests", reason, message)
+        message = message or f"its node {pod.node} may have stopped reporting"
+        return _platform_error(f"pod {pod.name} has started and is not ready", reason, message)
     return found
 
 
 def _platform_error(subject: str, reason: str, message: str) -> Diagnosis:
-    """What has no word here, in the platform's own."""
+    """Return a failure without a reason of Stoker's own, with the platform's reason and message."""
     return Diagnosis(reason if _WORD.fullmatch(reason) else "PlatformError", f"{subject}: {message or reason}")
 
 
 def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
-    """What is wrong with a container that is not ready."""
+    """Return the problem of a container that is not ready; None if it only starts."""
     reason, message = container.waiting
     engine = container.name == ENGINE_CONTAINER
     container_text = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"
@@ -159,9 +159,10 @@ def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
     subject = f"the engine of pod {pod.name}" if engine else container_text
     if reason in _START:
         return Diagnosis(
-            "StartError", f"{subject} cannot be started: {message or reason}; create or correct what it names"
+            "StartError",
+            f"{subject} cannot be started: {message or reason}; create or correct the object that the message names",
         )
-    # What ended orderly was stopped. Not so what keeps ending; memory kills have been seen as code 0.
+    # Exit code 0 is an orderly stop, except in a crash loop. Out-of-memory kills have been reported with code 0.
     killed = container.exit_reason == "OOMKilled"
     if container.exit_code or killed or (container.exit_code == 0 and reason == "CrashLoopBackOff"):
         return _ended(pod, container) if engine else _helper_ended(pod, container)
@@ -171,11 +172,11 @@ def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
 
 
 def _helper_ended(pod: Pod, container: Container) -> Diagnosis:
-    """What there is to say of a container whose program is not ours to know."""
+    """Return the diagnosis of a container that ended and is not the engine."""
     subject = f"container {container.name} in pod {pod.name}"
     if container.exit_reason == "OOMKilled":
-        return Diagnosis("OOMKilled", f"{subject} needs more memory than it has; raise its limit where it is defined")
-    last_words = _end(container.last_words.strip()) or "it said nothing"
+        return Diagnosis("OOMKilled", f"{subject} needs more memory than its limit; raise the limit in its definition")
+    last_words = _end(container.last_words.strip()) or "it logged nothing"
     log = f"kubectl logs {pod.name} -c {container.name} --previous"
     return Diagnosis("CrashLoopBackOff", f"{subject} ended with code {container.exit_code}: {last_words}; see {log}")
 
@@ -191,17 +192,17 @@ def _unschedulable(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis:
     if _PRESSURE.search(message):
         return Diagnosis(
             "NodePressure",
-            f"nodes run short of memory, disk or processes: {message}; free or add nodes for pod {pod.name}",
+            f"nodes are low on memory, disk or process IDs: {message}; free or add nodes for pod {pod.name}",
         )
     reason = f"{message}{f'; {capacity}' if capacity else ''}"
     if any(other.ready and other.version != pod.version for other in pods):
         return Diagnosis(
             "SurgeUnschedulable",
-            f"no node takes pod {pod.name}, which is to replace one that still serves: {reason}; set "
-            "spec.rollout.maxSurge to 0 and maxUnavailable to 1, so that the old pod makes room first",
+            f"no node has room for pod {pod.name}, which replaces one that still serves: {reason}; set "
+            "spec.rollout.maxSurge to 0 and maxUnavailable to 1, so that the old pod is stopped first",
         )
     return Diagnosis(
-        "Unschedulable", f"no node takes pod {pod.name}: {reason}; free or add nodes, or ask for less in spec.hardware"
+        "Unschedulable", f"no node has room for pod {pod.name}: {reason}; free or add nodes, or lower spec.hardware"
     )
 
 
@@ -210,11 +211,12 @@ def _mount_failure(pod: Pod) -> Diagnosis:
         return Diagnosis(
             "VolumeNotBound",
             f"the node of pod {pod.name} cannot mount a volume: {pod.mount_failure}; check the claim, and whether "
-            "another node holds it",
+            "another node has it attached",
         )
     return Diagnosis(
         "StartError",
-        f"the node of pod {pod.name} cannot mount a volume: {pod.mount_failure}; create or correct what it names",
+        f"the node of pod {pod.name} cannot mount a volume: {pod.mount_failure}; create or correct the object that the "
+        "message names",
     )
 
 
@@ -222,7 +224,7 @@ def _ended(pod: Pod, engine: Container) -> Diagnosis:
     words = TerminationMessage.parse(engine.last_words)
     reason = words.reason if words else _foreign(engine.last_words)
     message = words.message if words else _gist(engine.last_words)
-    # A process killed for memory in its first second may be reported without the word for it.
+    # A process killed for memory in its first second may be reported without the reason OOMKilled.
     killed = engine.exit_reason == "OOMKilled" or (engine.exit_code == 137 and not message)
     if killed or reason is Reason.OUT_OF_MEMORY:
         return Diagnosis(
@@ -231,17 +233,17 @@ def _ended(pod: Pod, engine: Container) -> Diagnosis:
             "raise spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
     if reason in _REMEDY:
-        # Our own engine's message is more specific than the reason, and names the remedy.
+        # The Stoker engine's message is more specific than the reason, and already names the remedy.
         remedy = "" if words else f"; {_REMEDY[reason]}"
         return Diagnosis(
             reason.value,
-            f"pod {pod.name} cannot get the model of spec.model.source: {_end(message)}{remedy}",
+            f"pod {pod.name} cannot download the model of spec.model.source: {_end(message)}{remedy}",
             lasting=reason is not Reason.DOWNLOAD_FAILED,
         )
     if reason in (Reason.MODEL_UNSUPPORTED, Reason.START_ERROR):
-        return Diagnosis("StartError", f"the engine of pod {pod.name} will not start: {_end(message)}", lasting=True)
-    last_words = _end(message) or "it said nothing"
-    log_hint = "" if words else f"; its log may have more: kubectl logs {pod.name} --previous"
+        return Diagnosis("StartError", f"the engine of pod {pod.name} cannot start: {_end(message)}", lasting=True)
+    last_words = _end(message) or "it logged nothing"
+    log_hint = "" if words else f"; see its log: kubectl logs {pod.name} --previous"
     return Diagnosis(
         "CrashLoopBackOff", f"the engine of pod {pod.name} ended with code {engine.exit_code}: {last_words}{log_hint}"
     )
@@ -252,11 +254,11 @@ def _foreign(log_text: str) -> Reason | None:
 
 
 def _gist(log_text: str) -> str:
-    """What the last lines of a log come to: the exception, if there is one, without its traceback."""
+    """Return the exception at the end of a log, without its traceback; the whole text if there is none."""
     exceptions = _EXCEPTION.findall(log_text)
     if not exceptions:
         return log_text.strip()
-    # An exception says the most at its beginning.
+    # The beginning of an exception's message is the most informative part.
     gist = " ".join(exceptions[-1].split()).rstrip(".")
     return gist if len(gist) <= _LAST_WORDS else f"{gist[: _LAST_WORDS - 1]}…"
 

@@ -1,10 +1,10 @@
-"""Whether an object has to be applied. Pure; it is what makes a no-op free of requests.
+"""Decides whether an object must be applied. Pure; a reconcile without changes therefore sends no requests.
 
-    apply  ⇔  live lacks something we want   ∨   live has something of ours that we no longer want
+    apply  ⇔  live lacks a desired field   ∨   live has a field that the operator owns and no longer desires
 
-The first is found by looking for the object we want inside the live one: what others added is theirs. The second
-needs a record of what was ours, and the API server keeps one: ``managedFields`` lists, per manager, the fields it
-applied last. So nothing has to be kept anywhere else, and it holds across restarts and versions of the operator.
+For the first, the desired object is compared with the live one, ignoring fields that others added. For the second,
+``managedFields`` of the live object lists the fields that each manager applied last. So the operator keeps no record of
+its own, and the comparison works across restarts and releases.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from typing import Any, Final
 
 from stoker_operator.api.quantity import amount
 
-#: What identifies an item of a list, where Kubernetes merges lists by item. A volume may be mounted twice.
+#: Fields that identify an item of a list that Kubernetes merges by item. A volume may be mounted twice, so mountPath
+#: comes before name.
 _ITEM_KEYS: Final = ("mountPath", "name", "uid")
-#: What the API server does not store: its absence means the same.
+#: Values that the API server does not store: an absent field means the same.
 _ZERO: Final[tuple[object, ...]] = ("", 0, False, None, [], {})
-#: By kind, the parts in which more is another thing: a rule without `from` lets everyone in. The API server adds
-#: nothing to them.
+#: By kind, the parts that must be equal, because an additional field changes their meaning: a rule without `from`
+#: allows all traffic. The API server adds no defaults to them.
 _EXACT: Final[Mapping[str, tuple[str, ...]]] = {
     "NetworkPolicy": ("spec",),
     "Role": ("rules",),
     "RoleBinding": ("roleRef", "subjects"),
 }
-#: Where amounts stand, which the API server rewrites: 1000m becomes 1.
+#: Fields with quantities, which the API server normalizes: 1000m becomes 1.
 AMOUNTS: Final = ("limits", "requests", "sizeLimit")
 
 
 def differs(desired: Mapping[str, Any], live: Mapping[str, Any], manager: str) -> bool:
-    """Whether `live` has to be changed for `desired` to hold."""
+    """Return whether `desired` must be applied to `live`."""
     if any(live.get(part) != desired[part] for part in _EXACT.get(desired.get("kind", ""), ())):
         return True
     return not _contains(live, desired) or _is_stale(_owned(live, manager), desired)
 
 
 def owned_part(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
-    """What of `live` was applied by `manager`."""
+    """Return the part of `live` that `manager` applied."""
     part: Mapping[str, Any] = _part(live, _owned(live, manager))
     return part
 
@@ -50,7 +51,7 @@ def _part(live: Any, owned: Mapping[str, Any]) -> Any:
     if isinstance(live, list):
         items = [(json.loads(notation[2:]), inner) for notation, inner in below.items()]
         return [
-            keys | _part(item, inner)  # its keys identify an item, whichever manager set them
+            keys | _part(item, inner)  # keys identify the item, whichever manager set them
             for item in live
             for keys, inner in items
             if isinstance(item, Mapping) and all(item.get(key) == value for key, value in keys.items())
@@ -74,7 +75,7 @@ def _contains(live: Any, desired: Any, amount: bool = False) -> bool:
 
 def _contains_items(live: Sequence[Any], desired: Sequence[Any]) -> bool:
     if not desired:
-        return True  # whatever is there is others', or `_is_stale` finds it
+        return True  # live items belong to other managers, or `_is_stale` finds them
     key = next((key for key in _ITEM_KEYS if all(isinstance(item, Mapping) and key in item for item in desired)), None)
     if key is None:
         return len(live) == len(desired) and all(map(_contains, live, desired))
@@ -83,7 +84,7 @@ def _contains_items(live: Sequence[Any], desired: Sequence[Any]) -> bool:
 
 
 def _owned(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
-    """The fields that `manager` applied last, in the API server's notation."""
+    """Return the fields that `manager` applied last, in the notation of ``fieldsV1``."""
     for entry in live["metadata"].get("managedFields", ()):
         if (entry["manager"], entry["operation"], entry.get("subresource", "")) == (manager, "Apply", ""):
             fields: Mapping[str, Any] = entry["fieldsV1"]
@@ -92,8 +93,11 @@ def _owned(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
 
 
 def _is_stale(owned: Mapping[str, Any], desired: Any) -> bool:
-    """Whether something `owned` is not in `desired`. A field is ``f:NAME``, an item of a list ``k:{its keys}``, a
-    value of a set ``v:VALUE``; ``.`` is the parent itself."""
+    """Return whether an owned field is not in `desired`.
+
+    In ``fieldsV1``, a field is ``f:NAME``, an item of a list ``k:{its keys}``, a value of a set ``v:VALUE``, and ``.``
+    is the parent itself.
+    """
     for notation, below in owned.items():
         mark, _, name = notation.partition(":")
         if mark == "f":
@@ -117,7 +121,7 @@ def _is_stale(owned: Mapping[str, Any], desired: Any) -> bool:
 
 
 def _amount(value: Any) -> Any:
-    """What a quantity such as ``500m`` amounts to."""
+    """Return the amount of a quantity such as ``500m``; other values unchanged."""
     try:
         return amount(value if isinstance(value, int) else str(value))
     except ValueError:

@@ -1,7 +1,7 @@
-"""A manifest → what its objects will be, or all objections to it. Pure.
+"""Evaluates a manifest: the objects for it, or all violations. Pure.
 
-Admission and reconcile both judge by this, so that they cannot come to different verdicts: admission saves the user
-the wait, and reconcile needs no admission.
+Admission and reconcile share this function, so they cannot disagree. Admission reports violations earlier, and
+reconcile works without it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Recommendation
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition, Role, Workload
 
-#: Hub id and revision → the model's config.json, where it has been fetched.
+#: Hub id and revision → the model's config.json; None: not fetched.
 Configs = Callable[[str, str | None], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class PlanningContext:
-    """What verdicts rest on beside the manifest; all of it is in memory.
+    """The inputs of an evaluation besides the manifest; all of them are in memory.
 
     Attributes:
         catalogue: accelerators and images.
-        configs: descriptions of hub models, as far as they have been fetched.
-        pod_monitors: the cluster has PodMonitors.
-        policy: what the administrator permits and adds.
-        pending: whether a hub model's description is being fetched for the first time.
-        route: whether the gateway serves the endpoint, where there is something to say.
-        composition: of which workloads endpoints consist.
-        scaling: what the autoscaler recommends for the endpoint; None: nothing, or not yet.
+        configs: returns a hub model's config.json; None: not fetched.
+        pod_monitors: whether the cluster has the kind PodMonitor.
+        policy: the administrator's permissions and additions.
+        pending: returns whether a hub model's config.json is being fetched for the first time.
+        route: the gateway's route to the endpoint; None: no gateway is involved.
+        composition: the workloads of endpoints.
+        scaling: the autoscaler's recommendation for the endpoint; None: none, or not yet.
     """
 
     catalogue: Catalogue
@@ -56,16 +56,16 @@ class PlanningContext:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is made of a manifest.
+    """The result of evaluating a manifest.
 
     Attributes:
-        parsed: the endpoint, where the manifest can be read.
-        workloads: the workloads of its spec, where the manifest can be read.
-        plans: what their pods will be, by the workload's name; without those that cannot run so.
-        objects: what should exist for it; empty where there is an objection.
-        refused: objections to the manifest itself.
-        unplannable: objections to any plan for it.
-        awaited: hub id and revision of its model, where the description is being fetched that may change all of this.
+        parsed: the parsed endpoint; None: the manifest cannot be parsed.
+        workloads: the workloads of its spec; empty if the manifest cannot be parsed.
+        plans: the plans of the workloads' pods, by workload name, without workloads that cannot be planned.
+        objects: the objects that should exist; empty if there are violations.
+        refused: violations of the manifest itself.
+        unplannable: reasons why the planner finds no plan.
+        awaited: hub id and revision of a model whose config.json is being fetched and may change this evaluation.
     """
 
     parsed: InferenceEndpoint | None = None
@@ -78,17 +78,17 @@ class Evaluation:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """All objections to it."""
+        """All violations."""
         return self.refused + self.unplannable
 
     @property
     def serving(self) -> Workload | None:
-        """The workload whose pods answer requests; None where the manifest cannot be read."""
+        """The workload whose pods answer requests; None if the manifest cannot be parsed."""
         return next((each for each in self.workloads if each.role is Role.SERVING), None)
 
     @property
     def plan(self) -> Plan | None:
-        """What the pods that answer requests will be."""
+        """The plan of the pods that answer requests."""
         return self.plans.get(self.serving.name) if self.serving else None
 
 
@@ -99,14 +99,14 @@ def evaluate(
     before: Object | None = None,
     live: Mapping[Child, Object] | None = None,
 ) -> Evaluation:
-    """Judges the manifest `document` of the endpoint `owner`.
+    """Evaluate the manifest `document` of the endpoint `owner`.
 
     Args:
         owner: the endpoint.
         document: its manifest.
-        context: what the verdict rests on beside it.
-        before: the manifest that this one changes, where it does.
-        live: the endpoint's objects, where they are known.
+        context: the other inputs.
+        before: the manifest that this one replaces; None: it is new, or changes are not checked.
+        live: the endpoint's objects; None: unknown.
     """
     try:
         parsed = parse(document, before)
@@ -119,7 +119,7 @@ def evaluate(
     for workload in workloads:
         if against := forbidden(workload.spec.template, context.policy.template):
             return Evaluation(parsed, workloads, refused=against)
-    # Looked up before the plans, so that a description that arrives meanwhile is either awaited or in them.
+    # Looked up before planning: a config.json that arrives meanwhile is then either awaited or used by the plans.
     awaited = _awaited(workloads, context)
     plans: dict[str, Plan] = {}
     refused_specs: tuple[Violation, ...] = ()
@@ -145,7 +145,7 @@ def evaluate(
 def _objects(
     owner: Owner, workload: Workload, planned: Plan, context: PlanningContext, live: Mapping[Child, Object]
 ) -> tuple[Manifest, ...]:
-    """The objects of a workload."""
+    """Return the objects of a workload."""
     own = {
         child: each
         for child, each in live.items()
@@ -166,8 +166,10 @@ def _objects(
 
 
 def _replicas(workload: Workload, live: Mapping[Child, Object], context: PlanningContext) -> int | None:
-    """How many replicas a workload should have; None: as many as a new endpoint has. Where the autoscaler has not
-    recommended anything yet, the present number stays."""
+    """Return the number of replicas of a workload; None: the number that a new endpoint gets.
+
+    Without a recommendation of the autoscaler, the current number is kept.
+    """
     scaling = workload.spec.scaling
     if scaling is None or workload.role is not Role.SERVING:
         return workload.spec.replicas
@@ -177,19 +179,19 @@ def _replicas(workload: Workload, live: Mapping[Child, Object], context: Plannin
 
 
 def _awaited(workloads: tuple[Workload, ...], context: PlanningContext) -> tuple[str, str | None] | None:
-    """The first model of which the description is being fetched."""
+    """Return the first model whose config.json is being fetched; None: there is none."""
     models = (_hub_model(each.spec) for each in workloads)
     missing = (model for model in models if model and context.configs(*model) is None and context.pending(*model))
     return next(missing, None)
 
 
 def _hub_model(spec: Spec) -> tuple[str, str | None] | None:
-    """Hub id and revision of a spec's model; None: it is from elsewhere."""
+    """Return hub id and revision of a spec's model; None: it is not a hub model."""
     source = ModelSource.parse(spec.model.source)
     return (source.name, spec.model.revision) if source.scheme == "hf" else None
 
 
 def _config(spec: Spec, context: PlanningContext) -> Mapping[str, Any] | None:
-    """The config.json of a spec's model, where it has been fetched."""
+    """Return the config.json of a spec's model; None: not fetched, or not a hub model."""
     model = _hub_model(spec)
     return context.configs(*model) if model else None

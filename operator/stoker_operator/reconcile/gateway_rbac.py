@@ -1,7 +1,7 @@
-"""Lets the gateway read the keys of the engines that it serves, namespace by namespace.
+"""Grants the gateway access to the API keys of the engines that it serves, by namespace.
 
-Several endpoints of a namespace share one Role, so it is no object of theirs. It is made so as endpoints are:
-level-based, by server-side apply, and only where something differs. What no endpoint needs any more is removed.
+The endpoints of a namespace share one Role, so no endpoint owns it. It is reconciled like endpoints' objects:
+level-based, by server-side apply, and only on a difference. It is deleted once no endpoint needs it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.settings import GatewaySettings
 
-#: The kinds of object that grant something.
+#: Kinds of the objects that grant access.
 KINDS: Final = ("Role", "RoleBinding")
 
 logger = logging.getLogger(__name__)
 
 
 def namespaces(store: Store) -> set[str]:
-    """The namespaces in which there is something that was granted."""
+    """Return the namespaces that have an object of a grant."""
     found = (each["metadata"] for kind in KINDS for each in store.all(kind))
     return {metadata["namespace"] for metadata in found if metadata["name"] == NAME}
 
@@ -41,11 +41,11 @@ def grant(
     gateway: GatewaySettings,
     operators: OtherOperators | None = None,
 ) -> Outcome:
-    """Makes it so that the gateway may read these Secrets of the namespace, and no others.
+    """Grant the gateway access to these Secrets of the namespace, and to no others.
 
     Raises:
-        KubeError: the API server could not be reached, or could not answer.
-        NotLeading: another replica writes now.
+        KubeError: the API server could not be reached, or failed.
+        NotLeading: another replica of the operator has become the leader.
     """
     desired = gateway_access(namespace, secrets, gateway, operators.own_name if operators else "")
     live = {Child(kind): found for kind in KINDS if (found := store.get(kind, namespace, NAME)) is not None}
@@ -55,8 +55,8 @@ def grant(
     foreign = next((each for each in live.values() if not _is_ours(each)), None)
     if foreign is not None:
         logger.warning(
-            "%s %s is somebody else's and is left alone: the gateway cannot read the keys of this namespace's "
-            "endpoints; delete it",
+            "%s %s was not created by Stoker and is not changed, so the gateway cannot read the keys of this "
+            "namespace's endpoints; delete it",
             foreign["kind"],
             NAME,
             extra=Key(namespace, "").reference,
@@ -69,7 +69,11 @@ def grant(
     if operators:
         operators.observe(Key(namespace, ""), applied.live.get(Child("RoleBinding")))
     if applied.refusal:
-        logger.warning("the gateway's access: %s", applied.refusal, extra=Key(namespace, "").reference)
+        logger.warning(
+            "the API server rejects the gateway's access to keys: %s",
+            applied.refusal,
+            extra=Key(namespace, "").reference,
+        )
         return Outcome.REFUSED
     return Outcome.SETTLED if desired else Outcome.GONE
 

@@ -1,4 +1,4 @@
-"""When Secrets and ConfigMaps got their data: read from the API server as metadata, and remembered for a while."""
+"""Cache of when Secrets' and ConfigMaps' data last changed, which it reads from their metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from stoker_operator.cluster.kube import Kube, KubeError
 from stoker_operator.reconcile.referenced_objects import Reference, Version
 
-#: Of the time between two looks at an endpoint, which varies by a fifth: each look reads again.
+#: Lifetime of an entry, as a fraction of the resync interval, which varies by a fifth: each resync must read again.
 _REMEMBERED: Final = 0.75
 
 logger = logging.getLogger(__name__)
@@ -29,10 +29,10 @@ class ObjectVersions:
     """Versions of objects that endpoints name. May be used by several threads.
 
     Args:
-        kube: the cluster.
-        resync_seconds: how often an endpoint is looked at. Within most of that, an object is read once, however many
-            endpoints name it and however often they are reconciled.
-        clock: monotonic seconds.
+        kube: the API server's client.
+        resync_seconds: interval of an endpoint's resync, in seconds. Within most of it an object is read once,
+            regardless of how many endpoints name it and how often they are reconciled.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, kube: Kube, resync_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,8 +43,7 @@ class ObjectVersions:
         self._lock = threading.Lock()
 
     def get(self, namespace: str, reference: Reference) -> Version | None:
-        """When an object got its data; None where there is no such object, or it could not be read, which the log
-        says."""
+        """Return when an object's data changed; None if it does not exist, or cannot be read, which is logged."""
         key, now = _Key(reference.kind, namespace, reference.name), self._clock()
         with self._lock:
             at, reading = self._known.get(key, (-math.inf, None))
@@ -56,14 +55,14 @@ class ObjectVersions:
                 self._known[key] = (now, pending)
         if pending is None:
             assert reading
-            return reading.result()  # which another thread may be at; a request has a timeout
+            return reading.result()  # another thread may still be reading; its request has a timeout
         try:
             pending.set_result(self._read(key))
         except (KubeError, KeyError, TypeError, ValueError) as error:
-            # What was known last may well hold: status does not change each time a request fails.
+            # Keep the last known version, so that the status does not change with each failed request.
             pending.set_result(reading.result() if reading else None)
             logger.warning(
-                "%s %s of namespace %s could not be read, so whether pods run with an earlier one is not known: %s",
+                "could not read %s %s of namespace %s, so it is unknown whether pods run with an earlier version: %s",
                 key.kind,
                 key.name,
                 key.namespace,

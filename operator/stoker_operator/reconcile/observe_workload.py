@@ -1,4 +1,4 @@
-"""What one workload has come to: how far its roll-out is, why its pods do not serve, and what its engines report."""
+"""Observes one workload: its rollout's progress, why pods do not serve, and what its engines report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker_operator.reconcile.referenced_objects import older, references
 from stoker_operator.reconcile.workload_status import reported_args, reported_workload
 from stoker_operator.workloads.kind import WorkloadKind
 
-#: Flags of engines that are several processes, in pods of which earlier releases recorded no plan.
+#: Flags that start several engine processes; used for pods of earlier releases, which have no recorded plan.
 _MULTI_PROCESS_FLAGS: Final = ("--tensor-parallel-size=", "--pipeline-parallel-size=", "--data-parallel-size=")
 
 
@@ -32,10 +32,10 @@ def observe_workload(
     objects: Sequence[Object],
     now: datetime,
 ) -> ObservedWorkload:
-    """What a workload has come to, of which these objects run the pods."""
+    """Return the observed state of a workload whose pods are run by `objects`."""
     rollout = kind.rollout(objects)
     pods = observe.pods(cluster.store, endpoint.key, name, kind, objects)
-    # Before the newest spec has been taken up, the pods' troubles may be those that it fixes.
+    # Until the workload's controller has observed the newest spec, that spec may fix the pods' problems.
     troubled = rollout.current and not rollout.complete
     trouble = _trouble(cluster, decision, endpoint.key, name, rollout, pods, now) if troubled else None
     serving = tuple(pod for pod in pods if pod.takes_requests)
@@ -50,8 +50,7 @@ def observe_workload(
 def _older(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, rollout: Rollout, pods: tuple[Pod, ...]
 ) -> tuple[OlderObject, ...]:
-    """Objects that the spec names of which its pods run with an earlier state. While pods are replaced, some are about
-    to go, and nothing is to be done."""
+    """Return the referenced objects that changed after pods read them; none during a rollout, which replaces pods."""
     spec = next((each.spec for each in decision.evaluation.workloads if each.name == workload), None)
     if spec is None or not decision.objects or not rollout.complete:
         return ()
@@ -59,7 +58,7 @@ def _older(
 
 
 def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
-    """Where the metrics are of the pods in which several processes of our engine compute."""
+    """Return the metrics URLs of the pods in which several processes of the Stoker engine compute, by pod name."""
     if workload not in decision.pinned:
         return {}
     container = engine(decision.pinned[workload].template)
@@ -69,7 +68,7 @@ def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dic
 
 
 def _has_several_processes(pinned: Pinned) -> bool:
-    """Whether several processes compute in each of these pods."""
+    """Return whether several processes compute in each of these pods."""
     if pinned.plan:
         return pinned.plan["tensor"] * pinned.plan["pipeline"] * pinned.plan["data"] > 1
     return any(word.startswith(_MULTI_PROCESS_FLAGS) for word in engine(pinned.template).get("args", ()))
@@ -90,7 +89,7 @@ def _trouble(
     plan = decision.evaluation.plans.get(workload)
     if plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
         placement = plan.placement
-        # Whether a node is large enough is known without listing who holds what.
+        # If no node is large enough, the pods that occupy accelerators need not be listed.
         room = capacity(nodes, (), placement.accelerator, placement.count)
         room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
     return diagnose(pods, rollout, room)
@@ -99,7 +98,7 @@ def _trouble(
 def _reported(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
 ) -> Reported | None:
-    """What the engine was found to have: requested, until it answers, for each image and way it is started."""
+    """Return the engine's reported facts: requested until it answers, once for each image and command line."""
     if workload not in decision.pinned:
         return None
     template = decision.pinned[workload].template
@@ -112,7 +111,7 @@ def _reported(
         reported_args(container),
     ) and "kvBlocks" in before:
         known = Reported(int(before["kvBlocks"]), before.get("kvCacheDtype", ""), before.get("weights", ""))
-        # An operator that did not ask for them yet may have reported it.
+        # An earlier release of the operator may have reported blocks without weights.
         if known.weights or earlier.get("runtime") != "stoker":
             return known
     pod = next((pod for pod in pods if pod.ready and pod.address), None)

@@ -1,4 +1,4 @@
-"""What came of a decision: the objects, and how far their pods have got. The input of the status."""
+"""The observed state after a decision: the objects, and their pods' progress. The input of the status."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from stoker_operator.reconcile.scaling_status import ObservedScaling
 
 @dataclass(frozen=True)
 class ObservedWorkload:
-    """What came of one workload.
+    """The observed state of one workload.
 
     Attributes:
-        rollout: how far it has got.
-        trouble: why its pods do not serve.
-        reported: what its engine reports, where it has.
-        silent: a pod is ready, and its engine has not reported.
-        engines: of the model, by pod, where several processes compute.
-        older: Secrets and ConfigMaps of which pods run with an earlier state.
-        objects: what runs its pods, as kubectl takes it: ``deployment/demo``.
+        rollout: progress of its rollout.
+        trouble: why its pods do not serve; None: no problem.
+        reported: what its engine reports; None: nothing yet.
+        silent: whether a pod is ready and its engine has not reported.
+        engines: states of the model's engines, by pod, if several processes compute.
+        older: Secrets and ConfigMaps that changed after pods read them.
+        objects: the objects that run its pods, in kubectl's notation: ``deployment/demo``.
     """
 
     rollout: Rollout
@@ -44,15 +44,15 @@ class ObservedWorkload:
 
 @dataclass(frozen=True)
 class Observed:
-    """What came of a decision.
+    """The observed state after a decision was applied.
 
     Attributes:
-        live: the objects that have the names of the endpoint's.
-        refusal: what the API server said of one that it would not take.
-        workloads: those of which there is an object that runs pods, by name.
-        route: whether the gateway serves the endpoint, where there is something to say.
-        serving: the name of the workload whose pods answer requests.
-        scaling: how the endpoint is scaled; None: ``spec.replicas`` says how many there are.
+        live: the existing objects with the names of the endpoint's objects.
+        refusal: the API server's messages about rejected objects; empty: none.
+        workloads: the workloads that have an object that runs pods, by name.
+        route: the gateway's route to the endpoint; None: no gateway is involved.
+        serving: name of the workload whose pods answer requests.
+        scaling: the endpoint's scaling; None: ``spec.replicas`` sets the number of replicas.
     """
 
     live: Mapping[Child, Object]
@@ -64,26 +64,26 @@ class Observed:
 
     @property
     def rollout(self) -> Rollout | None:
-        """How far the pods that answer requests have got."""
+        """The rollout of the pods that answer requests."""
         serving = self.workloads.get(self.serving)
         return serving.rollout if serving else None
 
     @property
     def complete(self) -> bool:
-        """Whether every pod of every workload serves from the newest spec."""
+        """Whether every pod of every workload serves the newest spec."""
         return self.serving in self.workloads and self.unfinished is None
 
     @property
     def unfinished(self) -> Rollout | None:
-        """A rollout that goes on."""
+        """The first unfinished rollout; None: all are complete."""
         return next((each.rollout for each in self.workloads.values() if not each.rollout.complete), None)
 
     @property
     def placed(self) -> bool:
-        """Whether every workload has rolled out, be it that pods have ceased to serve since."""
+        """Whether every workload has rolled out, even if pods have stopped serving since."""
         return all(each.rollout.complete or each.rollout.placed for each in self.workloads.values())
 
     @property
     def trouble(self) -> Diagnosis | None:
-        """Why pods do not serve."""
+        """Why pods do not serve; None: no problem."""
         return next((each.trouble for each in self.workloads.values() if each.trouble), None)

@@ -1,20 +1,20 @@
-"""Which pods an endpoint runs: those its spec was rendered to, until the spec changes. Pure.
+"""Pins pod templates: an endpoint keeps the pods that its spec was first rendered to until the spec changes. Pure.
 
-    nothing restarts a model pod but its spec
+    only a change of its spec restarts a model's pod
 
 A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a model that
-serves. So what a workload's spec was rendered to is written beside it, into an annotation of each object that runs its
-pods, and applied again for as long as the spec means the same for these pods. ``rollout.imageUpdates: Always`` takes
-the newest instead. The annotation is JSON: ``spec``, the spec's digest; ``template``, the pod template, and ``further``
-ones where an object has several; ``components``, the templates of the workload's other objects where it has several;
-``plan``, how the model is spread in these pods, which earlier releases did not write.
+serves. So the rendered templates are recorded in an annotation of each object that runs pods, and applied again as long
+as the spec means the same for these pods. ``rollout.imageUpdates: Always`` uses the newest templates instead. The
+annotation is JSON: ``spec``, the spec's digest; ``template``, the pod template, and ``further`` ones if an object has
+several; ``components``, the templates of the workload's other objects if it has several; ``plan``, the model's
+placement in these pods, which earlier releases did not write.
 
-What does not concern pods may change meanwhile: how many there are, how they are replaced, the Service. Specs are
-compared by what they mean, whatever version of the API they are written in: a field left out is the same as its
-default, and a field that a later release adds means nothing until it is set.
+Other fields may change meanwhile: the number of pods, the rollout strategy, the Service. Specs are compared by meaning,
+in whichever version of the API they are written: an absent field equals its default, and a field that a later release
+adds is ignored until it is set.
 
-Beside it stands the generation of the endpoint that the object was made of: a replica that sees an older
-one does not see the newest spec, and must not render it (`is_behind`).
+A second annotation has the generation of the endpoint that the object was created from: an operator replica that sees
+an older generation has a stale spec and must not render it (`is_behind`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from stoker_operator.workloads.kind import WorkloadKind
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
-#: What of a spec no pod shows, in records of releases that compared specs as they were written; routing and scaling
-#: came after.
+#: Fields of a spec that do not affect pods, in records of early releases, which compared specs literally. Routing and
+#: scaling were added later.
 _NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring", "routing", "scaling")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
@@ -49,12 +49,12 @@ class Pinned:
     """The objects of a workload to apply.
 
     Attributes:
-        objects: they, with the pods that are to run.
-        template: the pods among these that answer the workload's requests.
-        plan: how the model is spread in them, as `placement_numbers` has it; empty where that is not known, of pods
-            that an earlier release of the operator made.
-        waiting: the image that would run if the spec changed, where it is another one than runs.
-        differs: what would run if the spec changed is not what runs.
+        objects: the objects, with the pod templates to run.
+        template: template of the pods that answer the workload's requests.
+        plan: the model's placement in these pods, see `placement_numbers`; empty if unknown, for pods that an earlier
+            release of the operator created.
+        waiting: the image that pods get with the next change of the spec, if it differs from the running one.
+        differs: whether the templates of today's rendering differ from those that run.
     """
 
     objects: tuple[Manifest, ...]
@@ -65,11 +65,11 @@ class Pinned:
 
 
 class _Record(NamedTuple):
-    """What a spec was rendered to.
+    """The recorded result of rendering a spec.
 
     Attributes:
         templates: the pod templates of one object.
-        plan: as of `Pinned`.
+        plan: as in `Pinned`.
         components: the pod templates of the workload's other objects, by component.
     """
 
@@ -86,15 +86,15 @@ def pin(
     endpoint: Endpoint,
     manager: str,
 ) -> Pinned:
-    """The objects to apply, where `objects` are what the spec is rendered to today and `live` is what there is.
+    """Return the objects to apply, with recorded pod templates where they are still valid.
 
     Args:
-        objects: those of the workload that run its pods, as built by `manifests`.
-        workload: whose they are.
-        placement: how the model is spread in pods that are rendered today.
+        objects: the workload's objects that run pods, as `manifests` renders them today.
+        workload: the workload.
+        placement: the model's placement in pods that are rendered today.
         live: the endpoint's objects in the cluster.
         endpoint: the endpoint.
-        manager: our field manager.
+        manager: the operator's field manager.
     """
     kind, spec_digest, numbers = workload.kind, digest(workload.spec), placement_numbers(placement)
     today = {Child.of(each): _Record(kind.templates(each), numbers) for each in objects}
@@ -121,8 +121,11 @@ def pin(
 
 
 def _kept(child: Child, records: Mapping[Child, _Record], today: _Record) -> _Record:
-    """What one of a workload's objects is to run. Where it has no record, since it was deleted or not yet written, that
-    of another object of the workload counts: pods of a replica are of one release of the operator."""
+    """Return the templates that one of a workload's objects must run.
+
+    An object without a record was deleted or not created yet. It gets the templates that another object of the workload
+    recorded for it, so that all pods of a replica come from the same release of the operator.
+    """
     before = records.get(child)
     if before is None:
         others = (each for each in records.values() if each.components.get(child.component))
@@ -134,7 +137,7 @@ def _kept(child: Child, records: Mapping[Child, _Record], today: _Record) -> _Re
 def _with_record(
     rendered: Manifest, kind: WorkloadKind, records: Mapping[Child, _Record], spec_digest: str
 ) -> Manifest:
-    """The object with the pods of its record, and with the annotation that keeps it."""
+    """Return the object with the templates of its record, and with the record as an annotation."""
     record = records[Child.of(rendered)]
     entry: dict[str, Any] = {"spec": spec_digest, "template": record.templates[0]}
     if len(record.templates) > 1:
@@ -151,7 +154,7 @@ def _with_record(
 
 
 def placement_numbers(placement: Placement) -> dict[str, int]:
-    """How the model is spread over the accelerators of a replica, as status and records have it."""
+    """Return the model's placement over a replica's accelerators, as status and records contain it."""
     numbers: dict[str, int | None] = {
         "tensor": placement.tensor,
         "pipeline": placement.pipeline,
@@ -164,12 +167,12 @@ def placement_numbers(placement: Placement) -> dict[str, int]:
 
 
 def is_behind(endpoint: Endpoint, live: Object) -> bool:
-    """Whether the object `live` was made of a newer spec than this one, so that this one is not the newest."""
+    """Return whether `live` was created from a newer generation than `endpoint`, which then is stale."""
     return made_of(live) > endpoint.generation
 
 
 def _dated(pinned: Manifest, live: Object | None, endpoint: Endpoint, manager: str) -> Manifest:
-    """The object with the generation it is made of: that of the last one that said anything else of it."""
+    """Return the object with the generation that last changed it."""
     if live is not None and made_of(live) <= endpoint.generation:
         same = _with_generation(pinned, made_of(live))
         if not differs(same, live, manager):
@@ -184,25 +187,25 @@ def _with_generation(pinned: Manifest, generation: int) -> Manifest:
 
 
 def is_rendered(live: Object, endpoint: Endpoint, workload: Workload, manager: str) -> bool:
-    """Whether the object `live` is what the workload's present spec was rendered to."""
+    """Return whether the object `live` was rendered from the workload's present spec."""
     return _recorded(live, workload, digest(workload.spec), endpoint, manager) is not None
 
 
 def digest(spec: Spec) -> str:
-    """What a spec says about pods, in a few characters."""
+    """Return a digest of the fields of a spec that affect pods: 16 hexadecimal digits."""
     spec_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_not_in_pods(Spec))
     return _hash({name: value for name, value in spec_fields.items() if value != {}})
 
 
 @functools.cache
 def _not_in_pods(part: type[Part]) -> dict[str, Any]:
-    """The fields that no pod shows, as pydantic's `exclude` takes them."""
+    """Return the fields that do not affect pods, in the form of pydantic's `exclude`."""
     found: dict[str, Any] = {}
     for name, field in part.model_fields.items():
         if NOT_IN_PODS in field.metadata:
             found[name] = True
         else:
-            # A part, or a part that may be absent: only whether it is there is said then.
+            # A nested part, required or optional: exclude its fields and keep whether it is present.
             kinds = (field.annotation, *get_args(field.annotation))
             inner = next((each for each in kinds if isinstance(each, type) and issubclass(each, Part)), None)
             below = _not_in_pods(inner) if inner else {}
@@ -211,7 +214,7 @@ def _not_in_pods(part: type[Part]) -> dict[str, Any]:
 
 
 def _digest_as_written(spec: Mapping[str, Any]) -> str:
-    """The digest of releases that compared specs as they were written."""
+    """Return the digest of early releases, which compared specs literally."""
     about = {name: value for name, value in spec.items() if name not in _NOT_OF_PODS}
     if "rollout" in about:
         about["rollout"] = {k: v for k, v in about["rollout"].items() if k not in _NOT_OF_PODS_IN_ROLLOUT}
@@ -225,21 +228,21 @@ def _hash(about: Mapping[str, Any]) -> str:
 
 
 def image(template: Object) -> str:
-    """The image of the engine in pods of this template."""
+    """Return the engine's image in pods of this template."""
     return str(engine(template)["image"])
 
 
 def engine(template: Object) -> Mapping[str, Any]:
-    """The engine's container in pods of this template."""
+    """Return the engine's container in pods of this template."""
     found: Mapping[str, Any] = next(each for each in template["spec"]["containers"] if each["name"] == ENGINE_CONTAINER)
     return found
 
 
 def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endpoint, manager: str) -> _Record | None:
-    """What the same spec was rendered to before; None where there is no such thing."""
+    """Return the templates that the same spec was rendered to before; None if there are none."""
     record = (live["metadata"].get("annotations") or {}).get(ANNOTATION)
     if record is None:
-        # Made by a release that kept no record. What it applied for this generation is what runs.
+        # Created by a release without records. The fields that it applied for this generation are the record.
         known = endpoint.status.get("observedGeneration") == endpoint.generation
         owned = workload.kind.templates(owned_part(live, manager)) if known else ()
         return _Record(owned, {}) if owned else None
@@ -251,10 +254,10 @@ def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endp
         record = _Record(templates, _numbers(rendered.get("plan")), dict(rendered.get("components") or {}))
         return record if same and is_complete else None
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # not written by us
+        return None  # not written by the operator
 
 
 def _numbers(plan: Any) -> dict[str, int]:
-    """The recorded plan; empty where an earlier release kept none."""
+    """Return the recorded plan; empty if an earlier release recorded none."""
     is_plan = isinstance(plan, dict) and all(isinstance(number, int) for number in plan.values())
     return plan if is_plan and {"tensor", "pipeline", "data"} <= plan.keys() else {}

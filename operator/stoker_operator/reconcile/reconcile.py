@@ -1,7 +1,7 @@
-"""One endpoint, made so: the whole flow on one screen.
+"""Reconciles one endpoint: observe, evaluate, decide, apply, report.
 
-Level-based: it looks at what is, not at what happened, so that it may be called at any time and any number of
-times, after lost events and after a restart.
+Level-based: it reads the current state and not the events, so it may be called at any time and any number of times,
+also after lost events and after a restart.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ from stoker_operator.reconcile.status import failed, status
 from stoker_operator.workloads.composition import Composition
 from stoker_operator.workloads.kind import WorkloadKind
 
-#: How long requests go to the engine of an endpoint that has become ready, while it has not reported its blocks.
+#: How long the engine of an endpoint that has become ready is polled until it reports its KV blocks.
 _ASK_FOR: Final = timedelta(minutes=2)
 
 
 class Outcome(Enum):
-    """What a reconcile found.
+    """The result of one reconcile.
 
-    GONE: there is no such endpoint. CHANGED: its spec has changed meanwhile. SETTLED: everything is as wanted. MOVING:
-    pods are not there yet, or something is in the way that may pass. HELD: pods are not made before something that is
-    known in a moment. REFUSED: the API server takes something else than what is wanted. YIELDED: another operator
-    serves it.
+    GONE: there is no such endpoint. CHANGED: its spec has changed meanwhile. SETTLED: the cluster is in the desired
+    state. MOVING: pods are not ready yet, or a problem may pass by itself. HELD: pods wait for the model's
+    config.json. REFUSED: the API server rejects an object. YIELDED: another operator serves the endpoint.
     """
 
     GONE = "gone"
@@ -54,11 +53,11 @@ class Outcome(Enum):
 
 
 def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetime) -> Outcome:
-    """Makes the cluster as the endpoint wants it, and reports.
+    """Apply the objects of an endpoint and report its status.
 
     Raises:
-        KubeError: the API server could not be reached, or could not answer.
-        NotLeading: another replica writes now.
+        KubeError: the API server could not be reached, or failed.
+        NotLeading: another replica of the operator has become the leader.
     """
     composition = context.composition
     endpoint = observe.endpoint(cluster.store, key)
@@ -80,7 +79,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
         modes = _access_modes(cluster, key, evaluation)
     decision = decide(endpoint, owner, evaluation, live, modes, MANAGER, composition)
 
-    # Only the API server has the schema of a pod template. A dry run there comes before anything is written.
+    # Only the API server has the schema of a pod template, so it validates the pods in a dry run before any write.
     from_users = [each.kind for each in evaluation.workloads if each.spec.template.spec]
     check = {each.name for each in from_users if each.dry_run}
     pods = {each.name for each in composition.kinds}
@@ -88,7 +87,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     if operators:
         operators.observe(key, _with_operator(applied.live, composition))
     if applied.refused and applied.refused.kind in check:
-        problem = f"the API server refuses the pods it makes: {applied.refusal}"
+        problem = f"the API server rejects the pods of this template: {applied.refusal}"
         decision = refuse(decision, Violation("spec.template", problem, "correct it", reason="InvalidTemplate"))
 
     workloads = {
@@ -115,7 +114,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
 
 
 def report_failure(cluster: Cluster, key: Key, problem: str, now: datetime) -> None:
-    """Reports that the operator itself fails to reconcile an endpoint.
+    """Report that the operator itself fails to reconcile an endpoint.
 
     Raises:
         KubeError, NotLeading: as `reconcile`.
@@ -126,14 +125,14 @@ def report_failure(cluster: Cluster, key: Key, problem: str, now: datetime) -> N
 
 
 def _is_behind(store: Store, endpoint: Endpoint, composition: Composition) -> bool:
-    """Whether the endpoint is older than what its pods were made of."""
+    """Return whether the stored endpoint is older than the one that its pods were created from."""
     owner = Owner(endpoint.key.name, endpoint.key.namespace, endpoint.uid)
     objects = (each for kind in composition.kinds for each in store.of_endpoint(kind.name, endpoint.key))
     return any(is_ours(owner, each) and is_behind(endpoint, each) for each in objects)
 
 
 def _with_operator(live: Mapping[Child, Object], composition: Composition) -> Object | None:
-    """The object that names the operator that serves the endpoint: one of those that run its pods."""
+    """Return the object with the name of the operator that serves the endpoint: one that runs its pods."""
     objects = [each for child, each in live.items() if composition.kind(child.kind)]
     return next((each for each in objects if operator_of(each)), objects[0] if objects else None)
 
@@ -141,7 +140,7 @@ def _with_operator(live: Mapping[Child, Object], composition: Composition) -> Ob
 def _running(
     live: Mapping[Child, Object], owner: Owner, composition: Composition
 ) -> dict[str, tuple[WorkloadKind, list[Object]]]:
-    """The endpoint's own objects that run pods, with their kind, by workload."""
+    """Return the endpoint's own objects that run pods, with their kind, by workload."""
     found: dict[str, tuple[WorkloadKind, list[Object]]] = {}
     for child, each in live.items():
         kind = composition.kind(child.kind)
@@ -153,14 +152,14 @@ def _running(
 
 
 def _serving(evaluation: Evaluation) -> str:
-    """The name of the workload whose pods answer requests; of a spec that cannot be read, that of most endpoints."""
+    """Return the name of the workload whose pods answer requests; `MAIN` if the spec cannot be parsed."""
     return evaluation.serving.name if evaluation.serving else MAIN
 
 
 def _scaling(
     endpoint: Endpoint, decision: Decision, context: PlanningContext, seen: Observed
 ) -> ObservedScaling | None:
-    """How the endpoint is scaled; None: ``spec.replicas`` says how many replicas there are, or nothing can be read."""
+    """Return the endpoint's scaling; None: ``spec.replicas`` sets the count, or the spec cannot be parsed."""
     serving = decision.evaluation.serving
     if serving is None or serving.spec.scaling is None:
         return None
@@ -169,8 +168,10 @@ def _scaling(
 
 
 def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
-    """How the claims that a spec names may be mounted, by their names; without those that do not exist, and those that
-    are named for a workload that never has more than one pod."""
+    """Return the access modes of the claims that a spec names, by name.
+
+    Missing claims are omitted, and so are the claims of workloads that never have more than one pod.
+    """
     specs = (each.spec for each in evaluation.workloads if each.spec.has_two_pods)
     names = {each.name for spec in specs for each in named_claims(spec)}
     found = {name: observe.access_modes(cluster.kube, key.namespace, name) for name in sorted(names)}
@@ -178,7 +179,7 @@ def _access_modes(cluster: Cluster, key: Key, evaluation: Evaluation) -> dict[st
 
 
 def _ready_since(reported: dict[str, Any]) -> datetime:
-    """When it did, of a status that is reported; long ago, if it is not ready."""
+    """Return since when a status reports the endpoint as ready; the minimum datetime if it does not."""
     ready = next(each for each in reported["conditions"] if each["type"] == "Ready")
     if ready["status"] != "True":
         return datetime.min.replace(tzinfo=UTC)

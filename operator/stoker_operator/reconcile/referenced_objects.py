@@ -1,9 +1,8 @@
-"""Secrets and ConfigMaps that a spec names and that a container reads once, at its start: which of an endpoint's pods
-run with an earlier state of one. Pure.
+"""Finds pods that run with outdated Secrets or ConfigMaps, which a container reads once, at its start. Pure.
 
-What pods follow by themselves does not count: the folder of keys of runtime stoker. Nor does the token of a hub
-(``spec.model.tokenSecretRef``): it is used for the download at the start, and a pod that serves needs it no more. Nor
-do objects that only ``spec.template`` names.
+Three kinds of object are ignored: the key folder of runtime stoker, whose changes pods follow; the hub token
+(``spec.model.tokenSecretRef``), which is used only for the download at the start; and objects that only
+``spec.template`` names.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from stoker_operator.api.v1alpha1.template import ENGINE_CONTAINER
 from stoker_operator.objects.facts import OlderObject, Pod
 from stoker_operator.runtimes.registry import runtime
 
-#: How far the clocks of API servers and of nodes may differ.
+#: Maximum clock skew tolerated between API servers and nodes.
 _SKEW: Final = timedelta(seconds=5)
-#: For so long a kubelet may give a restarted container what it knew of an object before that changed (its cache). For a
-#: new pod it reads the object.
+#: How long a kubelet may start a restarted container with cached data of a changed object. For a new pod it reads the
+#: object.
 _CACHED: Final = timedelta(seconds=60)
 
 
@@ -29,7 +28,7 @@ class Reference(NamedTuple):
     """An object that a spec names.
 
     Attributes:
-        field: where the spec names it.
+        field: path of the spec's field that names it.
         kind: Secret or ConfigMap.
         name: the object's name.
     """
@@ -41,11 +40,11 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Version:
-    """When an object got the data it has.
+    """Times of an object.
 
     Attributes:
         created: when it was created.
-        changed: when its data was written last.
+        changed: when its data was last written.
     """
 
     created: datetime
@@ -53,8 +52,11 @@ class Version:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Version:
-        """As an object's metadata says it. A writer that owns nothing of the data, as one that sets a label, does not
-        count; one that owns some of it counts whenever it changed anything of its own."""
+        """Read the times from an object's metadata.
+
+        Field managers that own no data, for example because they set a label, are ignored. For a manager that owns
+        data, the time of its last change of any field counts, because ``managedFields`` has no other.
+        """
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         written = [
             datetime.fromisoformat(entry["time"])
@@ -65,7 +67,7 @@ class Version:
 
 
 def references(spec: Spec) -> tuple[Reference, ...]:
-    """The objects that the engine's container of `spec` reads once; each is listed once, by the first field."""
+    """Return the objects that the engine's container reads once at its start, each with the first field naming it."""
     found = []
     template = spec.model.chat_template
     if template and template.config_map_key_ref:
@@ -87,11 +89,11 @@ def references(spec: Spec) -> tuple[Reference, ...]:
 def older(
     named: Iterable[Reference], version: Callable[[Reference], Version | None], pods: Iterable[Pod]
 ) -> tuple[OlderObject, ...]:
-    """The objects of which pods run with an earlier state.
+    """Return the objects that changed after pods read them.
 
     Args:
         named: the objects that the pods' spec names.
-        version: when each got its data; None: that is not known, or there is no such object.
+        version: returns when an object's data changed; None: unknown, or there is no such object.
         pods: the endpoint's pods.
     """
     running = list(pods)
@@ -105,15 +107,17 @@ def older(
 
 
 def _is_behind(pod: Pod, version: Version) -> bool:
-    """Whether the pod's engine was started with what the object held before. Where clocks or the kubelet's cache leave
-    both possible, a new pod is taken to have what is there, and a restarted container what was: the remedy makes new
-    pods, so what it was applied for is not said again."""
+    """Return whether the pod's engine started with an earlier version of the object.
+
+    If clock skew or the kubelet's cache leave both possible, a new pod counts as current and a restarted container as
+    outdated. The remedy creates new pods, so its success is not reported as the same problem.
+    """
     engine = next((each for each in pod.containers if each.name == ENGINE_CONTAINER), None)
     if engine is None or not engine.started:
         return False
     created, started = datetime.fromisoformat(pod.created), datetime.fromisoformat(engine.started)
     if created >= version.changed or (created >= version.changed - _SKEW and started >= version.changed):
         return False
-    # A pod that was there before the object waited for it, and then read it.
+    # A pod that is older than the object waited for it and then read it.
     is_first = version.changed - version.created < _SKEW
     return started < version.changed + (-_SKEW if is_first else _CACHED)

@@ -1,10 +1,10 @@
-"""Which endpoints the gateway serves: those of namespaces that opted in, each name for the oldest that claims it.
+"""Which endpoints the gateway serves: those of namespaces that opted in. The oldest endpoint that claims a name has it.
 
-An endpoint is served by all of its names or by none, so that nobody needs to ask which. A name belongs to the oldest
-endpoint that claims it, whatever becomes of that one's other names: so who has it depends on no third endpoint, and
-changes only when an endpoint stops claiming it.
+An endpoint is served under all of its names or under none. A name belongs to the oldest endpoint that claims it, also
+if that endpoint is not served because of another name. So a name's owner depends on no third endpoint, and changes only
+when an endpoint stops claiming the name.
 
-What somebody else's endpoint is called, and where it is, is not said: tenants see their own namespaces only.
+Messages do not reveal the name or namespace of another tenant's endpoint.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Route:
     """Whether the gateway serves an endpoint.
 
     Attributes:
-        reason: why, in one word.
-        message: why, in a sentence, with the remedy where it is not served.
-        gateway: the one that serves it; None: none does.
+        reason: the reason of the condition Routed.
+        message: its message, with the remedy if the endpoint is not served.
+        gateway: the gateway that serves it; None: none.
     """
 
     reason: str
@@ -42,16 +42,16 @@ class Route:
 
 @dataclass(frozen=True)
 class Claim:
-    """What an endpoint's manifest and namespace say about the gateway.
+    """The settings of an endpoint and its namespace that concern the gateway.
 
     Attributes:
-        key: which endpoint.
-        created: when, as the API server writes it.
-        names: what it is called in requests.
-        wish: its ``routing.gateway``; empty: it is absent.
-        opted_in: its namespace has opted in.
-        secret: the Secret with the keys of its pods; empty: there is none.
-        has_session: it names a header of sessions.
+        key: the endpoint.
+        created: its creation timestamp, as the API server writes it.
+        names: its model names in requests.
+        wish: its ``routing.gateway``; empty: absent.
+        opted_in: whether its namespace has opted in.
+        secret: the Secret with its pods' API keys; empty: none.
+        has_session: whether it sets ``routing.sessionHeader``.
     """
 
     key: Key
@@ -64,15 +64,15 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether it claims its names."""
+        """Whether the endpoint claims its names."""
         return self.opted_in and self.wish != "Disabled"
 
 
 class Routes:
-    """All endpoints' routes; for one thread.
+    """The routes of all endpoints. Not thread-safe.
 
     Args:
-        gateway: the gateway; None: there is none.
+        gateway: the gateway; None: none.
     """
 
     def __init__(self, gateway: GatewaySettings | None) -> None:
@@ -82,12 +82,12 @@ class Routes:
         self._in_namespace: dict[str, set[Key]] = defaultdict(set)
 
     def learn(self, key: Key, document: Object | None, namespace: Object | None) -> set[Key]:
-        """Takes note of an endpoint; returns those whose route may be another now.
+        """Record an endpoint, and return the endpoints whose route may have changed.
 
         Args:
-            key: which endpoint.
-            document: it; None: there is none.
-            namespace: its namespace, where that is known.
+            key: the endpoint.
+            document: its manifest; None: it does not exist.
+            namespace: its namespace's object; None: unknown.
         """
         before = self._claims.get(key)
         now = None if document is None or _is_going(document) else _claim(key, document, _has_opted_in(namespace))
@@ -100,7 +100,7 @@ class Routes:
         return {key}.union(*([each for _, each in self._by_name.get(name, ())] for name in moved))
 
     def of(self, key: Key) -> Route | None:
-        """The endpoint's route; None where there is nothing to say."""
+        """Return the endpoint's route; None if it is unknown, or no gateway exists and it needs none."""
         claim = self._claims.get(key)
         if claim is None:
             return None
@@ -108,7 +108,7 @@ class Routes:
             if claim.wish != "Enabled" and not claim.has_session:
                 return None
             remedy = "install one with the Helm value gateway.enabled, or remove spec.routing"
-            return Route("NoGateway", f"the operator knows of no gateway; {remedy}")
+            return Route("NoGateway", f"the operator is configured without a gateway; {remedy}")
         if claim.wish == "Disabled":
             return Route("Disabled", "spec.routing.gateway is Disabled")
         if not claim.opted_in:
@@ -126,7 +126,7 @@ class Routes:
         return Route("Routed", "the gateway serves it", self._gateway)
 
     def secrets(self, namespace: str) -> list[str]:
-        """The Secrets of a namespace with the keys of endpoints that the gateway serves."""
+        """Return the Secrets of a namespace with the API keys of endpoints that the gateway serves."""
         claims = (self._claims[key] for key in self._in_namespace.get(namespace, ()))
         served = (claim for claim in claims if claim.secret and (route := self.of(claim.key)) and route.gateway)
         return sorted({claim.secret for claim in served})
@@ -155,7 +155,7 @@ class Routes:
 
 
 def _claim(key: Key, document: Object, opted_in: bool) -> Claim:
-    """Reads what may be there, also where the API server's schema is another release's."""
+    """Read a claim from a manifest, which may not match this release's schema."""
     routing = _part(document, "spec", "routing")
     session = isinstance(routing, Mapping) and bool(routing.get("sessionHeader"))
     return Claim(

@@ -1,4 +1,4 @@
-"""What an endpoint's status says of its scaling: ``status.scaling`` and the condition Scaling. Pure."""
+"""The status of an endpoint's scaling: ``status.scaling`` and the condition Scaling. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker_operator.objects.facts import Endpoint, Object, Rollout
 from stoker_operator.reconcile.diagnosis import Diagnosis
 from stoker_operator.scaling.autoscaler import Phase, Recommendation
 
-#: What HorizontalPodAutoscaler writes the scale subresource as.
+#: Field manager with which a HorizontalPodAutoscaler writes the scale subresource.
 _HPA: Final = "kube-controller-manager"
-#: Characters of a field manager's name that are repeated.
+#: Largest length of a field manager's name in a message, in characters.
 _MAX_MANAGER: Final = 100
-#: Why a start counts as failed though waiting might help: clients should not wait until an image or a quota is there.
-#: Pods that wait for room on nodes are no failure: an autoscaler of nodes may add some.
+#: Reasons that count as a failed start although waiting might help: clients should not wait for an image or a quota.
+#: Unschedulable pods are no failure, because a cluster autoscaler may add nodes.
 _FAILURES: Final = frozenset(
     {
         "ImagePullError",
@@ -28,22 +28,22 @@ _FAILURES: Final = frozenset(
         *(str(reason) for reason in TerminationReason if reason is not TerminationReason.DOWNLOAD_FAILED),
     }
 )
-_WAITING: Final = "the number of replicas stays as it is until the gateway has reported requests"
+_WAITING: Final = "the number of replicas is unchanged until the gateway reports requests"
 
 
 @dataclass(frozen=True)
 class ObservedScaling:
-    """How an endpoint with ``spec.scaling`` is scaled.
+    """The scaling of an endpoint with ``spec.scaling``.
 
     Attributes:
-        replicas: how many there should be.
-        recommended: what the autoscaler recommends; None: nothing yet.
-        start_failure: why no replica starts; empty: they start, as far as is known.
-        trouble: why some replicas do not serve; None: they do, or start.
-        other: what else has written ``spec.replicas``, and when; empty: nothing has.
-        was_ready: the endpoint was ready, be it without replicas, when it was last reported.
-        was_asleep: it was ready without a replica that serves.
-        before: ``status.scaling`` as it was last reported.
+        replicas: desired number of replicas.
+        recommended: the autoscaler's recommendation; None: none yet.
+        start_failure: why no replica starts; empty: no failure is known.
+        trouble: why some replicas do not serve; None: they serve or start.
+        other: other field manager that wrote ``spec.replicas``, with the time; empty: none.
+        was_ready: whether the last status reported the endpoint as ready, with or without replicas.
+        was_asleep: whether it was ready without a serving replica.
+        before: the last reported ``status.scaling``.
     """
 
     replicas: int
@@ -57,7 +57,7 @@ class ObservedScaling:
 
     @property
     def phase(self) -> Phase:
-        """The phase to report."""
+        """Phase to report."""
         if self.recommended is not None:
             return self.recommended.phase
         return Phase.ZERO if self.before.get("phase") == Phase.ZERO and self.replicas == 0 else Phase.ACTIVE
@@ -70,13 +70,13 @@ def observe_scaling(
     rollout: Rollout | None,
     trouble: Diagnosis | None,
 ) -> ObservedScaling:
-    """How an endpoint is scaled.
+    """Return the scaling of an endpoint.
 
     Args:
-        recommended: by the autoscaler; None: nothing yet.
-        replicas: how many there should be.
-        rollout: how far its pods have got; None: nothing runs them yet.
-        trouble: why they do not serve.
+        recommended: the autoscaler's recommendation; None: none yet.
+        replicas: desired number of replicas.
+        rollout: progress of the workload; None: it does not exist yet.
+        trouble: why pods do not serve; None: no problem.
     """
     before = endpoint.status.get("scaling") or {}
     conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
@@ -97,7 +97,7 @@ def observe_scaling(
 
 
 def scaling_status(scaling: ObservedScaling) -> dict[str, Any]:
-    """``status.scaling``."""
+    """Return ``status.scaling``."""
     recommended = scaling.recommended
     drain = recommended.drain if recommended is not None else scaling.before.get("drain", "")
     start_seconds = recommended.start_seconds if recommended is not None else scaling.before.get("startSeconds")
@@ -112,7 +112,7 @@ def scaling_status(scaling: ObservedScaling) -> dict[str, Any]:
 
 
 def scaling_condition(scaling: ObservedScaling) -> tuple[str, str, str]:
-    """Status, reason and message of the condition Scaling."""
+    """Return status, reason and message of the condition Scaling."""
     status, reason, message = "Unknown", "MissingSignals", _WAITING
     if scaling.recommended is not None:
         status, reason, message = scaling.recommended.status, scaling.recommended.reason, scaling.recommended.message
@@ -124,8 +124,10 @@ def scaling_condition(scaling: ObservedScaling) -> tuple[str, str, str]:
 
 
 def _other(document: Object) -> str:
-    """What else has last written how many replicas there are through the scale subresource; empty: nothing has. A
-    person's kubectl does not count."""
+    """Return the field manager that last wrote the scale subresource, with the time; empty if there is none.
+
+    kubectl is ignored: a person has used it.
+    """
     for entry in document["metadata"].get("managedFields", ()):
         manager = str(entry.get("manager", ""))
         if entry.get("subresource") == "scale" and not manager.startswith("kubectl"):

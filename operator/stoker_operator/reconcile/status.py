@@ -1,4 +1,4 @@
-"""Facts and decision → the endpoint's status. Pure; the time is an argument."""
+"""Computes an endpoint's status from what was observed and decided. Pure; the time is an argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker_operator.reconcile.workload_status import workloads_status
 
 
 def status(endpoint: Endpoint, decision: Decision, seen: Observed, now: datetime) -> dict[str, Any]:
-    """The status to report."""
+    """Return the status to report."""
     rollout = seen.rollout or NO_ROLLOUT
     reported: dict[str, Any] = {
         "observedGeneration": endpoint.generation,
@@ -35,7 +35,7 @@ def status(endpoint: Endpoint, decision: Decision, seen: Observed, now: datetime
 
 
 def _desired(endpoint: Endpoint, decision: Decision, seen: Observed) -> int:
-    """How many replicas there should be."""
+    """Return the desired number of replicas."""
     if seen.scaling is not None:
         return seen.scaling.replicas
     serving = decision.evaluation.serving
@@ -45,7 +45,7 @@ def _desired(endpoint: Endpoint, decision: Decision, seen: Observed) -> int:
 
 
 def _selector(endpoint: Endpoint, decision: Decision) -> str:
-    """Which pods an autoscaler is to look at."""
+    """Return the label selector of the scale subresource: the pods that an autoscaler observes."""
     serving = decision.evaluation.serving
     if serving is None and endpoint.status.get("selector"):
         return str(endpoint.status["selector"])
@@ -54,9 +54,9 @@ def _selector(endpoint: Endpoint, decision: Decision) -> str:
 
 
 def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:
-    """The status of an endpoint that the operator itself fails to reconcile: what was reported of it, with `problem`.
+    """Return the status of an endpoint that the operator fails to reconcile: the last status, with `problem`.
 
-    Whether pods serve is not known to have changed, so Ready keeps what it says of the same spec.
+    Nothing is known to have changed for the pods, so Ready is kept if it describes the same generation.
     """
     earlier = {each["type"]: each for each in endpoint.status.get("conditions", ())}
     verdict = ConditionStatus("True", "ReconcileError", problem)

@@ -1,4 +1,4 @@
-"""What runs, as an endpoint's status reports it: images, arguments, plans and engines. Pure."""
+"""`status.workloads`: images, arguments, plans and engines of an endpoint. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker_operator.reconcile.decide import Decision
 from stoker_operator.reconcile.observed import Observed
 from stoker_operator.reconcile.pinning import engine, image, placement_numbers
 
-#: A longer argument of the engine's command line, such as a chat template, is reported by its beginning.
+#: Largest reported length of one engine argument, in characters; a longer one, such as a chat template, is truncated.
 _WORD: Final = 256
 
 
 def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[str, Any]:
-    """What runs. Where the spec is refused that is what the one before was made to."""
+    """Return `status.workloads`. For a refused spec that is what the status reported before."""
     evaluation = decision.evaluation
     if not decision.pinned:
         before = endpoint.status.get("workloads")
@@ -33,7 +33,7 @@ def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> 
         if name in seen.workloads:
             engine_status |= _engines(seen.workloads[name].engines)
         earlier = reported_workload(endpoint, name)
-        # Where other pods run than would be made today, the numbers are theirs.
+        # If the running pods differ from those that would be created today, report the running pods' plan.
         today = _plan(evaluation.plans[name])
         numbers = ((earlier or {}).get("plan") or dict(pinned.plan) or today) if pinned.differs else today
         reported.append(
@@ -49,7 +49,7 @@ def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> 
 
 
 def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
-    """Which engines serve; those that do not are listed first."""
+    """Return the states of the engines; those that do not serve come first."""
     every = [(pod, engine) for pod, states in sorted(pods.items()) for engine in states.engines]
     if not every:
         return {}
@@ -71,7 +71,7 @@ def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
 
 
 def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
-    """What was reported of a workload last."""
+    """Return the last reported status of a workload."""
     return next((each for each in endpoint.status.get("workloads") or () if each["name"] == name), None)
 
 
@@ -90,5 +90,5 @@ def _plan(plan: Plan) -> dict[str, int]:
 
 
 def reported_args(container: Mapping[str, Any]) -> list[str]:
-    """The engine's command line, as it is reported."""
+    """Return the engine's command line with long arguments truncated."""
     return [word if len(word) <= _WORD else f"{word[:_WORD]}…" for word in container.get("args", ())]

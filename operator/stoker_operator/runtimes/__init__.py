@@ -1,1 +1,1 @@
-"""The engines that an endpoint may run: one file each, behind one seam (`runtime.Runtime`). Pure."""
+"""The engines that an endpoint may run: one module each, with one interface (`runtime.Runtime`). Pure."""

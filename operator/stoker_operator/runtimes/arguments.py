@@ -1,7 +1,7 @@
-"""What the typed fields of a spec say, in vLLM's argument names, which are Stoker's too.
+"""Converts the typed fields of a spec into engine arguments, with vLLM's names, which Stoker shares.
 
-An argument that is in `decided_arguments` is decided: by a field, by the plan, or by what the absence of a field means.
-One that is not is left to the engine's own default, and free for ``spec.engine.args``.
+`decided_arguments` returns the arguments that a field, the plan or a field's default decides. All others have the
+engine's own default, and may be set in ``spec.engine.args``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stoker_common.model_source import ModelSource
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.planner import Plan
 
-#: Which field of the spec says what an argument says.
+#: Engine argument → the field of the spec that sets it.
 FIELDS: Final = {
     "model": "spec.model.source",
     "served_model_name": "spec.model.servedNames",
@@ -38,7 +38,7 @@ FIELDS: Final = {
 
 
 def decided_arguments(spec: Spec, plan: Plan, chat_template: str | None) -> dict[str, Any]:
-    """The arguments that are decided, by name, in the engine's own types."""
+    """Return the decided arguments, by name, in the engine's own types."""
     source = ModelSource.parse(spec.model.source)
     engine, placement = spec.engine, plan.placement
     optional: dict[str, Any] = {
@@ -55,7 +55,7 @@ def decided_arguments(spec: Spec, plan: Plan, chat_template: str | None) -> dict
         "model": source.model_argument,
         "served_model_name": tuple(spec.model.served_names or [source.served_name]),
         **{name: value for name, value in optional.items() if value is not None},
-        # Absent, these mean something that the plan counts with, or that must not be had by accident.
+        # Defaults that the plan relies on, or that must not be changed by accident.
         "trust_remote_code": bool(spec.model.trust_remote_code),
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "kv_cache_dtype": engine.kv_cache_dtype or "auto",

@@ -1,4 +1,4 @@
-"""The runtimes there are. The catalogue says which images exist for each."""
+"""The registry of runtimes. The catalogue has their images."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RUNTIMES: Final[dict[str, Runtime]] = {each.name: each for each in (Stoker(), Vl
 
 
 def runtime(name: str) -> Runtime:
-    """The runtime called `name`.
+    """Return the runtime with this name.
 
     Raises:
-        Refused: there is none.
+        Refused: there is no such runtime.
     """
     if name in RUNTIMES:
         return RUNTIMES[name]

@@ -1,8 +1,8 @@
-"""What the operator needs of an engine to run it: the seam behind which each has one file.
+"""The interface between the operator and an engine.
 
-An endpoint's typed fields mean the same under every runtime, so a runtime's first task is to express them in its
-own flags. ``spec.engine.args`` is for what has no field: an argument may repeat a field's value, and never contradict
-it, since a plan that counts with the field would be wrong.
+An endpoint's typed fields mean the same under every runtime, so a runtime converts them into its own flags.
+``spec.engine.args`` is for settings without a field: an argument may repeat a field's value but not contradict it,
+because the plan is computed from the field.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.planner import Plan
 
-#: Port an engine listens on in a pod.
+#: Port on which an engine listens in a pod.
 PORT: Final = 8000
 _EVERY_IPV4: Final = "0.0.0.0"
-#: Seconds after the end of a pod has started in which requests still reach it: every node and proxy must learn first.
+#: Time after the start of a pod's termination in which requests still reach it, in seconds: until all nodes and proxies
+#: know of it.
 SHUTDOWN_GRACE: Final = 5.0
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """How an engine is started.
+    """The command line of an engine.
 
     Attributes:
-        words: after the program's name.
-        grace: seconds in which requests that still arrive after the end has started are served.
+        words: arguments after the program's name.
+        grace: time after the start of termination in which new requests are still served, in seconds.
     """
 
     words: tuple[str, ...]
@@ -40,12 +41,12 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Probe:
-    """A path that answers 200 while all is well.
+    """An HTTP probe, which succeeds with status 200.
 
     Attributes:
-        path: of the HTTP request.
-        period: seconds between two.
-        failures: so many in a row count.
+        path: path of the HTTP request.
+        period: interval in seconds.
+        failures: number of consecutive failures after which the probe counts as failed.
     """
 
     path: str
@@ -66,16 +67,16 @@ class Runtime(ABC):
     """One engine.
 
     Attributes:
-        name: what ``spec.engine.runtime`` calls it.
-        command: its program in an image; empty where the image's entry point is it.
-        metrics_path: where Prometheus' metrics are.
-        drains: it ends orderly by itself: on SIGTERM it serves on, and then finishes the requests it has. For one
-            that does not, the pod waits instead.
+        name: its name in ``spec.engine.runtime``.
+        command: its program in an image; empty: the image's entry point.
+        metrics_path: path of its Prometheus metrics.
+        drains: whether it shuts down gracefully by itself: on SIGTERM it serves on, and then finishes its requests.
+            Otherwise the pod's preStop hook waits.
         key_variable: environment variable with an API key.
-        reads_key_files: it takes all API keys of a folder, so that a mounted Secret may change while it runs.
-        needs_shm: its processes meet in shared memory even where the model is not split.
-        user: the user that its images can run as where they name none but root.
-        env: more variables that its images need.
+        reads_key_files: whether it reads all API keys in a folder, so that a mounted Secret may change while it runs.
+        needs_shm: whether its processes use shared memory even if the model is not split.
+        user: user ID for images that would run as root; None: not needed.
+        env: further variables that its images need.
     """
 
     name: ClassVar[str]
@@ -99,36 +100,35 @@ class Runtime(ABC):
         host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
-        """How the engine is started.
+        """Return the engine's command line.
 
         Args:
-            spec: the endpoint's, as its author wrote it.
-            plan: what was decided about it.
-            chat_template: the template's text, or the file it will be found in.
-            api_keys: folder with the API keys; None where there are none, or they come otherwise.
-            host: the address where the engine listens; None: at all of IPv6 and IPv4, or at all of one as
-                ``spec.engine.args`` say.
-            port: where it listens.
+            spec: the endpoint's spec, as its author wrote it.
+            plan: its plan.
+            chat_template: the template's text, or the path of its file; None: the model's own.
+            api_keys: folder with the API keys; None: there are none, or they are not in files.
+            host: address to listen on; None: all IPv6 and IPv4 addresses, or the ones that ``spec.engine.args`` sets.
+            port: port to listen on.
 
         Raises:
-            Refused: ``spec.engine.args`` has an argument that the engine does not have or that contradicts a field, or
-                a field requires what the engine does not have.
+            Refused: ``spec.engine.args`` has an unknown argument or one that contradicts a field, or the engine does
+                not support a field.
         """
 
     @abstractmethod
     def arguments(self, spec: Spec) -> Mapping[str, Any]:
-        """What ``spec.engine.args`` gives, by argument.
+        """Return the values in ``spec.engine.args``, by argument.
 
         Raises:
-            Refused: it has an argument that the engine does not have, or that is not the user's to set.
+            Refused: it has an unknown argument, or one that users must not set.
         """
 
     @abstractmethod
     def probes(self, spec: Spec) -> Probes:
-        """The kubelet's probes."""
+        """Return the kubelet's probes."""
 
     def speaks_tls(self, spec: Spec) -> bool:
-        """Whether the engine will serve HTTPS; False where that is not known since the arguments are refused."""
+        """Return whether the engine will serve HTTPS; False also if the arguments are refused."""
         try:
             return "ssl_certfile" in self.arguments(spec)
         except Refused:
@@ -136,43 +136,44 @@ class Runtime(ABC):
 
 
 def refused(message: str, remedy: str = "", *, field: str = "spec.engine.args") -> Refused:
-    """`field` cannot be honoured."""
+    """Return the error that refuses `field`."""
     return Refused(Violation(field, message, remedy))
 
 
 def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
-    """Refuses arguments under which the engine would not answer where the cluster sends requests.
+    """Refuse arguments with which the cluster could not reach the engine.
 
     Args:
         arguments: arguments of ``spec.engine.args``.
-        remedies: arguments that are not the user's to give, and what to do instead.
+        remedies: arguments that users must not set, with what to do instead.
 
     Raises:
-        Refused: there is one.
+        Refused: there is such an argument.
     """
     for name in arguments:
         if name in remedies:
-            raise refused(f"{flag_name(name)} is not the endpoint's to choose", remedies[name])
+            raise refused(f"{flag_name(name)} cannot be set for an endpoint", remedies[name])
     if str(arguments.get("ssl_cert_reqs")) == "2":
-        raise refused("--ssl-cert-reqs=2 shuts out the kubelet's probes, which have no certificate", "use 1")
+        raise refused("--ssl-cert-reqs=2 rejects the kubelet's probes, which have no certificate", "use 1")
 
 
 def listening_address(arguments: Mapping[str, Any]) -> str:
-    """The address where the engine of a pod listens: all, unless ``--host`` among the arguments says which family.
+    """Return the address on which a pod's engine listens: all, unless ``--host`` restricts them to IPv4.
 
     Raises:
-        Refused: it is the address of one interface, by which neither probes nor other pods might reach the engine.
+        Refused: ``--host`` is the address of one interface, which probes and other pods might not reach.
     """
     host = arguments.get("host", EVERY_ADDRESS)
     if host not in (EVERY_ADDRESS, _EVERY_IPV4):
         raise refused(
-            f"--host {host} is not where a pod is reached", f"use {EVERY_ADDRESS} or {_EVERY_IPV4}, or remove it"
+            f"--host {host} may be unreachable from outside the pod",
+            f"use {EVERY_ADDRESS} or {_EVERY_IPV4}, or remove it",
         )
     return str(host)
 
 
 def contradicts(flag: str, field: str, field_value: Any) -> Refused:
-    """`flag` says something else than `field`, which says `field_value`."""
+    """Return the error of a `flag` that contradicts `field`, whose value is `field_value`."""
     value = (
         " ".join(field_value)
         if isinstance(field_value, tuple)

@@ -1,4 +1,4 @@
-"""Stoker's own engine. Its arguments are the contract's, so that what is written here is what it reads."""
+"""Runtime stoker: Stoker's own engine. It is configured with the classes of its own command line."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: A pod whose engine dies goes on listening: connections to an address without a listener are refused until every
-#: node has the change.
+#: The server restarts a dead engine and keeps listening meanwhile. If it stopped listening, connections would be
+#: refused until all nodes know of that.
 _DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
 
-#: What ``spec.engine.args`` must not say, and what to do instead.
+#: Arguments that ``spec.engine.args`` must not have, with what to do instead.
 _NOT_THE_USERS: dict[str, str] = {
     "port": "remove it; see spec.service.port",
     **dict.fromkeys(
@@ -72,8 +72,11 @@ class Stoker(Runtime):
         return _parse(spec)
 
     def probes(self, spec: Spec) -> Probes:
-        """The server answers ``/live`` from its first second, while it loads too; ``/ready`` once the model is loaded
-        and until the pod is to end."""
+        """See `Runtime.probes`.
+
+        The server answers ``/live`` at once, also while it loads the model, and ``/ready`` from when the model is
+        loaded until the pod terminates.
+        """
         return Probes(
             startup=Probe("/live", period=2, failures=60),
             liveness=Probe("/live", period=5, failures=3),
@@ -90,7 +93,7 @@ def serve_args(
     host: str | None = None,
     port: int = PORT,
 ) -> ServeArgs:
-    """What ``stoker serve`` is started with; arguments and errors as those of `Runtime.invocation`."""
+    """Return the arguments of ``stoker serve``; arguments and errors as for `Runtime.invocation`."""
     decided = decided_arguments(spec, plan, chat_template) | {
         "device": plan.placement.accelerator.device,
         "shutdown_timeout": spec.rollout.drain,
@@ -116,12 +119,12 @@ def _parser() -> Parser:
 
 
 def _parse(spec: Spec) -> dict[str, Any]:
-    """The arguments that ``spec.engine.args`` gives, and only those."""
+    """Return only the arguments that ``spec.engine.args`` sets, without defaults."""
     words = spec.engine.args or []
     if any(word in ("-h", "--help") for word in words):
         raise refused("--help starts no engine", "remove it")
     absent = object()
-    # argparse sets a default only where nothing is, so what is still `absent` afterwards was not given.
+    # argparse sets defaults only for missing attributes, so an attribute that is still `absent` was not given.
     namespace = argparse.Namespace(**dict.fromkeys(_NAMES, absent))
     try:
         _, unknown = _parser().parse_known_args(["MODEL", *words], namespace)
@@ -142,7 +145,7 @@ def _parse(spec: Spec) -> dict[str, Any]:
 
 def _refuse_unknown(word: str) -> None:
     if not word.startswith("-"):
-        raise refused(f"{word!r} belongs to no flag", "remove it")
+        raise refused(f"{word!r} is not the value of a flag", "remove it")
     flag = word.partition("=")[0]
     refuse_unreachable({flag.lstrip("-").replace("-", "_"): True}, _NOT_THE_USERS)
     if vllm_flags.find(flag):

@@ -1,8 +1,8 @@
-"""vLLM, which has most models, quantizations and accelerators.
+"""Runtime vllm, which supports most models, quantizations and accelerators.
 
-Its images' own entry point differs between versions and builds, so the program is named. They run as root unless
-the pod sets a user; the program does not need root, but torch looks up the user's name. Its engine communicates with
-its workers through 160 MiB of shared memory, on CPUs also with a single one; a container's own is 64.
+The entry point of vLLM's images differs between versions and builds, so the command is set. The images run as root
+unless the pod sets a user; the program does not need root, but torch looks up the user's name. The engine communicates
+with its workers through 160 MiB of shared memory, on CPUs even with one worker; a container's default is 64 MiB.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: Flags under which the pod would not answer where requests are sent, with what to do instead.
+#: Flags with which requests would not reach the engine, with what to do instead.
 _NOT_THE_USERS: Final = {
     "port": "remove it; see spec.service.port",
     "uds": "remove it; see spec.service.port",
@@ -64,14 +64,17 @@ class Vllm(Runtime):
         host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
-        """As `Runtime.invocation`. Flags are judged by the version in `vllm_flags`; with an image of the user's
-        own, which may hold another, those that it lacks are passed on."""
+        """As `Runtime.invocation`.
+
+        Flags are checked against the version in `vllm_flags`. If the user sets an image, which may have another
+        version, unknown flags are passed on.
+        """
         assert api_keys is None, "vLLM reads no key files"
         decided = decided_arguments(spec, plan, chat_template)
         if spec.model.source.startswith("demo://"):
             raise refused(
-                "the demo model comes inside Stoker's own image",
-                "use runtime stoker, or name a model of the hub",
+                "only Stoker's own image contains the demo model",
+                "use runtime stoker, or a model of the hub",
                 field="spec.model.source",
             )
         user_arguments = _parse(spec)
@@ -92,7 +95,7 @@ class Vllm(Runtime):
         return _parse(spec)
 
     def probes(self, spec: Spec) -> Probes:
-        """``/health`` is not answered until the model is loaded."""
+        """See `Runtime.probes`. vLLM does not answer ``/health`` until the model is loaded."""
         return Probes(
             startup=Probe("/health", _STARTUP_PERIOD, math.ceil(spec.rollout.startup_timeout / _STARTUP_PERIOD)),
             liveness=Probe("/health", period=10, failures=3),
@@ -101,14 +104,17 @@ class Vllm(Runtime):
 
 
 def _cpu_cache(plan: Plan) -> int | None:
-    """Bytes of the KV cache on a CPU, where vLLM would count with the node's memory and not with the container's."""
+    """Return the size of the KV cache on a CPU in bytes; None: on accelerators, or unknown.
+
+    vLLM's own default is computed from the node's memory instead of the container's.
+    """
     if plan.placement.accelerator.resource is not None or plan.estimate is None:
         return None
     return plan.estimate.kv_bytes_per_gpu
 
 
 def _words(decided: dict[str, Any]) -> list[str]:
-    """The command line that says what is decided; what is vLLM's default in every version is left out."""
+    """Return the command line of the decided arguments, without those that are vLLM's default in every version."""
     words = [decided["model"], flag_name("served_model_name"), *decided["served_model_name"]]
     for name, value in decided.items():
         if name in ("model", "served_model_name") or (name != "enable_prefix_caching" and value in (False, "auto")):
@@ -118,13 +124,13 @@ def _words(decided: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag_name(name) if value else f"--no-{flag_name(name)[2:]}")
         else:
-            # One word, so that a value that begins with a dash is not taken for a flag.
+            # One argument, so that a value that starts with a dash is not parsed as a flag.
             words.append(f"{flag_name(name)}={value}")
     return words
 
 
 def _parse(spec: Spec) -> dict[str, str | bool | list[str]]:
-    """What ``spec.engine.args`` says, by argument."""
+    """Return the values in ``spec.engine.args``, by argument."""
     words = spec.engine.args or []
     if any(word in ("-h", "--help") or word.startswith("--help=") for word in words):
         raise refused("--help starts no engine", "remove it")
@@ -136,13 +142,13 @@ def _parse(spec: Spec) -> dict[str, str | bool | list[str]]:
         _refuse_unknown(unknown[0])
     refuse_unreachable(arguments, _NOT_THE_USERS)
     if "api_key" in arguments and spec.auth:
-        raise refused("--api-key would be taken instead of spec.auth.apiKeysSecretRef", "remove one of the two")
+        raise refused("--api-key would override spec.auth.apiKeysSecretRef", "remove one of the two")
     return arguments
 
 
 def _refuse_unknown(word: str) -> None:
     if not word.startswith("-"):
-        raise refused(f"{word!r} belongs to no flag", "remove it")
+        raise refused(f"{word!r} is not the value of a flag", "remove it")
     flag = word.partition("=")[0]
     close = difflib.get_close_matches(
         flag, [name for flag in vllm_flags.flags() for name in flag.names], n=1, cutoff=0.75
@@ -150,12 +156,12 @@ def _refuse_unknown(word: str) -> None:
     hint = f"did you mean {close[0]}?" if close else "see `vllm serve --help=all`"
     raise refused(
         f"vLLM {vllm_flags.VERSION} has no flag {flag}",
-        f"{hint} Where another version has it, name its image in spec.engine.image",
+        f"{hint} If another version has it, set that version's image in spec.engine.image",
     )
 
 
 def _read(name: str, value: str | bool | list[str], like: Any) -> Any:
-    """The value of a flag, in the type of what it is compared with."""
+    """Convert the value of a flag to the type of `like`, the value that it is compared with."""
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, bool) or isinstance(like, str):

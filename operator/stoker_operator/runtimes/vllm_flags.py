@@ -1,7 +1,7 @@
-"""The flags of ``vllm serve``, as far as it takes to read a command line without vLLM.
+"""The flags of ``vllm serve``, for parsing a command line without vLLM.
 
-``vllm_flags.txt`` lists them, a flag a line: how many words follow it (0, 1, ? for none or one, + for one or more),
-and its spellings. It is written from vLLM's own parser, and a test compares the two.
+``vllm_flags.txt`` has one flag per line: the number of values (0, 1, ? for none or one, + for one or more) and its
+spellings. It is generated from vLLM's own parser, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from stoker_engine.contract.argv import Parser
 
-#: The version of vLLM that the flags are of.
+#: vLLM's version of the flags.
 VERSION: Final = "0.32.0"
 DATA: Final = Path(__file__).with_name("vllm_flags.txt")
 
@@ -25,7 +25,7 @@ class Flag(NamedTuple):
     """A flag.
 
     Attributes:
-        words: how many words follow: ``0``, ``1``, ``?`` or ``+``.
+        words: number of values: ``0``, ``1``, ``?`` or ``+``.
         names: its spellings, the usual one first.
     """
 
@@ -34,28 +34,32 @@ class Flag(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """What vLLM's Python calls it: ``max_model_len``."""
+        """Its name in vLLM's Python code, such as ``max_model_len``."""
         return self.names[0].lstrip("-").replace("-", "_")
 
 
 @cache
 def flags() -> tuple[Flag, ...]:
-    """All of them."""
+    """Return all flags."""
     lines = (line.split() for line in DATA.read_text().split("\n") if line and not line.startswith("#"))
     return tuple(Flag(words, tuple(names)) for words, *names in lines)
 
 
 def find(word: str) -> Flag | None:
-    """The flag that is spelled so; ``--max_model_len`` and ``--compilation-config.mode`` are spellings too."""
+    """Return the flag with this spelling, also in forms such as ``--max_model_len`` and ``--compilation-config.mode``.
+
+    None: there is no such flag.
+    """
     spelled = _spelled(word)
     return next((flag for flag in flags() if spelled in flag.names), None)
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str | bool | list[str]], list[str]]:
-    """What `words` say, by argument, and the words that are no flag of this version or belong to none.
+    """Parse a command line. Return the values by argument, and the words that are not flags of this version or their
+    values.
 
     Raises:
-        ArgumentError: a flag lacks its value, is ambiguous, or has a value and takes none.
+        ArgumentError: a flag lacks its value, is ambiguous, or has a value and accepts none.
     """
     namespace, unknown = _parser().parse_known_args(_normalized(words))
     return vars(namespace), unknown
@@ -63,7 +67,7 @@ def parse(words: Sequence[str]) -> tuple[dict[str, str | bool | list[str]], list
 
 @cache
 def _parser() -> Parser:
-    # vLLM lets flags be abbreviated, so that --tensor-parallel=2 says something about a field as well.
+    # vLLM accepts abbreviated flags, so --tensor-parallel=2 must also be compared with a field.
     parser = Parser(prog="vllm serve", add_help=False, argument_default=argparse.SUPPRESS)
     for flag in flags():
         names = [name for name in flag.names if not name.startswith("--no-")]
@@ -77,8 +81,10 @@ def _parser() -> Parser:
 
 
 def _normalized(words: Sequence[str]) -> list[str]:
-    """The words as vLLM hands them to its parser: ``-O3`` written out, underscores of flags as dashes, and
-    ``--flag.key value`` as a value of the flag."""
+    """Return the words as vLLM passes them to its parser.
+
+    ``-O3`` is expanded, underscores of flags become dashes, and ``--flag.key value`` becomes a value of the flag.
+    """
     result = []
     for word in words:
         optimization = re.fullmatch(r"-O=?(.+)", word)

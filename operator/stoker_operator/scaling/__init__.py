@@ -1,1 +1,1 @@
-"""How many replicas an endpoint needs, by what the gateway's replicas report. Pure: time is an argument."""
+"""Computes how many replicas an endpoint needs from the gateway's reports. Pure: time is an argument."""

@@ -1,6 +1,6 @@
-"""The autoscaler of one endpoint: from what is observed, how many replicas there should be, and why.
+"""The autoscaler of one endpoint: computes the number of replicas and the reason from observations.
 
-It does no I/O and has no clock. Phases, and what each means for the gateway: docs/design/autoscaling.md.
+It does no I/O and has no clock. docs/design/autoscaling.md describes the phases and their meaning for the gateway.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stoker_operator.scaling.behavior import Behavior, History
 from stoker_operator.scaling.demand import Demand, has_missing_engines
 from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 
-#: For how long an announcement may be acknowledged. Gateways obey one for twice as long by their own clocks.
+#: How long an announcement may be acknowledged, in seconds. Gateways obey one for twice as long by their own clocks.
 DRAIN_SECONDS: Final = 15.0
-#: For how many seconds an observation may show a count of ours that was replaced since.
+#: How long an observation may show an earlier count of the autoscaler, in seconds.
 LAG_SECONDS: Final = 10.0
-#: How long after an announcement that was not acknowledged the next one is made: gateways have forgotten the last.
+#: Pause after an unacknowledged announcement, in seconds, after which gateways have forgotten it.
 RETRY_SECONDS: Final = 60.0
 
 
 class Phase(StrEnum):
-    """Whether requests are sent to pods."""
+    """Whether the gateway sends requests to pods."""
 
     ACTIVE = "Active"
     DRAINING = "Draining"
@@ -36,13 +36,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class ScalingSettings:
-    """`spec.scaling`, with its defaults filled in.
+    """`spec.scaling`, with defaults.
 
     Attributes:
         min_replicas, max_replicas: bounds of the count.
-        metric, target: how much of which metric each replica should have.
-        behavior: how fast the count may change.
-        idle_seconds_to_zero: how long an endpoint has no requests before it goes to zero, if `min_replicas` is 0.
+        metric, target: the metric, and its target value for each replica.
+        behavior: limits of how fast the count changes.
+        idle_seconds_to_zero: time without requests before an endpoint scales to zero, if `min_replicas` is 0.
     """
 
     min_replicas: int
@@ -55,15 +55,15 @@ class ScalingSettings:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an update is made from.
+    """The input of an update.
 
     Attributes:
-        signals: what the gateway reports; None: nothing could be asked.
-        replicas: the count that the workload object has now.
-        ready: replicas that are ready.
-        start_failure: why replicas do not start; empty: they do, as far as is known.
-        gateway_serves: whether a gateway serves the endpoint, so that requests can be held.
-        drain, phase: what status has, so that another leader continues from it.
+        signals: the gateway's reports; None: there is no gateway to poll.
+        replicas: the present count of the workload object.
+        ready: number of ready replicas.
+        start_failure: why replicas do not start; empty: no failure is known.
+        gateway_serves: whether a gateway serves the endpoint and can hold requests.
+        drain, phase: values in the endpoint's status, from which a new leader continues.
     """
 
     signals: Signals | None
@@ -77,15 +77,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What should be.
+    """The result of an update.
 
     Attributes:
         replicas: the count to write.
-        phase, drain: what status should have. `drain` is the announcement's word, empty in the phase Active.
+        phase, drain: values for the endpoint's status. `drain` identifies the announcement; empty in the phase Active.
         reason, message, status: of the condition ``Scaling``.
-        start_seconds: the start-up time that was learned; None: nothing yet.
-        change: by how many replicas this update changes the count.
-        demand: how much of the metric replicas are needed for; None: it is unknown, or the phase is not Active.
+        start_seconds: the learned start-up time in seconds; None: nothing learned yet.
+        change: difference of this update's count to the previous one.
+        demand: value of the metric that replicas are needed for; None: unknown, or the phase is not Active.
     """
 
     replicas: int
@@ -103,10 +103,10 @@ class Autoscaler:
     """The state of one endpoint's scaling.
 
     Args:
-        settings: may be replaced at any time; the history stays.
-        now: monotonic seconds.
-        start_seconds: the start-up time that status has.
-        new_word: makes the word of an announcement, a different one each time.
+        settings: may be replaced at any time; the history is kept.
+        now: monotonic time, in seconds.
+        start_seconds: the start-up time in the endpoint's status; None: none.
+        new_word: returns a new unique identifier of an announcement.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ class Autoscaler:
         self._history = History()
         self._demand = Demand()
         self._start_time = StartTime(start_seconds)
-        self._phase: Phase | None = None  # None: nothing was observed yet
+        self._phase: Phase | None = None  # None: nothing observed yet
         self._drain = ""
         self._announced_at = -math.inf
         self._replicas = 0  # the last recommendation
-        self._written: deque[tuple[int, float]] = deque(maxlen=64)  # earlier ones, and when they were replaced
+        self._written: deque[tuple[int, float]] = deque(maxlen=64)  # earlier recommendations and their end times
         self._observed = 0  # the workload's count at the last update
         self._active_since = now
         self._ready_since: float | None = None
         self._busy_at = -math.inf
 
     def update(self, observation: Observation, now: float) -> Recommendation:
-        """Compute what should be from what is. A `now` before the last one counts as the last one."""
+        """Compute a recommendation from an observation. A `now` before the last one counts as the last one."""
         now = self._now = max(now, self._now) if math.isfinite(now) else self._now
         self._adopt(observation, now)
         self._start_time.observe(observation.ready, bool(observation.start_failure), now)
@@ -151,21 +151,21 @@ class Autoscaler:
         elif self._is_idle(observation, now):
             self._phase, self._drain, self._announced_at = Phase.DRAINING, self._new_word(), now
         if self._phase is Phase.ZERO:
-            return self._recommend(0, "ScaledToZero", "No requests: no replica runs until one is held.", now)
+            return self._recommend(0, "ScaledToZero", "No requests: no replica runs until a request is held.", now)
         if self._phase is Phase.DRAINING:
             return self._recommend(
-                self._replicas, "Draining", "No requests: waiting until every gateway replica sends none.", now
+                self._replicas, "Draining", "No requests: waiting until no gateway replica sends any to pods.", now
             )
         return self._scale(observation, now)
 
     # Phases
 
     def _adopt(self, observation: Observation, now: float) -> None:
-        """Take over what status and the workload have, at first and where something else changed the count."""
+        """Adopt the state of status and workload at the first update, and a count that another writer has set."""
         if self._phase is None:
             self._replicas = observation.replicas
             self._history.recommend(observation.replicas, now)  # for one window of scaleDown
-            # How old an announcement is, another leader does not know: it withdraws it.
+            # A new leader does not know an announcement's age, so it withdraws the announcement.
             at_zero = observation.replicas == 0 and observation.phase is not Phase.ACTIVE and observation.drain != ""
             self._phase = Phase.ZERO if at_zero else Phase.ACTIVE
             self._drain = observation.drain if at_zero else ""
@@ -189,7 +189,7 @@ class Autoscaler:
         if (signals is not None and signals.is_busy) or not self._may_be_zero(observation):
             self._activate(now)
         elif observation.replicas > 0:
-            # The count 0 is not written yet, or something else raised it: it may be written only while it is safe.
+            # The count 0 is not written yet, or another writer raised it. It may be written only while that is safe.
             is_safe = signals is not None and signals.acknowledged(self._drain)
             if not is_safe or now - self._announced_at >= DRAIN_SECONDS:
                 self._activate(now)
@@ -201,13 +201,13 @@ class Autoscaler:
         return self.settings.min_replicas <= 0 and observation.gateway_serves
 
     def _is_idle(self, observation: Observation, now: float) -> bool:
-        """Whether the endpoint may go to zero: without requests for long, and ready for as long."""
+        """Return whether the endpoint may scale to zero: it was ready and had no requests for the required time."""
         signals, needed = observation.signals, self.settings.idle_seconds_to_zero
         if signals is None or signals.missing or signals.is_busy or not self._may_be_zero(observation):
             return False
         if observation.replicas == 0 or signals.idle_seconds is None or now - self._announced_at < RETRY_SECONDS:
             return False
-        # A replica that fails to start never becomes ready, so it is idle since the endpoint became active.
+        # A replica that fails to start never becomes ready, so idleness counts from when the endpoint became active.
         since = (
             self._ready_since if self._ready_since is not None or not observation.start_failure else self._active_since
         )
@@ -218,7 +218,7 @@ class Autoscaler:
     # The count
 
     def _scale(self, observation: Observation, now: float) -> Recommendation:
-        """The count in the phase Active: at least 1."""
+        """Return the recommendation in the phase Active, with at least 1 replica."""
         settings, behavior = self.settings, self.settings.behavior
         lowest, highest = max(1, settings.min_replicas), max(1, settings.max_replicas)
         signals, current = observation.signals, self._replicas
@@ -229,16 +229,18 @@ class Autoscaler:
         if missing:
             desired = max(desired, current)
         self._history.recommend(desired, now)
-        if current > highest or (0 < current < lowest):  # as HPA: bounds that changed count at once
+        if current > highest or (0 < current < lowest):  # as in HPA, changed bounds apply at once
             stabilized = limited = max(lowest, min(current, highest))
         else:
             stabilized = self._history.stabilized(desired, current, behavior, now)
             limited = max(lowest, min(self._within_policies(stabilized, current, now), highest))
-        amount = f"{settings.metric} is {total:.3g}, target {settings.target:g} a replica: {_replicas(desired)} needed"
+        amount = (
+            f"{settings.metric} is {total:.3g}, target {settings.target:g} per replica: {_replicas(desired)} needed"
+        )
         if signals is None or not signals.drained:
             reason, why = "MissingSignals", "no gateway replica answers, so the count does not go down"
         elif missing:
-            reason, why = "MissingSignals", f"no report of {missing}, so the count does not go down"
+            reason, why = "MissingSignals", f"no report from {missing}, so the count does not go down"
         elif observation.start_failure:
             reason, why = "StartFailed", f"replicas do not start: {observation.start_failure}"
         elif desired > highest and limited == highest:
@@ -263,7 +265,7 @@ class Autoscaler:
         return self._recommend(limited, reason, f"{amount}{'; ' if why else ''}{why}.", now, known)
 
     def _desired(self, observation: Observation, now: float) -> tuple[int, float, str]:
-        """Replicas that are needed before any limit, the metric's sum, and what is missing, if anything."""
+        """Return the desired replicas before any limit, the demand, and the missing reports as text, if any."""
         settings, signals, current = self.settings, observation.signals, self._replicas
         if signals is None:
             return current, 0.0, "the gateway"
@@ -280,18 +282,18 @@ class Autoscaler:
         if not missing and has_missing_engines(signals, settings.metric, observation.ready):
             missing = "some engines"
         ratio = total / settings.target
-        # A count beyond twice the ceiling says no more than the ceiling does.
+        # Bounded at about twice maxReplicas: larger counts have no further effect.
         desired = math.ceil(min(ratio, 2.0 * settings.max_replicas + 1))
         if current == 0:
             by_held = signals.held / settings.target if settings.metric != "kvCacheUsage" else 1.0
             desired = max(1, desired, math.ceil(min(by_held, 2.0 * settings.max_replicas + 1)))
         else:
             up, down = settings.behavior.scale_up.tolerance, settings.behavior.scale_down.tolerance
-            # Compared as HPA does: `abs(ratio / current - 1) <= 0.1` is not true of 1.1, by rounding.
+            # Compared as in HPA: due to rounding, `abs(ratio / current - 1) <= 0.1` is false for 1.1.
             if 1.0 - down <= ratio / current <= 1.0 + up:
                 desired = current
         if is_starting and signals.waiting:
-            # The demand leaves out what waits for replicas that start, so these must not be removed meanwhile.
+            # The demand excludes requests that wait for starting replicas, so these replicas must not be removed.
             by_waiting = signals.waiting / settings.target if settings.metric != "kvCacheUsage" else current
             desired = max(desired, math.ceil(min(by_waiting, current)))
         if signals.held or signals.queued or signals.in_flight:

@@ -1,4 +1,4 @@
-"""HorizontalPodAutoscaler's `behavior`: how fast the number of replicas may change.
+"""HorizontalPodAutoscaler's `behavior`: limits of how fast the number of replicas changes.
 
 The rules are those of Kubernetes' HPA controller: a recommendation is stabilized over the window of its direction, and
 then limited by policies, each of which counts the changes within its own period.
@@ -16,7 +16,7 @@ SelectPolicy = Literal["Max", "Min", "Disabled"]
 
 @dataclass(frozen=True)
 class Policy:
-    """How many replicas, or which percentage of them, may be added or removed within `period_seconds`."""
+    """Number or percentage of replicas that may be added or removed within `period_seconds`."""
 
     type: Literal["Pods", "Percent"]
     value: int
@@ -25,7 +25,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the number of replicas changes in one direction. `tolerance` is a share of the target."""
+    """Limits of changes in one direction. `tolerance` is a fraction of the target."""
 
     stabilization_window_seconds: float
     policies: tuple[Policy, ...]
@@ -40,20 +40,20 @@ SCALE_DOWN: Final = Rules(300.0, (Policy("Percent", 100, 15),))
 
 @dataclass(frozen=True)
 class Behavior:
-    """How the number of replicas changes."""
+    """Limits of changes in both directions."""
 
     scale_up: Rules = SCALE_UP
     scale_down: Rules = SCALE_DOWN
 
     @property
     def longest_window(self) -> float:
-        """Seconds for which recommendations count in one of the directions."""
+        """The longer one of the stabilization windows, in seconds."""
         return max(self.scale_up.stabilization_window_seconds, self.scale_down.stabilization_window_seconds)
 
 
 @dataclass
 class _Run:
-    """A recommendation that was repeated from one update to the next."""
+    """Equal recommendations of consecutive updates, with the time of the last."""
 
     value: int
     last: float
@@ -65,10 +65,10 @@ class History:
 
     Attributes:
         recommendations: oldest first; equal neighbours are one entry with the time of the last.
-        added, removed: when how many replicas were added or removed, oldest first.
+        added, removed: times and numbers of added or removed replicas, oldest first.
     """
 
-    #: As long as a window or a period may be, so that changed settings find what they need.
+    #: Largest window or period that settings may have, so that changed settings find the history that they need.
     KEPT_SECONDS = 3600.0
 
     recommendations: deque[_Run] = field(default_factory=deque)
@@ -85,7 +85,7 @@ class History:
             self.recommendations.popleft()
 
     def change(self, before: int, after: int, now: float) -> None:
-        """Record that the number of replicas was changed."""
+        """Record a change of the number of replicas."""
         if after > before:
             self.added.append((now, after - before))
         elif after < before:
@@ -95,7 +95,8 @@ class History:
                 changes.popleft()
 
     def stabilized(self, desired: int, current: int, behavior: Behavior, now: float) -> int:
-        """`current`, raised to the lowest recommendation of scaleUp's window, lowered to the highest of scaleDown's.
+        """Return `current`, raised to the lowest recommendation of scaleUp's window, lowered to the highest of
+        scaleDown's.
 
         `desired` counts in both windows. As in HPA's controller, an earlier recommendation above `desired` can keep
         the current number, but does not raise it again.
@@ -109,18 +110,18 @@ class History:
         return [run.value for run in self.recommendations if run.last > cutoff]
 
     def limit_up(self, current: int, rules: Rules, now: float) -> int:
-        """The most replicas that the policies permit now; at least `current`."""
+        """Return the largest number of replicas that the policies permit now; at least `current`."""
         if rules.select_policy == "Disabled":
             return current
         proposals = list[int]()
         for policy in rules.policies:
             start = self._at_start(current, policy.period_seconds, now)
-            percent = math.ceil(start * (1 + policy.value / 100))  # rounded up, or one replica would stay one
+            percent = math.ceil(start * (1 + policy.value / 100))  # rounded up, so that one replica can become two
             proposals.append(start + policy.value if policy.type == "Pods" else percent)
         return max(current, min(proposals) if rules.select_policy == "Min" else max(proposals))
 
     def limit_down(self, current: int, rules: Rules, now: float) -> int:
-        """The fewest replicas that the policies permit now; at most `current`."""
+        """Return the smallest number of replicas that the policies permit now; at most `current`."""
         if rules.select_policy == "Disabled":
             return current
         proposals = list[int]()
@@ -131,7 +132,7 @@ class History:
         return min(current, max(proposals) if rules.select_policy == "Min" else min(proposals))
 
     def _at_start(self, current: int, period: float, now: float) -> int:
-        """Replicas at the start of a period that ends now, had only changes of ours occurred."""
+        """Return the replicas at the start of a period that ends now, counting only the autoscaler's changes."""
         cutoff = now - period
         added = sum(number for time, number in self.added if time > cutoff)
         removed = sum(number for time, number in self.removed if time > cutoff)

@@ -1,12 +1,12 @@
-"""How much of an endpoint's metric there is that replicas are needed for.
+"""The demand of an endpoint: the value of its metric that replicas are needed for.
 
-The sum of a metric is smoothed, since it is sampled much more often than HPA does: the highest of many samples would
-keep replicas that no sustained load needs. Requests that wait count at once, except those that will not wait
-any more once a new replica could take them:
+The sum of the metric is averaged, because it is sampled much more often than by HPA: the maximum of many samples would
+keep replicas that no sustained load needs. Waiting requests count at once, except those that will no longer wait when a
+new replica could take them:
 
-- while replicas start, only what the backlog has grown by within a short window counts, since the rest waits for
-  these replicas. A constant load thus needs a constant number of replicas, however slowly they start;
-- while the backlog shrinks, what is computed within the start-up time does not count.
+- while replicas start, only the backlog's growth within a short window counts, because the rest waits for these
+  replicas. A constant load thus needs a constant number of replicas, however slowly they start;
+- while the backlog shrinks, requests that will be computed within the start-up time do not count.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Final
 
 from stoker_common.scaling.signals import Metric, Signals
 
-#: Over how many seconds the metric's mean is taken.
+#: Window of the metric's mean, in seconds.
 MEAN_SECONDS: Final = 60.0
-#: Over how many seconds the backlog's growth is measured: a share of the start-up time within bounds. What grows in the
-#: meantime must be caught up with, so slow starts need more replicas.
+#: Window in which the backlog's growth is measured: a fraction of the start-up time within bounds, in seconds. The
+#: growth during a start must be caught up with, so slow starts need more replicas.
 GROWTH_SHARE: Final = 0.1
 MIN_WINDOW_SECONDS: Final = 10.0
 MAX_WINDOW_SECONDS: Final = 60.0
-#: A backlog counts if it lasts so many seconds: a pod's short queue beside free slots of others needs no replica.
+#: Smallest duration of a backlog that counts, in seconds: a short queue of one pod beside free slots of others needs no
+#: replica.
 LASTING_SECONDS: Final = 1.0
 
 
@@ -32,22 +33,22 @@ class Demand:
     """The demand of one endpoint, in units of its metric."""
 
     def __init__(self) -> None:
-        self._served: deque[tuple[float, float]] = deque()  # when how much was in service
-        self._backlogs: deque[tuple[float, float]] = deque()  # when how much waited
-        self._started_at = -math.inf  # when a replica was last seen to start
+        self._served: deque[tuple[float, float]] = deque()  # (time, metric of requests in service)
+        self._backlogs: deque[tuple[float, float]] = deque()  # (time, metric of waiting requests)
+        self._started_at = -math.inf  # last time at which a replica was starting
 
     def update(self, signals: Signals, metric: Metric, is_starting: bool, start_seconds: float, now: float) -> float:
         """Add a sample.
 
         Args:
-            signals: what is reported now.
-            metric: of which metric.
-            is_starting: whether replicas start.
-            start_seconds: how long a replica takes to start.
-            now: monotonic seconds, not before the last update.
+            signals: the present reports.
+            metric: name of the metric.
+            is_starting: whether replicas are starting.
+            start_seconds: start-up time of a replica, in seconds.
+            now: monotonic time in seconds, not before the last update.
 
         Returns:
-            How much of the metric new replicas must be able to take.
+            The value of the metric that replicas are needed for.
         """
         if is_starting:
             self._started_at = now
@@ -65,7 +66,7 @@ class Demand:
         return max(mean, served + counted) if counted > 0 else mean
 
     def _counted(self, backlog: float, start_seconds: float, window: float, now: float) -> float:
-        """The part of the backlog that needs more replicas."""
+        """Return the part of the backlog that needs more replicas."""
         if now - self._started_at <= window:
             return backlog - min(earlier for _, earlier in self._backlogs)
         time, earlier = self._backlogs[0]
@@ -74,7 +75,7 @@ class Demand:
 
 
 def has_missing_engines(signals: Signals, metric: Metric, ready: int) -> bool:
-    """Whether the metric comes from engines, and fewer of them report than are ready."""
+    """Return whether the metric comes from engines, and fewer of them report than are ready."""
     if metric == "pendingRequests":
         return False
     return signals.num_reporting() < ready

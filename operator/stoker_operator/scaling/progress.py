@@ -1,4 +1,4 @@
-"""What has happened to one endpoint's replicas since this replica of the operator leads, for metrics. Pure."""
+"""Counts changes and starts of one endpoint's replicas since this replica of the operator leads, for metrics. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Literal
 
 from stoker_operator.scaling.autoscaler import Observation, Recommendation
 
-#: Of a start from zero: from the first held request to the count that is written, and from there to the first pod that
-#: is ready.
+#: Stages of a start from zero: until the count is written, from the first held request; until the first pod is ready,
+#: from there.
 Stage = Literal["written", "ready"]
 
 
 class ScalingProgress:
-    """Counts changes of the count and starts, and measures starts from zero.
+    """Counts changes and starts, and measures starts from zero.
 
-    What was under way when this replica began to lead is not measured, since nothing is known of its beginning.
+    Starts that were in progress when this replica began to lead are not measured, because their beginning is unknown.
 
     Attributes:
-        num_up, num_down: how often the count was raised, and lowered.
-        num_starts: how often it rose from zero.
-        num_failures: how often replicas failed to start while none was ready; one for each start.
+        num_up, num_down: number of times that the count was raised and lowered.
+        num_starts: number of times that it rose from zero.
+        num_failures: number of starts that failed while no replica was ready.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class ScalingProgress:
         self._has_failed = False
 
     def update(self, observation: Observation, recommended: Recommendation, now: float) -> list[tuple[Stage, float]]:
-        """Add what was observed, and what was recommended for it.
+        """Add an observation and its recommendation.
 
         Returns:
-            The stages of starts from zero that have ended by now, and the seconds that each took.
+            The stages of starts from zero that have ended, with their durations in seconds.
         """
         self.num_up += recommended.change > 0
         self.num_down += recommended.change < 0

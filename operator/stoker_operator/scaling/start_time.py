@@ -1,4 +1,4 @@
-"""How long replicas take to start, learned from those that started."""
+"""Learns the start-up time of replicas."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-#: How many start-ups the estimate is the median of. A few, so that it follows a new image or a larger model.
+#: Number of start-ups whose median is the estimate. Few, so that it follows a new image or a larger model.
 NUM_SAMPLES: Final = 5
-#: What is assumed before a replica has started.
+#: Estimate before a replica has started, in seconds.
 ASSUMED_SECONDS: Final = 30.0
-#: A start-up that took longer was not one: nodes were full, or the image could not be pulled.
+#: Longer start-ups are ignored, in seconds: nodes were full, or the image could not be pulled.
 LONGEST_SECONDS: Final = 3600.0
 
 
@@ -19,29 +19,29 @@ class StartTime:
     """The start-up time of one endpoint's replicas.
 
     Args:
-        known: what an earlier leader has learned, in seconds; None: nothing. Impossible values are ignored.
+        known: the estimate of an earlier leader, in seconds; None: none. Impossible values are ignored.
     """
 
     def __init__(self, known: float | None = None) -> None:
         self._samples: deque[float] = deque(maxlen=NUM_SAMPLES)
         if known is not None and math.isfinite(known) and 0 <= known <= LONGEST_SECONDS:
             self._samples.append(known)
-        self._awaited: deque[tuple[int, float]] = deque()  # counts, ascending, and when each was written
+        self._awaited: deque[tuple[int, float]] = deque()  # (count, time it was written), ascending
 
     @property
     def seconds(self) -> float | None:
-        """The estimate; None: no replica has started yet."""
+        """The estimate in seconds; None: no replica has started yet."""
         return median(self._samples) if self._samples else None
 
     def change(self, before: int, after: int, now: float) -> None:
-        """The count is changed. After it falls, what was above it is not awaited any more."""
+        """Record a change of the count. After a decrease, larger counts are no longer awaited."""
         while self._awaited and self._awaited[-1][0] > after:
             self._awaited.pop()
         if after > before:
             self._awaited.append((after, now))
 
     def observe(self, ready: int, has_failed: bool, now: float) -> None:
-        """So many replicas are ready. A start that failed says nothing of how long one takes."""
+        """Record the number of ready replicas. Failed starts are not measured."""
         if has_failed:
             self._awaited.clear()
         while self._awaited and self._awaited[0][0] <= ready:

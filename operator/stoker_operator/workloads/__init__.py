@@ -1,1 +1,1 @@
-"""The kinds of object that run an endpoint's pods, and of which workloads an endpoint consists."""
+"""The kinds of object that run an endpoint's pods, and the composition of endpoints from workloads."""

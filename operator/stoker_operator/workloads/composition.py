@@ -1,4 +1,4 @@
-"""Of which workloads an endpoint consists: today of one Deployment."""
+"""The composition of an endpoint from workloads: at present one Deployment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stoker_operator.workloads.kind import WorkloadKind
 
 
 class Role(Enum):
-    """What a workload's pods are for.
+    """The role of a workload's pods.
 
-    SERVING: they answer requests. The Service, the PodDisruptionBudget, the scale subresource and the URL are of this
-    workload; an endpoint has exactly one. SUPPORTING: the serving pods use them, as decode pods use those of prefill.
+    SERVING: they answer requests. The Service, the PodDisruptionBudget, the scale subresource and the URL belong to
+    this workload; an endpoint has exactly one. SUPPORTING: serving pods use them, as decode pods use prefill pods.
     """
 
     SERVING = "serving"
@@ -30,9 +30,9 @@ class Workload:
 
     Attributes:
         name: its name within the endpoint, in labels and in status.
-        spec: the endpoint's spec, as far as it is about these pods: only a change of this restarts them.
-        kind: what runs them.
-        role: what they are for.
+        spec: the part of the endpoint's spec that concerns these pods; only a change of it restarts them.
+        kind: the kind of object that runs the pods.
+        role: the pods' role.
     """
 
     name: str
@@ -43,20 +43,20 @@ class Workload:
 
 @dataclass(frozen=True)
 class Composition:
-    """How endpoints are composed.
+    """The composition of endpoints.
 
     Attributes:
-        kinds: all kinds that workloads may be of; their objects are watched.
-        workloads: the workloads of an endpoint with this spec.
+        kinds: all kinds of object that may run workloads; these objects are watched.
+        workloads: returns the workloads of an endpoint with a given spec.
     """
 
     kinds: tuple[WorkloadKind, ...] = (DEPLOYMENT,)
     workloads: Callable[[Spec], tuple[Workload, ...]] = lambda spec: (Workload(MAIN, spec),)
 
     def kind(self, name: str) -> WorkloadKind | None:
-        """The kind of this name; None for objects that run no pods."""
+        """Return the kind of this name; None: it runs no pods."""
         return next((each for each in self.kinds if each.name == name), None)
 
 
-#: What the operator makes of an endpoint: one Deployment.
+#: The operator's default: one Deployment per endpoint.
 ONE_DEPLOYMENT: Final = Composition()

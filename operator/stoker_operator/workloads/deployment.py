@@ -1,4 +1,4 @@
-"""The Deployment: pods that are alike, of which each is a replica."""
+"""Deployments as workloads: each pod is a replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_operator.workloads.kind import PodSet, Resource, WorkloadKind
 
 
 class DeploymentKind(WorkloadKind):
-    """One Deployment a workload."""
+    """One Deployment per workload."""
 
     resource: ClassVar = Resource("Deployment", "apps", "v1", "deployments")
 
@@ -28,7 +28,7 @@ class DeploymentKind(WorkloadKind):
                     "type": "RollingUpdate",
                     "rollingUpdate": {"maxSurge": rollout.surge, "maxUnavailable": rollout.unavailable},
                 },
-                # The first start downloads the weights.
+                # The limit must include the first start's download of the weights.
                 "progressDeadlineSeconds": rollout.startup_timeout,
                 "template": pods.template,
             },
@@ -74,12 +74,12 @@ class DeploymentKind(WorkloadKind):
         return not owner.component and bool(live["spec"]["selector"].get("matchLabels") == owner.selector())
 
 
-#: The kind. It has no state.
+#: The only instance; it has no state.
 DEPLOYMENT: Final = DeploymentKind()
 
 _PAUSED: Final = Halt(
     reason="DeploymentPaused",
-    message="the endpoint's Deployment is paused, so its pods stay as they are; resume it with "
+    message="the endpoint's Deployment is paused, so its pods do not change; resume it with "
     "kubectl rollout resume deployment",
 )
 
@@ -90,7 +90,7 @@ def _conditions(deployment: Object) -> dict[str, Object]:
 
 
 def _refusal(conditions: Mapping[str, Object]) -> str:
-    """Why pods, or what makes them, cannot be created."""
+    """Return why pods or their ReplicaSet cannot be created; empty: no failure."""
     failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
     if failure.get("status") == "True":
         return str(failure.get("message") or failure.get("reason"))

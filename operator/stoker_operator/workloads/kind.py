@@ -1,4 +1,4 @@
-"""What a kind of object that runs pods has to offer: everything else in the operator is written against this."""
+"""The interface of a kind of object that runs pods. The rest of the operator uses only this interface."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Resource(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """Group and version, as manifests have them."""
+        """The apiVersion in manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def path(self) -> str:
-        """Where the API server has the group and version."""
+        """The API server's path of the group and version."""
         return f"apis/{self.group}/{self.version}" if self.group else f"api/{self.version}"
 
 
@@ -44,9 +44,9 @@ class PodSet:
 
     Attributes:
         owner: the endpoint, with the workload's name.
-        replicas: how many replicas there should be.
-        rollout: how they are replaced.
-        template: what each pod is made from.
+        replicas: number of desired replicas.
+        rollout: the rollout strategy.
+        template: the pod template.
     """
 
     owner: Owner
@@ -56,13 +56,14 @@ class PodSet:
 
 
 class WorkloadKind(ABC):
-    """A kind of object that runs the pods of a workload. A workload has one object of it, or several that differ in
-    their component (`Child.component`).
+    """A kind of object that runs the pods of a workload.
+
+    A workload has one object of the kind, or several with different components (`Child.component`).
 
     Attributes:
-        resource: where the API server has it.
-        verbs: what the operator does with it, as RBAC rules say it.
-        dry_run: the API server's dry run of an object checks its pod templates.
+        resource: the kind's API resource.
+        verbs: the RBAC verbs that the operator needs.
+        dry_run: whether the API server's dry run of an object validates its pod templates.
     """
 
     resource: ClassVar[Resource]
@@ -71,50 +72,54 @@ class WorkloadKind(ABC):
 
     @property
     def name(self) -> str:
-        """The kind, as manifests have it."""
+        """The kind's name in manifests."""
         return self.resource.kind
 
     @abstractmethod
     def objects(self, pods: PodSet, live: Mapping[Child, Object]) -> tuple[Manifest, ...]:
-        """The objects that should exist; the first one's first template is of the pods that answer requests.
+        """Return the objects that should exist. The first template of the first object is that of the serving pods.
 
         Args:
             pods: the workload's pods.
-            live: the objects of this kind that the workload has.
+            live: the workload's existing objects of this kind.
         """
 
     @abstractmethod
     def templates(self, body: Object) -> tuple[Manifest, ...]:
-        """The pod templates of one object, also of a part of one, which may have none."""
+        """Return the pod templates of an object, or of a part of an object, which may have none."""
 
     @abstractmethod
     def with_templates(self, body: Manifest, templates: Sequence[Manifest]) -> Manifest:
-        """The object, with other pod templates: as many as `templates` returns of it."""
+        """Return the object with other pod templates, as many as `templates` returns for it."""
 
     @abstractmethod
     def rollout(self, objects: Sequence[Object]) -> Rollout:
-        """How far the workload has got, of which these are all objects."""
+        """Return the progress of a workload; `objects` are all its objects of this kind."""
 
     @abstractmethod
     def has_served(self, live: Object) -> bool:
-        """Whether the object's status shows that a pod of it serves, or has served."""
+        """Return whether the object's status shows that one of its pods serves, or has served."""
 
     @abstractmethod
     def pod_version(self, pod: Object, objects: Sequence[Object]) -> str:
-        """Which templates a pod of the workload was made from: pods of the same version of the workload have the same,
-        whichever of its objects made them."""
+        """Return the version of the templates that a pod was created from.
+
+        Pods of the same version of the workload have the same one, whichever of its objects created them.
+        """
 
     @abstractmethod
     def selects(self, owner: Owner, live: Object) -> bool:
-        """Whether the object `live` runs the pods of this workload and component, so that it can be adopted: an object
-        whose selector cannot change may run others."""
+        """Return whether the object `live` selects the pods of this workload and component, so that it can be adopted.
+
+        Selectors are immutable, so an object with another selector cannot be.
+        """
 
     def request_pods(self, owner: Owner) -> dict[str, str]:
-        """Labels of those pods of a workload that take requests."""
+        """Return the labels of the pods of a workload that answer requests."""
         return owner.selector()
 
     def metadata(self, owner: Owner) -> Manifest:
-        """Metadata of an object of this kind."""
+        """Return the metadata of an object of this kind."""
         metadata = owner.metadata()
         if owner.operator:
             metadata["annotations"] = {OPERATOR: owner.operator}

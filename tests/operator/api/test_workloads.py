@@ -97,7 +97,7 @@ def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: An
 
 def test_ready_means_every_workload(document: Any) -> None:
     decision = decided(document(), {}, PREFILL)
-    trouble = Diagnosis("Unschedulable", "no node takes pod demo-prefill-x")
+    trouble = Diagnosis("Unschedulable", "no node has room for pod demo-prefill-x")
     workloads = {
         MAIN: ObservedWorkload(DONE, reported=Reported(7)),
         "prefill": ObservedWorkload(HALF, trouble, reported=Reported(8)),

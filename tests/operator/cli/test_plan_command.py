@@ -81,7 +81,7 @@ def test_the_document_has_these_fields(answer: Any) -> None:
         "parallelism": {"tensor": 1, "pipeline": 1, "data": 1},
         "reason": found["options"][2]["reason"],
     }
-    assert [warning.partition(":")[0] for warning in found["warnings"]] == ["a manifest that says so is refused"]
+    assert [warning.partition(":")[0] for warning in found["warnings"]] == ["a manifest with these settings is refused"]
 
 
 def test_yaml_says_the_same(run: Any) -> None:
@@ -190,15 +190,15 @@ def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
     assert code == 0
     assert found["options"][0]["weightBytesPerGpu"] is None
     _, out, _ = run(*words)
-    assert "not known    its config.json has not been fetched" in out
+    assert "unknown      its config.json has not been fetched" in out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give either -f FILE or --model MODEL"),
-        (["-f", "x", "--model", "y"], "give either -f FILE or --model MODEL"),
-        (["-f", "x", "--count", "2"], "--count stands in for a manifest; put it into x"),
+        ([], "specify either -f FILE or --model MODEL"),
+        (["-f", "x", "--model", "y"], "specify either -f FILE or --model MODEL"),
+        (["-f", "x", "--count", "2"], "--count cannot be used with -f; set it in x"),
     ],
 )
 def test_a_manifest_or_flags(words: list[str], message: str, capsys: Any) -> None:
@@ -211,7 +211,7 @@ def test_a_manifest_or_flags(words: list[str], message: str, capsys: Any) -> Non
 def test_one_endpoint_at_a_time(tmp_path: Any, document: Any, capsys: Any) -> None:
     (tmp_path / "m.yaml").write_text(yaml.safe_dump_all([document(), document()]))
     assert main(["-f", str(tmp_path / "m.yaml")]) == 2
-    assert "it holds several endpoints (demo, demo); put one in a file" in capsys.readouterr().err
+    assert "it contains several endpoints (demo, demo); put each into its own file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "a: b: c", "[]", "- 1", "kind: Pod"])
@@ -256,7 +256,7 @@ class Cluster:
     ("held", "count", "verdict"),
     [
         (3, "4", "not now: 1 of 4 free on big, held by ns/other (3)"),
-        (3, "1", "it has room for a pod now"),
+        (3, "1", "has room for a pod now"),
         (0, "8", "no node can ever hold 8 × nvidia.com/gpu: the largest has 4"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_cluster_that_is_not_there_is_said(run: Any, monkeypatch: pytest.Monke
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     code, out, _ = run(*LLAMA_8B, "--cluster")
     assert code == 0
-    assert "cluster      not known: no cluster" in out
+    assert "cluster      unknown: no cluster" in out
 
 
 def test_the_documentation_shows_what_is_printed(run: Any) -> None:
@@ -338,7 +338,7 @@ def test_fewer_adapters_are_proposed_where_that_helps(memory: str, helps: bool, 
 @pytest.mark.parametrize("flags", [["--max-loras", "8"], ["--lora-target-modules", "q_proj"]])
 def test_flags_of_adapters_need_adapters(flags: list[str], run: Any) -> None:
     code, _, err = run(*SMALL_DEMO, *flags)
-    assert code == 2 and f"{flags[0]}: means nothing without --enable-lora" in err
+    assert code == 2 and f"{flags[0]}: requires --enable-lora" in err
 
 
 def test_other_runtimes_count_adapters_by_sums_of_their_own(answer: Any) -> None:

@@ -95,7 +95,7 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"hardware": {"accelerator": "amd-mi300x"}},
             [],
-            "spec.hardware.accelerator: whether this machine has amd-mi300x",
+            "spec.hardware.accelerator: it is unknown whether this machine has amd-mi300x",
         ),
         ({"model": {"source": "pvc://a/b"}}, [], "spec.model.source: there are no claims on one machine; copy the mod"),
         ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: there are no claims on one"),
@@ -107,7 +107,7 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"engine": {"env": [{"name": "NOPE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
             [],
-            "spec.engine.env[NOPE].valueFrom: there is no cluster to take it from; set the environment variable NOPE",
+            "spec.engine.env[NOPE].valueFrom: there is no cluster to read it from; set the environment variable NOPE",
         ),
         (
             {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"quantization": "experts_int8"}},
@@ -191,4 +191,4 @@ def test_ranks_run_on_any_machine(run: Any) -> None:
 
 def test_a_file_that_is_not_there(capsys: Any) -> None:
     assert up.main(["-f", "/no/such/file"]) == 2
-    assert capsys.readouterr().err.startswith("stoker up: /no/such/file: it cannot be read")
+    assert capsys.readouterr().err.startswith("stoker up: /no/such/file: cannot be read")

@@ -260,13 +260,13 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
         ),
         (
             {"containers": [{"name": "engine", "image": "y"}]},
-            "spec.template.spec.containers[0].image: spec.engine.image says this; set spec.engine.image instead",
+            "spec.template.spec.containers[0].image: spec.engine.image sets this field; set spec.engine.image instead",
         ),
         (
             {"containers": [{"name": "a"}, {"name": "engine", "args": []}]},
             "spec.template.spec.containers[1].args: spec.",
         ),
-        ({"containers": [{"name": "engine", "env": []}]}, "spec.template.spec.containers[0].env: spec.engine.env says"),
+        ({"containers": [{"name": "engine", "env": []}]}, "spec.template.spec.containers[0].env: spec.engine.env sets"),
         (
             {"containers": [{"name": "engine", "resources": {}}]},
             "spec.template.spec.containers[0].resources: spec.hardw",
@@ -277,23 +277,23 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
         ),
         (
             {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "web"}]}]},
-            "spec.template.spec.containers[engine].ports: port 8000 is the engine's and called http",
+            "spec.template.spec.containers[engine].ports: port 8000 is the engine's, with the name http",
         ),
-        ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: it has no name; set it"),
-        ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: it has no name; set it"),
-        ({"containers": {"name": "engine"}}, "spec.template.spec.containers: this is {'name': 'engine'}, where a list"),
-        ({"containers": ["engine"]}, "spec.template.spec.containers[0]: this is 'engine', where an object belongs"),
+        ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: lacks name; set it"),
+        ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: lacks name; set it"),
+        ({"containers": {"name": "engine"}}, "spec.template.spec.containers: must be a list, not {'name': 'engine'}"),
+        ({"containers": ["engine"]}, "spec.template.spec.containers[0]: must be an object, not 'engine'"),
         (
             {"containers": [{"name": "engine", "ports": 1}]},
-            "spec.template.spec.containers[0].ports: this is 1, where a ",
+            "spec.template.spec.containers[0].ports: must be a list, not 1",
         ),
         (
             {"containers": [{"name": "engine", "ports": [1]}]},
-            "spec.template.spec.containers[0].ports[0]: this is 1, wh",
+            "spec.template.spec.containers[0].ports[0]: must be an object",
         ),
-        ({"securityContext": "none"}, "spec.template.spec.securityContext: this is 'none', where an object belongs"),
-        ({"tolerations": {}}, "spec.template.spec.tolerations: this is {}, where a list belongs"),
-        ({"affinity": []}, "spec.template.spec.affinity: this is [], where an object belongs"),
+        ({"securityContext": "none"}, "spec.template.spec.securityContext: must be an object, not 'none'"),
+        ({"tolerations": {}}, "spec.template.spec.tolerations: must be a list, not {}"),
+        ({"affinity": []}, "spec.template.spec.affinity: must be an object, not []"),
         (
             {
                 "affinity": {

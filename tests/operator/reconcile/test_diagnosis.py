@@ -57,7 +57,7 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
 """
 
 CASES = [
-    (unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", "ask for less"),
+    (unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", "lower spec.hardware"),
     (unschedulable('persistentvolumeclaim "weights" not found'), "VolumeNotBound", "create the claim"),
     (unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"), "VolumeNotBound", ""),
     (
@@ -96,7 +96,7 @@ CASES = [
     (ended(TOO_LONG), "CrashLoopBackOff", "code 1: pydantic_core._pydantic_core.ValidationError: 1 validation error"),
     (ended("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"), "OOMKilled", "maxModelLen"),
     (ended("Segmentation fault", code=139), "CrashLoopBackOff", "code 139: Segmentation fault"),
-    (ended(), "CrashLoopBackOff", "it said nothing"),
+    (ended(), "CrashLoopBackOff", "it logged nothing"),
     (
         pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage."),
         "Evicted",
@@ -186,7 +186,7 @@ def test_which_troubles_waiting_does_not_mend() -> None:
 
 def test_long_last_words_are_cut_at_their_beginning() -> None:
     found = diagnose([ended("x" * 3000 + " the end")], ROLLING)
-    assert found and " the end; its log" in found.message and len(found.message) < 800
+    assert found and " the end; see its log" in found.message and len(found.message) < 800
 
 
 def container(name: str, **status: Any) -> dict[str, Any]:

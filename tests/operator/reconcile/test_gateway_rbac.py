@@ -104,7 +104,7 @@ def test_somebody_elses_is_left_alone(kind: str, caplog: pytest.LogCaptureFixtur
     world = World()
     world.kube.put({"kind": kind, "metadata": {"name": NAME, "namespace": "ns"}})
     assert world.grant("a") == (Outcome.REFUSED, [])
-    assert f"{kind} {NAME} is somebody else's" in caplog.text
+    assert f"{kind} {NAME} was not created by Stoker" in caplog.text
     assert world.grant() == (Outcome.GONE, [])
 
 

@@ -87,7 +87,7 @@ def test_the_second_operator_leaves_to_the_first_what_that_serves(
     for _ in range(3):
         assert second.reconcile() == (Outcome.YIELDED, [])
     (line,) = (each.message for each in caplog.records if each.levelname == "WARNING")
-    assert "left to the operator a/stoker" in line and "watchNamespaces" in line
+    assert "the operator a/stoker also watches" in line and "watchNamespaces" in line
     assert first.reconcile() == (Outcome.MOVING, [])
 
 
@@ -218,7 +218,7 @@ def test_operators_that_refuse_an_endpoint_differently_rest(world: World, caplog
 
     assert 2 <= written(6) <= 7
     assert written(6) == 0
-    assert len([each for each in caplog.records if "replaces the status" in each.message]) == 1
+    assert len([each for each in caplog.records if "replacing the status" in each.message]) == 1
     pair["Restricted"].now += 601
     assert written(1) == 1, "the other one may be gone"
 

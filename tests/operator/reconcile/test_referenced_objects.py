@@ -157,7 +157,7 @@ def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.Lo
     versions = ObjectVersions(kube, 600, lambda: now[0])  # type: ignore[arg-type]
     assert versions.get("ns", KEYS) is versions.get("ns", KEYS) is None
     assert len(kube.requests) == 1
-    assert "Secret keys of namespace ns could not be read" in caplog.text
+    assert "could not read Secret keys of namespace ns" in caplog.text
     now[0], kube.answer = 500, lambda: {"creationTimestamp": written(0)}
     assert versions.get("ns", KEYS) == version(0, 0)
     now[0], kube.answer = 1000, fail
@@ -193,7 +193,7 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
     assert outcome in (Outcome.SETTLED, Outcome.MOVING)  # which asks the engine for some minutes
     assert ready(world) == (
         "1 of 1 pods serve the newest spec; pod demo-1 runs with Secret keys (spec.auth.apiKeysSecretRef) as it was "
-        "before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default renews them"
+        "before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default updates them"
     )
     assert [each for each in requests if "list" not in each] == ["apply InferenceEndpoint/status", "create Event Ready"]
     assert world.kube.objects["Deployment", "demo"]["spec"]["template"] == template

@@ -138,7 +138,7 @@ def test_an_engine_that_does_not_serve_is_told_and_its_pod_is_ready(document: An
     assert condition(reported, "Degraded") == ("True", "CopyDown")
     assert message(reported, "Degraded").startswith(
         "pod a: 1 of 2 engines does not serve: engine 1 lacks ranks 2, 3 of 4: "
-        "loading again after: rank 2 was killed; the others of"
+        "loading again after: rank 2 was killed; the pod's other"
     )
     assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
     engine = reported["workloads"][0]["engine"]
@@ -173,7 +173,7 @@ def test_many_engines_are_told_in_few_words(document: Any, catalogue: Catalogue)
     assert not any(state["serves"] for state in engine["copyStates"])
     assert "8 of 16 engines do not serve: engine 1: xx" in message(reported, "Degraded")
     assert "; and 6 more; pod" in message(reported, "Degraded")
-    assert "and so in 47 more pods" in message(reported, "Degraded")
+    assert "the same in 47 more pods" in message(reported, "Degraded")
 
 
 def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Catalogue) -> None:
@@ -216,7 +216,7 @@ def test_what_mode_auto_chose_is_reported(document: Any, catalogue: Catalogue) -
     planned = reported["workloads"][0]["plan"]
     assert (planned["tensor"], planned["data"]) == (8, 1)
     assert condition(reported, "Planned") == ("Unknown", "ModelUnknown")
-    assert "takes all accelerators for tensor, since the model is not known" in message(reported, "Planned")
+    assert "uses all accelerators for tensor, because the model's shape is unknown" in message(reported, "Planned")
 
 
 def test_a_load_balancer_has_an_address_of_its_own(document: Any, catalogue: Catalogue) -> None:
@@ -240,7 +240,7 @@ def test_an_endpoint_that_rolls_is_available_and_not_ready(document: Any, catalo
 
 
 def test_a_pod_that_turned_unready_is_no_rollout(document: Any, catalogue: Catalogue) -> None:
-    trouble = Diagnosis("ContainersNotReady", "pod demo-1 has started and takes no requests")
+    trouble = Diagnosis("ContainersNotReady", "pod demo-1 has started and is not ready")
     lost = Rollout(current=True, desired=2, total=2, updated=2, ready=1, available=1, served=True)
     reported = report(document(replicas=2), catalogue, lost, trouble=trouble)
     assert condition(reported, "Progressing") == ("False", "RolledOut")
@@ -314,8 +314,8 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
 @pytest.mark.parametrize(
     ("references", "words", "stalled"),
     [
-        ([], "was made by someone else and is left alone; delete it", "True"),
-        ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is left alone", "True"),
+        ([], "was not created by Stoker and is not changed; delete it", "True"),
+        ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is not changed", "True"),
         (
             [{"uid": "uid-0", "kind": "InferenceEndpoint", "name": "demo", "controller": True}],
             "belongs to an earlier endpoint of this name; it is being deleted",

@@ -179,7 +179,7 @@ def test_a_pod_of_any_component_that_fails_is_reported(pairs: World) -> None:
     pod(pairs, "demo-prefill-worker", phase="Pending", conditions=[lacking])
     pairs.reconcile()
     assert pairs.ready()["reason"] == "Unschedulable"
-    assert "no node takes pod demo-prefill-worker-0" in pairs.ready()["message"]
+    assert "no node has room for pod demo-prefill-worker-0" in pairs.ready()["message"]
 
 
 def test_only_pods_that_take_requests_are_asked_what_their_engines_have(document: Any) -> None:

@@ -43,7 +43,7 @@ def test_a_spec_may_choose_ipv4(document: Any, catalogue: Catalogue, runtime: st
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "10.0.0.1"])
 @pytest.mark.parametrize("runtime", ["stoker", "vllm"])
 def test_no_pod_listens_at_one_address(document: Any, catalogue: Catalogue, runtime: str, host: str) -> None:
-    with pytest.raises(Refused, match=f"--host {host} is not where a pod is reached; use :: or 0.0.0.0"):
+    with pytest.raises(Refused, match=f"--host {host} may be unreachable from outside the pod; use :: or 0.0.0.0"):
         words(document, catalogue, runtime, [f"--host={host}"])
 
 

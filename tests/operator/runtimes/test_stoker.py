@@ -155,12 +155,12 @@ def test_args_are_for_what_has_no_field(endpoint: Any) -> None:
         ({"args": ["-sc.method", "ngram"]}, "spec.engine.args: -sc.method is a flag of vLLM that runtime stoker does"),
         ({"args": ["--sead=1"]}, "spec.engine.args: there is no flag --sead; did you mean --seed?"),
         ({"args": ["--xyzzy"]}, "spec.engine.args: there is no flag --xyzzy; see `stoker serve --help`"),
-        ({"args": ["other-model"]}, "spec.engine.args: 'other-model' belongs to no flag; remove it"),
-        ({"args": ["--port=80"]}, "spec.engine.args: --port is not the endpoint's to choose; remove it"),
+        ({"args": ["other-model"]}, "spec.engine.args: 'other-model' is not the value of a flag; remove it"),
+        ({"args": ["--port=80"]}, "spec.engine.args: --port cannot be set for an endpoint; remove it"),
         *(
             (
                 {"args": [word]},
-                f"spec.engine.args: {word.partition('=')[0]} is not the endpoint's to choose; remove it: a ",
+                f"spec.engine.args: {word.partition('=')[0]} cannot be set for an endpoint; remove it: a ",
             )
             for word in ("--nnodes=2", "--node-rank=1", "--master-addr=other", "--master-port=1", "--headless")
         ),
@@ -178,7 +178,7 @@ def test_args_are_for_what_has_no_field(endpoint: Any) -> None:
         ),
         (
             {"args": ["--ssl-cert-reqs=2", "--ssl-ca-certs=a", "--ssl-certfile=b"]},
-            "spec.engine.args: --ssl-cert-reqs=2 shuts out the kubelet's probes",
+            "spec.engine.args: --ssl-cert-reqs=2 rejects the kubelet's probes",
         ),
         ({"args": ["--help"]}, "spec.engine.args: --help starts no engine"),
         ({"args": ["-hx"]}, "spec.engine.args: "),

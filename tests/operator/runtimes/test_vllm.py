@@ -156,17 +156,17 @@ def test_vllm_understands_what_the_operator_writes(endpoint: Any, gpu: Any) -> N
         (["-ep"], "spec.engine.args: --enable-expert-parallel contradicts spec.parallelism.expert, which is false; s"),
         (["--model", "other"], "spec.engine.args: --model contradicts spec.model.source, which is org/name; set"),
         (["--served-model-name", "a", "b"], "spec.engine.args: --served-model-name contradicts spec.model.servedNam"),
-        (["other"], "spec.engine.args: 'other' belongs to no flag; remove it"),
+        (["other"], "spec.engine.args: 'other' is not the value of a flag; remove it"),
         (["--enable-lorra"], "spec.engine.args: vLLM 0.32.0 has no flag --enable-lorra; did you mean --enable-lora?"),
         (["--xyzzy=1"], "spec.engine.args: vLLM 0.32.0 has no flag --xyzzy; see `vllm serve --help=all`"),
         (["--enable"], "spec.engine.args: arguments: ambiguous option: --enable could match"),
         (["--seed"], "spec.engine.args: --seed: expected one argument"),
-        (["--port", "80"], "spec.engine.args: --port is not the endpoint's to choose; remove it; see spec.service.po"),
-        (["--uds=/x"], "spec.engine.args: --uds is not the endpoint's to choose; remove it"),
-        (["--headless"], "spec.engine.args: --headless is not the endpoint's to choose"),
-        (["--shutdown-timeout=9"], "spec.engine.args: --shutdown-timeout is not the endpoint's to choose; set spec.r"),
-        (["--ssl-cert-reqs", "2"], "spec.engine.args: --ssl-cert-reqs=2 shuts out the kubelet's probes"),
-        (["--api-key=x"], "spec.engine.args: --api-key would be taken instead of spec.auth.apiKeysSecretRef; remove"),
+        (["--port", "80"], "spec.engine.args: --port cannot be set for an endpoint; remove it; see spec.service.po"),
+        (["--uds=/x"], "spec.engine.args: --uds cannot be set for an endpoint; remove it"),
+        (["--headless"], "spec.engine.args: --headless cannot be set for an endpoint"),
+        (["--shutdown-timeout=9"], "spec.engine.args: --shutdown-timeout cannot be set for an endpoint; set spec.r"),
+        (["--ssl-cert-reqs", "2"], "spec.engine.args: --ssl-cert-reqs=2 rejects the kubelet's probes"),
+        (["--api-key=x"], "spec.engine.args: --api-key would override spec.auth.apiKeysSecretRef; remove"),
         (["--help=all"], "spec.engine.args: --help starts no engine"),
     ],
 )
@@ -198,7 +198,7 @@ def test_on_a_cpu_the_cache_is_what_the_container_has_room_for(endpoint: Any) ->
 
 def test_the_demo_model_is_not_vllms(endpoint: Any) -> None:
     spec = endpoint(engine={"runtime": "vllm"}).spec
-    with pytest.raises(Refused, match=r"^spec\.model\.source: the demo model comes inside Stoker's own image; use"):
+    with pytest.raises(Refused, match=r"^spec\.model\.source: only Stoker's own image contains the demo model; use"):
         VLLM.invocation(spec, planned(spec))
 
 

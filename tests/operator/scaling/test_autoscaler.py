@@ -58,7 +58,7 @@ def test_backlog_raises_the_count_by_policies_up_to_the_ceiling() -> None:
     loop = Loop(SETTINGS)
     made = loop.run(2, queued=400)
     assert (made.replicas, made.reason, made.status) == (5, "ScaleUpLimit", "True")
-    assert "pendingRequests is 400, target 4 a replica" in made.message
+    assert "pendingRequests is 400, target 4 per replica" in made.message
     made = loop.run(60, queued=4000)
     assert (made.replicas, made.reason) == (20, "TooManyReplicas")
 
