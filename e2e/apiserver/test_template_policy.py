@@ -1,4 +1,4 @@
-"""Restricted templates permit what Kubernetes' restricted standard does; a stricter policy stops no running endpoint."""
+"""Restricted templates permit what Kubernetes' restricted standard does; stricter policies stop no running endpoint."""
 
 from __future__ import annotations
 
