@@ -113,7 +113,7 @@ class Sequences:
         return flat(self.queries), flat(self.keys), None if self.latent else flat(self.values), metadata
 
     def expected(self, sequence: int) -> torch.Tensor:
-        """Return attention of the whole sequence by stored keys and values, float64 [length, heads × value_head_dim]."""
+        """Return attention of the whole sequence by stored keys and values: float64 [length, heads × value dim]."""
         shape, length = self.shape, len(self.queries[sequence])
         group = shape.num_heads // shape.num_kv_heads
         query = self.queries[sequence].double()
