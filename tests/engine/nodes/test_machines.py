@@ -156,7 +156,7 @@ def test_a_model_on_two_machines(
 def test_a_life_of_two_machines(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    """A rank is killed, its agent too, the network is cut; each time the cause is reported, and the model served again."""
+    """A rank is killed, its agent too, the network cut; each time the cause is reported, and the model served again."""
     served = Served(two, tiny_llama, tmp_path)
     served.wait_ready()
     assert served.complete() == alone[0][0]
