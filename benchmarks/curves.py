@@ -45,17 +45,17 @@ def main() -> None:
     )
     console = Console()
     _run(llm, 1, 64, 8)
-    table = Table("tokens of a prompt", "µs a token", "tokens/s", title=f"One prompt, {cpu_name()}")
+    table = Table("tokens of a prompt", "µs per token", "tokens/s", title=f"One prompt, {cpu_name()}")
     for length in _doubling(128, options.most_prompt):
         seconds = min(_run(llm, 1, length, 1)[0] for _ in range(RUNS))
         table.add_row(f"{length:,}", f"{seconds / length * 1e6:.0f}", f"{length / seconds:,.0f}")
     console.print(table)
-    table = Table("streams", "ms a step", "tokens/s", title="Decoding, short contexts")
+    table = Table("streams", "ms per step", "tokens/s", title="Decoding, short contexts")
     for streams in _doubling(1, options.most_streams):
         step = min(_run(llm, streams, 8, 32)[1] for _ in range(RUNS))
         table.add_row(str(streams), f"{step * 1e3:.1f}", f"{streams / step:,.0f}")
     console.print(table)
-    table = Table("tokens before", "ms a step", title="Eight streams")
+    table = Table("tokens before", "ms per step", title="Eight streams")
     for length in _doubling(128, min(2048, options.most_prompt)):
         step = min(_run(llm, 8, length, 24)[1] for _ in range(RUNS))
         table.add_row(f"{length:,}", f"{step * 1e3:.1f}")

@@ -34,7 +34,7 @@ class Child:
 
     def failed(self, doing: str) -> CannotRunError:
         """Return the error to raise, with the end of the log."""
-        return CannotRunError(f"{doing}: {last_lines(self.log)} (all of it: {self.log})")
+        return CannotRunError(f"{doing}: {last_lines(self.log)} (full log: {self.log})")
 
     def close(self) -> None:
         """Stop the process group, with SIGKILL if it does not end within 20 s."""
