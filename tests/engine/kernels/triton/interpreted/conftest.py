@@ -105,7 +105,7 @@ class BetweenGuards(Moved):
         assert operation is not None
         self._running = True
         try:
-            with self:  # only the outermost operation is moved
+            with self:  # re-enters the mode, which guards the allocations of the operation
                 return operation._init_fn(*args, **kwargs)
         finally:
             self._running = False
