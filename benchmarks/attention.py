@@ -1,10 +1,10 @@
-"""Attention on a GPU against what the GPU can do: reading memory, and torch's own attention over whole tensors.
+"""Compare Stoker's GPU attention with a device copy (decode) and torch's attention (prefill).
 
     python benchmarks/attention.py [--json FILE]
 
-Decodes should read keys and values at 90 % of the bandwidth that a copy reaches, where a layer reads 256 MB or more;
-prompts should reach 80 % of torch's scaled_dot_product_attention, which on NVIDIA's GPUs is cuDNN's or
-FlashAttention's. A row is the median of several runs, between CUDA's events.
+Targets: a decode that reads at least 256 MB of keys and values per layer reaches 90 % of the bandwidth of a copy; a
+prefill reaches 80 % of torch's scaled_dot_product_attention, which uses cuDNN or FlashAttention on NVIDIA GPUs. Times
+are medians of several runs, measured by CUDA events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, deco
 
 RUNS, BLOCK = 15, 16
 
-#: Layers: query heads, KV heads, size of a head.
+#: Layer shapes: query heads, KV heads, head size.
 LAYERS = {"Llama-3-8B": (32, 8, 128), "Qwen3-0.6B": (16, 8, 128), "Gemma 3 1B": (4, 1, 256), "one KV head": (8, 1, 128)}
 
 
@@ -36,8 +36,8 @@ class Row:
     """One measurement.
 
     Attributes:
-        reached: GB/s of decodes, TFLOP/s of prompts.
-        of: what is compared with, in the same unit.
+        reached: GB/s of a decode, TFLOP/s of a prefill.
+        of: reference in the same unit: bandwidth of a copy, or torch's attention.
     """
 
     layer: str
@@ -48,18 +48,20 @@ class Row:
 
     @property
     def share(self) -> float:
-        """Of what is compared with."""
+        """Return the fraction of the reference that was reached."""
         return self.reached / self.of
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Of one call, with the GPU's caches emptied before each; replayed as a CUDA graph, so that the host's time is none
-    of it."""
+    """Return the median time of one call, in ms.
+
+    The call is replayed as a CUDA graph, which excludes the host's time. The GPU's caches are flushed before each run.
+    """
     return median_of(captured(run))
 
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """A CUDA graph of what is launched."""
+    """Capture the launches of `run` in a CUDA graph, and return its replay."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -72,7 +74,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def median_of(run: Callable[[], object]) -> float:
-    """Milliseconds between CUDA's events."""
+    """Return the median time of `run` by CUDA events, in ms, with flushed caches."""
     trash, found = torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), []
     for _ in range(RUNS):
         trash.zero_()
@@ -86,14 +88,14 @@ def median_of(run: Callable[[], object]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """GB/s that a copy of 2 GB reads and writes."""
+    """Return the bandwidth of a 1 GiB copy in GB/s; reads and writes are both counted."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / median_of(lambda: target.copy_(source)) / 1e6  # in a graph a copy is slower
+    return 2 * source.numel() / median_of(lambda: target.copy_(source)) / 1e6  # not in a graph: copies are slower there
 
 
 def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: list[int]) -> Callable[[], object]:
-    """A launch in which sequence s computes `lengths[s]` tokens, the last of `context[s]`."""
+    """Return a launch in which sequence s computes its last `lengths[s]` tokens of a context of `context[s]`."""
     blocks = [-(-each // BLOCK) for each in context]
     cache = torch.randn(sum(blocks) + 1, 2, BLOCK, kv_heads, size, dtype=torch.bfloat16, device="cuda")
     tables = torch.zeros(len(context), max(blocks), dtype=torch.int32)
@@ -128,7 +130,7 @@ def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: li
 
 
 def decode(layer: str, sequences: int, context: int, bandwidth: float) -> Row:
-    """One token of each sequence."""
+    """Measure one decode token of each sequence."""
     heads, kv_heads, size = LAYERS[layer]
     took = median_ms(attend(heads, kv_heads, size, [1] * sequences, [context] * sequences))
     read = 2 * 2 * sequences * context * kv_heads * size
@@ -136,23 +138,23 @@ def decode(layer: str, sequences: int, context: int, bandwidth: float) -> Row:
 
 
 def prefill(layer: str, length: int) -> Row:
-    """One whole prompt."""
+    """Measure the prefill of one whole prompt."""
     heads, kv_heads, size = LAYERS[layer]
     took = median_ms(attend(heads, kv_heads, size, [length], [length]))
     shapes = ((heads, length, size), (kv_heads, length, size), (kv_heads, length, size))
     q, k, v = (torch.randn(1, *shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
     torch_ms = median_ms(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
-    operations = 2 * heads * length * length * size  # half of the scores are seen
+    operations = 2 * heads * length * length * size  # the causal mask halves the scores
     return Row(layer, f"prefill {length}", took, operations / took / 1e9, operations / torch_ms / 1e9)
 
 
 def main() -> int:
-    """Prints a table; 2: there is no GPU."""
+    """Print the table. Return exit code 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows there")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file, as JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks/attention.py: there is no GPU here", file=sys.stderr)
+        print("benchmarks/attention.py: no GPU found", file=sys.stderr)
         return 2
     rows, bandwidth = [], copy_bandwidth()
     for layer in LAYERS:

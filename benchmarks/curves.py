@@ -1,12 +1,13 @@
-"""How Stoker's cost grows with how much there is to do: what grows faster than it should shows here.
+"""Measure how the cost of a step grows with prompt length, number of streams and context length.
 
     python benchmarks/curves.py MODEL [--most-prompt 16384] [--most-streams 256]
 
-    prompt     one prompt of 128, 256 … tokens, one token out: microseconds a token of the prompt
-    streams    1, 2 … sequences of 8 tokens in, 32 out: milliseconds a step, tokens a second
-    context    8 sequences that decode behind 128, 256 … 2,048 tokens: milliseconds a step
+    prompt     one prompt of 128, 256 … tokens, one output token: microseconds per prompt token
+    streams    1, 2 … sequences, 8 tokens in, 32 out: milliseconds per step, tokens per second
+    context    8 sequences that decode after a prompt of 128, 256 … 2,048 tokens: milliseconds per step
 
-Greedy, by the offline API, without the prefix cache; the least of three runs. Times of a step are those of the runner.
+Sampling is greedy, by the offline API, without prefix cache. Each value is the minimum of three runs. Step times are
+the model runner's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RUNS = 3
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--most-prompt", type=int, default=16384)
@@ -39,22 +40,22 @@ def main() -> None:
         dtype="bfloat16",
         max_model_len=options.most_prompt + 64,
         max_num_seqs=options.most_streams,
-        max_num_batched_tokens=max(8 * 2048, options.most_prompt),  # so that all begin to decode at once
+        max_num_batched_tokens=max(8 * 2048, options.most_prompt),  # all prompts in one step
         enable_prefix_caching=False,
     )
     console = Console()
     _run(llm, 1, 64, 8)
-    table = Table("tokens of a prompt", "µs a token", "tokens/s", title=f"One prompt, {cpu_name()}")
+    table = Table("tokens of a prompt", "µs per token", "tokens/s", title=f"One prompt, {cpu_name()}")
     for length in _doubling(128, options.most_prompt):
         seconds = min(_run(llm, 1, length, 1)[0] for _ in range(RUNS))
         table.add_row(f"{length:,}", f"{seconds / length * 1e6:.0f}", f"{length / seconds:,.0f}")
     console.print(table)
-    table = Table("streams", "ms a step", "tokens/s", title="Decoding, short contexts")
+    table = Table("streams", "ms per step", "tokens/s", title="Decoding, short contexts")
     for streams in _doubling(1, options.most_streams):
         step = min(_run(llm, streams, 8, 32)[1] for _ in range(RUNS))
         table.add_row(str(streams), f"{step * 1e3:.1f}", f"{streams / step:,.0f}")
     console.print(table)
-    table = Table("tokens before", "ms a step", title="Eight streams")
+    table = Table("tokens before", "ms per step", title="Eight streams")
     for length in _doubling(128, min(2048, options.most_prompt)):
         step = min(_run(llm, 8, length, 24)[1] for _ in range(RUNS))
         table.add_row(f"{length:,}", f"{step * 1e3:.1f}")
@@ -68,7 +69,7 @@ def _doubling(first: int, last: int) -> Iterator[int]:
 
 
 def _run(llm: LLM, count: int, length: int, out: int) -> tuple[float, float]:
-    """Seconds in all, and the median of steps in which all sequences decode."""
+    """Return the total time, and the median time of the steps in which all sequences decode, in seconds."""
     tokens = random.Random(length * 1000 + count)
     prompts: list[Any] = [
         {"prompt_token_ids": [tokens.randrange(1000, 40_000) for _ in range(length)]} for _ in range(count)

@@ -1,8 +1,8 @@
-"""Routing among engines of a model: what a decision costs, and what it saves.
+"""Measure the data-parallel router: time of a decision, and prefix-cache hits compared with round robin.
 
-Conversations are made by a seed: each begins with one of a few system prompts, and every turn's prompt is all that was
-said before and a question. Turns come in a random order. The real router deals them, and the real block pool and
-prefix cache of each engine hold what fits; there is no model, and time passes by turns: so many are in flight.
+The trace consists of seeded synthetic conversations. Each starts with one of a few system prompts; the prompt of a turn
+is the conversation so far and a new question. Turns of all conversations come in random order. The router, block pools
+and prefix caches are the real ones. There is no model: a fixed number of requests is in flight.
 
     python benchmarks/dp_routing.py [--engines 4]
 """
@@ -28,10 +28,10 @@ VOCABULARY = 150_000
 
 @dataclass(frozen=True)
 class Routed:
-    """What became of a trace.
+    """Result of a routed trace.
 
     Attributes:
-        hit_rate: part of all prompt tokens that the engines had in their caches.
+        hit_rate: fraction of all prompt tokens found in the engines' prefix caches.
         imbalance: prompt tokens computed by the busiest engine, as a multiple of the mean.
     """
 
@@ -40,14 +40,14 @@ class Routed:
 
 
 class Cache:
-    """The KV cache of one engine, as its engine would have it after each prompt."""
+    """KV cache of one engine, with the contents it has after each prompt."""
 
     def __init__(self, num_blocks: int) -> None:
         self._prefixes = PrefixCache()
         self._pool = BlockPool(num_blocks, self._prefixes.forget)
 
     def compute(self, prompt: Sequence[int]) -> int:
-        """Computes a prompt; how many of its tokens were there."""
+        """Cache a prompt. Return how many of its tokens were already cached."""
         hashes = list[BlockHash]()
         extend_chain(hashes, prompt, BLOCK_SIZE, (len(prompt) - 1) // BLOCK_SIZE, NO_KEYS)
         held = list[int]()
@@ -66,7 +66,7 @@ class Cache:
 
 
 def conversations(seed: int, count: int = 60, turns: int = 6) -> Iterator[list[int]]:
-    """The prompts of a trace, in order."""
+    """Yield the prompts of a trace, in order."""
     chance = random.Random(seed)
 
     def words(length: int) -> list[int]:
@@ -83,7 +83,7 @@ def conversations(seed: int, count: int = 60, turns: int = 6) -> Iterator[list[i
 
 
 def decision_us(engines: int, prompt_tokens: int = 512, rounds: int = 2000) -> float:
-    """Median microseconds to choose an engine for a prompt, its beginning and end included."""
+    """Return the median time of one routing decision, with the start and end of its request, in µs."""
     chance = random.Random(0)
     router = DPRouter(engines, BLOCK_SIZE, 50_000, 256)
     prompts = [[chance.randrange(VOCABULARY) for _ in range(prompt_tokens)] for _ in range(200)]
@@ -98,7 +98,7 @@ def decision_us(engines: int, prompt_tokens: int = 512, rounds: int = 2000) -> f
 
 
 def route(seed: int, engines: int, routed: bool, num_blocks: int = 2000, in_flight: int = 16) -> Routed:
-    """Deals a trace among engines, by the router or round robin."""
+    """Route a trace among engines, by the router or round robin."""
     router = DPRouter(engines, BLOCK_SIZE, num_blocks, 256)
     caches = [Cache(num_blocks) for _ in range(engines)]
     computed, hits, total = [0] * engines, 0, 0
@@ -116,7 +116,7 @@ def route(seed: int, engines: int, routed: bool, num_blocks: int = 2000, in_flig
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, nargs="+", default=[2, 4, 8])
     for engines in parser.parse_args().engines:

@@ -1,9 +1,9 @@
-"""Decisions a second of the gateway's picker, asked through gRPC as Envoy asks it.
+"""Measure routing decisions per second of the gateway's picker, called by gRPC as Envoy does.
 
     python benchmarks/gateway_picker.py [--servers 16] [--decisions 4000] [--streamed] [--seed 0]
 
-Prompts have some 512 tokens, of which the first two fifths are the same. The picker is a process of its own; what
-counts is its processor time, so that whoever asks, and whatever else the machine does, counts little.
+Prompts have about 512 tokens, of which the first 40 % are equal in all requests. The picker runs in its own process;
+its CPU time is measured, so that the client and other load on the machine matter little.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEADERS = {
 
 
 async def serve(socket: str, num_servers: int) -> None:
-    """The picker: says how much processor time it has had whenever it reads a line."""
+    """Run the picker; print its CPU time in seconds for each line read from standard input."""
     servers = tuple(f"10.0.{number // 250}.{number % 250}:8000" for number in range(num_servers))
     picker = EndpointPicker()
     picker.set_servers(servers, time.monotonic())
@@ -75,7 +75,7 @@ async def serve(socket: str, num_servers: int) -> None:
 
 
 async def measure(num_servers: int, decisions: int, streamed: bool, seed: int) -> None:
-    """Asks, and prints what it cost."""
+    """Send requests to the picker, and print its CPU time."""
     rng = random.Random(seed)
     bodies = [_body(rng) for _ in range(500)]
     head = ext_proc.ProcessingRequest()
@@ -111,8 +111,8 @@ async def measure(num_servers: int, decisions: int, streamed: bool, seed: int) -
     done = decisions // AT_ONCE * AT_ONCE
     print(
         f"{done} decisions among {num_servers} servers, {'streamed' if streamed else 'buffered'} bodies of "
-        f"{len(bodies[0])} bytes: {cost / done * 1e3:.2f} ms of a core each, so {done / cost:.0f}/s a core "
-        f"({done / took:.0f}/s here, beside who asks)"
+        f"{len(bodies[0])} bytes: {cost / done * 1e3:.2f} CPU ms each, so {done / cost:.0f}/s per core "
+        f"({done / took:.0f}/s measured, with the client on the same machine)"
     )
 
 
@@ -138,7 +138,7 @@ def _body(rng: random.Random) -> bytes:
 
 
 def main() -> None:
-    """Parses flags."""
+    """Parse the flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, default=16)
     parser.add_argument("--decisions", type=int, default=4000)

@@ -1,21 +1,21 @@
-"""Conversations before three real servers, by ways to choose a server: cached share, and time to first token.
+"""Measure ways to choose one of several real servers: share of cached prompt tokens, and time to first token.
 
     python benchmarks/gateway_prefix.py [--servers 3] [--conversations 12] [--turns 4] [--rounds 3]
                                         [--sglang-router PYTHON] [--output FILE]
 
-Servers run the demo model on this machine's cores. Conversations begin with one of three system prompts, go on at once,
-and add a question and the answer with each turn, after exponential pauses. Ways take turns, and each has system prompts
-of its own, so that none finds what another left. What was cached is what servers say in `usage`.
+The servers run the demo model on this machine's cores. Conversations start with one of three system prompts and run
+concurrently; each turn adds the previous answer and a question, after an exponential pause. The ways alternate, and
+each has its own system prompts, so that none hits cache entries of another. Cached tokens are read from `usage`.
 
 - gateway: ``stoker gateway``.
-- random, least request: the client chooses by itself; least request is of two servers at random, as Envoy does it, by
-  the requests that are under way.
-- sglang-router: with ``--policy cache_aware``, started by the Python where it is installed; not run without. It adds
-  fields of SGLang's to each request, which servers that refuse unknown fields refuse, so a relay takes them away.
+- random, least request: the client chooses. Least request takes the better of two random servers by requests in flight,
+  as Envoy does.
+- sglang-router: with ``--policy cache_aware``, run by the given Python; skipped without it. It adds SGLang's fields to
+  each request; a relay removes them, because servers that refuse unknown fields would reject the request.
 
-Each time the gateway was used, the same conversations, with their real lengths, are dealt in virtual time too, by the
-picker and the simulated servers of `gateway_routing.py`: the last column. What a way really had, and what the
-simulation says of it, should differ by less than 5 points.
+After each round of a way, except sglang-router's, the same conversations with their real lengths are simulated in
+virtual time, by the picker and the servers of `gateway_routing.py`: the last column. The measured and the simulated
+share should differ by less than 5 points.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ SYSTEM_WORDS: Final = 300
 QUESTION_WORDS: Final = 80
 ANSWER_TOKENS: Final = 24
 PAUSE_S: Final = 4.0
-#: How often conversations are simulated, with other pauses: the mean is quoted.
+#: Number of simulations of each round, with different pauses; their mean is reported.
 SIMULATIONS: Final = 20
 
-#: The servers' address for a request, and what is said when it has ended.
+#: Chooses a server: returns its URL, and a function to call when the request has ended.
 Choose = Callable[[], tuple[str, Callable[[], None]]]
 
 
 @dataclass
 class Turn:
-    """A request that was answered.
+    """Answered request.
 
     Attributes:
-        first_s, took_s: to the first token, and to the end.
+        talk: number of its conversation.
+        prompt, cached: prompt tokens, and how many of them were cached.
+        first_s, took_s: seconds to the first token, and to the end.
     """
 
     talk: int
@@ -76,19 +78,23 @@ class Turn:
 
 @dataclass
 class Way:
-    """What became of one way's conversations."""
+    """Results of one way to choose.
+
+    Attributes:
+        simulated: cached share by simulation, one per round.
+    """
 
     turns: list[Turn] = field(default_factory=list)
     simulated: list[float] = field(default_factory=list)
 
     @property
     def share(self) -> float:
-        """Of prompt tokens that were cached."""
+        """Return the share of prompt tokens that were cached."""
         return sum(turn.cached for turn in self.turns) / sum(turn.prompt for turn in self.turns)
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Return a port that no process listens on."""
     with socket.socket() as trial:
         trial.bind(("127.0.0.1", 0))
         return int(trial.getsockname()[1])
@@ -96,7 +102,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: list[str], port: int, path: str = "/health") -> Iterator[str]:
-    """A program that serves at the port: its address, once it says that it is well."""
+    """Run a server program, and yield its URL once `path` answers."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             deadline = time.monotonic() + 180
@@ -106,7 +112,7 @@ def running(command: list[str], port: int, path: str = "/health") -> Iterator[st
                     break
                 except OSError:
                     if process.poll() is not None or time.monotonic() > deadline:
-                        raise SystemExit(f"{' '.join(command)} does not serve") from None
+                        raise SystemExit(f"{' '.join(command)} did not start to serve") from None
                     time.sleep(0.2)
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -114,14 +120,14 @@ def running(command: list[str], port: int, path: str = "/health") -> Iterator[st
 
 
 class Relay:
-    """Stands before a server, and takes from requests what only SGLang knows."""
+    """Proxy in front of a server that removes SGLang's own fields from requests."""
 
     def __init__(self, server: str, known: frozenset[str]) -> None:
         self._server = server
         self._known = known
 
     async def start(self) -> str:
-        """Serves as long as the event loop runs: its address."""
+        """Start serving on the running event loop, and return the URL."""
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._serve)
         runner = web.AppRunner(app)
@@ -149,7 +155,7 @@ class Relay:
 
 @contextmanager
 def relays(servers: list[str]) -> Iterator[list[str]]:
-    """The addresses of relays before these servers; they run in a thread."""
+    """Run a relay in front of each server in a thread, and yield their URLs."""
     with urllib.request.urlopen(f"{servers[0]}/openapi.json") as answer:
         known = frozenset(json.load(answer)["components"]["schemas"]["ChatCompletionRequest"]["properties"])
     loop = asyncio.new_event_loop()
@@ -161,7 +167,7 @@ def relays(servers: list[str]) -> Iterator[list[str]]:
 
 
 def text(rng: random.Random, words: int) -> str:
-    """So many words."""
+    """Return random text of `words` words."""
     parts = ["when", "so", "river", "the", "a", "light", "of", "over", "many", "stone", "house", "old", "we", "were"]
     return " ".join(rng.choices(parts, k=words))
 
@@ -169,7 +175,7 @@ def text(rng: random.Random, words: int) -> str:
 async def talk(
     session: aiohttp.ClientSession, number: int, system: str, turns: int, rng: random.Random, choose: Choose, way: Way
 ) -> None:
-    """One conversation."""
+    """Run one conversation."""
     messages = [{"role": "system", "content": system}]
     for _ in range(turns):
         await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
@@ -198,7 +204,7 @@ async def talk(
 
 
 async def converse(choose: Choose, conversations: int, turns: int, seed: str, way: Way) -> None:
-    """All conversations of a round."""
+    """Run all conversations of a round."""
     rng = random.Random(seed)
     systems = [f"{seed} {number}. {text(rng, SYSTEM_WORDS)}" for number in range(SYSTEMS)]
     timeout = aiohttp.ClientTimeout(total=300)
@@ -211,7 +217,7 @@ async def converse(choose: Choose, conversations: int, turns: int, seed: str, wa
 
 
 def by_client(servers: list[str], tries: int, seed: str) -> Choose:
-    """The server with the least requests under way, of so many at random."""
+    """Choose the server with the fewest requests in flight among `tries` random ones."""
     rng, under_way = random.Random(seed), dict.fromkeys(servers, 0)
 
     def choose() -> tuple[str, Callable[[], None]]:
@@ -227,12 +233,12 @@ def by_client(servers: list[str], tries: int, seed: str) -> Choose:
 
 
 def always(url: str) -> Choose:
-    """One address."""
+    """Choose the same URL for all requests."""
     return lambda: (url, lambda: None)
 
 
 def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
-    """The cached share of the same conversations in virtual time."""
+    """Return the cached share of the same conversations in virtual time."""
     world = World(KINDS["chat"], servers, seed)
     picker = with_picker(world, 1) if way == "gateway" else None
     simple = {"random": "random", "least request": "least request of two"}
@@ -240,7 +246,7 @@ def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
     by_talk: dict[int, list[Turn]] = {}
     for turn in turns:
         by_talk.setdefault(turn.talk, []).append(turn)
-    # What conversations with one system prompt share: the least that a first turn had, without its question.
+    # System prompt tokens: their part of the shortest first turn, by words.
     first = min(turns[0].prompt for turns in by_talk.values())
     system = round(first * SYSTEM_WORDS / (SYSTEM_WORDS + QUESTION_WORDS))
     for each in world.servers:
@@ -284,7 +290,7 @@ def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measures; what came of it, in Markdown."""
+    """Run the benchmark, and return the report as Markdown."""
     with ExitStack() as stack:
         servers = []
         for number in range(args.servers):
@@ -310,7 +316,7 @@ def run(args: argparse.Namespace) -> str:
             router = stack.enter_context(running([args.sglang_router, *words, *behind], port))
             ways["sglang-router"] = lambda seed: always(router)
         results = {name: Way() for name in ways}
-        for server in servers:  # what a server does only once is done
+        for server in servers:  # warm-up
             asyncio.run(converse(always(server), 2, 1, f"{args.seed} {server}", Way()))
         for number in range(args.rounds):
             for name in random.Random(f"{args.seed} {number}").sample(list(ways), len(ways)):
@@ -330,22 +336,24 @@ def run(args: argparse.Namespace) -> str:
         rows.append([name, str(len(first)), f"{way.share:.1%}", times, hit_share])
     return "\n\n".join(
         [
-            f"{cpu_name()}, {os.cpu_count()} cores for all; {args.servers} servers of {MODEL}, {args.conversations} "
-            f"conversations of {args.turns} turns, {SYSTEMS} system prompts; {args.rounds} rounds in turns.",
+            f"{cpu_name()}, {os.cpu_count()} shared cores; {args.servers} servers of {MODEL}, {args.conversations} "
+            f"conversations of {args.turns} turns, {SYSTEMS} system prompts; {args.rounds} alternating rounds.",
             table(rows) + "\n",
         ]
     )
 
 
 def main() -> None:
-    """Parses flags."""
+    """Parse the flags and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sglang-router", metavar="PYTHON", help="the Python that has sglang-router")
+    parser.add_argument(
+        "--sglang-router", metavar="PYTHON", help="Python interpreter of an environment with sglang-router"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     report = run(args)

@@ -1,24 +1,24 @@
-"""The gateway's picking among many servers, in virtual time, against simpler ways to choose.
+"""Compare the gateway's picker with simpler ways to choose among many servers, in virtual time.
 
     python benchmarks/gateway_routing.py [--servers 1000] [--requests 60000] [--seed 0]
 
-The real `EndpointPicker` deals seeded conversations among simulated servers; it hears of their load only when it asks,
-at the period that asking so many stretches to, and when a request ends that it dealt itself (not with
-``--ends-unknown``). Others know each server's load at each moment.
+The real `EndpointPicker` routes seeded conversations among simulated servers. It learns a server's load only by
+polling, at the longer period that it uses for so many servers, and when one of its own requests ends (not with
+``--ends-unknown``). The simpler ways know each server's current load.
 
-Conversations are drawn so that their means are published ones; the shapes of distributions (turns geometric, lengths
-and pauses lognormal, a Zipf law for system prompts) are ours:
+Means of the conversations are published values. The distributions are this benchmark's own: geometric turns, lognormal
+lengths and pauses, a Zipf law for system prompts.
 
 - ``chat``: 2.0 turns, 69.5 prompt and 214.5 answer tokens a turn (Zheng et al., "LMSYS-Chat-1M: A Large-Scale
   Real-World LLM Conversation Dataset", ICLR 2024, arXiv 2309.11998), after one of 50 system prompts of 400 tokens.
-- ``agents``: prompts of some 8,600 tokens of which some 59% were seen before, and answers of 182 (Qin et al.,
+- ``agents``: prompts of about 8,600 tokens, of which about 59% were seen before, and answers of 182 (Qin et al.,
   "Mooncake: Trading More Storage for Less Computation — A KVCache-centric Architecture for Serving LLM Chatbot",
   FAST 2025, tool and agent trace; figures from memory): 4 turns that add
   1,900 tokens each, after one of 20 prompts of 4,000.
 
-A server is a queue of prompts, computed one after another at `PREFILL` tokens/s and slower the more sequences it
-decodes, and a prefix cache of `CACHE` tokens that forgets whole conversations. It is a model: figures compare ways to
-choose.
+A server is a queue of prompts, computed one after another at `PREFILL` tokens/s, slower with more decoding sequences,
+and a prefix cache of `CACHE` tokens that evicts whole conversations. It is a model: use the results only to compare
+ways to choose.
 """
 
 from __future__ import annotations
@@ -46,16 +46,24 @@ from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 PREFILL: Final = 10_000.0
 CACHE: Final = 400_000
-TOKEN_BYTES: Final = 4  # of English text
-STEP_S: Final = 0.015  # of decoding, and so much more for each sequence
+TOKEN_BYTES: Final = 4  # per token of English text
+STEP_S: Final = 0.015  # time of a decode step without sequences
 SEQUENCE_STEP_S: Final = 0.0001
-SLOWER: Final = 128  # sequences that halve the speed of prompts
-ASK_S: Final = 0.001  # of a core, to ask a server how it does
+SLOWER: Final = 128  # number of running sequences that halves the prefill speed
+ASK_S: Final = 0.001  # CPU time of one poll
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What conversations are like; lengths are means, in tokens."""
+    """Kind of conversations.
+
+    Attributes:
+        turns: mean number of turns.
+        question, answer: mean lengths in tokens.
+        systems, system: number of system prompts, and their length in tokens.
+        pause_s: mean pause between turns, in seconds.
+        load: requests per second and server.
+    """
 
     turns: float
     question: float
@@ -63,7 +71,7 @@ class Kind:
     systems: int
     system: int
     pause_s: float
-    load: float  # requests a second and server
+    load: float
 
 
 KINDS: Final = {
@@ -74,7 +82,12 @@ KINDS: Final = {
 
 @dataclass
 class Conversation:
-    """A conversation in progress: its length in tokens, and the number of turns still to come."""
+    """Conversation in progress.
+
+    Attributes:
+        num_tokens: current length, in tokens.
+        turns: number of turns left.
+    """
 
     number: int
     system: int
@@ -84,7 +97,7 @@ class Conversation:
     chain: list[bytes] = field(default_factory=list)
 
     def ask(self) -> RoutingRequest:
-        """Its next request. Blocks within the system prompt have the same hashes in all conversations with it."""
+        """Return its next request. Blocks within a system prompt have equal hashes in all of its conversations."""
         size = self.num_tokens * TOKEN_BYTES
         for number, end in enumerate(block_ends(size)):
             if number >= len(self.chain):
@@ -95,7 +108,7 @@ class Conversation:
 
 
 class Server:
-    """A simulated server. All conversations begin with so many tokens that others share."""
+    """Simulated server. The first `system_tokens` tokens of each conversation are a shared system prompt."""
 
     def __init__(self, system_tokens: int) -> None:
         self.system_tokens = system_tokens
@@ -107,7 +120,7 @@ class Server:
         self.computed = 0
 
     def begin(self, talk: Conversation, now: float) -> tuple[float, int]:
-        """Takes a request: when it has its first token, and how many prompt tokens were there."""
+        """Accept a request. Return the time of its first token, and the number of its cached prompt tokens."""
         hit = self.held.get(("s", talk.system), 0)
         if hit:
             hit = max(hit, self.held.get(("c", talk.number), 0))
@@ -121,7 +134,7 @@ class Server:
         return self.free_at + STEP_S, hit
 
     def hold(self, name: tuple[str, int], upto: int, after: int) -> None:
-        """Its cache has a beginning, of which the first tokens are another's."""
+        """Cache a prefix of `upto` tokens, of which the first `after` belong to another entry."""
         self.tokens += upto - self.held.get(name, after)
         self.held[name] = upto
         self.held.move_to_end(name)
@@ -135,14 +148,14 @@ Choose = Callable[[Conversation, float], int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trace.
+    """Results of a trace.
 
     Attributes:
-        hit_rate: part of prompt tokens that were cached.
+        hit_rate: fraction of prompt tokens that were cached.
         ttft: seconds to the first token, sorted.
-        imbalance: requests at the busiest server over the mean, the median of many moments.
-        pick_us: microseconds a choice took, the median; with the picker, making the chain of a prompt too.
-        whys: of the picker's choices.
+        imbalance: requests at the busiest server, as a multiple of the mean; median over the run.
+        pick_us: median microseconds of a choice; for the picker this includes hashing the prompt.
+        whys: number of the picker's choices by reason.
     """
 
     hit_rate: float
@@ -153,7 +166,7 @@ class Outcome:
 
 
 class World:
-    """Servers, and conversations that go on when they are answered."""
+    """Servers, and conversations whose turns follow each other."""
 
     def __init__(self, kind: Kind, num_servers: int, seed: int) -> None:
         self.kind, self.seed = kind, seed
@@ -162,7 +175,7 @@ class World:
         self.whys: Counter[str] = Counter()
 
     def in_flight(self, number: int) -> int:
-        """Requests at a server."""
+        """Return the number of requests at a server."""
         return self.servers[number].waiting + self.servers[number].running
 
     def run(
@@ -172,7 +185,7 @@ class World:
         on_poll: Callable[[int, float], None] | None = None,
         on_end: Callable[[Conversation, int, float], None] | None = None,
     ) -> Outcome:
-        """Deals conversations until so many requests were made."""
+        """Route conversations until `requests` requests were made."""
         chance, kind = random.Random(self.seed), self.kind
         numbers, order = count(), count()
         events: list[tuple[float, int, str, object]] = []
@@ -191,7 +204,7 @@ class World:
             for number in range(len(self.servers)):
                 at(period * number / len(self.servers), "poll", number)
         made, hits, prompts, took, ttft, peaks = 0, 0, 0, list[float](), list[float](), list[float]()
-        warm = requests // 5  # caches are cold at first
+        warm = requests // 5  # not counted: caches are cold
         while made < requests:
             now, _, event_kind, actor = heapq.heappop(events)
             if event_kind == "new":
@@ -240,7 +253,7 @@ class World:
 
 @dataclass(frozen=True)
 class Replicas:
-    """The gateway's picker, in replicas that know nothing of each other."""
+    """Replicas of the gateway's picker that share no state."""
 
     choose: Choose
     poll: Callable[[int, float], None]
@@ -249,7 +262,7 @@ class Replicas:
 
 
 def with_picker(world: World, replicas: int) -> Replicas:
-    """So many replicas before the servers of a world."""
+    """Create `replicas` pickers for the servers of a world."""
     pickers = [EndpointPicker() for _ in range(replicas)]
     for picker in pickers:
         picker.set_servers(world.names, 0.0)
@@ -260,7 +273,7 @@ def with_picker(world: World, replicas: int) -> Replicas:
     def choose(talk: Conversation, now: float) -> int:
         picker = chance.choice(pickers)
         pick = picker.pick(talk.ask(), now)
-        assert isinstance(pick, Pick), "saturated: fewer requests, or more servers"
+        assert isinstance(pick, Pick), "all servers are saturated: use fewer requests or more servers"
         world.whys[pick.why] += 1
         under_way[talk.number] = picker, pick.number
         return number_by_name[pick.servers[0]]
@@ -278,7 +291,7 @@ def with_picker(world: World, replicas: int) -> Replicas:
 
 
 def simpler_ways(world: World) -> dict[str, Choose]:
-    """Simpler ways to choose; they know the load of each server exactly."""
+    """Return simpler ways to choose; they know the exact load of each server."""
     chance, calls = random.Random(world.seed + 2), count()
     number_of = range(len(world.servers))
     order = Rendezvous(world.names)
@@ -302,7 +315,7 @@ def simpler_ways(world: World) -> dict[str, Choose]:
 
 
 def index_memory(blocks: int = 100_000, servers: int = 1000) -> float:
-    """Bytes that a block in a picker's index takes, where conversations are of 20 blocks, 4 of them shared."""
+    """Return the bytes per block of a picker's index, with conversations of 20 blocks, 4 of them shared."""
     picker = EndpointPicker()
     picker.set_servers([f"10.0.{n >> 8}.{n & 255}:8000" for n in range(servers)], 0.0)
     tracemalloc.start()
@@ -316,15 +329,15 @@ def index_memory(blocks: int = 100_000, servers: int = 1000) -> float:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=60_000)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ends-unknown", action="store_true", help="pickers are not told when requests end")
+    parser.add_argument("--ends-unknown", action="store_true", help="pickers do not learn when requests end")
     args = parser.parse_args()
-    print(f"index: {index_memory():.0f} bytes a block\n")
+    print(f"index: {index_memory():.0f} bytes per block\n")
     for name in args.kinds:
         print(f"{name}: {args.servers} servers, {args.requests} requests, seed {args.seed}")
         print(f"{'':24}{'hit rate':>10}{'TTFT p50':>10}{'p99':>10}{'busiest':>10}{'µs a pick':>11}")
@@ -343,7 +356,7 @@ def main() -> None:
             on_end = None if args.ends_unknown else made.end
             outcome = world.run(made.choose, args.requests, made.poll, on_end)
             show(f"picker, {replicas} replica{'s' * (replicas > 1)}", outcome)
-            print(f"{'':24}{max(picker.num_blocks for picker in made.pickers)} blocks at most in an index")
+            print(f"{'':24}{max(picker.num_blocks for picker in made.pickers)} blocks in the largest index")
         for way in simpler_ways(World(KINDS[name], 1, 0)):
             world = World(KINDS[name], args.servers, args.seed)
             show(way, world.run(simpler_ways(world)[way], args.requests))

@@ -1,15 +1,15 @@
-"""What the gateway adds to the time to first token, and what many streams at once cost it.
+"""Measure what the gateway adds to the time to first token (TTFT), and what many concurrent streams cost it.
 
     python benchmarks/gateway_ttft.py [--rate 200] [--seconds 20] [--tokens 512 8192] [--streams 2000] [--output FILE]
 
-Servers are stubs that stream at once (`stub_servers.py`), so what is measured is the gateway alone, and not how well it
-picks. Requests come in pairs of the same body, one straight to a server and one through the gateway, in random order,
-each kind at `--rate` a second with exponential pauses whether or not earlier ones have ended (open loop). An answer's
-time counts from when the request is written to when the first event is read. The differences are those of pairs; the
-client's and the stubs' own delays are in both, and shown as "straight".
+The servers are stubs that stream at once (`stub_servers.py`), so the gateway's latency is measured, and not the quality
+of its routing. Requests come in pairs with equal bodies: one is sent directly to a server, one through the gateway, in
+random order. Each kind has `--rate` requests/s with exponential gaps, independent of responses (open loop). TTFT lasts
+from writing the request to reading the first event. "added" is the difference within a pair; "straight" (direct
+requests) shows the delays of the client and the stubs, which both requests of a pair contain.
 
-Then `--streams` streams run at once, one event a second each. Processor time and memory are Envoy's and the picker's.
-On a machine with few cores all four share them, which makes the slowest requests slower.
+Then `--streams` streams run concurrently with one event/s each. CPU time and memory are those of Envoy and the picker.
+On a machine with few cores the client, the stubs, Envoy and the picker compete, which raises the tail latencies.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from typing import Final
 
 from machine import cpu_name
 
-#: Bytes of English text a token has.
+#: Bytes per token of English text.
 TOKEN_BYTES: Final = 4
 EVENTS: Final = 8
 INTERVAL_S: Final = 0.02
 STUBS: Final = 4
-#: How many requests must have ended before measuring begins: connections are open then, and code is warm.
+#: Number of requests before the measurement, which open connections and warm up code.
 WARM_UP: Final = 200
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which has one request at a time."""
+    """Client connection with one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
             self._ended.set_result(None)
 
     async def ask(self, request: bytes) -> float:
-        """Sends a request and reads its answer to the end: seconds to the first event."""
+        """Send a request, read its response to the end, and return the seconds to the first event."""
         loop = asyncio.get_running_loop()
         assert self._transport is not None
         self._tail, self._first, self._ended = b"", loop.create_future(), loop.create_future()
@@ -90,21 +90,21 @@ class Connection(asyncio.Protocol):
         return first - began
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         assert self._transport is not None
         self._first = self._ended = None
         self._transport.close()
 
 
 class Client:
-    """Keeps connections to one port."""
+    """Pool of connections to one port."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._free: list[Connection] = []
 
     async def ask(self, request: bytes) -> float:
-        """Seconds to the first event."""
+        """Send a request and return the seconds to its first event."""
         if self._free:
             connection = self._free.pop()
         else:
@@ -115,21 +115,26 @@ class Client:
         return took
 
     def close(self) -> None:
-        """Ends connections."""
+        """Close all idle connections."""
         for connection in self._free:
             connection.close()
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Processor seconds, and MiB in memory, of a process."""
+    """CPU time and resident memory of a process.
+
+    Attributes:
+        cpu_s: CPU time in seconds, user and system.
+        memory_mib: resident memory in MiB.
+    """
 
     cpu_s: float
     memory_mib: float
 
     @classmethod
     def of(cls, pid: int) -> Cost:
-        """Up to now."""
+        """Return the cost of a process up to now."""
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         status = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
         return cls((int(fields[11]) + int(fields[12])) / TICKS, int(status[0]) / 1024)
@@ -137,20 +142,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Gateway:
-    """One that runs."""
+    """Running gateway: its port, and the process ids of the picker and Envoy."""
 
     port: int
     picker: int
     envoy: int
 
     def costs(self) -> tuple[Cost, Cost]:
-        """Envoy's and the picker's."""
+        """Return the costs of Envoy and of the picker."""
         return Cost.of(self.envoy), Cost.of(self.picker)
 
 
 @contextmanager
 def stubs(events: int, interval_s: float) -> Iterator[list[int]]:
-    """The servers' ports."""
+    """Run stub servers, and yield their ports."""
     command = [sys.executable, str(Path(__file__).with_name("stub_servers.py"))]
     words = [str(STUBS), str(events), str(interval_s)]
     with subprocess.Popen([*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -161,7 +166,7 @@ def stubs(events: int, interval_s: float) -> Iterator[list[int]]:
 
 @contextmanager
 def gateway(servers: list[int]) -> Iterator[Gateway]:
-    """A gateway before these servers."""
+    """Run a gateway in front of these servers."""
     endpoints = [f"--endpoint=m=http://127.0.0.1:{port}" for port in servers]
     command = [sys.executable, "-m", "stoker", "gateway", "--port=0", *endpoints]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -178,7 +183,7 @@ def gateway(servers: list[int]) -> Iterator[Gateway]:
 
 
 def request(rng: random.Random, tokens: int) -> bytes:
-    """One whose prompt has about so many tokens; the first two fifths are the same in all."""
+    """Return a request with a prompt of about `tokens` tokens; its first 40 % are equal in all requests."""
     words = [f"{first}{second}" for first in ("when", "so", "river", "the", "a") for second in ("", "s", "ing", "ly")]
     size = tokens * TOKEN_BYTES
     beginning = " ".join(random.Random(0).choices(words, k=size // 4))[: size * 2 // 5]
@@ -190,19 +195,19 @@ def request(rng: random.Random, tokens: int) -> bytes:
 
 
 def percentile(values: list[float], part: float) -> float:
-    """The nearest rank."""
+    """Return a percentile by the nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 def table(rows: list[list[str]]) -> str:
-    """Markdown; the first row is the head."""
+    """Format a Markdown table; the first row is the header."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
 async def pairs(front: Gateway, servers: list[int], rate: float, seconds: float, tokens: int, seed: int) -> list[str]:
-    """A row of the table of pairs."""
+    """Measure pairs of requests; return one row of the first table."""
     rng = random.Random(seed)
     bodies = [request(rng, tokens) for _ in range(64)]
     through, straight = Client(front.port), [Client(port) for port in servers]
@@ -249,7 +254,7 @@ async def pairs(front: Gateway, servers: list[int], rate: float, seconds: float,
 
 
 async def together(front: Gateway, streams: int, seconds: float, seed: int) -> list[str]:
-    """A row of the table of streams: they begin within some seconds, and run at once then."""
+    """Measure concurrent streams, started over a third of `seconds`; return one row of the second table."""
     rng = random.Random(seed)
     bodies = [request(rng, 512) for _ in range(64)]
     client, before = Client(front.port), front.costs()
@@ -275,9 +280,9 @@ async def together(front: Gateway, streams: int, seconds: float, seed: int) -> l
 
 
 def run(args: argparse.Namespace) -> str:
-    """Measures; what came of it, in Markdown."""
-    head = ["prompt tokens", "pairs", "straight", "through", "**added**", "Envoy, ms of a core a request (share)"]
-    rows = [[*head, "picker, the same", "memory of both, MiB"]]
+    """Run the benchmark, and return the report as Markdown."""
+    head = ["prompt tokens", "pairs", "straight", "through", "**added**", "Envoy, CPU ms per request (share of a core)"]
+    rows = [[*head, "picker, the same", "memory of Envoy and picker, MiB"]]
     with stubs(EVENTS, INTERVAL_S) as servers, gateway(servers) as front:
         for tokens in args.tokens:
             rows.append(asyncio.run(pairs(front, servers, args.rate, args.seconds, tokens, args.seed)))
@@ -301,7 +306,7 @@ def run(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Parses flags."""
+    """Parse the flags and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=20)

@@ -1,10 +1,10 @@
-"""Steps of the engine on a GPU: decodes against the memory's bandwidth, kernel by kernel and as CUDA graphs, prompts
-against what products alone could do, and transformers' `generate` on the same model in the same run.
+"""Measure engine steps on a GPU: decodes, eager and as CUDA graphs, and prefills.
 
     python benchmarks/gpu_steps.py [--models Qwen3-0.6B Llama-3-8B] [--markdown FILE]
 
-Models have the shapes of known ones, and random weights. A step's time is the median of those in which all streams
-get a token; weights over time, divided by the bandwidth of a copy, is the share of the memory that a decode reaches.
+A decode is compared with the memory bandwidth: bytes of weights / step time / bandwidth of a copy. A prefill shows the
+TFLOP/s of its GEMMs. transformers' `generate` runs on the same model for comparison. Models have the shapes of known
+models and random weights. The time of a decode step is the median of the steps in which all streams get a token.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Row = tuple[str, str, str, float, str]
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
-    """`count` prompts of `length` tokens, the same in every call."""
+    """Return `count` prompts of `length` tokens, the same in every call."""
     rng = random.Random(count * length)
     return [[rng.randrange(1000, 40000) for _ in range(length)] for _ in range(count)]
 
 
 class Timed:
-    """An engine whose steps are timed."""
+    """Engine whose steps are timed."""
 
     def __init__(self, folder: Path, enforce_eager: bool) -> None:
         self._llm = LLM(
@@ -67,7 +67,7 @@ class Timed:
             gpu_memory_utilization=0.4,
         )
         assert isinstance(self._llm.engine, Engine)
-        #: How many got a token, and the seconds it took.
+        #: Per step: number of requests that got output, and duration in seconds.
         self.steps: list[tuple[int, float]] = []
         step = self._llm.engine.step
 
@@ -80,7 +80,7 @@ class Timed:
         self._llm.engine.step = timed  # type: ignore[method-assign]
 
     def generate(self, count: int, length: int, tokens: int) -> float:
-        """Seconds, of which `steps` has each step's."""
+        """Generate, and return the total time in seconds; `steps` contains the time of each step."""
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
         self.steps.clear()
         began = time.perf_counter()
@@ -88,14 +88,14 @@ class Timed:
         return time.perf_counter() - began
 
     def decode_ms(self, streams: int) -> float:
-        """A step in which all decode."""
+        """Return the median time of a step in which all streams decode, in ms."""
         self.generate(streams, CONTEXT, 4)
         self.generate(streams, CONTEXT, TOKENS)
         return 1e3 * statistics.median(took for count, took in self.steps[4:] if count == streams)
 
 
 def transformers_ms(folder: Path, streams: int) -> float:
-    """A token of each stream, by transformers' `generate` with its own cache."""
+    """Return the time per token of transformers' `generate` with its own cache, in ms."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda")
     ids = torch.tensor(prompts(streams, CONTEXT), device="cuda")
 
@@ -114,7 +114,7 @@ def transformers_ms(folder: Path, streams: int) -> float:
 
 
 def rows_of(name: str, folder: Path, bandwidth: float) -> Iterator[Row]:
-    """All measurements of a model."""
+    """Yield all measurements of a model."""
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     found: dict[bool, dict[int, float]] = {True: {}, False: {}}
     for eager in (True, False):
@@ -125,7 +125,7 @@ def rows_of(name: str, folder: Path, bandwidth: float) -> Iterator[Row]:
             for count, length in PROMPTS:
                 engine.generate(count, length, 1)
                 seconds = engine.generate(count, length, 1)
-                done = f"{weights * count * length / seconds / 1e12:.0f} TFLOP/s in products with weights"
+                done = f"{weights * count * length / seconds / 1e12:.0f} TFLOP/s in GEMMs"
                 yield name, f"prompts {count} × {length:,}", "Stoker", 1e3 * seconds, done
         del engine
         torch.cuda.empty_cache()
@@ -140,7 +140,7 @@ def rows_of(name: str, folder: Path, bandwidth: float) -> Iterator[Row]:
 
 
 def make_model(name: str, folder: Path) -> None:
-    """A model of a known shape, in bfloat16."""
+    """Save a model of a known shape with random weights, in bfloat16."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         AutoModelForCausalLM.from_config(SHAPES[name], dtype=torch.bfloat16).save_pretrained(folder)
@@ -149,13 +149,13 @@ def make_model(name: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Prints a table; 2: there is no GPU."""
+    """Print the table. Return exit code 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--markdown", type=Path, help="also write the table there")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("benchmarks/gpu_steps.py: there is no GPU here", file=sys.stderr)
+        print("benchmarks/gpu_steps.py: no GPU found", file=sys.stderr)
         return 2
     bandwidth = copy_bandwidth()
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy moves {bandwidth:.0f} GB/s"

@@ -1,7 +1,7 @@
-"""What a step costs the host outside the model: schedule, build inputs, sample, commit, report; and what travels.
+"""Measure a step's host cost outside the model: schedule, prepare, sample, commit; and the size of its messages.
 
-Everything is the engine's own but the model, which computes nothing: its logits are always the same, over a small
-vocabulary. So what is left is the price of many sequences, in time and, where a step goes to other processes, in bytes.
+The engine is real, but its model computes nothing: it returns constant logits over a small vocabulary. What remains is
+the cost of many sequences: time, and the bytes of a step and its result when ranks run in other processes.
 
     python benchmarks/host_overhead.py [--sequences 256] [--tokens 512] [--steps 200]
 """
@@ -55,7 +55,7 @@ CONFIG = ModelConfig.from_dict(
 
 
 class NoModel:
-    """A model that computes nothing."""
+    """Model that computes nothing."""
 
     config = CONFIG
 
@@ -76,7 +76,7 @@ class NoModel:
 
 @dataclass(frozen=True)
 class NoLoader:
-    """Loads it."""
+    """Loader of `NoModel`."""
 
     most_rows: int
 
@@ -94,7 +94,7 @@ class NoLoader:
 
 
 class Watched(LocalExecutor):
-    """One whose steps and results are kept, to be looked at."""
+    """Executor that records its steps and results."""
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
@@ -113,7 +113,7 @@ class Watched(LocalExecutor):
 
 
 def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> dict[str, float]:
-    """Medians over decode steps, in milliseconds and bytes."""
+    """Return medians over decode steps, in milliseconds and bytes."""
     args = EngineArgs(
         "-",
         device="cpu",
@@ -131,7 +131,7 @@ def measure(params: SamplingParams, sequences: int, tokens: int, steps: int) -> 
     while engine.scheduler.stats().num_waiting or len(engine.step().deltas) < sequences:
         engine.step()
     gc.collect()
-    gc.freeze()  # as the engine's process does
+    gc.freeze()  # as in the engine process
     assert isinstance(engine.executor, LocalExecutor)
     watched = engine.executor = Watched(engine.executor.runner)
     parts: dict[str, list[float]] = {name: [] for name in ("schedule", "prepare", "sample", "commit", "all, CPU time")}
@@ -166,7 +166,7 @@ def _median_ms(act: Callable[[Any], object], things: list[Any]) -> float:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=512)
@@ -179,7 +179,7 @@ def main() -> None:
         "penalised": SamplingParams(temperature=0, repetition_penalty=1.1, ignore_eos=True, max_tokens=None),
     }
     found = {name: measure(params, args.sequences, args.tokens, args.steps) for name, params in kinds.items()}
-    title = f"A step of {args.sequences} decodes of {args.tokens} tokens; ms, medians of {args.steps} steps"
+    title = f"One step with {args.sequences} decodes after {args.tokens} tokens; ms, medians of {args.steps} steps"
     table = Table("", *kinds, title=title)
     for row in found["greedy"]:
         numbers = (found[name][row] for name in kinds)

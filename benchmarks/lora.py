@@ -1,16 +1,16 @@
-"""What adapters (LoRA) cost a step on this processor: engines with and without them take turns in one run.
+"""Measure the cost of LoRA adapters on a step on this CPU.
 
     python benchmarks/lora.py [--models gemma B] [--ranks 16 64] [--rounds 5]
 
 For each model and rank, with adapters on all linear operations of the layers:
 
     base        LoRA off
-    unused      LoRA on, requests without adapters: what everybody pays
-    adapters    eight adapters, dealt to the requests in turns
-    bound       the base's step and the time to read the adapters' bytes once, at the speed of a memory read
+    unused      LoRA on, requests without adapters
+    adapters    eight adapters, assigned to the requests in turn
+    bound       time of a base step, and of reading the adapters' bytes once at memory bandwidth
 
-``decode-N``: N streams, a step of one token each. ``prompts``: eight prompts of 1,024 tokens. Figures are medians over
-the rounds; in each, engines take turns.
+``decode-N``: N streams, one token each per step. ``prompts``: eight prompts of 1,024 tokens. Values are medians over
+the rounds; the engines alternate within a round.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MODELS = ("gemma", "A", "B")
 
 
 def save_adapter(folder: Path, model: str, rank: int, seed: int) -> Path:
-    """An adapter on all linear operations of a model's layers, as PEFT writes it, in bfloat16."""
+    """Save an adapter on all linear operations of a model's layers, as PEFT does, in bfloat16."""
     config = find_checkpoint(EngineArgs(model)).config
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
     hidden = config.hidden_size
@@ -76,7 +76,7 @@ def save_adapter(folder: Path, model: str, rank: int, seed: int) -> Path:
 
 
 def bfloat16_model(name: str) -> Path:
-    """The folder of a model in bfloat16, in the cache folder; made when first used."""
+    """Return the folder of a model in bfloat16, in the cache folder; it is generated on first use."""
     folder = cache_folder() / "benchmarks" / f"bfloat16-{name}"
     if not (folder / "tokenizer.json").is_file():
         write(name, folder)
@@ -84,7 +84,7 @@ def bfloat16_model(name: str) -> Path:
 
 
 def engine_of(model: str, lora: bool, rank: int) -> Engine:
-    """An engine; the prefix cache is off, so that every round computes the same."""
+    """Create an engine without prefix cache, so that each round computes the same."""
     args = EngineArgs(
         model,
         device="cpu",
@@ -98,10 +98,12 @@ def engine_of(model: str, lora: bool, rank: int) -> Engine:
 
 
 def step_seconds(engine: Engine, streams: int, length: int, tokens: int, adapters: int) -> float:
-    """Median seconds of steps in which `streams` requests decode; of one token each, of all prompts together.
+    """Return the median time of steps in which `streams` requests decode, in seconds.
+
+    With one output token (`tokens`), return the time to compute all prompts instead.
 
     Args:
-        adapters: how many the requests use, in turns.
+        adapters: number of adapters, assigned to the requests in turn.
     """
     rng = random.Random(streams)
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -128,17 +130,17 @@ def step_seconds(engine: Engine, streams: int, length: int, tokens: int, adapter
 
 @dataclass
 class Figures:
-    """Of one workload, in seconds, a figure a round."""
+    """Step times of one workload in seconds, one value per round."""
 
     base: list[float]
     unused: list[float]
     adapters: list[float]
 
     def ratios(self, extra: float) -> tuple[float, float]:
-        """Of the unused and of the adapters to what they are compared with, as medians over the rounds.
+        """Return median ratios over the rounds: unused / base, and adapters / bound.
 
         Args:
-            extra: seconds that reading the adapters takes.
+            extra: seconds of reading the adapters once.
         """
         unused = statistics.median(u / b for u, b in zip(self.unused, self.base, strict=True))
         adapters = statistics.median(a / (b + extra) for a, b in zip(self.adapters, self.base, strict=True))
@@ -153,7 +155,7 @@ WORKLOADS = {
 
 
 def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, folder: Path) -> None:
-    """Adds the rows of one model and rank."""
+    """Add the rows of one model and rank."""
     source = str(bfloat16_model(model))
     base, lora = engine_of(source, False, rank), engine_of(source, True, rank)
     num_bytes = 0
@@ -170,7 +172,7 @@ def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, 
         for index in range(rounds + 1):
             for seconds, engine, count in turns if index % 2 else reversed(turns):
                 seconds.append(step_seconds(engine, *workload, count))
-            if index == 0:  # a warm-up
+            if index == 0:  # warm-up
                 for seconds, _, _ in turns:
                     seconds.clear()
         unused, adapters = figures.ratios(extra)
@@ -184,7 +186,7 @@ def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, 
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gemma", "B"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[16, 64])
@@ -192,7 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.measure()
     table = Table(
-        "model", "rank", "workload", "base ms", "unused ms", "adapters ms", "reading them ms", "unused / base",
+        "model", "rank", "workload", "base ms", "unused ms", "adapters ms", "adapters' bytes ms", "unused / base",
         "adapters / bound", title=f"{machine.name}, {machine.read_bytes / 1e9:.1f} GB/s",
     )  # fmt: skip
     with TemporaryDirectory() as folder:

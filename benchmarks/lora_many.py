@@ -1,14 +1,14 @@
-"""Many adapters (LoRA) on one engine: what registering hundreds of them costs, and reading those in use, beside steps.
+"""Measure many LoRA adapters on one engine: cost of registration, and of loading adapters during steps.
 
     python benchmarks/lora_many.py [--registered 500] [--hot 50] [--minutes 10]
 
-Adapters are on all linear operations of Gemma 3 270M, of rank 16: 8 MB each. Requests choose among the hot ones at
-random; fewer have a place in memory, so adapters are read all the time, beside steps. Printed are
+The adapters have rank 16 on all linear operations of Gemma 3 270M: 8 MB each. Requests choose among the hot ones at
+random. Fewer fit into memory, so adapters are loaded all the time, while steps run. The table shows
 
-    memory     resident, with the model alone, at the end of the run, and once all adapters are removed
-    loads      seconds that reading one takes, from files that the system has in memory
-    steps      of decodes: those in which an adapter was read, beside the others
-    waits      seconds from a request's arrival to its first step: the slowest adapter's and the median one's
+    memory     resident: with the model alone, at the end of the run, and after removal of all adapters
+    loads      time to load one adapter from files in the page cache
+    steps      decode time per token, in steps with and without a concurrent load
+    waits      seconds from a request's arrival to its first step: p99 of the slowest and of the median adapter
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.engine import Engine
 
-RANK, DISTINCT = 16, 20  # of the folders, which many adapters share
+RANK, DISTINCT = 16, 20  # number of adapter folders; several adapters share one
 CLIENTS, PROMPT, DECODED = 16, 16, 24
 
 
 def resident_bytes() -> int:
-    """Of this process, without pages of files."""
+    """Return the resident memory of this process, without pages of files."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) << 10
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value below which this share of them lies."""
+    """Return the value below which this share of the values lies."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--registered", type=int, default=500)
     parser.add_argument("--hot", type=int, default=50)
@@ -63,12 +63,12 @@ def main() -> None:
 
 
 def run(model: str, folders: list[str], registered: int, hot: int, seconds: float) -> None:
-    """Registers the adapters, serves the hot ones, and removes all."""
+    """Register the adapters, serve the hot ones, and remove all."""
     args = EngineArgs(
         model, device="cpu", dtype="bfloat16", max_model_len=256, max_num_seqs=CLIENTS, enable_lora=True, max_loras=8,
         max_cpu_loras=32, max_lora_rank=RANK, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 26,
     )  # fmt: skip
-    sys.setswitchinterval(0.0005)  # as in an engine's process
+    sys.setswitchinterval(0.0005)  # as in the engine process
     engine, rng = Engine.from_args(args), random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=DECODED, ignore_eos=True)
 
@@ -77,7 +77,7 @@ def run(model: str, folders: list[str], registered: int, hot: int, seconds: floa
         keys = CacheKeys(root_key=b"%d" % adapter)
         engine.add(EngineRequest(f"{number}", prompt, params, DECODED, cache_keys=keys, adapter=adapter))
 
-    for index in range(200):  # each block of the KV cache takes memory when it is first used
+    for index in range(200):  # touches all blocks of the KV cache: each takes memory on first use
         engine.add(EngineRequest(f"base {index}", [5] * PROMPT, params, DECODED))
     while engine.has_work:
         engine.step()
@@ -122,15 +122,15 @@ def run(model: str, folders: list[str], registered: int, hot: int, seconds: floa
     after = resident_bytes()
 
     slowest = {adapter: quantile(times, 0.99) for adapter, times in waits.items()}
-    table = Table("what", "figure", title=f"{registered} registered, {hot} hot, {seconds:.0f} s, {number} requests")
-    table.add_row("registering one", f"{registration / registered * 1e3:.1f} ms")
+    table = Table("what", "value", title=f"{registered} registered, {hot} hot, {seconds:.0f} s, {number} requests")
+    table.add_row("registration of one adapter", f"{registration / registered * 1e3:.1f} ms")
     mebibytes = " / ".join(f"{each / (1 << 20):.0f}" for each in (before, during, after))
     table.add_row("memory before / at the end / adapters removed", f"{mebibytes} MiB ({after / before:.3f} of before)")
     table.add_row(
         "loads", f"{len(loads)}: median {statistics.median(loads) * 1e3:.1f}, p99 {quantile(loads, 0.99) * 1e3:.1f} ms"
     )
     table.add_row(
-        "a decode's time a token, without / with loads, p50",
+        "decode time per token without / with loads, p50",
         f"{statistics.median(alone) * 1e3:.2f} / {statistics.median(loading) * 1e3:.2f} ms",
     )
     ratio = quantile(loading, 0.99) / quantile(alone, 0.99)

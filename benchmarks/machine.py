@@ -1,4 +1,4 @@
-"""What this machine can do at most: the ceilings that speeds are shares of."""
+"""Ceilings of this machine, as the reference of measured speeds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import torch
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts and ceilings, measured with torch: what it keeps up for a second, as workloads have to. Where others share
-    the processor or its power, it does the double or triple for some moments.
+    """Facts and ceilings of a machine, measured with torch.
+
+    The ceilings are sustained for a second, as workloads require; on a machine that shares its processor or power
+    limit, bursts can be two or three times faster.
 
     Attributes:
-        read_bytes: bytes of memory read a second, summing a tensor that no cache holds.
-        gemm_flops: floating-point operations a second of a large bfloat16 product.
+        read_bytes: bytes/s of memory reads, by the sum of a tensor larger than all caches.
+        gemm_flops: FLOP/s of a large bfloat16 GEMM.
     """
 
     name: str
@@ -29,14 +31,14 @@ class Machine:
 
     @classmethod
     def measure(cls) -> Machine:
-        """Takes a few seconds."""
+        """Measure this machine, in a few seconds."""
         words = torch.ones(1 << 27, dtype=torch.int64)  # 1 GiB
         a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16) for _ in range(2))
         read = words.nbytes / _kept_up(lambda: words.sum())
         return cls(cpu_name(), os.cpu_count() or 1, read, 2 * 2048**3 / _kept_up(lambda: a @ b))
 
     def better(self, other: Machine) -> Machine:
-        """The higher ceilings of two measurements: a neighbour's work lowers them, nothing raises them."""
+        """Return the higher ceilings of two measurements; other load only lowers them."""
         read, gemm = max(self.read_bytes, other.read_bytes), max(self.gemm_flops, other.gemm_flops)
         return replace(self, read_bytes=read, gemm_flops=gemm)
 
@@ -48,7 +50,7 @@ class Machine:
 
 
 def _kept_up(run: Callable[[], object], seconds: float = 1) -> float:
-    """Seconds that it takes, run again and again for so long, after a first time."""
+    """Return the seconds per call, over calls that last `seconds`, after a warm-up."""
     run()
     started, times = time.perf_counter(), 0
     while (taken := time.perf_counter() - started) < seconds:
@@ -58,7 +60,7 @@ def _kept_up(run: Callable[[], object], seconds: float = 1) -> float:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Return the processor's model name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

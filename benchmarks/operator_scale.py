@@ -1,9 +1,9 @@
-"""The operator with many endpoints, on a real API server without nodes: how fast, how quiet, how big.
+"""Measure the operator with many endpoints on a real API server without nodes: latency, requests when idle, memory.
 
     python benchmarks/operator_scale.py [--endpoints 1000] [--output FILE]
 
-It runs with the chart's rights and flags, webhook and Lease included. Its requests are counted at the API server,
-by its audit log. Endpoints have no replicas, so that the API server's own controllers are not what is measured.
+The operator runs with the chart's RBAC and flags, including webhook and Lease. The API server's audit log counts its
+requests. Endpoints have no replicas, so that the built-in controllers have no work.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def main() -> None:
     parser.add_argument("--endpoints", type=int, default=1000)
     parser.add_argument("--changes", type=int, default=200, help="specs to change, one after another")
     parser.add_argument("--reviews", type=int, default=1000, help="reviews to send to the webhook")
-    parser.add_argument("--quiet-seconds", type=int, default=180, help="how long to watch it do nothing")
-    parser.add_argument("--output", type=Path, help="write the report (Markdown) to this file too")
+    parser.add_argument(
+        "--quiet-seconds", type=int, default=180, help="how long to count requests while nothing changes"
+    )
+    parser.add_argument("--output", type=Path, help="also write the report (Markdown) to this file")
     options = parser.parse_args()
     with ApiServer() as server, tempfile.TemporaryDirectory() as folder:
         report = Measurement(server, Path(folder), options).run()
@@ -56,7 +58,7 @@ def main() -> None:
 
 
 class Measurement:
-    """One run."""
+    """One run of the benchmark."""
 
     def __init__(self, server: ApiServer, folder: Path, options: argparse.Namespace) -> None:
         self.server, self.folder, self.options = server, folder, options
@@ -67,7 +69,7 @@ class Measurement:
         self.operator: subprocess.Popen[bytes] | None = None
 
     def run(self) -> str:
-        """The report."""
+        """Run all measurements, and return the report."""
         rows: list[tuple[str, str]] = []
         self.install()
         self.start()
@@ -91,7 +93,7 @@ class Measurement:
         rows.append((f"spec changed → Deployment changed, p50 / p99 of {len(seconds)}", quantiles(seconds)))
         self.wait(lambda: self.settled() == count, "all endpoints are settled again", count, self.settled)
         seconds = self.reviews()
-        rows.append((f"webhook's answer, p50 / p99 of {len(seconds)}", quantiles(seconds)))
+        rows.append((f"webhook latency, p50 / p99 of {len(seconds)}", quantiles(seconds)))
 
         self.stop()
         before = len(self.server.requests())
@@ -106,14 +108,14 @@ class Measurement:
         rows.append(("memory of the restarted operator (RSS)", f"{self.rss() >> 20} MiB"))
 
         before = len(self.server.requests())
-        for _ in tqdm(range(self.options.quiet_seconds), desc="doing nothing", unit=" s"):
+        for _ in tqdm(range(self.options.quiet_seconds), desc="idle", unit=" s"):
             time.sleep(1)
         quiet = Counter(verb_and_resource(each) for each in self.server.requests()[before:])
         scale = HOUR / self.options.quiet_seconds
         lease = sum(number for (_, resource), number in quiet.items() if resource == "leases")
         other_requests = sum(quiet.values()) - lease
-        rows.append(("requests an hour while nothing changes: for the Lease", f"{lease * scale:,.0f}"))
-        rows.append(("… and all others (watches renewed, certificate looked at)", f"{other_requests * scale:,.0f}"))
+        rows.append(("requests per hour while nothing changes: for the Lease", f"{lease * scale:,.0f}"))
+        rows.append(("… and all others (renewed watches, certificate checks)", f"{other_requests * scale:,.0f}"))
         self.stop()
         log = (self.folder / "operator.log").read_text()
         rows.append(("tracebacks in its log", str(log.count("Traceback"))))
@@ -123,7 +125,7 @@ class Measurement:
         return f"# The operator with {count:,} endpoints\n\n{machine}; {beside}.\n\n{table}\n"
 
     def install(self) -> None:
-        """The chart, and a kubeconfig with its service account's rights."""
+        """Render the chart into the cluster, and create a kubeconfig for its service account."""
         built = subprocess.run([ROOT / "e2e/cluster/build", "helm"], stdout=subprocess.PIPE, text=True, check=True)
         command = [built.stdout.strip(), "install", "stoker", str(ROOT / "charts/stoker"), f"--namespace={SYSTEM}"]
         environment = {**os.environ, "KUBECONFIG": str(self.server.kubeconfig)}
@@ -139,7 +141,7 @@ class Measurement:
         (self.folder / "operator.conf").write_text(yaml.safe_dump(document))
 
     def start(self) -> None:
-        """Starts the operator and waits until it is ready."""
+        """Start the operator and wait until it is ready."""
         command = [
             sys.executable, "-m", "stoker", "operator", f"--health-address=127.0.0.1:{self.health}",
             f"--operator-namespace={SYSTEM}", "--leader-elect", f"--webhook-address=127.0.0.1:{self.webhook}",
@@ -151,13 +153,13 @@ class Measurement:
         self.wait(self.ready, "the operator is ready")
 
     def stop(self) -> None:
-        """Ends it as Kubernetes does."""
+        """Stop the operator as Kubernetes does."""
         assert self.operator
         self.operator.terminate()
         self.operator.wait(timeout=60)
 
     def ready(self) -> bool:
-        """Whether it says so."""
+        """Return whether `/readyz` answers."""
         assert self.operator
         if self.operator.poll() is not None:
             raise SystemExit((self.folder / "operator.log").read_text())
@@ -169,30 +171,30 @@ class Measurement:
             return False
 
     def create(self, number: int) -> None:
-        """Creates an endpoint."""
+        """Create an endpoint."""
         self.custom.create_namespaced_custom_object(*RESOURCE[:3], RESOURCE[3], endpoint(number))
 
     def settled(self) -> int:
-        """How many endpoints are reported as they should be."""
+        """Return the number of endpoints with the expected status."""
         text = self.text()
         marker = 'stoker_operator_endpoints{condition="Ready",status="True"} '
         return int(float(text.partition(marker)[2].partition("\n")[0] or 0))
 
     def text(self) -> str:
-        """The operator's metrics."""
+        """Return the operator's metrics."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://127.0.0.1:{self.health}/metrics", timeout=30) as answer:
             found: str = answer.read().decode()
         return found
 
     def rss(self) -> int:
-        """Bytes of memory of the operator."""
+        """Return the operator's resident memory in bytes."""
         assert self.operator
         resident: int = psutil.Process(self.operator.pid).memory_info().rss
         return resident
 
     def changes(self) -> list[float]:
-        """Changes specs, one after another; seconds until the Deployment shows it."""
+        """Change specs one after another; return the seconds until each Deployment is updated."""
         apps: Any = client.AppsV1Api(self.api)
         seconds = []
         for number in tqdm(range(self.options.changes), desc="changed", unit=" endpoints"):
@@ -207,7 +209,7 @@ class Measurement:
         return seconds
 
     def reviews(self) -> list[float]:
-        """Sends reviews to the webhook over one connection; seconds until each answer."""
+        """Send reviews to the webhook on one connection; return the seconds to each response."""
         import http.client
         import ssl
 
@@ -235,7 +237,7 @@ class Measurement:
     def wait(
         self, look: Callable[[], Any], condition: str, total: int = 0, done: Callable[[], int] | None = None
     ) -> None:
-        """Waits until `look` is true, and shows how far it has come."""
+        """Wait until `look` returns true, and show the progress."""
         deadline = time.monotonic() + 900
         with tqdm(total=total or None, desc=condition, disable=not total) as bar:
             while not look():
@@ -251,7 +253,7 @@ WRITES = ("create", "update", "patch", "delete")
 
 
 def endpoint(number: int) -> dict[str, Any]:
-    """A manifest."""
+    """Return an endpoint's manifest."""
     return {
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "InferenceEndpoint",
@@ -265,17 +267,17 @@ def endpoint(number: int) -> dict[str, Any]:
 
 
 def container(deployment: Any) -> Any:
-    """The engine's container."""
+    """Return the engine container."""
     return deployment.spec.template.spec.containers[0]
 
 
 def verb_and_resource(event: dict[str, Any]) -> tuple[str, str]:
-    """What an audit event is about."""
+    """Return verb and resource of an audit event."""
     return event["verb"], event.get("objectRef", {}).get("resource", event["requestURI"])
 
 
 def quantiles(seconds: list[float]) -> str:
-    """p50 and p99, in milliseconds."""
+    """Return p50 and p99 in milliseconds."""
     cuts = statistics.quantiles(seconds, n=100)
     return f"{cuts[49] * 1000:.0f} / {cuts[98] * 1000:.0f} ms"
 

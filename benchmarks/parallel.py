@@ -1,7 +1,7 @@
-"""Ranks and engines on this machine: what a step says to its ranks, whether ranks pay, how engines are chosen.
+"""Measure ranks and data-parallel engines on this machine.
 
-steps     a tiny model over 1, 2, 4 and 8 ranks: bytes and messages of a step, the host's time, the whole step's
-speed     model B, one process with all processors against two ranks that share them, in turns on W1 and W2
+steps     a tiny model on 1, 2, 4 and 8 ranks: bytes and messages of a step, the host's time, time of the whole step
+speed     model B: one process with all CPUs against two ranks that share them, alternating, on W1 and W2
 routing   see `dp_routing`
 
 python benchmarks/parallel.py [steps] [speed] [routing] [--rounds 5] [--output FILE.md]
@@ -44,7 +44,7 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def tiny_model() -> Path:
-    """A Llama that 8 ranks can share, made when first used."""
+    """Return the folder of a Llama that divides among 8 ranks; it is generated on first use."""
     folder = cache_folder() / "benchmarks" / "tiny-llama"
     if not (folder / "config.json").is_file():
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ def tiny_model() -> Path:
 
 
 def step_of(ranks: int) -> dict[str, float]:
-    """Medians over steps in which `SEQUENCES` sequences decode, in bytes and milliseconds."""
+    """Return medians over steps in which `SEQUENCES` sequences decode, in bytes and milliseconds."""
     args = EngineArgs(
         str(tiny_model()),
         device="cpu",
@@ -99,7 +99,7 @@ def step_of(ranks: int) -> dict[str, float]:
 
 
 def _watched(engine: Engine) -> tuple[list[int], list[int]]:
-    """The sizes of the steps that are launched from now on, as they travel, and of all that is sent to ranks."""
+    """Return lists that record the pickled sizes of launched steps, and of all messages to ranks."""
     sizes, messages, launch = list[int](), list[int](), engine.executor.launch
     for rank in getattr(engine.executor, "_ranks", ()):
         rank.send = _counted(rank.send, messages)
@@ -121,13 +121,13 @@ def _counted(send: Callable[[bytes], None], messages: list[int]) -> Callable[[by
 
 
 def steps(_: int) -> tuple[Table, Any]:
-    """A step over more and more ranks."""
+    """Measure a step on 1 to 8 ranks."""
     found = {ranks: step_of(ranks) for ranks in track(RANKS, "steps")}
     names = list(found[1])
     rows = [[str(ranks), *(_number(found[ranks][name]) for name in names)] for ranks in RANKS]
     title = (
-        f"A step in which {SEQUENCES} sequences decode; {LAYERS} layers of 256, {1 + 2 * LAYERS} sums and a gather; "
-        f"medians of {STEPS}. More than {os.cpu_count()} ranks share processors"
+        f"A step in which {SEQUENCES} sequences decode; {LAYERS} layers of 256, {1 + 2 * LAYERS} all-reduces and one "
+        f"gather; medians of {STEPS}. With more than {os.cpu_count()} ranks, ranks share CPUs"
     )
     return (title, ["ranks", *names], rows), found
 
@@ -137,7 +137,7 @@ def _number(value: float) -> str:
 
 
 def speed(rounds: int) -> tuple[Table, Any]:
-    """One process against ranks, taking turns."""
+    """Compare one process with ranks, alternating."""
     ranks = 2
     options: dict[str, Any] = {"device": "cpu", "max_model_len": 2048, "enable_prefix_caching": False}
     took: dict[str, dict[str, list[float]]] = {name: {"one": [], "ranks": []} for name in ("W1", "W2")}
@@ -158,9 +158,9 @@ def speed(rounds: int) -> tuple[Table, Any]:
         rows.append([name, *speeds, f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}"])
     title = (
         f"{SHAPES['B'][0]}, bfloat16: one process with {os.cpu_count()} threads, "
-        f"and {ranks} ranks that share them; tokens/s"
+        f"and {ranks} ranks that share the CPUs; tokens/s"
     )
-    return (title, ["", "one process", f"{ranks} ranks", "ratio", "of rounds"], rows), took
+    return (title, ["", "one process", f"{ranks} ranks", "ratio", "range of rounds"], rows), took
 
 
 def _run(llm: LLM, workload: Workload) -> float:
@@ -173,7 +173,7 @@ def _run(llm: LLM, workload: Workload) -> float:
 
 
 def routing(_: int) -> tuple[Table, Any]:
-    """The router against round robin."""
+    """Compare the router with round robin."""
     rows, found = [], {}
     for engines in track((2, 4, 8), "routing"):
         cost = decision_us(engines)
@@ -184,7 +184,9 @@ def routing(_: int) -> tuple[Table, Any]:
         busiest = [statistics.mean(each.imbalance for each in of_kind) for of_kind in results.values()]
         rows.append([str(engines), f"{cost:.0f}", *(f"{rate:.1f}%" for rate in rates), *(f"{b:.2f}" for b in busiest)])
         found[engines] = {"decision_us": cost, "hit_rate": rates, "imbalance": busiest}
-    title = "Copies: a decision for 512 prompt tokens; prompt tokens found in a cache; the busiest engine × the mean"
+    title = (
+        "Engines: time of a decision for 512 prompt tokens; share of prompt tokens cached; busiest engine × the mean"
+    )
     return (title, ["engines", "µs", "router", "round robin", "busiest: router", "round robin"], rows), found
 
 
@@ -192,11 +194,13 @@ PARTS: dict[str, Callable[[int], tuple[Table, Any]]] = {"steps": steps, "speed":
 
 
 def main() -> None:
-    """Prints tables, and writes them."""
+    """Print the tables, and write them to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="also writes FILE.md, and FILE.json beside it")
+    parser.add_argument(
+        "--output", type=Path, help="also write the tables to FILE.md, and the values to FILE.json beside it"
+    )
     args = parser.parse_args()
     machine = f"{cpu_name()}, {os.cpu_count()} CPUs, torch {torch.__version__}"
     lines, figures = [f"# Ranks and engines\n\n{machine}\n"], {}

@@ -1,13 +1,13 @@
-"""The perplexity of a model on a text, by Stoker's offline API: what a way to store weights or keys costs in quality.
+"""Measure the perplexity of a model on a text, by Stoker's offline API: the quality cost of weight and KV formats.
 
     python benchmarks/perplexity.py demo://gemma-3-270m --run "--dtype float32" --run "--dtype bfloat16" --transformers
 
-It is counted as llama.cpp's ``llama-perplexity`` does, so that figures compare: the text's tokens are cut into windows,
-the first token of each gives way to the one that begins a text, and the tokens of its second half are scored.
-What is left behind the last whole window is not counted.
+The method is that of llama.cpp's ``llama-perplexity``, so values are comparable: the tokens of the text are cut into
+windows, the first token of each window is replaced with BOS, and the tokens of its second half are scored. Tokens after
+the last whole window are not counted.
 
-Each ``--run`` loads the model with those flags of ``stoker serve``. ``--transformers`` adds the reference that nobody
-here wrote: transformers' model in float32, dequantized if need be.
+Each ``--run`` loads the model with these flags of ``stoker serve``. ``--transformers`` adds an independent reference:
+transformers' model in float32, dequantized if necessary.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ from stoker_engine.tokens.tokenizer import Tokenizer
 
 TEXT = Path(__file__).parent / "data" / "persuasion.txt"
 
-#: A window's tokens → the natural log-probability of each but the first.
+#: Maps the tokens of a window to the natural log-probabilities of all but the first.
 Score = Callable[[list[int]], list[float]]
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Attributes:
-    value: e to the mean of the scored tokens' negative log-probabilities.
-    error: its standard error, by which texts like this one differ; two runs over the same text compare far closer.
-    tokens: so many were scored.
-    seconds: it took.
+    """Perplexity of one run.
+
+    Attributes:
+        value: exponential of the mean negative log-probability of the scored tokens.
+        error: standard error over texts; the difference between two runs on the same text is far more precise.
+        tokens: number of scored tokens.
+        seconds: duration.
     """
 
     value: float
@@ -53,14 +55,14 @@ class Perplexity:
 
 
 def windows(tokenizer: Tokenizer, text: str, length: int) -> list[list[int]]:
-    """The token ids of `text` in windows of `length`, each of which begins as a text does."""
+    """Return the token ids of `text` in windows of `length`, each starting with BOS if the tokenizer adds one."""
     tokens = tokenizer.encode(text)
     begin = tokenizer.encode("")[:1]
     return [begin + tokens[start + len(begin) : start + length] for start in range(0, len(tokens) - length + 1, length)]
 
 
 def perplexity(score: Score, each: Sequence[list[int]], name: str) -> Perplexity:
-    """Over the second halves of windows, as llama.cpp has them: of 512 tokens the last 255."""
+    """Compute the perplexity over the second halves of windows, as llama.cpp does: the last 255 of 512 tokens."""
     started = time.perf_counter()
     scored: list[float] = []
     with tqdm(each, desc=name, unit="window") as bar:
@@ -74,7 +76,7 @@ def perplexity(score: Score, each: Sequence[list[int]], name: str) -> Perplexity
 
 
 def stoker(model: str, flags: str) -> Score:
-    """By the log-probabilities that the offline API has of a prompt's tokens; `flags` are those of ``stoker serve``."""
+    """Score by the offline API's prompt log-probabilities; `flags` are those of ``stoker serve``."""
     parser = argv.Parser(prog="--run", allow_abbrev=False)
     argv.add_arguments(parser, EngineArgs, "engine")
     words = [model, "--kv-cache-memory-bytes=256m", *shlex.split(flags)]
@@ -83,7 +85,7 @@ def stoker(model: str, flags: str) -> Score:
     def score(window: list[int]) -> list[float]:
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         [output] = llm.generate([window], params, use_tqdm=False)
-        assert output.prompt_logprobs is not None, "no finite logits; the log has more"
+        assert output.prompt_logprobs is not None, "logits are not finite; see the log"
         found = zip(output.prompt_logprobs[1:], window[1:], strict=True)
         return [position[token].logprob for position, token in found if position is not None]
 
@@ -91,7 +93,7 @@ def stoker(model: str, flags: str) -> Score:
 
 
 def transformers(model: Path) -> Score:
-    """By transformers' model in float32, from a folder or a GGUF file."""
+    """Score by transformers' model in float32, from a folder or a GGUF file."""
     from transformers import AutoModelForCausalLM
 
     gguf: dict[str, Any] = {"gguf_file": model.name} if model.is_file() else {}
@@ -107,7 +109,7 @@ def transformers(model: Path) -> Score:
 
 
 def main() -> None:
-    """Prints a Markdown table."""
+    """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="as for stoker serve")
     parser.add_argument("--run", action="append", metavar="FLAGS", help="flags of stoker serve; one run each")

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, made on the spot: speed does not depend on what the weights say."""
+"""Models of known shapes with random weights, generated on first use. Speed does not depend on the weights' values."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ SHAPES: dict[str, tuple[str, PretrainedConfig]] = {
 
 
 def random_model(name: str) -> Path:
-    """The folder of model `name` (A or B) in bfloat16, in the cache folder; made when first used."""
-    folder = cache_folder() / "benchmarks" / f"random-{name}-2"  # counted up where what is made changes
+    """Return the folder of model `name` (A or B) in bfloat16, in the cache folder; it is generated on first use."""
+    folder = cache_folder() / "benchmarks" / f"random-{name}-2"  # incremented when the generated model changes
     if not (folder / "tokenizer.json").is_file():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(SHAPES[name][1], dtype=torch.bfloat16).save_pretrained(folder)
@@ -59,8 +59,11 @@ def random_model(name: str) -> Path:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte; the workloads are token ids, so it only has to exist. It has one merge: without any, llama.cpp
-    refuses it."""
+    """Return a tokenizer with one token per byte.
+
+    Workloads are token ids, so it only has to exist. Its one merge is there because llama.cpp refuses a tokenizer
+    without merges.
+    """
     tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     backend = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, [("a", "b")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

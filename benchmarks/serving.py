@@ -1,15 +1,15 @@
-"""A server under streams: the processor time that is not the engine's, its memory, and gaps beside a long prompt.
+"""Measure a server with concurrent streams: CPU time outside the engine, memory, and token gaps during long prompts.
 
     python benchmarks/serving.py MODEL [--clients 32] [--prompt 7936] [--output FILE]
 
-streams    `--clients` stream 128 tokens in, 128 out at once, three times: processor time of the server's process and of
-           its engine's, and their memory
-gaps       one stream decodes while prompts of `--prompt` tokens come one after another: the time between two of its
-           tokens, beside that of a stream alone, and the time that the prompts take. Servers with each of `BOUNDS` run
-           side by side and are measured in turns, since machines change their speed by the minute
+streams    `--clients` concurrent streams, 128 tokens in, 128 out, three times: CPU time and memory of the server's
+           process and of its engine
+gaps       one stream decodes while prompts of `--prompt` tokens run one after another: time between two of its tokens
+           ("beside"), compared with a stream alone, and duration of the prompts. One server per value of `BOUNDS` runs;
+           they are measured in turns, because the speed of a machine changes within minutes
 
-The client shares the processor with the server, and parses nothing but the beginnings of events: the model's tokens
-must have texts, for one without is not an event.
+The client shares the processor with the server, and only looks at the first bytes of each event. The model's tokens
+must have text: a token without text is not sent as an event.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from machine import Machine
 KV_CACHE_BYTES: Final = 1 << 30
 START_S: Final = 120
 BOUNDS: Final = ("", "--long-prefill-token-threshold=256", "--long-prefill-token-threshold=0")
-#: How often gaps are measured with each bound.
+#: Number of measurements of the gaps with each bound.
 TURNS: Final = 3
-#: So many prompts are read one after another beside a stream.
+#: Number of prompts that run one after another beside a stream.
 PROMPTS: Final = 8
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of processes: processor seconds, and bytes of anonymous memory."""
+    """CPU time in seconds, and anonymous memory in bytes, of processes."""
 
     cpu_s: float
     anonymous: int
 
     @classmethod
     def of(cls, pids: list[int]) -> Cost:
-        """Up to now."""
+        """Return the cost of these processes up to now."""
         ticks = anonymous = 0
         for pid in pids:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -66,14 +66,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Server:
-    """One that is ready."""
+    """Server that is ready."""
 
     pid: int
     port: int
     ready_s: float
 
     def engine(self) -> list[int]:
-        """The processes that it began."""
+        """Return the process ids of all descendants of the server."""
         found: list[int] = []
         unvisited = [self.pid]
         while unvisited:
@@ -84,7 +84,7 @@ class Server:
         return found
 
     async def stream(self, prompt: list[int], out: int) -> AsyncIterator[float]:
-        """When each of `out` tokens came."""
+        """Yield the arrival time of each of `out` tokens."""
         body = {"model": "m", "prompt": prompt, "max_tokens": out, "temperature": 0, "ignore_eos": True, "stream": True}
         text = json.dumps(body).encode()
         head = (
@@ -103,7 +103,7 @@ class Server:
 
 @contextmanager
 def serve(model: str, *flags: str) -> Iterator[Server]:
-    """A server of the model, ended at last."""
+    """Run a server of the model, and stop it at the end."""
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
         port = any_port.getsockname()[1]
@@ -122,7 +122,7 @@ def serve(model: str, *flags: str) -> Iterator[Server]:
 
 
 def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
-    """Whether it becomes so."""
+    """Wait until the server is ready; return False if it ends or exceeds `START_S`."""
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -137,17 +137,17 @@ def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 
 def prompt(rng: random.Random, length: int) -> list[int]:
-    """Tokens of a prompt that nothing was computed of."""
+    """Return a random prompt, which no prefix cache contains."""
     return [rng.randrange(1000, 40_000) for _ in range(length)]
 
 
 async def token_times(server: Server, tokens: list[int], out: int) -> list[float]:
-    """When each token of a stream came."""
+    """Return the arrival times of a stream's tokens."""
     return [at async for at in server.stream(tokens, out)]
 
 
 async def streams(server: Server, clients: int, rng: random.Random) -> list[list[str]]:
-    """Rows of a table."""
+    """Return the rows of the streams' table."""
     engine = server.engine()
     rows = []
     await asyncio.gather(*(token_times(server, prompt(rng, 128), 8) for _ in range(clients)))
@@ -165,8 +165,12 @@ async def streams(server: Server, clients: int, rng: random.Random) -> list[list
 
 
 async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[float], list[float], list[float]]:
-    """Seconds between a stream's tokens, alone and while prompts of `long` tokens are read; and those that each of them
-    took to its first token."""
+    """Measure the gaps of a stream, alone and beside prompts of `long` tokens.
+
+    Returns:
+        Seconds between two tokens of a stream alone, the same while prompts are computed, and each prompt's TTFT in
+        seconds.
+    """
     alone = await token_times(server, prompt(rng, 16), 400)
     times: list[float] = []
 
@@ -193,7 +197,7 @@ async def gaps(server: Server, long: int, rng: random.Random) -> tuple[list[floa
 
 
 async def gaps_in_turns(model: str, long: int, rng: random.Random) -> list[list[str]]:
-    """By bound, a row of a table: of each figure the median of `TURNS`."""
+    """Return one row per bound; each value is the median of `TURNS`."""
     turns: list[list[list[float]]] = [[] for _ in BOUNDS]
     with ExitStack() as stack:
         servers = [stack.enter_context(serve(model, *bound.split())) for bound in BOUNDS]
@@ -211,7 +215,7 @@ async def gaps_in_turns(model: str, long: int, rng: random.Random) -> list[list[
 
 
 def main() -> None:
-    """Measures, prints, and writes where asked."""
+    """Run the benchmark, print the report, and write it to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--clients", type=int, default=32)

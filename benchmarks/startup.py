@@ -1,18 +1,18 @@
-"""Where the time of a start goes: from nothing to the first request that is served.
+"""Measure the parts of a start, from nothing to the first served request.
 
-Without options it starts `stoker serve` again and again on this machine, with a cold page cache where it may drop it
-(root), and reads the parts from the server's own line ``ready after``. Python's bytecode is compiled beforehand, as
-it is in images.
+Without ``--gateway`` it repeatedly starts `stoker serve` on this machine and reads the parts from the server's log line
+``ready after``. The page cache is dropped before each start if this process may do so (root). Python's bytecode is
+compiled beforehand, as in images.
 
     python benchmarks/startup.py --starts 10
 
-With ``--gateway`` it sends requests to an endpoint with ``spec.scaling`` that has no pod, through the gateway, and puts
-together what the client, the cluster and the engine's log say. All clocks must be the same: a cluster of kind on this
-machine, say.
+With ``--gateway`` it sends requests through the gateway to an endpoint with ``spec.scaling`` that has no pod, and
+combines the times of the client, the cluster and the engine's log. All clocks must agree, for example in a kind cluster
+on this machine.
 
     python benchmarks/startup.py --gateway http://127.0.0.1:8080 --key KEY --endpoint NAMESPACE/NAME --starts 10
 
-Each column of the table is one start, whose parts add up: the one whose whole time is the median, and the worst.
+The first two columns of the table are single starts, whose parts add up: the median start by total time, and the worst.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any, Final
 import httpx
 from machine import cpu_name
 
-#: Seconds that a start may take, and that a pod may take to end.
+#: Longest time of a start, and of the end of a pod, in seconds.
 _TIMEOUT_S: Final = 600.0
 _READY: Final = re.compile(r"ready after [\d.]+ s: (.*)")
 _DROP_CACHES: Final = Path("/proc/sys/vm/drop_caches")
@@ -50,8 +50,8 @@ class Start:
     """One start.
 
     Attributes:
-        parts: seconds of each, in order.
-        cpu_s: processor time of all its processes, where it is known.
+        parts: seconds of each part, in order.
+        cpu_s: CPU time of all its processes in seconds, if known.
     """
 
     parts: Mapping[str, float]
@@ -63,7 +63,7 @@ class Start:
 
 
 def engine_parts(log: str) -> dict[str, float]:
-    """The parts of an engine's start, as its log has them.
+    """Return the parts of an engine's start from its log.
 
     Raises:
         ValueError: the log has no such line.
@@ -75,7 +75,7 @@ def engine_parts(log: str) -> dict[str, float]:
 
 
 def drop_page_cache() -> bool:
-    """Whether the system's page cache is empty now."""
+    """Drop the system's page cache; return whether that was permitted."""
     try:
         os.sync()
         _DROP_CACHES.write_text("3")
@@ -88,7 +88,7 @@ def drop_page_cache() -> bool:
 
 
 def start_here(command: Sequence[str], port: int, environment: Mapping[str, str]) -> Start:
-    """Starts a server, waits until ``/ready`` answers 200, and ends it."""
+    """Start a server, wait until ``/ready`` returns 200, and stop it."""
     before, began = _children_cpu_s(), time.monotonic()
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -102,7 +102,7 @@ def start_here(command: Sequence[str], port: int, environment: Mapping[str, str]
                 time.sleep(0.01)
             whole = time.monotonic() - began
         finally:
-            server.send_signal(signal.SIGINT)  # without the grace
+            server.send_signal(signal.SIGINT)  # stops at once, without the drain period
             server.wait()
         log.seek(0)
         parts = engine_parts(log.read())
@@ -123,7 +123,7 @@ def _children_cpu_s() -> float:
 
 
 def starts_here(options: argparse.Namespace) -> tuple[list[Start], str]:
-    """The starts, and the conditions under which they were measured."""
+    """Return the starts, and a description of their conditions."""
     command = [
         sys.executable,
         "-P",
@@ -151,10 +151,10 @@ def starts_here(options: argparse.Namespace) -> tuple[list[Start], str]:
 
 @dataclass
 class Watch:
-    """When a cluster's objects were first seen in a state, by the wall clock.
+    """Times at which a cluster's objects were first seen in a state.
 
     Attributes:
-        first_seen: (object's kind and name, state) → seconds since 1970.
+        first_seen: maps (object name, state) to seconds since 1970.
     """
 
     namespace: str
@@ -163,7 +163,7 @@ class Watch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Watches during the block."""
+        """Watch during the block."""
         processes = [self._start(kind) for kind in ("deployments", "pods")]
         try:
             yield
@@ -184,7 +184,7 @@ class Watch:
         text = ""
         for line in process.stdout:
             text += line
-            if line.rstrip("\n") == "}":  # the end of an object
+            if line.rstrip("\n") == "}":  # end of an object
                 self._see(json.loads(text))
                 text = ""
 
@@ -206,7 +206,7 @@ class Watch:
 
 
 def start_from_zero(options: argparse.Namespace, key: str) -> Start:
-    """Sends a request to an endpoint without pods, and waits for the whole answer."""
+    """Send a request to an endpoint without pods, and wait for the whole response."""
     namespace, name = options.endpoint.split("/")
     wait_for_zero(namespace, name)
     if not options.warm:
@@ -248,7 +248,7 @@ def start_from_zero(options: argparse.Namespace, key: str) -> Start:
 
 
 def wait_for_zero(namespace: str, name: str) -> None:
-    """Waits until an endpoint has no pod and no more requests."""
+    """Wait until an endpoint has no pods and is scaled to zero."""
     deadline = time.monotonic() + _TIMEOUT_S
     selector = f"--selector=app.kubernetes.io/instance={name}"
     while time.monotonic() < deadline:
@@ -267,7 +267,7 @@ def _kubectl(*arguments: str) -> str:
 
 
 def table(starts: Sequence[Start]) -> str:
-    """The median start and the worst, in Markdown, and the median and the most of each part."""
+    """Return a Markdown table: the median and the worst start, and median and maximum of each part."""
     by_total = sorted(starts, key=lambda start: start.total)
     median, worst = by_total[(len(by_total) - 1) // 2], by_total[-1]
     names = list(dict.fromkeys(name for start in starts for name in start.parts))
@@ -290,7 +290,7 @@ def _row(name: str, median: float, worst: float, values: Sequence[float]) -> str
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--starts", type=int, default=10)
     parser.add_argument("--warm", action="store_true", help="leave the page cache as it is")

@@ -1,11 +1,11 @@
-"""What grammars cost a step: streams that keep to a JSON Schema or a regular expression, and streams that are free.
+"""Measure the cost of grammars per step: streams with a JSON Schema or a regular expression against free streams.
 
-All are of one engine and take turns in one run, so that whatever else the machine does hits them alike. A step is
-compared with the free one beside it, and the median of those ratios is told.
+All streams run on one engine and the kinds alternate, so that other load on the machine affects them equally. The ratio
+is the median over rounds of constrained / free step time.
 
     python benchmarks/structured_outputs.py [MODEL] [--streams 32] [--rounds 5] [--temperature 0]
 
-Before that, the cost of the first grammar: reading the vocabulary, during which no step runs.
+Before that, the time of the first grammar is measured: it includes indexing the vocabulary, during which no step runs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ KINDS: Final[dict[str, StructuredOutputs | None]] = {
     "regular expression": StructuredOutputs(regex=r"((red|green|blue) [0-9]{1,3}\n){300,400}"),
 }
 
-#: Counts requests, whose ids must differ.
+#: Source of request ids.
 _numbers = itertools.count()
 
 
 def steps(llm: LLM, outputs: StructuredOutputs | None, streams: int, tokens: int, temperature: float) -> list[float]:
-    """Seconds of the steps in which all streams decode."""
+    """Return the times of steps in which all streams decode, in seconds."""
     params = SamplingParams(temperature=temperature, ignore_eos=True)
     grammar = None if outputs is None else Grammar(compile_grammar(outputs))
     ends = frozenset(llm.engine.info.eos_token_ids)
@@ -65,11 +65,11 @@ def steps(llm: LLM, outputs: StructuredOutputs | None, streams: int, tokens: int
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="The cost of grammars, per step.")
     parser.add_argument("model", nargs="?", default="demo://gemma-3-270m")
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=24, help="of each stream in a round")
+    parser.add_argument("--tokens", type=int, default=24, help="output tokens of each stream in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for kind, outputs in KINDS.items():
             times[kind].append(steps(llm, outputs, options.streams, options.tokens, options.temperature))
-    table = Table("outputs", "ms a step (median)", "÷ free", "ms a step (least)", "÷ free")
+    table = Table("outputs", "ms per step (median)", "÷ free", "ms per step (minimum)", "÷ free")
     medians = {kind: [statistics.median(each) for each in rounds] for kind, rounds in times.items()}
     least = {kind: min(min(each) for each in rounds) for kind, rounds in times.items()}
     for kind, of_kind in medians.items():
@@ -94,7 +94,7 @@ def main() -> None:
             f"{least[kind] * 1e3:.1f}",
             f"{least[kind] / least['free']:.3f}",
         )
-    Console().print(f"{options.streams} streams; the first grammar, vocabulary and all: {first:.2f} s")
+    Console().print(f"{options.streams} streams; first grammar, including indexing the vocabulary: {first:.2f} s")
     Console().print(table)
 
 

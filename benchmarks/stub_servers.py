@@ -1,9 +1,9 @@
-"""Servers that answer at once and compute nothing: what stands before them can be measured by itself.
+"""Servers that respond at once and compute nothing, to measure what runs in front of them.
 
     python benchmarks/stub_servers.py NUMBER EVENTS INTERVAL_S
 
-Prints their ports in a line, and streams EVENTS events to whoever posts, the first at once, one each INTERVAL_S. It is
-one process with one event loop, which speaks just enough HTTP/1.1.
+It prints the servers' ports in one line. Each POST gets a stream of EVENTS events: the first at once, then one every
+INTERVAL_S seconds. One process with one event loop runs all servers, with just enough HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Stub(asyncio.Protocol):
 
 
 async def serve(number: int, events: int, interval_s: float) -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     loop = asyncio.get_running_loop()
     ports = []
     for _ in range(number):

@@ -1,8 +1,8 @@
-"""The workloads: token ids, greedy, end-of-sequence ignored, so that every engine computes the same amount.
+"""Workloads of token ids: greedy, without end of sequence, so that every engine computes the same amount.
 
 W1  1 request, 128 tokens in, 128 out
-W2  32 requests at once, 32 … 512 in (sum 8,290), 32 … 128 out (sum 2,419)
-W3  32 requests at once, 1,024 shared + 32 own tokens in, 32 out
+W2  32 concurrent requests, 32 … 512 in (sum 8,290), 32 … 128 out (sum 2,419)
+W3  32 concurrent requests, 1,024 shared + 32 own tokens in, 32 out
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Workload:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated over all requests."""
+        """Return the number of output tokens of all requests."""
         return sum(out for _, out in self.requests)
 
 
 def workloads(seed: int) -> dict[str, Workload]:
-    """W1 to W3, of fresh tokens for each seed, so that no cache carries over; the lengths are always the same."""
+    """Return W1 to W3. Tokens differ for each seed, so that no cache entry is reused; lengths are always the same."""
     tokens, lengths = random.Random(seed), random.Random(0)
 
     def prompt(length: int) -> list[int]:
@@ -41,7 +41,7 @@ def workloads(seed: int) -> dict[str, Workload]:
 
 
 def _lengths(rng: random.Random, low: int, high: int, total: int) -> list[int]:
-    """32 lengths from `low` to `high` with the given sum."""
+    """Return 32 lengths from `low` to `high` with the given sum."""
     lengths = [rng.randint(low, high) for _ in range(32)]
     while sum(lengths) != total:
         step = 1 if sum(lengths) < total else -1

@@ -1,12 +1,12 @@
-"""What the end-to-end tests stand on: an API server alone, or a cluster with the project's images, its chart, and a
-namespace a test.
+"""Fixtures of the end-to-end tests: an API server alone, or a cluster with the project's images, its chart, and one
+namespace per test.
 
-`pytest e2e` makes whatever is missing and leaves the cluster running, so that the next run starts at once;
-`e2e/cluster/down` removes it. E2E_KUBECONFIG names a cluster of your own to use instead, one without Stoker; its nodes
-must reach the images, called E2E_IMAGES/operator:TAG and so on (stoker/operator:dev). KEEP=1 keeps what tests made, for
-a look. NOBUILD=1 takes the images that the nodes have. NODES counts those of a cluster that is made (`make e2e` makes
-one, `make e2e-all` three). LEVELS=all has the CPU kernels of all levels in the engine's image. `--results FILE` writes
-the table that is printed at the end.
+`pytest e2e` creates what is missing and leaves the cluster running, so that the next run starts quickly;
+`e2e/cluster/down` removes it. E2E_KUBECONFIG names your own cluster instead, without Stoker; its nodes must be able to
+pull the images, called E2E_IMAGES/operator:TAG and so on (default stoker/operator:dev). KEEP=1 keeps the tests' objects
+for inspection. NOBUILD=1 uses the images that the nodes have. NODES is the number of nodes of a new cluster (`make e2e`
+makes one, `make e2e-all` three). LEVELS=all builds the engine's image with the CPU kernels of all levels.
+`--results FILE` writes the table that is printed at the end.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest) -> Results:
-    """Where scenarios note what they measured."""
+    """Table of the scenarios' measurements."""
     return request.config.stash[RESULTS]
 
 
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[ApiServer]:
-    """A real API server and its controllers, without nodes."""
+    """A real API server with its controllers, without nodes."""
     with ApiServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """A whole cluster: yours, or kind."""
+    """A whole cluster: your own, or kind."""
     shell = 'exports=$("$0") && eval "$exports" && echo "$KUBECONFIG" && echo "$PATH"'
     started = subprocess.run(
         ["bash", "-c", shell, HERE / "cluster" / "up"], stdout=subprocess.PIPE, text=True, check=True
@@ -67,7 +67,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture(scope="session")
 def images(cluster: Cluster) -> Images:
-    """Built from this checkout and on the nodes; for a cluster of your own, only their names."""
+    """Build the images from this checkout and load them on the nodes; for your own cluster, only return their names."""
     tag = os.environ.setdefault("TAG", "dev")
     where = os.environ.get("E2E_IMAGES", "stoker")
     images = Images(*(f"{where}/{name}:{tag}" for name in ("operator", "engine-cpu", "gateway", "e2e-client")))
@@ -93,7 +93,7 @@ def chart(cluster: Cluster, images: Images) -> Iterator[None]:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
-    """A fresh namespace, deleted after the test. When the test fails, its report shows what was in it."""
+    """A new namespace, deleted after the test. If the test fails, its report shows the namespace's contents."""
     with fresh(cluster, request.node.name) as name:
         yield name
 

@@ -1,9 +1,9 @@
 """Runs the end-to-end tests: `python e2e/run.py [PYTEST OPTION...]`.
 
-Those that need an API server alone run beside those on a cluster. Both wait for most of their time, so that together
-they take little longer than one of them. What the cluster's say is shown at once, what the others say after it; the
-exit status is that of pytest where either failed. A Ctrl-C reaches both from the terminal, and both clean up; a
-SIGTERM is handed on to them as one.
+Tests that need only an API server run concurrently with those on a cluster. Both mostly wait, so that together they
+take little longer than one of them. The output of the cluster's tests is shown at once, that of the others afterwards;
+the exit status is pytest's, if either failed. Ctrl-C reaches both from the terminal, and both clean up; SIGTERM is
+forwarded to them as SIGINT.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 
 E2E = Path(__file__).resolve().parent
 ALONE = E2E / "apiserver"
-#: Seconds for a part that is stopped to clean up.
+#: Time for a stopped part to clean up, in seconds.
 CLEAN_UP = 180
 
 
 def main(options: list[str]) -> int:
-    """The exit status of pytest: 0, that of the first part to fail, or 5 where no test is so called."""
+    """Return pytest's exit status: 0, that of the first part that fails, or 5 if no test matches."""
     command = [sys.executable, "-P", "-m", "pytest", "--durations=20", "--durations-min=15", *options]
     with tempfile.TemporaryFile() as output:
         parts = [
@@ -35,7 +35,7 @@ def main(options: list[str]) -> int:
             statuses = [part.wait() for part in parts]
         except KeyboardInterrupt:
             statuses = [part.wait() for part in parts]
-        except SystemExit:  # this process was stopped, and they were not
+        except SystemExit:  # only this process received the signal
             for part in parts:
                 part.send_signal(signal.SIGINT)
             for part in parts:
@@ -52,6 +52,6 @@ def main(options: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its children, ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs and their children ignore it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""The chart's life: installed on a bare cluster, upgraded, rolled back, uninstalled; typos are errors.
+"""Lifecycle of the chart: installed on a bare cluster, upgraded, rolled back, uninstalled; typos in values are errors.
 
-Asserted: an endpoint made by the first release's manifest still applies after the definition was replaced, and stored
-objects stay readable; what runs is not touched by any of it; after uninstalling, the definition and its objects are
-there and nothing else is. `helm test` finds that it works, and the example values bring a model that answers.
+Asserted: an endpoint with the first release's manifest still applies after the CRD was replaced, and stored objects
+stay readable; running pods are never touched; after uninstalling, only the CRD and its objects remain. `helm test`
+succeeds, and the example values start a model that answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kit.cluster import Cluster, Images, Object
 from kit.endpoint import Endpoint
 from kit.waiting import wait_for
 
-#: The first release's example, with every field that it had.
+#: Example of the first release, with all fields that it had.
 FIRST_RELEASE: Object = {
     "apiVersion": "stoker.dev/v1alpha1",
     "kind": "InferenceEndpoint",
@@ -54,7 +54,7 @@ def test_a_model_comes_with_the_chart(cluster: Cluster, images: Images, chart: N
         pod["metadata"]["name"], f"import urllib.request as u; print(u.urlopen({url!r}).read().decode())"
     )
     assert json.loads(output)["data"][0]["id"] == "gemma-3-270m"
-    release.install(cluster, images)  # without the values: the model is not the release's
+    release.install(cluster, images)  # without the values: the model does not belong to the release
     assert endpoint.ready()
 
 
@@ -90,13 +90,13 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, images: Images, ch
 
 
 def history(cluster: Cluster) -> list[Object]:
-    """The release's revisions."""
+    """Return the release's revisions."""
     revisions: list[Object] = json.loads(cluster.helm("history", RELEASE, "--namespace", SYSTEM, "-o", "json"))
     return revisions
 
 
 def leftovers(cluster: Cluster) -> str:
-    """The release's objects in its namespace."""
+    """Return the release's objects in its namespace."""
     kinds = "all,secrets,configmaps,poddisruptionbudgets,roles,rolebindings"
     selector = ("-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
     return cluster.kubectl("get", kinds, "--namespace", SYSTEM, *selector, check=False).replace(

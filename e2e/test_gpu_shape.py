@@ -1,5 +1,7 @@
-"""The shape of GPU endpoints on nodes that only advertise GPUs: a TP × DP plan requests the right count on the
-right node, what cannot be placed is reported with its cause, and what cannot work is refused when it is written.
+"""GPU endpoints on nodes that only advertise GPUs.
+
+A TP × DP plan requests the right number on the right node, unschedulable pods are reported with the cause, and
+impossible specs are refused on write.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
 
 @pytest.fixture(scope="module")
 def gpu_node(cluster: Cluster) -> Iterator[str]:
-    """A node that says it has 8 GPUs: the last one, a worker where there is one."""
+    """A node that advertises 8 GPUs: the last node, a worker if there is one."""
     node = cluster.get("nodes")["items"][-1]["metadata"]["name"]
     path = "/status/capacity/nvidia.com~1gpu"
     patch = ("patch", "node", node, "--subresource=status", "--type=json", "-p")
@@ -32,7 +34,7 @@ def gpu_node(cluster: Cluster) -> Iterator[str]:
 
 
 def gpus(name: str, count: int, images: Images, **parallelism: int) -> Object:
-    """examples/02-four-gpus.yaml of another size, with an image that is there."""
+    """Return examples/02-four-gpus.yaml with another size, and with an available image."""
     document = example("02-four-gpus.yaml")
     document["metadata"]["name"] = name
     spec = document["spec"]
@@ -56,14 +58,14 @@ def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu
     plan = wait_for(lambda: endpoint.get()["status"].get("workloads"), "a plan", 30)[0]["plan"]
     assert (plan["tensor"], plan["data"]) == (2, 2)
 
-    # What is taken is named as the reason why another one waits.
+    # The status names the occupied GPUs as the reason of the second one's wait.
     second = Endpoint(cluster, namespace, "eight")
     second.apply(gpus("eight", 8, images, tensor=2))
     condition = second.wait_reason("Unschedulable", timeout=90)
     assert GPU in condition["message"]
     assert f"{namespace}/four" in condition["message"]
 
-    # And once there is room, it goes on by itself.
+    # Once GPUs are free, the second one starts by itself.
     endpoint.delete()
     wait_for(lambda: any("nodeName" in pod["spec"] for pod in second.pods()), "eight GPUs", 120)
 

@@ -1,7 +1,7 @@
-"""The images: built twice they are the same, they hold one half each, run unprivileged on a read-only file system,
-and end on SIGTERM as process 1.
+"""The images: builds are reproducible, each contains only its part, runs unprivileged on a read-only file system, and
+ends on SIGTERM as process 1.
 
-They are looked at with Docker alone; pods of the cluster run them in the other tests.
+These tests use only Docker; the other tests run the images in pods of the cluster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAG = os.environ.get("TAG", "dev")
 OPERATOR, ENGINE = f"stoker/operator:{TAG}", f"stoker/engine-cpu:{TAG}"
 BOTH = pytest.mark.parametrize("image", [OPERATOR, ENGINE])
 
-#: What a pod of the demo gets, in little memory.
+#: Arguments of a pod with the demo model, with little memory.
 SERVE = ("serve", "demo://gemma-3-270m", "--max-model-len=128", "--num-gpu-blocks-override=64")
 SIGTERM_BIT = 1 << 14
 
@@ -34,7 +34,7 @@ HEALTHY = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health',
 
 
 class Docker:
-    """The Docker that built the images."""
+    """The Docker daemon that built the images."""
 
     def __init__(self) -> None:
         shell = '. "$0" && use_docker >&2 && exec python3 -c "import json, os; print(json.dumps(dict(os.environ)))"'
@@ -44,15 +44,15 @@ class Docker:
         self.environment: dict[str, str] = json.loads(printed.stdout)
 
     def __call__(self, *arguments: str, stdin: str = "", status: int | None = 0) -> str:
-        """What `docker ARGUMENTS` prints; the test fails unless it exits with `status` (None: whatever it is)."""
+        """Run `docker ARGUMENTS` and return its output; the test fails unless it exits with `status` (None: any)."""
         return self.run("docker", *arguments, stdin=stdin, status=status)
 
     def works(self, *arguments: str) -> bool:
-        """Whether `docker ARGUMENTS` succeeds."""
+        """Return whether `docker ARGUMENTS` succeeds."""
         return not subprocess.run(("docker", *arguments), env=self.environment, capture_output=True).returncode
 
     def run(self, *command: str, stdin: str = "", status: int | None = 0, **environment: str) -> str:
-        """What a command prints that uses this Docker."""
+        """Run a command that uses this Docker, and return its output."""
         done = subprocess.run(
             command,
             input=stdin,
@@ -79,7 +79,7 @@ def docker() -> Docker:
 
 @pytest.fixture
 def engine(docker: Docker) -> Iterator[str]:
-    """A container that starts to serve the demo model; no network, and nothing to write to but /cache and /dev/shm."""
+    """A container that starts to serve the demo model, without network; only /cache and /dev/shm are writable."""
     name = f"stoker-engine-{uuid.uuid4().hex[:6]}"
     docker("run", "--detach", "--name", name, "--read-only", "--network=none", "--shm-size=256m", ENGINE, *SERVE)
     yield name
@@ -94,7 +94,7 @@ def test_a_second_build_makes_the_same_files(docker: Docker) -> None:
         docker.run(str(ROOT / "images/compare.py"), OPERATOR, "stoker/operator:again")
     finally:
         docker("rmi", "stoker/operator:again")
-        # Its stages too: a next build would begin with these, being the newest, and find nothing built upon them.
+        # Removes its stages too: the next build would start from these newest ones, and find no cached layers on them.
         if stages := _dangling(docker) - before:
             docker("rmi", *stages, status=None)
 
@@ -126,12 +126,12 @@ def test_what_it_says_of_itself(docker: Docker, image: str) -> None:
 )
 def test_it_has_one_half(docker: Docker, image: str, has: str, lacks: set[str]) -> None:
     found = docker("run", "--rm", "--entrypoint=python", image, "-c", FIND, has, "pip", *lacks)
-    assert found.split() == [has]  # pip neither: nothing is installed into a running container
+    assert found.split() == [has]  # no pip either: nothing is installed at run time
 
 
 @BOTH
 def test_who_runs_it_cannot_change_it(docker: Docker, image: str) -> None:
-    # What it may not look into it says on stderr, which is not waited for and would come in the midst of a line.
+    # Errors about unreadable folders go to stderr, which would be mixed into the output.
     find = "find / -xdev -writable -not -type l 2>/dev/null"
     writable_paths = docker("run", "--rm", "--entrypoint=sh", image, "-c", find, status=None).splitlines()
     assert {path for path in writable_paths if not path.startswith(("/cache", "/dev"))} <= {
@@ -145,7 +145,7 @@ def test_the_operator_on_a_read_only_file_system(docker: Docker) -> None:
     sandbox = ("run", "--rm", "--interactive", "--read-only", "--network=none", "--cap-drop=ALL", OPERATOR)
     plan = docker(*sandbox, "plan", "-f", "/dev/stdin", stdin=(ROOT / "examples/02-four-gpus.yaml").read_text())
     assert "nvidia" in plan
-    output = docker(*sandbox, status=1)  # nowhere to work
+    output = docker(*sandbox, status=1)  # no writable folder
     assert output.splitlines()[-1].startswith("stoker operator: no cluster")
     assert "Traceback" not in output
 
@@ -164,7 +164,7 @@ def test_the_engine_ends_on_sigterm(docker: Docker, engine: str) -> None:
 @pytest.mark.further
 @pytest.mark.timeout(600)
 def test_the_engine_ends_while_it_starts(docker: Docker, engine: str) -> None:
-    # Before a program takes SIGTERM up, process 1 does not get it at all.
+    # Until a program has installed a handler, process 1 ignores SIGTERM.
     def taken_up() -> bool:
         status = docker("exec", engine, "cat", "/proc/1/status", status=None)
         caught = re.search(r"SigCgt:\s*(\w+)", status)

@@ -1,7 +1,7 @@
-"""The main job: chart → manifest → operator → pod → engine → OpenAI client, then a new spec, then nothing left.
+"""The main path: chart → manifest → operator → pod → engine → OpenAI client, then a new spec, then deletion.
 
-Asserted: the tokens are transformers'; streaming, chat and models work through the Service's name, in a namespace with
-restricted PodSecurity; without the right API key there is no answer; the KV cache is as large as was predicted; a new
+Asserted: the tokens equal transformers'; streaming, chat and models work through the Service's name, in a namespace
+with restricted PodSecurity; requests without the right API key are refused; the KV cache has the predicted size; a new
 spec replaces the pod; deletion leaves nothing.
 """
 
@@ -22,7 +22,7 @@ PROMPT = "The three laws of robotics are as follows."
 TOKENS = 48
 KEYS = {"alice": "key-of-alice-1f0c", "bob": "key-of-bob-77aa"}
 
-# Runs in a pod of the cluster, as a user's application would: given nothing but the endpoint's URL and a key.
+# Runs in a pod of the cluster like a user's application, with only the endpoint's URL and a key.
 APPLICATION = """
 import json, sys
 from openai import AuthenticationError, OpenAI
@@ -56,7 +56,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    """Transformers' greedy tokens, in fp32, from the same weights."""
+    """Return transformers' greedy tokens in float32, from the same weights."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -74,7 +74,7 @@ def expected() -> list[int]:
 
 
 def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """Every object of every kind: those in the namespace, and those of the whole cluster."""
+    """Return all objects of all kinds: those in the namespace, and cluster-scoped ones."""
     found = set()
     for scope, where in (("true", ["--namespace", namespace]), ("false", [])):
         kinds = cluster.kubectl("api-resources", "--verbs=list", f"--namespaced={scope}", "-o", "name").split()
@@ -84,7 +84,7 @@ def everything(cluster: Cluster, namespace: str) -> set[str]:
 
 
 def application(cluster: Cluster, image: str, namespace: str, name: str, url: str, key: str) -> dict[str, Any]:
-    """What the client in a pod of the cluster got."""
+    """Run the client in a pod of the cluster, and return its results."""
     command = ["python", "-c", APPLICATION, url, key, PROMPT, str(TOKENS)]
     cluster.apply(namespace, client_pod(name, image, command))
 
@@ -124,7 +124,7 @@ def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str,
         got = application(cluster, images.client, namespace, f"application-{user}", status["url"], key)
         assert got["model"] == "gemma-3-270m"
         assert got["token_ids"] == expected
-        assert got["chunks"] > TOKENS / 2  # it did stream
+        assert got["chunks"] > TOKENS / 2  # the response was streamed
         assert got["chat"]
     refused = application(cluster, images.client, namespace, "application-wrong", status["url"], "key-of-nobody")
     assert refused == {"status": 401}

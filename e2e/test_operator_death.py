@@ -1,8 +1,8 @@
-"""Whatever happens to the operator or the control plane: afterwards all is as it should be, nothing twice, and no
+"""After failures of the operator or the control plane everything is in its desired state, nothing exists twice, and no
 model pod was restarted.
 
-Asserted for: the operator killed at many moments of its work; an API server that restarts; an etcd that is paused; a
-webhook that does not answer; a namespace that is deleted while no operator runs.
+Asserted for: the operator killed at many moments of its work; a restart of the API server; a paused etcd; a webhook
+that does not respond; a namespace deleted while no operator runs.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from kit.results import Results
 from kit.traffic import traffic
 from kit.waiting import wait_for
 
-#: Of an endpoint without a volume claim, in a cluster without Prometheus' resources. With more than one replica it also
+#: Objects of an endpoint without a volume claim, in a cluster without Prometheus' resources. With more than one replica
+#: it also has a PodDisruptionBudget.
 #: has a PodDisruptionBudget.
 CHILDREN = ("deployment", "service", "serviceaccount", "networkpolicy")
 
 
 def kill_operator(cluster: Cluster) -> None:
-    """All of the operator's pods, at once and without a word."""
+    """Kill all pods of the operator at once, without grace period."""
     pods = operator_pods(cluster)
     cluster.kubectl("delete", "pods", *pods, "--namespace", SYSTEM, "--grace-period=0", "--force")
 
 
 def scale_operator(cluster: Cluster, replicas: int) -> None:
-    """Lets so many pods of the operator run, and waits for them."""
+    """Scale the operator to `replicas`, and wait for its pods."""
     in_namespace = ("--namespace", SYSTEM)
     cluster.kubectl("scale", "deployment/stoker", f"--replicas={replicas}", *in_namespace)
     if replicas:
         cluster.kubectl("rollout", "status", "deployment/stoker", "--timeout=120s", *in_namespace)
     else:
-        # Those that are ending still answer the webhook.
+        # Terminating pods still answer webhook calls.
         pods = ("pods", "-l", "app.kubernetes.io/name=stoker-operator", *in_namespace)
         wait_for(lambda: not cluster.get(*pods)["items"], "the operator has ended", 90)
 
 
 def complete(cluster: Cluster, namespace: str, name: str, *more: str) -> bool:
-    """Whether all objects of an endpoint exist, and its status is about its newest spec."""
+    """Return whether all objects of an endpoint exist, and its status describes its newest spec."""
     kinds = (*CHILDREN, *more)
     which = ("--namespace", namespace, "--field-selector", f"metadata.name={name}", "-o", "name")
     found = cluster.kubectl("get", ",".join(kinds), *which).split()
@@ -52,7 +53,7 @@ def complete(cluster: Cluster, namespace: str, name: str, *more: str) -> bool:
 
 
 def replica_sets(cluster: Cluster, namespace: str) -> dict[str, Any]:
-    """By endpoint, the ReplicaSets of its Deployment."""
+    """Return the ReplicaSets of the endpoints' Deployments, by endpoint."""
     sets: dict[str, Any] = {}
     for each in cluster.get("replicasets", "--namespace", namespace)["items"]:
         sets.setdefault(each["metadata"]["ownerReferences"][0]["name"], []).append(each["metadata"]["name"])
@@ -61,16 +62,16 @@ def replica_sets(cluster: Cluster, namespace: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, results: Results) -> None:
-    """Endpoints that need two pods on nodes that there are not: their pods never start, so that this is quick."""
+    """The endpoints need two pods on nodes that do not exist: their pods never start, which makes the test fast."""
     nowhere = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
     names = []
     began = time.monotonic()
     for number, moment in enumerate((0.0, 0.1, 0.2, 0.4, 0.8, 1.6)):
         names.append(f"at-{number}")
         cluster.apply(namespace, demo(names[-1], replicas=2, template=nowhere))
-        time.sleep(moment)  # sleeps: the moment of the death
+        time.sleep(moment)  # sleeps: moment of the kill
         kill_operator(cluster)
-        # A change that no watch sees happen.
+        # A change that no watch observes.
         Endpoint(cluster, namespace, names[-1]).patch(replicas=3)
         wait_for(lambda: operator_pods(cluster), "an operator is started", 60)
     wait_for(
@@ -102,7 +103,7 @@ def test_the_control_plane_fails_under_traffic(
         return cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=2s", check=False) == "ok"
 
     def recovered() -> bool:
-        """Whether the operator takes notice again: of a change that restarts nothing."""
+        """Return whether the operator reconciles again, by a change that restarts nothing."""
         return bool(endpoint.ready()) and complete(cluster, namespace, "demo")
 
     for disturbance, disturb in (
@@ -133,16 +134,16 @@ def test_the_control_plane_fails_under_traffic(
 
 
 def pause_etcd(cluster: Cluster, node: str) -> None:
-    """A disk that does not answer."""
+    """Simulate a disk that does not respond."""
     cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
     try:
-        time.sleep(20)  # sleeps: how long the disk does not answer
+        time.sleep(20)  # sleeps: duration of the disk's outage
     finally:
         cluster.on_node(node, "pkill", "-CONT", "-f", "^etcd")
 
 
 def annotation(cluster: Cluster, namespace: str) -> str:
-    """The annotation that was last written to the Service."""
+    """Return the last written annotation of the Service."""
     service = cluster.get("service", "demo", "--namespace", namespace)
     value: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
     return value
@@ -150,8 +151,11 @@ def annotation(cluster: Cluster, namespace: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> None:
-    """The webhook: what it would have refused is taken in, and refused in its status once an operator is back. A
-    namespace: deleted, it goes."""
+    """Without an operator, the API server accepts specs that the webhook would refuse, and a deleted namespace goes
+    away.
+
+    Once an operator is back, it refuses such a spec in its status.
+    """
     nowhere = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
     endpoint = Endpoint(cluster, namespace, "no-such-accelerator")
     document = demo(endpoint.name)
@@ -194,7 +198,7 @@ def test_uninstalled_with_live_endpoints(
         release.uninstall(cluster)
         assert cluster.find("crd", "inferenceendpoints.stoker.dev")
         assert not cluster.find("validatingwebhookconfiguration", "stoker")
-        endpoint.patch(replicas=1, engine={"maxNumSeqs": 16})  # stored, though no operator runs
+        endpoint.patch(replicas=1, engine={"maxNumSeqs": 16})  # stored without an operator
         flow.wait_for(10)
         assert endpoint.lives() == lives
         endpoint.patch(engine={"maxNumSeqs": None})

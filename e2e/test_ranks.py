@@ -1,10 +1,10 @@
-"""One pod, four processes that compute (examples/09-ranks-on-cpu.yaml): two engines of a model, each over two ranks.
+"""One pod with four computing processes (examples/09-ranks-on-cpu.yaml): two engines of a model, each with two ranks.
 
-Asserted: it becomes ready, and generates what one process generates; a rolling update breaks no request; when a rank
-is killed, or an engine's own process, only requests in flight there fail, the other engine serves in the meantime, the
-pod stays ready and is not restarted, and the status names the engine until it serves again.
+Asserted: it becomes ready, and generates the same as one process; a rolling update breaks no request; when a rank or an
+engine process is killed, only requests in flight there fail, the other engine serves meanwhile, the pod stays ready and
+is not restarted, and the status names the engine until it serves again.
 
-Real: the engine and its ranks, the kubelet, the operator. The engines share two processors or more.
+Real: the engine and its ranks, the kubelet, the operator. The engines share two or more CPUs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
 
-#: Eight processes that import torch, two at a time, take a while on two processors.
+#: Time until ready in seconds: eight processes import torch, two at a time on two CPUs.
 _READY_S = 600
-#: Seconds in which a request may still go to an engine that has been killed.
+#: Time for which requests may still be sent to a killed engine, in seconds.
 _NOTICED_S = 5
 
-#: Kills the first process whose command line has these words, and prints which it was.
+#: Kills the first process whose command line contains these words, and prints it.
 _KILL = """
 import os, pathlib, signal
 for cmdline in sorted(pathlib.Path("/proc").glob("[0-9]*/cmdline"), key=lambda path: int(path.parent.name)):
@@ -56,12 +56,12 @@ def space(cluster: Cluster, chart: None) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def endpoint(cluster: Cluster, space: str) -> Endpoint:
-    """The example, with requests that a small node has room for twice."""
+    """The example, with resource requests that fit twice on a small node."""
     document = example("09-ranks-on-cpu.yaml")
     changes: Object = {
         "hardware": {"resources": {"requests": {"cpu": "200m", "memory": "1Gi"}}},
         "rollout": {"drainSeconds": 20, "startupTimeoutSeconds": _READY_S},
-        "engine": {"maxModelLen": 2048, "dtype": "float32"},  # whose tokens do not depend on the ranks
+        "engine": {"maxModelLen": 2048, "dtype": "float32"},  # makes tokens independent of the ranks
     }
     document["spec"] = {**merged(document["spec"], changes), "model": demo()["spec"]["model"]}
     made = Endpoint(cluster, space, "ranks")
@@ -71,12 +71,12 @@ def endpoint(cluster: Cluster, space: str) -> Endpoint:
 
 @pytest.fixture
 def namespace(space: str) -> str:
-    """What is shown when a test fails."""
+    """The namespace that is shown when a test fails."""
     return space
 
 
 def kill(endpoint: Endpoint, words: bytes) -> float:
-    """Kills a process of the endpoint's pod; when that was, on the node's clock."""
+    """Kill a process of the endpoint's pod; return the time by the node's clock."""
     pod = endpoint.pods()[0]["metadata"]["name"]
     killed = endpoint.run(pod, _KILL.format(words=words))
     assert killed.strip(), f"no process has {words!r} in its command line"
@@ -84,14 +84,14 @@ def kill(endpoint: Endpoint, words: bytes) -> float:
 
 
 def answers(endpoint: Endpoint, model: str, prompts: list[str]) -> list[Any]:
-    """Of each prompt, tokens and what the second most likely token was behind the first."""
+    """Return each prompt's tokens, and the second most likely token after the first one."""
     pod = endpoint.pods()[0]["metadata"]["name"]
     request = {"model": model, "prompt": prompts, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
     return [each["logprobs"] for each in json.loads(endpoint.run(pod, _ASK.format(request=request)))["choices"]]
 
 
 def copies(endpoint: Endpoint) -> Object:
-    """What the status says of them."""
+    """Return the status of its engines."""
     found: Object = endpoint.get()["status"]["workloads"][0]["engine"]
     return found
 
@@ -105,7 +105,7 @@ def test_ranks_serve_what_one_process_serves(
     results.add("ranks: TP 2 × DP 2 ready", recovery=time.monotonic() - began)
     plan = status["workloads"][0]["plan"]
     assert (plan["tensor"], plan["data"]) == (2, 2)
-    # What was asked of the pod may be seconds older than its readiness.
+    # The reported workload may be seconds older than the pod's readiness.
     workload = wait_for(
         lambda: found if (found := copies(endpoint)).get("servingCopies") == 2 else None, "both engines serve", 60
     )
@@ -117,14 +117,14 @@ def test_ranks_serve_what_one_process_serves(
     alone = Endpoint(cluster, space, "alone")
     alone.apply(demo("alone", engine={"maxModelLen": 2048}))
     alone.wait_ready()
-    # More than engines, so that both of them have some.
+    # More prompts than engines, so that both engines get some.
     prompts = [f"{uuid.UUID(int=seed)} The capital of France is" for seed in range(6)]
     several = answers(endpoint, "gemma-3-270m", prompts)
     one = answers(alone, "gemma-3-270m", prompts)
     for of_ranks, of_one_process in zip(several, one, strict=True):
         pairs = enumerate(zip(of_ranks["tokens"], of_one_process["tokens"], strict=True))
         parted = next((at for at, (our, their) in pairs if our != their), None)
-        if parted is not None:  # only where two tokens are as good as equally likely
+        if parted is not None:  # only if two tokens are almost equally likely
             best, second = sorted(of_one_process["top_logprobs"][parted].values(), reverse=True)[:2]
             assert best - second < 1e-3, (of_ranks["tokens"], of_one_process["tokens"])
     alone.delete()
@@ -162,7 +162,7 @@ def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
         struck = kill(endpoint, words)
         endpoint.wait_reason("CopyDown", "Degraded", "True", timeout=60)
         reported = time.time() - struck
-        # For a moment it may be known only that it is gone.
+        # For a moment only the failure may be known, without its cause.
         names = re.compile(
             "lacks rank.*" + (r"rank \d of 2 was killed by signal 9" if victim == "rank" else ""), re.DOTALL
         )
@@ -180,4 +180,4 @@ def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck + _NOTICED_S]
     assert not late, f"struck at {struck}\n{listed(late)}"
-    assert endpoint.lives() == lives  # neither replaced nor restarted
+    assert endpoint.lives() == lives  # the pod was neither replaced nor restarted

@@ -1,7 +1,7 @@
-"""Weights on a shared volume: pods that start together download them once, and what a killed one had is continued.
+"""Weights on a shared volume: pods that start together download them once, and continue a killed pod's download.
 
-Asserted by the hub's requests: two pods of one claim, of which the one that downloads is killed in the middle;
-the other goes on from where it got to, and both serve. A pod that starts later needs no request, nor a hub.
+Asserted by the hub's requests: of two pods with one claim, the one that downloads is killed in the middle; the other
+continues from there, and both serve. A later pod needs no request, nor a hub.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kit.results import Results
 from kit.tiny import tiny, tiny_llama
 from kit.waiting import wait_for
 
-#: MiB, written down 10 at a time; the first transfer does not come to its end.
+#: MiB of padding, written 10 at a time; the first transfer does not complete.
 _PADDING = 48
 _HELD_AT = 24
 _WRITTEN = 10 * 1024**2
@@ -25,7 +25,7 @@ _FOLDER = "/var/lib/stoker-e2e"
 
 @pytest.fixture
 def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A claim of a volume that many pods may use, since it lies on one node."""
+    """A claim of a volume that many pods may use, because it lies on one node."""
     selector = "!node-role.kubernetes.io/control-plane"
     node: str = cluster.get("nodes", "-l", selector)["items"][0]["metadata"]["name"]
     folder = f"{_FOLDER}/{namespace}"
@@ -75,7 +75,7 @@ def test_downloaded_once_and_continued_after_a_kill(
     endpoint.apply(tiny(hub.url, replicas=2, storage=storage))
 
     def waiting() -> set[str]:
-        """Pods that wait for another one's download."""
+        """Return the pods that wait for another one's download."""
         logs = {
             pod["metadata"]["name"]: cluster.kubectl("logs", pod["metadata"]["name"], *in_namespace, check=False)
             for pod in endpoint.pods()
@@ -86,7 +86,7 @@ def test_downloaded_once_and_continued_after_a_kill(
     (loading,) = {pod["metadata"]["name"] for pod in endpoint.pods()} - waiting()
     find = "import pathlib; print(*(p.stat().st_size for p in pathlib.Path('/cache').rglob('*.incomplete')))"
 
-    def partly_there() -> bool:  # of the padding: all else has arrived
+    def partly_there() -> bool:  # part of the padding; all other files are complete
         sizes = endpoint.run(loading, find).split()
         return len(sizes) == 1 and int(sizes[0]) >= _WRITTEN
 

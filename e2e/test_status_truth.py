@@ -1,10 +1,11 @@
-"""Status is true: what is wrong has its exact reason and remedy within seconds, and both go once it is fixed.
+"""The status is true: each fault is reported within seconds with its exact reason and remedy, and disappears once
+fixed.
 
-Asserted for each fault: the Ready condition's reason and what its message must name; an Event of that reason on the
-endpoint; and after the fix that the endpoint becomes ready, from the same status. A fault never touches pods that
-serve: a rollout of pods that cannot start leaves the old ones, and a revert ends it.
+Asserted for each fault: the Ready condition's reason and required parts of its message; an Event with that reason on
+the endpoint; after the fix, the endpoint becomes ready. A fault never affects serving pods: a rollout of pods that
+cannot start keeps the old ones, and a revert ends it.
 
-Real: the engine, its download from a hub in the cluster (a pretended one), the kubelet, the scheduler, the quota.
+Real: the engine, its download from a fake hub in the cluster, the kubelet, the scheduler, the quota.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kit.tiny import tiny, tiny_llama
 from kit.waiting import wait_for
 
 _TOKEN = "hf_the-right-one"
-#: A tiny model loads in seconds; the image has to be started, and torch imported, on processors that others use.
+#: Time until ready in seconds. A tiny model loads fast; starting the image and importing torch take longest.
 _READY_S = 240
 _RESTRICTED: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
@@ -36,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def hub_namespace(cluster: Cluster) -> Iterator[str]:
-    """Where the hubs run."""
+    """The namespace of the hubs."""
     name = f"hubs-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)
     yield name
@@ -51,19 +52,19 @@ def hub(cluster: Cluster, images: Images, hub_namespace: str, model: dict[str, b
 
 @pytest.fixture(scope="module")
 def private_hub(cluster: Cluster, images: Images, hub_namespace: str, model: dict[str, bytes]) -> str:
-    """URL of a hub that wants a token."""
+    """URL of a hub that requires a token."""
     return hubs.start(cluster, hub_namespace, images.client, model, _TOKEN).url
 
 
 class ReportedCondition(NamedTuple):
-    """What the status said, and when."""
+    """A reported condition, with the time of its report."""
 
     condition: Object
     seconds: float
 
 
 def wait_reported(endpoint: Endpoint, reason: str, *says: str, timeout: float) -> ReportedCondition:
-    """Waits for the reason; asserts the sentence, and the Event."""
+    """Wait for the reason; assert parts of the message, and the Event."""
     began = time.monotonic()
     condition = endpoint.wait_reason(reason, timeout=timeout)
     seconds = time.monotonic() - began
@@ -74,14 +75,14 @@ def wait_reported(endpoint: Endpoint, reason: str, *says: str, timeout: float) -
 
 
 def event_reasons(endpoint: Endpoint) -> set[str]:
-    """Reasons of the Events on the endpoint itself."""
+    """Return the reasons of the Events on the endpoint itself."""
     selector = f"involvedObject.kind=InferenceEndpoint,involvedObject.name={endpoint.name}"
     items = endpoint.cluster.get("events", "--namespace", endpoint.namespace, "--field-selector", selector)["items"]
     return {each["reason"] for each in items}
 
 
 def fixed(endpoint: Endpoint, reason: str) -> None:
-    """Asserts that it becomes ready, and that nothing of the reason is left."""
+    """Assert that it becomes ready, and that the reason is gone."""
     conditions = {each["type"]: each for each in endpoint.wait_ready(_READY_S)["conditions"]}
     assert conditions["Stalled"]["status"] == conditions["Progressing"]["status"] == "False"
     assert reason not in {each["reason"] for each in conditions.values()}
@@ -89,7 +90,7 @@ def fixed(endpoint: Endpoint, reason: str) -> None:
 
 @pytest.fixture
 def endpoint(cluster: Cluster, chart: None, namespace: str) -> Endpoint:
-    """None yet."""
+    """An endpoint that is not created yet."""
     return Endpoint(cluster, namespace)
 
 
@@ -98,7 +99,7 @@ Note = Callable[[str, ReportedCondition], None]
 
 @pytest.fixture
 def note(results: Results) -> Note:
-    """Writes into the table how long the status took."""
+    """Add the time until the report to the table of results."""
 
     def write(fault: str, reported: ReportedCondition) -> None:
         results.add(f"status: {fault} reported as {reported.condition['reason']}", recovery=reported.seconds)
@@ -128,7 +129,7 @@ def test_missing_model(endpoint: Endpoint, hub: str, note: Note) -> None:
 
 @pytest.mark.further
 def test_bad_token(endpoint: Endpoint, private_hub: str, note: Note) -> None:
-    """The Secret is corrected, and the spec is not touched. The token is disclosed nowhere."""
+    """The Secret is corrected without a change of the spec. The token appears nowhere."""
     wrong = f"hf_wrong-{uuid.uuid4().hex}"
     secret: Object = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}}
     endpoint.cluster.apply(endpoint.namespace, {**secret, "stringData": {"token": wrong}})
@@ -213,7 +214,7 @@ def test_no_gpus(endpoint: Endpoint, images: Images, hub: str, note: Note) -> No
 
 
 def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hub: str) -> None:
-    """Nor do rapid edits and reverts."""
+    """Rapid edits and reverts do not affect serving pods either."""
     endpoint.apply(tiny(hub))
     endpoint.wait_ready(_READY_S)
     wait_for(endpoint.serving, "its Service leads to the pod", 60)
@@ -233,7 +234,7 @@ def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hu
 
 @pytest.mark.further
 def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
-    """A new pod does not fit beside the one that serves; the remedy that the status names works."""
+    """A new pod does not fit beside the serving one; the remedy in the status works."""
     (node, *_) = (
         node["metadata"]["labels"]["kubernetes.io/hostname"]
         for node in endpoint.cluster.get("nodes", "-l", "!node-role.kubernetes.io/control-plane")["items"]

@@ -1,8 +1,8 @@
 """Two tenants in two namespaces.
 
-Asserted: what a namespace's user may do suffices for endpoints there and for nothing elsewhere; the rights of the
-operator reach no secret but its own; a key or a token is in no log, event, status or command line; each endpoint has
-its NetworkPolicy (kind's network here does not enforce it).
+Asserted: the rights of a namespace's user suffice for endpoints there and for nothing elsewhere; the operator can read
+only its own Secret; no key or token appears in a log, Event, status or command line; each endpoint has its
+NetworkPolicy (kind's network does not enforce it).
 """
 
 from __future__ import annotations

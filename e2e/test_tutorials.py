@@ -1,8 +1,8 @@
-"""The tutorials that need pods, done; and the move that 06 describes, under traffic, 0 failed requests and 0 cut.
+"""Runs the tutorials that need pods, and the migration of tutorial 06 under traffic, without failed or cut requests.
 
-What is moved away from is a plain Deployment of this project's engine: what the move rests on, a Service that leads to
-one set of pods and then to another, does not depend on what runs in them. With vLLM itself it is done by
-`vllm/test_vllm.py`, where an image of vLLM is at hand.
+The migration starts from a plain Deployment of this project's engine: its mechanism, a Service whose selector changes
+to another set of pods, does not depend on their program. `vllm/test_vllm.py` does it with vLLM if an image of vLLM is
+available.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tutorial import run, tutorials
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tutorial", tutorials("cluster"), ids=lambda path: path.stem)
 def test_a_tutorial_is_true(cluster: Cluster, chart: None, namespace: str, tutorial: Path, tmp_path: Path) -> None:
-    # As a user whose kubectl is in a namespace of the user's own.
+    # The user's kubectl context has its own namespace.
     document = yaml.safe_load(cluster.kubeconfig.read_text())
     for each in document["contexts"]:
         each["context"]["namespace"] = namespace
@@ -37,7 +37,7 @@ def test_a_tutorial_is_true(cluster: Cluster, chart: None, namespace: str, tutor
 
 
 def plain(endpoint: Object, image: str) -> list[Object]:
-    """A Deployment of the engine and a Service in front of it, as people write them."""
+    """Return a plain Deployment of the engine with a Service."""
     labels = {"app": "plain"}
     template = endpoint["spec"]["model"]["chatTemplate"]["value"]
     container = {

@@ -1,7 +1,7 @@
-"""The tests of what differs from another commit: `python tests/changed.py [COMMIT]` prints their files and folders.
+"""Print the tests of files that differ from another commit: `python tests/changed.py [COMMIT]`.
 
-Tests mirror the packages, so a module's tests are those of its folder; what is beside the packages has tests that are
-named here. It is a first look (`make check`): what else a change breaks, `make test` and CI find.
+Tests mirror the packages: a module's tests are those of its folder. Files outside the packages have their tests listed
+here. This is a first check (`make check`); other effects of a change are found by `make test` and CI.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BESIDE = {
     "docs": ["tests/test_docs.py"],
     "README.md": ["tests/test_docs.py"],
 }
-#: What compiles the kernels again, for minutes.
+#: Tests that recompile the kernels, which takes minutes.
 COMPILES = {"tests/engine/kernels/test_sanitizers.py", "tests/engine/kernels/test_emulated.py"}
 
 
 def tests_for(file: str) -> list[str]:
-    """Files and folders of tests, relative to the root, for a file of the repository; none where it has no tests."""
+    """Return test files and folders, relative to the root, for a file of the repository; empty if it has none."""
     first, *rest = PurePosixPath(file).parts
     if first == "tests":
         path = ROOT / file
@@ -48,7 +48,7 @@ def _named_like(folder: str, module: str) -> list[PurePosixPath]:
 
 
 def changed(commit: str) -> list[str]:
-    """Files that differ from where this branch left `commit`, those that git does not track yet included."""
+    """Return the files that differ from the merge base with `commit`, including untracked ones."""
     base = _git("merge-base", "HEAD", commit)[0]
     return _git("diff", "--name-only", base) + _git("ls-files", "--others", "--exclude-standard")
 
@@ -59,7 +59,7 @@ def _git(*words: str) -> list[str]:
 
 
 def main() -> None:
-    """Prints them on one line."""
+    """Print the tests on one line."""
     files = changed(*sys.argv[1:] or ["HEAD"])
     found = {each for file in files for each in tests_for(file) if (ROOT / each).exists()}
     found -= {each for each in found for folder in found if each.startswith(f"{folder}/")}

@@ -1,10 +1,10 @@
-"""What all tests share: hypothesis' settings, how many of the slow tests run, virtual time.
+"""Shared configuration of all tests: hypothesis, selection of slow tests, virtual time.
 
-``--slow none|drawn|all``: slow tests are those that `slow` marks. Of a slow test with many cases, `drawn` keeps a fixed
-part of the cases, drawn by the hash of each one's name: the same in every run, and unmoved by a case that is added. A
-slow test that counts by itself asks `part_of` how much to do. What `slow(drawn=False)` marks is left out there: what it
-alone would find others find, less directly. What `only_in_test_all.toml` names runs with `all` alone; it says what each
-of those would catch, and what runs in its place.
+``--slow none|drawn|all`` selects among tests marked `slow`. With `drawn`, a slow test with many cases runs a fixed part
+of them, selected by the hash of each case's name: the same in every run, and unaffected by added cases. A slow test
+that loops itself gets its number from `part_of`. Tests marked `slow(drawn=False)` run only with `all`: others find
+the same faults, less directly. Tests in `only_in_test_all.toml` also run only with `all`; the file states what each
+would detect, and which test replaces it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hypothesis import settings
 
 from .support.virtual_time import VirtualLoop
 
-# Some tests fork. Where gRPC was loaded by another, its handlers of forks end one such child in six (SIGSEGV, SIGABRT).
+# Some tests fork. If gRPC was loaded by another test, its fork handlers crash one such child in six (SIGSEGV, SIGABRT).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 
-# The same examples in each run, and no limit on the time of one: time is noisy.
+# The same examples in each run, and no time limit per example: times are noisy.
 settings.register_profile("stoker", deadline=None, derandomize=True)
 settings.load_profile("stoker")
 
-#: Of so many cases one is drawn, and of a few one too.
+#: One of so many cases is selected, and at least one.
 _ONE_OF = 12
 
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _shuffle(items: list[pytest.Item], seed: str) -> None:
-    """A file's tests stay together, since they share models and servers."""
+    """Shuffle files, but keep a file's tests together, since they share models and servers."""
     draw = random.Random(seed)
     files: dict[Any, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -64,8 +64,11 @@ def _shuffle(items: list[pytest.Item], seed: str) -> None:
 
 
 def _longest_first(items: list[pytest.Item]) -> None:
-    """Workers take files in this order (``--dist loadfile --no-loadscope-reorder``), to end together: files with
-    tests that are slow or may take long come first, those of few before those of many; of others those of many."""
+    """Sort files so that workers finish together (``--dist loadfile --no-loadscope-reorder`` takes them in this order).
+
+    Files with slow tests or long timeouts come first, those with few tests before those with many; then the others,
+    those with many tests first.
+    """
     files: dict[Any, list[pytest.Item]] = defaultdict(list)
     for item in items:
         files[item.path].append(item)
@@ -103,21 +106,24 @@ _ONLY_IN_TEST_ALL = {
 
 
 def _is_only_in_test_all(nodeid: str) -> bool:
-    """Whether the file, the test or the case is named there."""
+    """Return whether the list names the file, the test or the case."""
     test = nodeid.partition("[")[0]
     return not _ONLY_IN_TEST_ALL.isdisjoint((nodeid, test, test.partition("::")[0]))
 
 
 def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
-    """A fixed part of a test's cases."""
+    """Return a fixed part of a test's cases."""
     by_hash = sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
     return by_hash[: max(1, len(items) // _ONE_OF)]
 
 
 @pytest.fixture(autouse=True)
 def _log_as_before() -> Iterator[None]:
-    """A command that a test runs in this process sends the log to that test's standard error, which is closed after it:
-    each later line would become a traceback."""
+    """Restore logging after each test.
+
+    A command that runs in this process logs to the test's standard error, which is closed afterwards: each later log
+    line would print a traceback.
+    """
     root = logging.getLogger()
     handlers, level = set(root.handlers), root.level
     yield
@@ -129,7 +135,7 @@ def _log_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def restored_root_logger() -> Iterator[None]:
-    """The root logger stays as it was."""
+    """Restore the root logger."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
@@ -139,13 +145,13 @@ def restored_root_logger() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def part_of(pytestconfig: pytest.Config) -> Callable[[int], int]:
-    """How many of so many a slow test is to do."""
+    """Return how many of `n` iterations a slow test runs."""
     return lambda whole: whole // _ONE_OF if pytestconfig.getoption("--slow") == "drawn" else whole
 
 
 @pytest.fixture
 def virtual_time() -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
-    """Runs a coroutine function in virtual time, which begins at 0."""
+    """Run a coroutine function in virtual time, which starts at 0."""
 
     def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -1,17 +1,15 @@
-"""Finds tests that load can fail: assertions with an upper bound on a clock, sleeps, and short limits.
+"""Finds tests that can fail under load: assertions with an upper bound on a clock, sleeps, and short limits.
 
 Usage: ``python tests/lint_clocks.py [FILE OR FOLDER ...]`` (default: tests and e2e); exit code 1 if anything was found.
 
-- An assertion says what happened, never how soon: a clock, or what was computed from one, must not be asserted to be
-  less than or equal to something. Lower bounds and order are fine, and so is virtual time
-  (tests/support/virtual_time.py).
+- Assertions are about what happened, not how soon: they must not require a clock, or a value computed from one, to be
+  less than or equal to something. Lower bounds, order and virtual time (tests/support/virtual_time.py) are allowed.
 - A test waits for a condition (tests/support/waiting.py, e2e/kit/waiting.py), never for a time. ``asyncio.sleep(0)``
-  only lets others run. A sleep that *is* the behaviour under test, such as a server's that answers late, says so on its
-  line:
+  only lets others run. A sleep that *is* the behaviour under test, such as a slow server's, has a comment on its line:
   ``# sleeps: REASON``.
-- A limit only ends a test that hangs, so none is below a minute: of ``asyncio.timeout`` and ``wait_for``, of ``join``,
-  ``result`` and ``wait``, and whatever is called ``timeout``. One that may be passed, or that is what is tested, says
-  so on its line: ``# limit: REASON``.
+- A limit only ends a hanging test, so it must be at least a minute. This applies to ``asyncio.timeout`` and
+  ``wait_for``, to ``join``, ``result`` and ``wait``, and to all arguments called ``timeout``. A limit that may expire,
+  or is itself tested, has a comment on its line: ``# limit: REASON``.
 """
 
 from __future__ import annotations
@@ -24,23 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: These wait, so that no test needs to.
+#: Modules that implement waiting, where sleeps are allowed.
 HELPERS = tuple(
     ROOT / path for path in ("tests/support/waiting.py", "tests/support/virtual_time.py", "e2e/kit/waiting.py")
 )
 
 _CLOCKS = frozenset({"time", "monotonic", "perf_counter", "process_time", "thread_time"})
 _CLOCKS |= {f"{name}_ns" for name in _CLOCKS}
-#: Where these are attributes, they are a clock's: `time.time()`, `loop.time()`, `asyncio.get_running_loop().time()`.
+#: Objects whose `time` method is a clock: `time.time()`, `loop.time()`, `asyncio.get_running_loop().time()`.
 _OWNERS = re.compile(r"(^|\.)(time|\w*loop)$|_loop\(\)$")
-#: What these compute from a clock is a clock's reading.
+#: Functions whose result is a clock's reading if an argument is one.
 _COMPUTE = frozenset({"max", "min", "sum", "sorted", "round", "abs", "float", "int", "mean", "median", "quantiles"})
 _NAMES = re.compile(r"(^|_)(elapsed|took)(_|$)")
 _SLEEPS = re.compile(r"^(time|asyncio|anyio|trio)\.sleep$")
 _MARKER = re.compile(r"#.*\bsleeps: \S")
-#: Seconds below which a limit is one that a busy machine passes.
+#: Shortest allowed limit in seconds; a busy machine exceeds shorter ones.
 _SHORT_S = 60
-#: Functions and methods → which of their arguments is a limit in seconds.
+#: Functions and methods, and the positional index of their limit in seconds.
 _LIMITS = {
     "asyncio.timeout": 0, "asyncio.wait_for": 1, ".join": 0, ".result": 0, ".wait": 0, ".settimeout": 0,
     ".create_connection": 1,
@@ -50,17 +48,17 @@ _LIMIT_MARKER = re.compile(r"#.*\blimit: \S")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line that load can fail, or that waits for a time."""
+    """A line that can fail under load, or that waits for a time."""
 
     line: int
     text: str
 
 
 def findings(source: str) -> list[Finding]:
-    """What is wrong in a module, by line.
+    """Return the findings in a module, by line.
 
     Raises:
-        SyntaxError: the source is no Python.
+        SyntaxError: the source is not valid Python.
     """
     tree = ast.parse(source)
     lines = source.splitlines()
@@ -96,7 +94,7 @@ def findings(source: str) -> list[Finding]:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Names that are imported, and what they mean: `from time import sleep as nap`: nap is time.sleep."""
+    """Return the meaning of imported names: after `from time import sleep as nap`, nap is time.sleep."""
     imported: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -117,7 +115,7 @@ def _name(node: ast.expr, imported: dict[str, str]) -> str:
 
 
 def _short_limits(tree: ast.Module, imported: dict[str, str]) -> Iterator[ast.expr]:
-    """Limits of real time that are numbers, or a module's names for numbers."""
+    """Yield limits of real time that are too short: numbers, or module constants."""
     named = {
         name: value.value
         for node in tree.body
@@ -136,7 +134,7 @@ def _short_limits(tree: ast.Module, imported: dict[str, str]) -> Iterator[ast.ex
 
 
 def _limits(node: ast.AST, imported: dict[str, str]) -> Iterator[ast.expr]:
-    """What limits a call in time, or the calls of a function that leave it unsaid."""
+    """Yield a call's limit, or the default limits of a function definition."""
     if isinstance(node, ast.Call):
         name = _name(node.func, imported)
         position = _LIMITS.get(name, _LIMITS.get(f".{name.rpartition('.')[2]}"))
@@ -157,12 +155,12 @@ _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _is_virtual(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether the loop's time is virtual in a test."""
+    """Return whether a test uses virtual time."""
     return any(argument.arg == "virtual_time" for argument in (*scope.args.args, *scope.args.kwonlyargs))
 
 
 def _scopes(tree: ast.Module) -> Iterator[_Scope]:
-    """The outermost functions, since inner ones use their names, and the rest of the module."""
+    """Yield the outermost functions, since inner ones use their names, and the rest of the module."""
     yield tree
     queue: list[ast.AST] = [tree]
     while queue:
@@ -174,7 +172,7 @@ def _scopes(tree: ast.Module) -> Iterator[_Scope]:
 
 
 def _walk(scope: _Scope) -> Iterator[ast.AST]:
-    """A scope's nodes; a module's without those of its functions."""
+    """Yield a scope's nodes; for a module, without its functions."""
     queue: list[ast.AST] = [scope]
     while queue:
         for child in ast.iter_child_nodes(queue.pop()):
@@ -184,7 +182,7 @@ def _walk(scope: _Scope) -> Iterator[ast.AST]:
 
 
 def _assertions(scope: _Scope) -> Iterator[tuple[ast.expr, bool]]:
-    """What must be true, or must not be: `assert TEST`, `if TEST: raise` and `if TEST: pytest.fail()`."""
+    """Yield conditions with whether they must hold: `assert TEST`, `if TEST: raise` and `if TEST: pytest.fail()`."""
     for node in _walk(scope):
         if isinstance(node, ast.Assert):
             yield node.test, True
@@ -196,21 +194,21 @@ def _assertions(scope: _Scope) -> Iterator[tuple[ast.expr, bool]]:
 
 
 class _Clocks:
-    """What a scope computed from clocks."""
+    """Values in a scope that were computed from clocks."""
 
     def __init__(self, scope: _Scope, imported: dict[str, str], functions: Set[str] = frozenset()) -> None:
         self._imported = imported
         self._virtual = not isinstance(scope, ast.Module) and _is_virtual(scope)
         self._names = set(functions)
         assigned = [each for node in _walk(scope) for each in _assigned(node)]
-        while True:  # until no further name is found to hold a clock's reading
+        while True:  # until no more names hold a clock's reading
             found = {name for target, value in assigned if self.reads(value) for name in _targets(target)}
             if found <= self._names:
                 return
             self._names |= found
 
     def reads(self, value: ast.AST) -> bool:
-        """Whether it was computed from a clock: by arithmetic, or in a collection."""
+        """Return whether a value was computed from a clock, by arithmetic or in a collection."""
         if isinstance(value, ast.Name):
             return value.id in self._names or _NAMES.search(value.id) is not None
         if isinstance(value, ast.Attribute):
@@ -228,7 +226,7 @@ class _Clocks:
         return False
 
     def bounded(self, test: ast.expr, holds: bool) -> Iterator[ast.Compare]:
-        """Comparisons by which a clock must be below something, where the test must hold, or must not."""
+        """Yield comparisons that bound a clock from above, given whether the test must hold."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             yield from self.bounded(test.operand, not holds)
         elif isinstance(test, ast.Compare):
@@ -236,7 +234,7 @@ class _Clocks:
             for left, operator, right in zip(sides, test.ops, sides[1:], strict=False):
                 if isinstance(operator, ast.Eq | ast.Is | ast.In):
                     for side, opposite in ((left, right), (right, left)):
-                        if isinstance(side, ast.Compare):  # (a < b) == c: either way
+                        if isinstance(side, ast.Compare):  # (a < b) == c: both directions
                             yield from (*self.bounded(side, True), *self.bounded(side, False))
                         elif self.reads(side) and not self.reads(opposite):
                             yield test
@@ -263,11 +261,11 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield target, node.value
     elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
         yield node.target, node.value
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):  # what it returns, by its name
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):  # its name stands for the returned values
         yield from ((ast.Name(node.name), value) for value in _returned(node))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
         for argument in node.args:
-            yield node.func.value, argument  # a list of what clocks read
+            yield node.func.value, argument  # a list of clock readings
 
 
 def _returned(function: ast.AST) -> list[ast.expr]:
@@ -286,7 +284,7 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Print the findings; return 1 if there are any."""
     found = 0
     for path in _files([Path(each).resolve() for each in arguments] or [ROOT / "tests", ROOT / "e2e"]):
         if path in HELPERS:

@@ -2,9 +2,9 @@
 
 Usage: ``python tests/lint_names.py``.
 
-Retired names are those of docs/reference/glossary.md's column "formerly" that were names of one thing only; words are
-those of which plain English has a better one. Names of variables, parameters, attributes and functions say what they
-hold or do: `limit` or `reported`, not `most` or `told`.
+Retired names are those in the column "formerly" of docs/reference/glossary.md that had a single meaning. Archaic words
+have a replacement in plain English. Names of variables, parameters, attributes and functions must say what they hold or
+do: `limit` or `reported`, not `most` or `told`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RETIRED = [
 ]
 # fmt: on
 
-#: The word, and what to write instead.
+#: Archaic words and their replacement.
 ARCHAIC = {
     "anew": "again",
     "begun": "started",
@@ -59,10 +59,10 @@ ARCHAIC = {
     "as ever": "as always, as before",
 }
 
-#: What no variable, parameter, attribute or function is called, with or without leading underscores.
+#: Forbidden names of variables, parameters, attributes and functions, also with leading underscores.
 VAGUE = {"told", "said", "wanted", "its", "most", "here", "whose", "who", "place", "places"}
 
-#: What keeps its words: history, fixtures of earlier releases, texts of others, and the names of public headers.
+#: Excluded files: history, fixtures of earlier releases, texts of others, and names of public headers.
 LEFT = re.compile(
     r"CHANGELOG\.md|docs/reference/glossary\.md|tests/(test_)?lint_names\.py|tests/golden/|"
     r"benchmarks/(results|data)/|e2e/apiserver/\w+_release/"
@@ -71,7 +71,7 @@ NAME = re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, [*RETIRED, *ARCHAIC])
 
 
 def findings(path: str, text: str) -> list[str]:
-    """A line for each retired name or archaic word of a file."""
+    """Return a line for each retired name or archaic word of a file."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         for word in NAME.findall(line):
@@ -81,7 +81,7 @@ def findings(path: str, text: str) -> list[str]:
 
 
 def vague(path: str, text: str) -> list[str]:
-    """A line for each name that a Python file binds and that does not say what it holds."""
+    """Return a line for each vague name that a Python file binds."""
     return [
         f"{path}:{line}: {name!r} does not say what it holds"
         for line, name in sorted(bound(ast.parse(text)))
@@ -90,7 +90,7 @@ def vague(path: str, text: str) -> list[str]:
 
 
 def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The lines and names of the variables, parameters, attributes and functions that are bound in a syntax tree."""
+    """Yield the lines and names of variables, parameters, attributes and functions bound in a syntax tree."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -104,7 +104,7 @@ def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Prints what was found."""
+    """Print the findings."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: list[str] = []
     for path in listed.stdout.splitlines():

@@ -1,4 +1,4 @@
-"""What `make check` runs for a changed file."""
+"""The selection of tests for a changed file by `make check`."""
 
 from __future__ import annotations
 

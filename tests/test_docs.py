@@ -1,4 +1,4 @@
-"""Files, folders and headings that the documentation names exist. A file that is yet to come is written in italics."""
+"""Files, folders and headings named in the documentation exist. Planned files are written in italics there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DOCUMENTS = [
     *(ROOT / folder / "README.md" for folder in ("images", "benchmarks")),
 ]
 
-#: `folder/`, `folder/file.yaml` or `file.py`: code in a text that can only be a path of ours.
+#: `folder/`, `folder/file.yaml` or `file.py`: code in text that can only be a path of this repository.
 PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|yaml|json|cpp|h|sh|svg|toml))?|[\w-]+\.py)`")
-#: What the architecture says must never exist.
+#: A path that the architecture forbids.
 FORBIDDEN = "operator/__init__.py"
-#: A relative link: its path (empty: the page itself), and its anchor.
+#: A relative link: its path (empty for the page itself), and its anchor.
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
 CODE_BLOCK = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
@@ -33,7 +33,7 @@ PAGES = sorted(
 
 @cache
 def ends_of_paths() -> frozenset[str]:
-    """All files and folders, and all ends of their paths; folders end with a slash."""
+    """Return all files and folders, and all suffixes of their paths; folders end with a slash."""
     found: set[str] = set()
     for top in (*ROOT.glob("*"), *ROOT.glob(".ci")):
         if top.name == "node_modules" or (top.name.startswith(".") and top.name != ".ci"):
@@ -53,7 +53,7 @@ def test_what_is_named_exists(document: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """GitHub's anchors of a page's headings: lower case, spaces as hyphens, without punctuation."""
+    """Return GitHub's anchors of a page's headings: lower case, hyphens for spaces, no punctuation."""
     headings = HEADING.findall(CODE_BLOCK.sub("", page.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -70,7 +70,7 @@ def test_links_and_anchors_exist(page: Path) -> None:
 
 
 def test_links_are_found() -> None:
-    """The patterns find what a page has, and what it lacks."""
+    """The patterns find links that a page has, and report missing ones."""
     assert LINK.findall("[a](b.md#c), [d](#e), [f](g/), [h](https://i)") == [("b.md", "c"), ("", "e"), ("g/", "")]
     assert "what-a-client-sees-when-" in anchors(ROOT / "docs" / "guides" / "gateway.md")
 
@@ -99,7 +99,7 @@ SOURCES = [
 
 @cache
 def words_of_sources() -> frozenset[str]:
-    """All identifiers of the programs."""
+    """Return all identifiers of the programs."""
     return frozenset(word for path in SOURCES for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 

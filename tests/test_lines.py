@@ -1,6 +1,6 @@
-"""Lines of event streams and JSON Lines end at a line feed: nothing here ends them elsewhere.
+"""Event streams and JSON Lines are split only at line feeds.
 
-``str.splitlines`` and httpx's ``iter_lines`` also end lines at U+2028, U+2029, U+0085 and more, which JSON may hold.
+``str.splitlines`` and httpx's ``iter_lines`` also split at U+2028, U+2029, U+0085 and others, which JSON may contain.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-#: Where programs are; elsewhere a text that is no JSON may be taken apart by lines of any kind.
+#: Folders of programs. Elsewhere, text other than JSON may be split at any line boundary.
 PROGRAMS = ("engine/", "operator/", "gateway/", "cli/", "images/")
 
 
 def wrong(source: str, *, program: bool) -> list[int]:
-    """The numbers of the lines of `source` that take lines apart elsewhere than at a line feed.
+    """Return the line numbers of `source` that split text elsewhere than at line feeds.
 
     Args:
-        program: whether any text counts, and not only JSON.
+        program: check all text, not only JSON.
     """
     return sorted(
         node.lineno
@@ -36,7 +36,7 @@ def wrong(source: str, *, program: bool) -> list[int]:
 
 
 def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement, without those of statements within."""
+    """Yield the nodes of a statement, without nested statements."""
     for child in ast.iter_child_nodes(statement):
         if not isinstance(child, ast.stmt):
             yield from ast.walk(child)
@@ -47,7 +47,7 @@ def _reads_json(statement: ast.stmt) -> bool:
 
 
 def _may(node: ast.Attribute) -> bool:
-    """Whether it takes apart bytes, whose lines end at line feeds and carriage returns alone, or a file of /proc."""
+    """Return whether the call splits bytes, which have only line feeds and carriage returns, or a file of /proc."""
     receiver = ast.unparse(node.value)
     return "read_bytes" in receiver or "/proc/" in receiver
 

@@ -1,4 +1,4 @@
-"""The linter of clocks and sleeps finds each way to write them, and nothing else."""
+"""The linter of clocks and sleeps finds all ways to write them, and nothing else."""
 
 from __future__ import annotations
 

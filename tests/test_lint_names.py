@@ -1,4 +1,4 @@
-"""What the check of names finds, and what it leaves."""
+"""What the linter of names finds, and what it ignores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINT = runpy.run_path(str(Path(__file__).with_name("lint_names.py")))
     [
         ("from stoker_engine.children.death import Died", True),
         ("class Lineup:", True),
-        ("# The stream is begun anew.", True),  # an example of what is not to be written
+        ("# The stream is begun anew.", True),  # an example of a finding
         ("x-stoker-not-begun", False),
         ("class LineupOfOthers: ...", False),
         ("The stream has started.", False),
@@ -42,7 +42,7 @@ def test_a_line(line: str, found: bool) -> None:
         ("import x as here", [1]),
         ("(most := 1)", [1]),
         ("told_by = most_bytes = placed = 1", []),
-        ("print(told, x.most, f(place=1), 'said')", []),  # bound elsewhere
+        ("print(told, x.most, f(place=1), 'said')", []),  # names that are only used here
         ("class Place: ...", []),
     ],
 )

@@ -1,4 +1,4 @@
-"""The log lines of all programs: one format, whatever is logged."""
+"""Log lines of all programs have one format, whatever is logged."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ TEXT = re.compile(rf"({TIMESTAMP.pattern}) ([a-z]+) (\S+): (.*?)(?: \[(\S+=.*)\]
 
 @pytest.fixture(params=PROGRAMS)
 def configure(request: pytest.FixtureRequest) -> Configure:
-    """How a program configures its log."""
+    """Configure logging as a program does."""
     return PROGRAMS[request.param]
 
 
 def assert_fields(line: dict[str, object], level: str) -> None:
-    """The fields that every line has, in this order."""
+    """Assert the fields of every line, in this order."""
     assert list(line)[:4] == ["timestamp", "level", "logger", "message"]
     assert_now(str(line["timestamp"]))
     assert line["level"] == level
@@ -64,7 +64,7 @@ def assert_now(timestamp: str) -> None:
 
 
 def read(text: str) -> str:
-    """A text as parsers return it: with U+FFFD for half a surrogate pair."""
+    """Return text as parsers do, with U+FFFD for an unpaired surrogate."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
@@ -142,7 +142,7 @@ def test_lines_name_the_process_the_request_and_the_endpoint(capfd: pytest.Captu
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_envoys_lines_have_the_same_fields(format: str, tmp_path: Path) -> None:
-    """Envoy's real program, which logs a configuration that it cannot read."""
+    """Envoy's real program logs an invalid configuration."""
     for number, text in enumerate(HOSTILE[:5]):
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps({text: 1}, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The names that leave a process, as golden files: commands with their flags, variables, labels, headers, metrics."""
+"""Public names as golden files: commands with their flags, variables, labels, headers, metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATTERNS = {
     "headers": r"(?i)\bx-stoker-[a-z-]*[a-z]",
     "metrics": r"\b(?:stoker|vllm):[a-z_]*[a-z]",
 }
-#: Commands that choose among parsers by their first word.
+#: Commands that select a parser by their first argument.
 KINDS = {"bench": [["serve"], ["throughput"], ["latency"]]}
 
 
@@ -32,7 +32,7 @@ class _ParserFound(Exception):  # noqa: N818 - carries a parser out of a command
 
 
 def _flags(parser: argparse.ArgumentParser, command: str) -> list[str]:
-    """Each option and argument, independent of how this version of Python prints them."""
+    """Return all options and arguments, independent of how this Python version prints them."""
     lines = [f"$ {command}"]
     below = []
     for action in parser._actions:

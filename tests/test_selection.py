@@ -1,4 +1,4 @@
-"""What is left to `make test-all` exists, so that a renamed test is not left out of all runs' accounts."""
+"""All tests that only `make test-all` runs exist, so that a renamed test is not skipped everywhere."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Autoscaling in virtual time: Stoker's autoscaler beside models of HPA's and Knative's."""
+"""Autoscaling in virtual time: Stoker's autoscaler compared with models of HPA and Knative."""

@@ -1,10 +1,10 @@
-"""Autoscaling in virtual time: Stoker's autoscaler beside models of HPA's and Knative's.
+"""Autoscaling in virtual time: Stoker's autoscaler compared with models of HPA and Knative.
 
     PYTHONPATH=benchmarks python -m autoscaling [--seeds 0 1 2] [--write benchmarks/results]
 
 The real `Autoscaler` and the gateway's real `EndpointPicker` run in virtual time with simulated pods. HPA and Knative
-get the same metric (requests that have not ended), the same target and the same bounds; HPA sees it each 15 s, Stoker
-twice a second, Knative each 2 s. No load goes to zero, since HPA does not with its defaults.
+get the same metric (requests that have not ended), the same target and the same bounds. HPA reads it every 15 s, Stoker
+twice per second, Knative every 2 s. No load goes to zero, because HPA does not scale to zero by default.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPLICAS: Final = 3
 
 
 def stoker(highest: int) -> Decide:
-    """The real autoscaler."""
+    """Return the real autoscaler."""
     autoscaler = Autoscaler(ScalingSettings(LOWEST, highest, "pendingRequests", TARGET), 0.0)
 
     def decide(pending: Pending, now: float) -> int:
@@ -48,7 +48,7 @@ def stoker(highest: int) -> Decide:
 
 
 def hpa(highest: int) -> Decide:
-    """HPA's model, each 15 s."""
+    """Return the model of HPA, reconciled every 15 s."""
     model = HorizontalPodAutoscaler(LOWEST, highest, TARGET)
     return lambda pending, now: (
         model.reconcile(pending.replicas, pending.total, now) if now % HPA_PERIOD == 0 else pending.replicas
@@ -56,7 +56,7 @@ def hpa(highest: int) -> Decide:
 
 
 def knative(highest: int) -> Decide:
-    """Knative's model, each 2 s."""
+    """Return the model of Knative, reconciled every 2 s."""
     model = KnativePodAutoscaler(LOWEST, highest, TARGET)
 
     def decide(pending: Pending, now: float) -> int:
@@ -70,11 +70,11 @@ ALGORITHMS: Final[dict[str, Callable[[int], Decide]]] = {"Stoker": stoker, "HPA"
 
 
 def main() -> None:
-    """Runs all, and prints or writes the table."""
+    """Run all loads, and print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--write", type=Path, help="a folder for autoscaling.md and autoscaling.svg")
-    parser.add_argument("--no-large", action="store_true", help="leave 1,000 pods out")
+    parser.add_argument("--write", type=Path, help="folder for autoscaling.md and autoscaling.svg")
+    parser.add_argument("--no-large", action="store_true", help="leave out the load with 1,000 pods")
     options = parser.parse_args()
     began = time.process_time()
     outcomes = {
@@ -100,15 +100,15 @@ def main() -> None:
 
 HEADER: Final = """# Autoscaling, simulated
 
-Virtual time, seeds {seeds} together. Stoker's autoscaler and the gateway's picker are the real ones; pods, HPA
+Virtual time, merged over seeds {seeds}. Stoker's autoscaler and the gateway's picker are the real ones; pods, HPA
 and Knative are models (`benchmarks/autoscaling`). All get the same metric (requests that have not ended), target 6,
-between 1 and 40 pods of 8 slots, requests of 5 s on average, and defaults elsewhere. *1,000 pods* starts with 500, may
-have 1,200, and has one seed. *Wait* is from a request's arrival until a pod computes it. Pods of *slow-start* take
-150 s to start, others 25 s. Pod-seconds are those of pods that start, too.
+1 to 40 pods of 8 slots, requests of 5 s on average, and defaults elsewhere. *1,000 pods* starts with 500, may
+have 1,200, and has one seed. *Wait* lasts from a request's arrival until a pod computes it. Pods of *slow-start* take
+150 s to start, others 25 s. Pod-seconds include pods that are starting.
 
 """
 FOOTER: Final = """
-Waits that are equal as they are shown are draws. Knative's shorter windows need fewer pod-seconds on steady loads, and
+Waits that are equal as shown are draws. Knative's shorter windows need fewer pod-seconds on steady loads, and
 more waiting there; its panic window answers a step as fast as Stoker does.
 
 ![Number of pods over time](autoscaling.svg)
@@ -118,9 +118,9 @@ more waiting there; its panic window answers a step as fast as Stoker does.
 
 
 def table(outcomes: dict[Load, dict[str, Outcome]]) -> str:
-    """The markdown table, and a sentence about the loads on which Stoker is better than HPA."""
+    """Return the Markdown table, and a sentence on the loads for which Stoker is better than HPA."""
     lines = [
-        "| load | algorithm | mean wait, s | p99 wait, s | most pods | pod-seconds | of HPA's |",
+        "| load | algorithm | mean wait, s | p99 wait, s | max. pods | pod-seconds | ÷ HPA's |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     better = []
@@ -141,19 +141,19 @@ def table(outcomes: dict[Load, dict[str, Outcome]]) -> str:
         ):
             better.append(load.name)
     names = ", ".join(better) or "none"
-    lines += ["", f"Less mean wait than HPA, no more p99 wait, and at most 1.02 × its pod-seconds: {names}."]
+    lines += ["", f"Lower mean wait than HPA, no higher p99 wait, and at most 1.02 × its pod-seconds: {names}."]
     return "\n".join(lines) + "\n"
 
 
 def merge(outcomes: list[Outcome]) -> Outcome:
-    """The outcome of several seeds: all waits, the sum of pod-seconds, the counts of the first."""
+    """Merge the outcomes of several seeds: all waits, the sum of pod-seconds, the counts of the first seed."""
     waits = sorted(wait for outcome in outcomes for wait in outcome.waits)
     pod_seconds = sum(outcome.pod_seconds for outcome in outcomes)
     return Outcome(waits, pod_seconds, max(outcome.highest for outcome in outcomes), outcomes[0].counts)
 
 
 def p99(outcome: Outcome) -> float:
-    """The 99th percentile of waits."""
+    """Return the 99th percentile of waits, in seconds."""
     return outcome.waits[int(0.99 * (len(outcome.waits) - 1))]
 
 

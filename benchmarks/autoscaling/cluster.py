@@ -1,4 +1,4 @@
-"""Pods that start, serve and end in virtual time, behind the gateway's real picker."""
+"""Simulated pods that start, serve and end in virtual time, behind the gateway's real picker."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Requests that a pod computes at the same time; the next ones wait in it, as long as the picker sends them.
+#: Requests that a pod computes concurrently; further ones that the picker sends wait in the pod.
 SLOTS: Final = 8
-#: Seconds between two questions to the pods, and to the autoscaler.
+#: Interval of polling the pods and of asking the autoscaler, in seconds.
 TICK_SECONDS: Final = 0.5
-#: A request takes so long once it is computed, in seconds: a lognormal law.
+#: Mean computing time of a request in seconds; the distribution is lognormal.
 MEAN_SECONDS: Final = 5.0
 SIGMA: Final = 0.6
 
 
 @dataclass
 class Pod:
-    """A pod. `number` orders pods by age."""
+    """Pod; `number` orders pods by age."""
 
     number: int
     created: float
@@ -37,13 +37,13 @@ class Pod:
 
     @property
     def name(self) -> str:
-        """Its address."""
+        """Return its address."""
         return f"pod-{self.number}:8000"
 
 
 @dataclass
 class Request:
-    """A request: when it came, and how long it takes."""
+    """Request with its arrival time and its computing time, in seconds."""
 
     arrived: float
     seconds: float
@@ -52,7 +52,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Pending:
-    """Where requests are now."""
+    """Current counts of requests (held and queued in the gateway, in flight), and of pods.
+
+    Attributes:
+        running: by pod address: requests that are computed, and that wait in the pod.
+    """
 
     held: int
     queued: int
@@ -63,7 +67,7 @@ class Pending:
 
     @property
     def total(self) -> int:
-        """Requests that have not ended."""
+        """Return the number of requests that have not ended."""
         return self.held + self.queued + self.in_flight
 
 
@@ -72,7 +76,12 @@ Decide = Callable[[Pending, float], int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a load. `waits` are seconds from arrival until a pod computes, sorted; `counts` are by tick."""
+    """Result of a load.
+
+    Attributes:
+        waits: seconds from arrival until a pod computes, sorted.
+        counts: desired number of pods, per tick.
+    """
 
     waits: list[float]
     pod_seconds: float
@@ -81,7 +90,7 @@ class Outcome:
 
 
 class Simulation:
-    """One run of a load with one way to decide the count."""
+    """One run of a load with one autoscaler."""
 
     def __init__(self, load: Load, decide: Decide, replicas: int, seed: int) -> None:
         self.load, self.decide, self.seed = load, decide, seed
@@ -102,7 +111,7 @@ class Simulation:
             self.add_pod(0.0)
 
     def run(self) -> Outcome:
-        """Run until the load ends and all requests have."""
+        """Run until the load and all of its requests have ended."""
         seconds = random.Random(f"seconds {self.load.name} {self.seed}")
         mu = -(SIGMA**2) / 2
         arrivals = self.load.arrivals(self.seed)
@@ -123,11 +132,11 @@ class Simulation:
         return Outcome(sorted(self.waits), self.pod_seconds, max(self.counts), self.counts)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Schedule an action."""
         heapq.heappush(self.events, (time, next(self.order), action))
 
     def add_pod(self, start_seconds: float | None = None) -> None:
-        """Create a pod; by default it starts as slowly as the load says, now and then much more slowly."""
+        """Create a pod. By default its start takes the load's start-up time, with a lognormal deviation."""
         if start_seconds is None:
             start_seconds = self.load.start_seconds * self.random.lognormvariate(0, 0.2)
         pod = Pod(next(self.numbers), self.now)
@@ -140,20 +149,20 @@ class Simulation:
         self.at(self.now + start_seconds, become_ready)
 
     def remove_pod(self) -> None:
-        """The ReplicaSet's rule: one that is not ready, or else the newest; its requests end first."""
+        """Remove a pod as a ReplicaSet does: one that is not ready, else the newest. Its requests end first."""
         staying = [pod for pod in self.pods.values() if not pod.leaves]
         pod = max(staying, key=lambda pod: (not pod.ready, pod.number))
         pod.leaves = True
         self.end_if_empty(pod)
 
     def end_if_empty(self, pod: Pod) -> None:
-        """A pod that leaves is gone with its last request."""
+        """Delete a leaving pod once it has no requests."""
         if pod.leaves and not pod.running and not pod.queue:
             del self.pods[pod.number]
             self.pod_seconds += self.now - pod.created
 
     def dispatch(self) -> None:
-        """Send what waits, in order, until the picker refuses."""
+        """Send waiting requests, in order, until the picker refuses."""
         while self.waiting:
             pick = self.picker.pick(RoutingRequest(size=2000), self.now)
             if isinstance(pick, Refusal):
@@ -174,7 +183,7 @@ class Simulation:
             self.at(self.now + request.seconds, lambda request=request: self.end(pod, request))  # type: ignore[misc]
 
     def end(self, pod: Pod, request: Request) -> None:
-        """A request has its response."""
+        """End a request."""
         pod.running -= 1
         self.in_flight -= 1
         self.picker.ended(request.pick, (pod.name,), self.now)
@@ -183,14 +192,14 @@ class Simulation:
         self.dispatch()
 
     def discover(self) -> None:
-        """The gateway sees which pods serve."""
+        """Update the gateway's list of serving pods."""
         by_name = {pod.name: pod for pod in self.pods.values() if pod.ready and not pod.leaves}
         if by_name.keys() != self.by_name.keys():
             self.by_name = by_name
             self.picker.set_servers(by_name, self.now)
 
     def tick(self) -> None:
-        """Ask the pods how they are, decide, and change the count."""
+        """Poll the pods, ask the autoscaler, and change the number of pods."""
         self.discover()
         for name, pod in self.by_name.items():
             self.picker.observe(name, ServerLoad(pod.running, len(pod.queue), pod.running / SLOTS), self.now, self.now)

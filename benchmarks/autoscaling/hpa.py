@@ -1,9 +1,8 @@
 """A model of Kubernetes' HPA controller, for an external metric with an AverageValue target.
 
-Written from the controller's published algorithm, with lists of time stamps, and independently of
-`stoker_operator.scaling.behavior`. External metrics have no pods, so the rule for pods that are not ready does not
-apply to them: the metric's sum is divided by the target. A trace of the real controller, which `record_hpa.py` records,
-is what the model is tested against.
+It is written from the controller's published algorithm, independently of `stoker_operator.scaling.behavior`. The rule
+for pods that are not ready does not apply to external metrics: the metric's sum is divided by the target. The model is
+tested against a trace of the real controller, recorded by `record_hpa.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from typing import Any, Final
 
 PERIOD_SECONDS: Final = 15.0
-#: Of an HPA without `behavior`.
+#: Downscale stabilization window of an HPA without `behavior`, in seconds.
 DEFAULT_WINDOW_SECONDS: Final = 300.0
 DEFAULT_TOLERANCE: Final = 0.1
 DEFAULT: Final[dict[str, Any]] = {
@@ -35,7 +34,12 @@ DEFAULT: Final[dict[str, Any]] = {
 
 
 class HorizontalPodAutoscaler:
-    """One HPA. `behavior` is as in a manifest, with all fields; an HPA without one has rules of its own (None)."""
+    """One HPA.
+
+    Args:
+        behavior: as in a manifest, with all fields; None for an HPA without it, to which other rules apply.
+        window_seconds: downscale stabilization window without `behavior`.
+    """
 
     def __init__(
         self,
@@ -51,11 +55,11 @@ class HorizontalPodAutoscaler:
         self.events: dict[str, list[tuple[float, int]]] = {"scaleUp": [], "scaleDown": []}
 
     def reconcile(self, current: int, metric: float, now: float) -> int:
-        """The new count, by the sum of the metric."""
+        """Return the new number of replicas, given the sum of the metric."""
         if current == 0 and self.lowest > 0:
             return 0
         if not self.recommendations:
-            self.recommendations.append((now, current))  # a controller that starts keeps the count for one window
+            self.recommendations.append((now, current))  # a new controller does not scale down for one window
         if current > self.highest:
             new = self.highest
         elif current < self.lowest:
@@ -67,14 +71,14 @@ class HorizontalPodAutoscaler:
         return new
 
     def proposal(self, current: int, metric: float) -> int:
-        """The count that the metric alone proposes."""
+        """Return the number of replicas that the metric alone proposes."""
         needed = math.ceil(metric / self.target)
         if current == 0:
             return needed
         ratio = metric / (self.target * current)
         rules = self.behavior or {"scaleUp": {}, "scaleDown": {}}
         up, down = (rules[side].get("tolerance", DEFAULT_TOLERANCE) for side in ("scaleUp", "scaleDown"))
-        # Compared as the controller does: `abs(ratio - 1) <= 0.1` is not true of 1.1, by rounding.
+        # Compared as the controller does: with 1.1, `abs(ratio - 1) <= 0.1` is false because of rounding.
         return current if 1 - down <= ratio <= 1 + up else needed
 
     def normalize(self, current: int, proposed: int, now: float) -> int:
@@ -92,19 +96,19 @@ class HorizontalPodAutoscaler:
         return stabilized
 
     def recent(self, direction: str, now: float) -> list[int]:
-        """Recommendations of a direction's window."""
+        """Return the recommendations within a direction's stabilization window."""
         assert self.behavior is not None
         cutoff = now - self.behavior[direction]["stabilizationWindowSeconds"]
         return [count for time, count in self.recommendations if time > cutoff]
 
     def normalize_without_behavior(self, current: int, proposed: int, now: float) -> int:
-        """Stabilize, then limit each step to twice the count, or to 4."""
+        """Stabilize, then limit each step to twice the number of replicas, or to 4."""
         recent = [count for time, count in self.recommendations if time >= now - self.window_seconds]
         self.recommendations.append((now, proposed))
         return max(self.lowest, min(max([proposed, *recent]), self.highest, max(2 * current, 4)))
 
     def limit(self, direction: str, current: int, now: float) -> int:
-        """How far the policies permit to go."""
+        """Return the largest change that the policies permit, as a number of replicas."""
         assert self.behavior is not None
         rules = self.behavior[direction]
         if rules["selectPolicy"] == "Disabled":

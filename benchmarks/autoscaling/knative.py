@@ -1,4 +1,4 @@
-"""A model of Knative's pod autoscaler: the mean concurrency of 60 s, or of 6 s in a panic."""
+"""A model of Knative's pod autoscaler, by the mean concurrency over 60 s, or over 6 s in panic mode."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class KnativePodAutoscaler:
         self.panic_replicas = 0
 
     def sample(self, concurrency: float, now: float) -> None:
-        """Add what is in the system now."""
+        """Record the current concurrency."""
         self.samples.append((now, concurrency))
         while self.samples[0][0] <= now - STABLE_SECONDS:
             self.samples.popleft()
 
     def reconcile(self, ready: int, now: float) -> int:
-        """The new count."""
+        """Return the new number of replicas."""
         stable, panic = self._mean(STABLE_SECONDS, now), self._mean(PANIC_SECONDS, now)
         ready = max(1, ready)
         lowest_step = math.floor(ready / MAX_DOWN_RATE)

@@ -1,4 +1,4 @@
-"""Loads: arrivals a second over time, seeded."""
+"""Loads: seeded arrival rates over time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Load:
-    """How requests arrive.
+    """A load.
 
     Attributes:
-        rate: requests a second at a time in seconds, at most `highest`.
-        seconds: how long they arrive.
-        start_seconds: the median start-up time of pods.
+        rate: requests per second as a function of time in seconds, at most `highest`.
+        seconds: duration of arrivals.
+        start_seconds: median start-up time of pods.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Load:
     start_seconds: float = 25.0
 
     def arrivals(self, seed: int) -> Iterator[float]:
-        """Times of a Poisson process with this rate, by thinning."""
+        """Yield arrival times in seconds: a Poisson process with this rate, by thinning."""
         generator = random.Random(f"{self.name} {seed}")
         now = 0.0
         while (now := now + generator.expovariate(self.highest)) < self.seconds:
@@ -42,5 +42,5 @@ LOADS: Final = (
     Load("flapping", lambda t: 9.0 if t % 240 < 120 else 2.0, 9.0),
     Load("slow-start", lambda t: 2.0 if t < 600 or t >= 2400 else 10.0, 10.0, start_seconds=150.0),
 )
-#: Half of the pods' capacity, and then all that the target permits: 500 pods become 1,000.
+#: First half of the capacity of 500 pods at the target, then that of 1,000.
 LARGE: Final = Load("1,000 pods", lambda t: 600.0 if t < 20 else 1200.0, 1200.0, 100.0)

@@ -1,4 +1,4 @@
-"""The number of pods over time as an SVG of small lines."""
+"""Plots the number of pods over time as an SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLORS: Final = {"Stoker": "#d9480f", "HPA": "#1971c2", "Knative": "#868e96"}
 
 
 def plot(outcomes: Mapping[Load, Mapping[str, Outcome]], loads: Sequence[Load], tick_seconds: float) -> str:
-    """One panel a load, two beside each other."""
+    """Draw one panel per load, two side by side."""
     height = (len(loads) + 1) // 2 * (HEIGHT + 30) + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * WIDTH + 60}" height="{height}" '

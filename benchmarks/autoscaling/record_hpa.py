@@ -1,8 +1,8 @@
-"""Record what Kubernetes' HPA controller decides: a trace that the model in `hpa.py` is checked against.
+"""Record decisions of Kubernetes' HPA controller: a trace to test the model in `hpa.py` against.
 
-The API server and the controller are real. The metrics are curves that this program serves as
-`external.metrics.k8s.io`; the targets are custom resources with a scale subresource, whose status follows their spec.
-Each reading of a metric is a synchronization of the controller.
+The API server and the controller are real. This program serves curves as metrics (`external.metrics.k8s.io`). The scale
+targets are custom resources with a scale subresource, whose status follows their spec. Each read of a metric is one
+sync of the controller.
 
     python benchmarks/autoscaling/record_hpa.py
 """
@@ -31,9 +31,9 @@ sys.path.insert(0, str(REPOSITORY / "e2e" / "cluster"))
 from apiserver import ApiServer  # noqa: E402
 
 TRACE: Final = REPOSITORY / "tests" / "operator" / "scaling" / "hpa_trace.json"
-#: Not a divisor of the policies' periods, so that no decision depends on milliseconds.
+#: The controller's sync period. The policies' periods are no multiples of it: decisions do not depend on milliseconds.
 SYNC_SECONDS: Final = 3.5
-#: The controller's window for scaling down where a behavior has none; its default is 300, and would make a long trace.
+#: The controller's downscale stabilization; the default of 300 s would make the trace long.
 WINDOW_SECONDS: Final = 100
 SECONDS: Final = 220.0
 TARGET: Final = 10
@@ -44,22 +44,22 @@ FEATURES: Final = "HPAScaleToZero=true,HPAConfigurableTolerance=true"
 
 
 def steps(*values: tuple[float, int]) -> Callable[[float], int]:
-    """A curve of steps: from which second on which value holds."""
+    """Return a curve of steps, given as (first second, value)."""
     return lambda now: next(value for start, value in reversed(values) if now >= start)
 
 
 def noise(low: int, high: int, seed: int) -> Callable[[float], int]:
-    """A value that changes every 5 s without a pattern."""
+    """Return a value that changes randomly every 5 s."""
     return lambda now: random.Random(f"{seed} {int(now // 5)}").randint(low, high)
 
 
 @dataclass
 class Case:
-    """An HPA, its metric, and what was seen.
+    """An HPA, its metric and the recorded syncs.
 
     Attributes:
-        behavior: as in a manifest; None leaves it out.
-        syncs: seconds since the first, the metric's sum, and the replicas in the target's spec and status.
+        behavior: as in a manifest; None omits it.
+        syncs: seconds since the first sync, sum of the metric, and replicas in the target's spec and status.
     """
 
     lowest: int
@@ -130,18 +130,18 @@ CASES: Final = {
 
 
 class Recorder:
-    """The metrics' server, and the targets' controller."""
+    """The metrics server, and the controller of the targets."""
 
     def __init__(self, objects: Any) -> None:
         self.objects = objects
         self.lock = threading.Lock()
 
     def get(self, name: str) -> Any:
-        """A target as it is."""
+        """Read a target."""
         return self.objects.get_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, name)
 
     def sync(self, name: str) -> int:
-        """The metric's value for a synchronization, which is recorded."""
+        """Record a sync; return the metric's value for it."""
         case = CASES[name]
         with self.lock:
             now = time.monotonic()
@@ -153,7 +153,7 @@ class Recorder:
         return value
 
     def follow(self) -> None:
-        """Bring each target's status to its spec."""
+        """Set each target's status to its spec."""
         with self.lock:
             listed = self.objects.list_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL)
             for seen in listed["items"]:
@@ -165,7 +165,7 @@ class Recorder:
                     )
 
     def serve(self, certificate: Path, key: Path) -> int:
-        """Serve the metrics on a port of loopback."""
+        """Serve the metrics on a port of the loopback interface; return the port."""
         recorder = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -190,7 +190,7 @@ class Recorder:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: each synchronization would be a line."""
+                """Log nothing: each sync would be a line."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -236,7 +236,7 @@ def create_definition() -> None:
 
 
 def register(port: int) -> None:
-    """Make the metrics' server an API of the API server; there is no network but loopback, thus ExternalName."""
+    """Register the metrics server with the API server, by ExternalName: only the loopback interface exists."""
     core: Any = kubernetes.client.CoreV1Api()
     core.create_namespaced_service(
         NAMESPACE,
@@ -262,7 +262,7 @@ def register(port: int) -> None:
 
 
 def create_autoscaler(objects: Any, name: str, case: Case) -> dict[str, Any] | None:
-    """Create an HPA. Returns its behavior with the API server's defaults."""
+    """Create an HPA; return its behavior with the API server's defaults."""
     spec: dict[str, Any] = {
         "scaleTargetRef": {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Target", "name": name},
         "minReplicas": case.lowest,
@@ -287,12 +287,12 @@ def create_autoscaler(objects: Any, name: str, case: Case) -> dict[str, Any] | N
 
 
 def quantity(text: str) -> float:
-    """A tolerance as the API server writes it: `50m` is 0.05."""
+    """Parse a tolerance as the API server writes it: `50m` is 0.05."""
     return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
 
 
 def record(seconds: float) -> dict[str, Any]:
-    """Record all cases at once."""
+    """Record all cases concurrently."""
     options = {
         "kube-apiserver": [f"--feature-gates={FEATURES}"],
         "kube-controller-manager": [
@@ -349,7 +349,7 @@ def record(seconds: float) -> dict[str, Any]:
 
 
 def compact(trace: dict[str, Any]) -> str:
-    """JSON with one line for each synchronization."""
+    """Return JSON with one line per sync."""
     marks = {}
     for number, case in enumerate(trace["cases"].values()):
         marks[f'"@{number}"'] = ",\n    ".join(json.dumps(sync) for sync in case["syncs"])
@@ -362,8 +362,10 @@ def compact(trace: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Record a trace of Kubernetes' HPA controller.")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each metric's curve (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=TRACE, help="the trace's file (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="duration of each metric's curve (default: %(default)s)"
+    )
+    parser.add_argument("--output", type=Path, default=TRACE, help="file of the trace (default: %(default)s)")
     options = parser.parse_args()
     options.output.write_text(compact(record(options.seconds)))
 

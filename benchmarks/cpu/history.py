@@ -1,8 +1,8 @@
-"""The history: one JSON line a row of every run, so that a regression shows.
+"""The history: one JSON line per row of every run, to detect regressions.
 
-A run compares with the last earlier row of the same processor, model, workload and engine. What is compared is the
-share of the roofline: a machine that is shared is not as fast every day, and its ceilings are measured in the same
-minute. Rows of which most rounds ran on a busy machine are kept, and never compared with.
+A run is compared with the last earlier row of the same processor, model, workload and engine, by the share of the
+roofline: the speed of shared machines varies from day to day, and the ceilings are measured in the same minute. Rows
+with mostly busy rounds are kept, but never used as the reference.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cpu.results import Results, Row
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines, the oldest first."""
+    """Return all lines, oldest first."""
     return [json.loads(line) for line in path.read_text().strip("\n").split("\n") if line] if path.is_file() else []
 
 
 def change(row: Row, processor: str, lines: list[dict[str, Any]]) -> float | None:
-    """By how much the share of the roofline changed since the last quiet line of the same kind: 0.1 is a tenth more."""
+    """Return the relative change of the roofline share since the last quiet row of this kind; 0.1: 10 % more."""
     kind = (processor, row.model, row.workload, row.engine)
     for line in reversed(lines):
         is_quiet = 2 * line["noisy"] <= line["rounds"]
@@ -30,7 +30,7 @@ def change(row: Row, processor: str, lines: list[dict[str, Any]]) -> float | Non
 
 
 def append(path: Path, results: Results) -> None:
-    """Adds a run's rows."""
+    """Append a run's rows."""
     with path.open("a") as history:
         for row in results.rows:
             line = {

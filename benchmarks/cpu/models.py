@@ -1,6 +1,8 @@
-"""The models: folders in Hugging Face's format with bfloat16 weights, so that every engine starts from the same, and
-GGUF files and quantized folders made of them. Other engines' environments import this file: it needs no more than
-Python to be imported."""
+"""The models: Hugging Face folders with bfloat16 weights, from which all engines start, and GGUF files
+and quantized folders made from them.
+
+Other engines' environments import this file, so importing it requires only Python.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ SHAPES: Final = {
     "gemma": "Gemma 3 270M, the demo model's weights",
 }
 
-#: llama.cpp's name for a way to store weights, or compressed-tensors' → what it is, and OpenVINO's that is nearest.
+#: Weight formats by llama.cpp's or compressed-tensors' name: description, with OpenVINO's nearest format.
 WEIGHTS: Final = {
     "bf16": "bfloat16",
     "q8_0": "8 bits (GGUF's Q8_0; OpenVINO's int8)",
@@ -29,7 +31,7 @@ WEIGHTS: Final = {
     "w8a8": "8 bits by rows (compressed-tensors' W8A8; OpenVINO's int8)",
 }
 
-#: Name → what it is: ``A``, ``A-q8_0``.
+#: Models by name (``A``, ``A-q8_0``): description.
 MODELS: Final = {
     shape if weights == "bf16" else f"{shape}-{weights}": f"{description}, {stored}"
     for weights, stored in WEIGHTS.items()
@@ -39,13 +41,15 @@ MODELS: Final = {
 
 @dataclass(frozen=True)
 class Model:
-    """Attributes:
-    folder: weights, configuration and tokenizer, in bfloat16.
-    body: parameters that every token goes through.
-    head: parameters that only those tokens go through from which another is drawn: the matrix that gives the logits.
-    weight_bytes: what a step reads of them at least.
-    context: tokens that it was made for.
-    file: the GGUF file of quantized weights, or their folder.
+    """A prepared model.
+
+    Attributes:
+        folder: weights, configuration and tokenizer, in bfloat16.
+        body: number of parameters used for every token.
+        head: number of parameters used only for tokens that are sampled from: the matrix of the logits.
+        weight_bytes: bytes of weights that a step reads at least.
+        context: longest sequence of the model, in tokens.
+        file: GGUF file or folder of quantized weights.
     """
 
     name: str
@@ -58,21 +62,21 @@ class Model:
 
     @property
     def weights(self) -> str:
-        """One of `WEIGHTS`."""
+        """Return the weight format, one of `WEIGHTS`."""
         return self.name.partition("-")[2] or "bf16"
 
     def folder_alone(self, engine: str) -> Path:
-        """The folder, for an `engine` that loads nothing else. Raises `CannotRunError` of quantized weights."""
+        """Return the folder for an `engine` that loads only bfloat16. Raises `CannotRunError` for other weights."""
         if self.file is None:
             return self.folder
         raise CannotRunError(f"{engine} was not tried with quantized weights on CPUs")
 
 
 def prepare(name: str, cache: Path) -> Model:
-    """Makes a model's files in `cache` when they are first used. Other processes do it, and leave no memory behind.
+    """Prepare a model's files in `cache` on first use. Child processes do it, so that their memory is released.
 
     Raises:
-        CannotRunError: they cannot be made.
+        CannotRunError: the files cannot be prepared.
     """
     shape, _, weights = name.partition("-")
 
@@ -100,19 +104,21 @@ def prepare(name: str, cache: Path) -> Model:
 
 
 def count_of(tensor: dict[str, Any]) -> int:
-    """How many numbers a tensor of a safetensors file has."""
+    """Return the number of elements of a tensor in a safetensors file."""
     return math.prod(tensor["shape"])
 
 
 def bytes_of(tensor: dict[str, Any]) -> int:
-    """Bytes of a tensor of a safetensors file."""
+    """Return the bytes of a tensor in a safetensors file."""
     begin, end = tensor["data_offsets"]
     return int(end - begin)
 
 
 def parameters(folder: Path, size_of: Callable[[dict[str, Any]], int] = count_of) -> tuple[int, int]:
-    """Of a folder's weights those of the body and those of the head; an embedding that is no head is neither, as only
-    single rows of it are read."""
+    """Return the size of a folder's body and of its head.
+
+    An embedding that is not the head counts as neither, because only single rows of it are read.
+    """
     sizes: dict[str, int] = {}
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as read:
@@ -125,7 +131,7 @@ def parameters(folder: Path, size_of: Callable[[dict[str, Any]], int] = count_of
 
 
 def bytes_read(file: Path) -> int:
-    """Of a GGUF file's weights, in bytes, less an embedding that is no head."""
+    """Return the bytes of a GGUF file's weights, without an embedding that is not the head."""
     from gguf import GGUFReader
 
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(file).tensors}
@@ -134,7 +140,7 @@ def bytes_read(file: Path) -> int:
 
 
 def write(name: str, folder: Path) -> None:
-    """Writes a model into `folder`."""
+    """Write a model into `folder`."""
     if name == "gemma":
         _dequantize_demo(folder)
     else:
@@ -144,7 +150,7 @@ def write(name: str, folder: Path) -> None:
 
 
 def _dequantize_demo(folder: Path) -> None:
-    """Writes the weights of the demo model, which is a quantized GGUF file, in bfloat16."""
+    """Write the weights of the demo model, a quantized GGUF file, in bfloat16."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -1,8 +1,8 @@
-"""The plot of a run: our speed by the best peer's, and every engine's share of the roofline.
+"""The plot of a run: ratio of Stoker's speed to the best peer's, and every engine's share of the roofline.
 
     python -m cpu.plot RESULTS.json PLOT.svg
 
-It runs in an environment of its own, which `draw` installs: the project needs matplotlib for nothing else.
+It runs in its own environment, which `draw` installs, because only the plot needs matplotlib.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MATPLOTLIB = "matplotlib==3.10.*"
 
 
 def draw(results: Path, cache: Path) -> Path:
-    """Draws the plot of a JSON file beside it. Raises `CannotRunError` where matplotlib cannot be installed."""
+    """Draw the plot of a JSON file next to it. Raises `CannotRunError` if matplotlib cannot be installed."""
 
     def install(folder: Path, step: Step) -> None:
         step("an environment", [sys.executable, "-m", "venv", str(folder)])
@@ -31,11 +31,11 @@ def draw(results: Path, cache: Path) -> Path:
 
 
 def write(results: Results, target: Path) -> None:
-    """Writes the SVG: a row of two panels a model; without peers there is no ratio, and one panel."""
+    """Write the SVG: per model a row of two panels, or only the shares if there are no peers."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "stoker", "svg.fonttype": "none"})  # small, and always the same file
+    matplotlib.rcParams.update({"svg.hashsalt": "stoker", "svg.fonttype": "none"})  # small and reproducible
     from matplotlib import pyplot
 
     models = list(dict.fromkeys(row.model for row in results.rows))

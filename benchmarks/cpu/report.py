@@ -10,11 +10,11 @@ from cpu.results import OURS, Results, Row
 
 
 def report(results: Results, history: list[dict[str, Any]], plot: str | None) -> str:
-    """Markdown.
+    """Return the report in Markdown.
 
     Args:
         history: earlier runs.
-        plot: the name of the plot's file beside the report, if there is one.
+        plot: file name of the plot next to the report, if it exists.
     """
     versions = {row.engine: row.version for row in results.rows if row.engine != OURS}
     counts = sorted({len(row.speeds) for row in results.rows})
@@ -24,15 +24,17 @@ def report(results: Results, history: list[dict[str, Any]], plot: str | None) ->
     last = (
         "*Run* is the date and commit of the newest run that measured the workload."
         if is_merged
-        else "*change* by how much it differs from the history's last run on such a processor."
+        else "*change* its difference from the last run on this processor in the history."
     )
-    beside = f" Beside {', '.join(f'{name} {version}' for name, version in versions.items())}." if versions else ""
+    beside = (
+        f" Compared with {', '.join(f'{name} {version}' for name, version in versions.items())}." if versions else ""
+    )
     parts = [
         f"# CPU, {results.date}",
         f"{results.processor}, {results.cpus} CPUs, commit {results.commit}{earlier}; memory read "
         f"{results.read_bytes / 1e9:.1f} GB/s, bfloat16 GEMM {results.gemm_flops / 1e9:.0f} GFLOP/s at best.{beside}",
-        f"Tokens a second: the median of {rounds} rounds, in which all engines had the same tokens and took turns, and "
-        "the least and the most. *Share* is ours of the roofline by the ceilings of the same minute, " + last,
+        f"Tokens per second: median of {rounds} rounds (minimum–maximum). Engines got the same tokens and alternated. "
+        "*Share* is Stoker's share of the roofline, by ceilings measured in the same minute, " + last,
     ]
     if plot:
         parts.append(f"![ratios and shares]({plot})")
@@ -40,7 +42,7 @@ def report(results: Results, history: list[dict[str, Any]], plot: str | None) ->
         parts += [f"## Model {model}: {MODELS[model]}", _table(results, model, history)]
     noisy = [f"{r.model} {r.workload} {r.engine} ({r.noisy} of {len(r.speeds)})" for r in results.rows if r.noisy]
     if noisy:
-        parts.append(f"Rounds on a machine that did not become quiet: {', '.join(noisy)}.")
+        parts.append(f"Rounds on a busy machine: {', '.join(noisy)}.")
     parts += [f"Left out: {engine}: {cause}" for engine, cause in results.left_out.items()]
     return "\n\n".join(parts) + "\n"
 
@@ -67,7 +69,7 @@ def _table(results: Results, model: str, history: list[dict[str, Any]]) -> str:
     headers = [
         "workload",
         *engines,
-        *(["ours ÷ best peer"] if peers else []),
+        *(["Stoker ÷ best peer"] if peers else []),
         "share",
         "run" if is_merged else "change",
     ]

@@ -1,4 +1,4 @@
-"""What was measured, as it is written to the JSON file."""
+"""Results of a run, as written to the JSON file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OURS = "stoker"
 
 @dataclass
 class Row:
-    """One engine's rounds of a workload.
+    """Results of one engine for a workload.
 
     Attributes:
-        speeds: tokens a second, a number a round; of the output, or of the prompt where only that is read.
-        shares: of the roofline, a number a round, by the ceilings of the same minute.
-        ceiling: which of the two held: ``GEMM`` or ``memory``.
-        noisy: rounds before which the machine did not become quiet.
-        run: the date and commit of the run, in a report that several runs are merged into; else empty.
+        speeds: tokens/s, one value per round; of output tokens, or of prompt tokens for prefill workloads.
+        shares: shares of the roofline, one value per round, by ceilings measured in the same minute.
+        ceiling: the limiting ceiling: ``GEMM`` or ``memory``.
+        noisy: number of rounds on a busy machine.
+        run: date and commit of the run in a merged report; else empty.
     """
 
     model: str
@@ -35,12 +35,12 @@ class Row:
 
     @property
     def speed(self) -> float:
-        """The median, in tokens a second."""
+        """Return the median of the speeds, in tokens/s."""
         return statistics.median(self.speeds)
 
     @property
     def share(self) -> float:
-        """The median."""
+        """Return the median of the shares."""
         return statistics.median(self.shares)
 
 
@@ -49,10 +49,10 @@ class Results:
     """A run.
 
     Attributes:
-        commit: the repository's, with ``+`` where it had changes.
-        read_bytes: bytes a second that memory was read at, at the best of the run.
-        gemm_flops: operations a second of torch's bfloat16 product, at the best of the run.
-        left_out: engines that could not be measured, or not in full → the cause.
+        commit: the repository's commit, with ``+`` if files were modified.
+        read_bytes: highest measured memory bandwidth, in bytes/s of reads.
+        gemm_flops: highest measured FLOP/s of torch's bfloat16 GEMM.
+        left_out: causes by what was not measured, or not in full.
     """
 
     date: str
@@ -65,25 +65,25 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def row(self, model: str, workload: str, engine: str) -> Row | None:
-        """The one of these, if it was measured."""
+        """Return the row of a model, workload and engine, or None if it was not measured."""
         return next((r for r in self.rows if (r.model, r.workload, r.engine) == (model, workload, engine)), None)
 
     def best_peer(self, model: str, workload: str) -> Row | None:
-        """The fastest of the others."""
+        """Return the row of the fastest other engine, or None."""
         peers = [r for r in self.rows if (r.model, r.workload) == (model, workload) and r.engine != OURS]
         return max(peers, key=lambda row: row.speed, default=None)
 
     def ratio(self, model: str, workload: str) -> float | None:
-        """Our median by the best peer's."""
+        """Return Stoker's median speed as a multiple of the best peer's, or None."""
         stoker_row, best = self.row(model, workload, OURS), self.best_peer(model, workload)
         return stoker_row.speed / best.speed if stoker_row and best else None
 
     def write(self, path: Path) -> None:
-        """Writes JSON."""
+        """Write JSON."""
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """What `write` wrote."""
+        """Read what `write` wrote."""
         found: dict[str, Any] = json.loads(path.read_text())
         return cls(**{**found, "rows": [Row(**row) for row in found["rows"]]})

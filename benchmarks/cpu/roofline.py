@@ -1,13 +1,13 @@
-"""The least time in which a workload can be done on a machine, and so a speed's share of it.
+"""The roofline: the least time of a workload on a machine.
 
-Two ceilings, of which the one that takes longer holds:
+The larger of two ceilings applies:
 
-    GEMM    every token goes through the body's weights, and those that another token is drawn from through the head's:
-            two operations a weight; a prefix that all requests share counts once
+    GEMM    every token needs the weights of the body, sampled tokens also those of the head, two operations per weight;
+            a prefix shared by all requests counts once
     memory  every step reads all weights, and there are at least as many steps as the longest output has tokens
 
-Attention and the KV cache are left out, which makes the least time less, never more: by little where contexts are
-short, by much in a prompt of 16,000 tokens.
+Attention and the KV cache are ignored, which only makes the least time smaller: by little for short contexts, by much
+for a prompt of 16,000 tokens.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from cpu.models import Model
 
 @dataclass(frozen=True)
 class Least:
-    """Attributes:
-    operations: floating-point operations.
-    bytes_read: of weights.
+    """Least work of a workload.
+
+    Attributes:
+        operations: floating-point operations.
+        bytes_read: bytes of weights.
     """
 
     operations: int
     bytes_read: int
 
     def seconds(self, machine: Machine) -> float:
-        """The least time on a machine."""
+        """Return the least time on a machine, in seconds."""
         return max(self._computing(machine), self._reading(machine))
 
     def ceiling(self, machine: Machine) -> str:
-        """Which of the two holds: ``GEMM`` or ``memory``."""
+        """Return the ceiling that applies: ``GEMM`` or ``memory``."""
         return "GEMM" if self._computing(machine) > self._reading(machine) else "memory"
 
     def _computing(self, machine: Machine) -> float:
@@ -46,7 +48,7 @@ class Least:
 
 
 def least(workload: Workload, model: Model) -> Least:
-    """What has to be computed and read at least."""
+    """Return the least operations and reads of a workload."""
     prompts = [prompt for prompt, _ in workload.requests]
     outs = [out for _, out in workload.requests]
     shared = _shared_prefix(prompts) if len(prompts) > 1 else 0
@@ -56,7 +58,7 @@ def least(workload: Workload, model: Model) -> Least:
 
 
 def _shared_prefix(prompts: list[list[int]]) -> int:
-    """How many tokens all prompts begin with."""
+    """Return the length of the prefix that all prompts share, in tokens."""
     return next(
         (position for position, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1),
         min(map(len, prompts)),

@@ -1,4 +1,4 @@
-"""The rounds: engines take turns, with the same tokens, on a quiet machine, between measurements of its ceilings."""
+"""The rounds: engines alternate with the same tokens on an idle machine, between measurements of its ceilings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpu.workloads import counted_tokens, warm_up, workload
 def measure(
     model: Model, engines: dict[str, Running], names: list[str], rounds: int, quiet: IdleWaiter, results: Results
 ) -> None:
-    """Adds to `results` what engines do with a model. One that fails takes no further part."""
+    """Add the results of a model's engines to `results`. An engine that fails is dropped."""
     running = dict(engines)
 
     def drop(engine: str, cause: CannotRunError) -> None:
@@ -33,7 +33,7 @@ def measure(
     for number in range(rounds):
         for name in names:
             workload_of_round = workload(name, seed=number)
-            order = [*running] if number % 2 == 0 else [*reversed(running)]  # what drifts hits all alike
+            order = [*running] if number % 2 == 0 else [*reversed(running)]  # drift affects all engines equally
             noisy, seconds = {}, {}
             quiet.wait()
             before = Machine.measure()

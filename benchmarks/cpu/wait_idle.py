@@ -1,4 +1,4 @@
-"""Waiting until nobody else uses the machine: what shares it would be measured too."""
+"""Waits for an idle machine: other load would be measured too."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-#: So much of the processors' time may go to others, or be taken by other virtual machines.
+#: Largest share of CPU time that other processes or virtual machines may use on an idle machine.
 QUIET: Final = 0.10
 
 
 def used_and_all() -> tuple[int, int]:
-    """Ticks of all processors since the start: those that were used, by whomever, and all."""
+    """Return the ticks of all CPUs since boot: used ones, including time stolen by other virtual machines, and all."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     ticks = [int(field) for field in fields]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and idle with the disk at work
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # 3: idle, 4: iowait
 
 
 class IdleWaiter:
-    """Waits, but not for ever: no longer than `each_s` seconds at a time, and 15 times that in total."""
+    """Waits for an idle machine, at most `each_s` seconds at a time, and 15 times that in total."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class IdleWaiter:
         self._each_s, self._left_s, self._ticks, self._sleep = each_s, 15 * each_s, ticks, sleep
 
     def wait(self) -> bool:
-        """Until a second passes in which the machine is quiet; False: it was not in all the time there was."""
+        """Wait for a second in which the machine is idle; return False if there was none in time."""
         for _ in range(max(1, min(self._each_s, self._left_s))):
             used, of_all = self._ticks()
             self._sleep(1)

@@ -1,8 +1,8 @@
-"""What is run, by name: W1 to W3 (`workloads`), decoding alone and reading prompts alone.
+"""The workloads by name: W1 to W3 (`workloads`), decode only and prefill only.
 
-decode-N   N requests at once, 8 tokens in, 64 out: short contexts, so that hardly more than the weights is read
-prefill-N  1 request, N tokens in, 1 out; its speed is of the tokens in, all others' of the tokens out
-long       such requests of thousands of tokens; engines are started again for them, with one sequence's room
+decode-N   N concurrent requests, 8 tokens in, 64 out: contexts are short, so that mostly weights are read
+prefill-N  1 request, N tokens in, 1 out; its speed counts prompt tokens, that of all others output tokens
+long       prefills of thousands of tokens; engines are restarted for them, with room for one sequence
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from workloads import Workload, workloads
 
-#: A name that can be asked for → the workloads it stands for.
+#: Names for the command line, and the workloads they stand for.
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "W1": ("W1",),
     "W2": ("W2",),
@@ -26,37 +26,37 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Room:
-    """What engines are started for.
+    """Lengths and concurrency that engines are started for.
 
     Attributes:
         longest: tokens of the longest sequence, prompt and output.
-        at_once: sequences.
+        at_once: number of concurrent sequences.
     """
 
     longest: int
     at_once: int
 
     def holds(self, workload: Workload) -> bool:
-        """Whether all sequences of a workload are short enough."""
+        """Return whether all sequences of a workload fit."""
         return all(len(prompt) + out <= self.longest for prompt, out in workload.requests)
 
 
 ROOM: Final = Room(1152, 32)
-#: The same for GROUPS["long"].
+#: The room of GROUPS["long"].
 LONG_ROOM: Final = Room(16_064, 1)
 
 
 def by_room(names: list[str]) -> list[tuple[Room, list[str]]]:
-    """Workloads that engines can be started for together."""
+    """Group workloads by the room that engines are started for."""
     long = [name for name in names if name in GROUPS["long"]]
     return [(room, some) for room, some in ((ROOM, [n for n in names if n not in long]), (LONG_ROOM, long)) if some]
 
 
 def expand(names: list[str]) -> list[str]:
-    """Workloads for what was asked: groups, or single workloads such as ``decode-8``.
+    """Return the workloads of groups, or of single names such as ``decode-8``.
 
     Raises:
-        ValueError: there is none of that name; says which there are.
+        ValueError: a name is unknown; the message lists the known ones.
     """
     singles = [name for group in GROUPS.values() for name in group]
     found: list[str] = []
@@ -69,7 +69,7 @@ def expand(names: list[str]) -> list[str]:
 
 
 def workload(name: str, seed: int) -> Workload:
-    """One of `expand`'s, of fresh tokens for each seed, so that no cache carries over."""
+    """Return one of `expand`'s workloads, with different tokens for each seed, so that no cache entry is reused."""
     kind, _, number = name.partition("-")
     tokens = random.Random(f"{name} {seed}")
     if kind == "decode":
@@ -80,13 +80,13 @@ def workload(name: str, seed: int) -> Workload:
 
 
 def warm_up(seed: int) -> Workload:
-    """Four short requests, which make an engine allocate and compile what it does when first used."""
+    """Return four short requests, which trigger an engine's lazy allocations and compilations."""
     tokens = random.Random(f"warm-up {seed}")
     return Workload("warm-up", [(_prompt(tokens, 64), 8) for _ in range(4)])
 
 
 def counted_tokens(of: Workload) -> int:
-    """The tokens that its speed is in."""
+    """Return the number of tokens that the speed counts."""
     if of.name.startswith("prefill"):
         return sum(len(prompt) for prompt, _ in of.requests)
     return of.num_output_tokens

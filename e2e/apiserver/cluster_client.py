@@ -1,4 +1,4 @@
-"""The API server as tests see it, and waiting for what its controllers do."""
+"""Access to the API server for tests, and waiting for the effects of its controllers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 def wait_for(look: Callable[[], Any], description: str, timeout: float = waiting.HANGING_S) -> Any:
-    """What `look` returns as soon as that is something; errors of objects that are not there yet do not count."""
+    """Wait until `look` returns something true, and return that; 404 errors count as nothing."""
 
     def found() -> Any:
         try:
@@ -31,7 +31,7 @@ def wait_for(look: Callable[[], Any], description: str, timeout: float = waiting
 
 
 class Cluster:
-    """The API server, as a user with all rights sees it."""
+    """The API server, with all rights."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -43,7 +43,7 @@ class Cluster:
         self.extensions = client.ApiextensionsV1Api(self.api)
 
     def get(self, path: str) -> Object:
-        """An object as the API server writes it; managedFields and all."""
+        """Return an object as the API server stores it, including managedFields."""
         request = self.api.param_serialize("GET", path, header_params={"Accept": "application/json"})
         response = self.api.call_api(*request)
         text = response.read()
@@ -53,15 +53,15 @@ class Cluster:
         return found
 
     def endpoint(self, namespace: str, name: str) -> Object:
-        """An InferenceEndpoint."""
+        """Return an InferenceEndpoint."""
         return self.get(f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}")
 
     def deployment(self, namespace: str, name: str) -> Object:
-        """A Deployment."""
+        """Return a Deployment."""
         return self.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
 
     def condition(self, namespace: str, name: str, kind: str = "Ready") -> Object:
-        """A condition of an endpoint; empty where it is not reported, or about an older spec."""
+        """Return a condition of an endpoint; empty if it is missing or describes an older spec."""
         endpoint = self.endpoint(namespace, name)
         for each in endpoint.get("status", {}).get("conditions", ()):
             if each["type"] == kind and each["observedGeneration"] == endpoint["metadata"]["generation"]:
@@ -70,41 +70,40 @@ class Cluster:
         return {}
 
     def create(self, namespace: str, document: Object, **options: Any) -> Object:
-        """Creates an InferenceEndpoint."""
+        """Create an InferenceEndpoint."""
         created: Object = self.custom.create_namespaced_custom_object(
             GROUP, VERSION, namespace, PLURAL, document, **options
         )
         return created
 
     def patch(self, namespace: str, name: str, spec: Object) -> None:
-        """Changes the spec of an endpoint; None removes a field."""
+        """Change the spec of an endpoint; None removes a field."""
         self.custom.patch_namespaced_custom_object(
             GROUP, VERSION, namespace, PLURAL, name, {"spec": spec}, _content_type="application/merge-patch+json"
         )
 
     def delete(self, namespace: str, name: str) -> None:
-        """Deletes an endpoint."""
+        """Delete an endpoint."""
         self.custom.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
 
     def pods(self, namespace: str, name: str) -> list[Any]:
-        """The pods of an endpoint that are there to stay."""
+        """Return the pods of an endpoint that are not being deleted."""
         selector = f"app.kubernetes.io/instance={name}"
         items = self.core.list_namespaced_pod(namespace, label_selector=selector).items
         return [pod for pod in items if pod.metadata.deletion_timestamp is None]
 
     def set_pod_status(self, namespace: str, pod: str, **status: Any) -> None:
-        """Reports of a pod what a kubelet would."""
+        """Set a pod's status, as a kubelet would."""
         self.core.patch_namespaced_pod_status(pod, namespace, {"status": status})
 
     def mark_ready(self, namespace: str, pod: str) -> None:
-        """Reports that a pod serves."""
+        """Mark a pod as ready."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
         self.set_pod_status(namespace, pod, phase="Running", conditions=[ready])
 
     def writes(self, namespace: str) -> dict[str, int]:
-        """How often the operator has sent a change of each kind of object in a namespace so far, whether that changed
-        anything or not."""
+        """Return the number of writes per resource in a namespace so far, including writes without effect."""
         counts: dict[str, int] = {}
         for event in self.server.requests():
             about = event.get("objectRef", {})

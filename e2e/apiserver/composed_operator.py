@@ -1,4 +1,4 @@
-"""``stoker operator`` with endpoints of two workloads, each of two StatefulSets; a program that tests start."""
+"""``stoker operator`` for endpoints of two workloads, each with two StatefulSets; tests start this program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator against a real API server and its controllers, without nodes: pods exist and never run."""
+"""The operator with a real API server and its controllers, without nodes: pods are created and never run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def helm() -> str:
-    """Where helm is; it is built if need be."""
+    """Path of helm, which is built if necessary."""
     built = subprocess.run([ROOT / "e2e/cluster/build", "helm"], stdout=subprocess.PIPE, text=True, check=True)
     return built.stdout.strip()
 
 
 @pytest.fixture(scope="session")
 def kube(apiserver: ApiServer, helm: str) -> Cluster:
-    """The API server with the chart installed; its operator's pod never runs, for want of a node."""
+    """The API server with the chart installed; the chart's operator pod never runs, because there is no node."""
     command = [helm, "install", "stoker", ROOT / "charts/stoker", f"--namespace={SYSTEM}", "--create-namespace"]
     subprocess.run(command, env={**os.environ, "KUBECONFIG": str(apiserver.kubeconfig)}, check=True)
     cluster = Cluster(apiserver)
-    # The webhook's Service leads to no pod here. A test that wants it called says so, and where it listens.
+    # The webhook's Service has no endpoints here. Tests that want calls label their namespace and set the address.
     selector = {"op": "add", "path": "/webhooks/0/namespaceSelector", "value": {"matchLabels": {"webhook": "called"}}}
     client.AdmissionregistrationV1Api(cluster.api).patch_validating_webhook_configuration("stoker", [selector])
 
@@ -50,11 +50,11 @@ def kube(apiserver: ApiServer, helm: str) -> Cluster:
 
 @pytest.fixture(scope="session")
 def foreign() -> Callable[..., list[Object]]:
-    """What others publish with their Go modules, as documents: ``foreign(MODULE, VERSION, "crds/a.yaml", ...)``."""
+    """Read documents from other projects' Go modules: ``foreign(MODULE, VERSION, "crds/a.yaml", ...)``."""
 
     def documents(module: str, version: str, *files: str) -> list[Object]:
         command = ["go", "mod", "download", "-json", f"{module}@{version}"]
-        # Outside of any module of ours; what was downloaded once lies in Go's own cache.
+        # Outside of this repository's module; downloads stay in Go's own cache.
         done = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, text=True, check=True)
         folder = Path(json.loads(done.stdout)["Dir"])
         return [each for file in files for each in yaml.safe_load_all((folder / file).read_text()) if each]
@@ -64,7 +64,7 @@ def foreign() -> Callable[..., list[Object]]:
 
 @pytest.fixture
 def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
-    """Defines kinds of others until the end of the test."""
+    """Define other projects' kinds until the end of the test."""
     defined: set[str] = set()
 
     def make(definitions: list[Object]) -> None:
@@ -92,20 +92,20 @@ def define(kube: Cluster) -> Iterator[Callable[[list[Object]], None]]:
 def define_pod_monitors(
     foreign: Callable[..., list[Object]], define: Callable[[list[Object]], None]
 ) -> Callable[[], None]:
-    """Adds PodMonitors to the API server, as the Prometheus operator defines them."""
+    """Define PodMonitors as the Prometheus operator does."""
     file = "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"
     return lambda: define(foreign("github.com/prometheus-operator/prometheus-operator", "v0.85.0", file))
 
 
 @pytest.fixture
 def pod_monitors(define_pod_monitors: Callable[[], None]) -> None:
-    """The API server has PodMonitors."""
+    """Make the API server serve PodMonitors."""
     define_pod_monitors()
 
 
 @pytest.fixture(scope="session")
 def operators_kubeconfig(kube: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kubeconfig of the chart's service account, which may do what the chart's role says and no more."""
+    """The kubeconfig of the chart's service account, with exactly the rights of the chart's role."""
     token = kube.core.create_namespaced_service_account_token("stoker", SYSTEM, {"spec": {"expirationSeconds": 7200}})
     document = yaml.safe_load(kube.kubeconfig.read_text())
     document["users"] = [{"name": each["name"], "user": {"token": token.status.token}} for each in document["users"]]
@@ -116,7 +116,7 @@ def operators_kubeconfig(kube: Cluster, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def ns(kube: Cluster) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """A namespace of the test."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     kube.core.create_namespace({"metadata": {"name": name}})
     yield name
@@ -125,7 +125,7 @@ def ns(kube: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sleeping_operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator, which runs when a test wants it to. What it logged must report no bug and nothing forbidden."""
+    """The operator, not started. Its log must not contain bugs or missing rights."""
     operator = Operator(operators_kubeconfig, tmp_path_factory.mktemp("operator") / "log")
     yield operator
     operator.stop()
@@ -135,14 +135,14 @@ def sleeping_operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def operator(sleeping_operator: Operator) -> Operator:
-    """The operator, running with the chart's rights. A test that stops it need not start it again."""
+    """The operator, running with the chart's rights. A test that stops it need not restart it."""
     sleeping_operator.start()
     return sleeping_operator
 
 
 @pytest.fixture
 def document() -> Callable[..., Object]:
-    """A manifest with the given parts of its spec: ``document(replicas=2)``."""
+    """Return a manifest with the given parts of its spec: ``document(replicas=2)``."""
 
     def make(name: str = "demo", **spec: Any) -> Object:
         minimal = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
@@ -164,7 +164,7 @@ def eventually() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def leaving() -> Iterator[list[Replica]]:
-    """Replicas that got SIGTERM. They answer reviews some seconds more, for which no test waits."""
+    """Replicas that got SIGTERM. They serve reviews for some more seconds, for which tests do not wait."""
     replicas: list[Replica] = []
     yield replicas
     for replica in replicas:
@@ -176,7 +176,7 @@ def leaving() -> Iterator[list[Replica]]:
 def start(
     sleeping_operator: Operator, leaving: list[Replica], tmp_path: Path, eventually: Any
 ) -> Iterator[Callable[[], Replica]]:
-    """Starts a replica and waits until it is ready. What they log must report no bug and nothing forbidden."""
+    """Start a replica and wait until it is ready. Its log must not contain bugs or missing rights."""
     sleeping_operator.stop()
     replicas: list[Replica] = []
 
@@ -204,12 +204,12 @@ def start(
 
 @pytest.fixture
 def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
-    """The chart's ValidatingWebhookConfiguration; left as it was."""
+    """The chart's ValidatingWebhookConfiguration, restored at the end."""
     admission = client.AdmissionregistrationV1Api(kube.api)
 
     class Configuration:
         def call(self, replica: Any) -> None:
-            """Lets the API server send reviews to this replica, with a long timeout, so that a slow answer counts."""
+            """Make the API server send reviews to this replica, with a long timeout, so that slow responses count."""
             bundle = eventually(self.bundle, "the operator says whom to trust")
             url = {"url": f"https://127.0.0.1:{replica.webhook}/validate", "caBundle": bundle}
             change = [
@@ -219,7 +219,7 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
             admission.patch_validating_webhook_configuration("stoker", change)
 
         def forget(self) -> None:
-            """Trusts nobody."""
+            """Remove the CA bundle."""
             if self.bundle():
                 change = [{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]
                 admission.patch_validating_webhook_configuration("stoker", change)

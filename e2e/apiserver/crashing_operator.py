@@ -1,7 +1,7 @@
-"""An operator that dies by its own hand right before or right after a write, without any notice.
+"""An operator that kills itself right before or right after a write, without cleanup.
 
-The operator is the product's, untouched: what is wrapped is its client's methods that write, in this process alone.
-Lives are forked from one server process that has imported everything already, so that one costs a fraction of a second.
+The operator is unchanged; only the writing methods of its client are wrapped. Processes are forked from a fork server
+that has imported everything, so that a start takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-#: What an operator imports until it works.
+#: Modules that the fork server preloads.
 _LOADED = ["stoker_operator.cli.operator", "stoker_operator.manager.handlers"]
 
 
 class Death(NamedTuple):
-    """When an operator dies.
+    """Moment at which an operator dies.
 
     Attributes:
-        moment: ``before`` a request is sent, or ``after`` it was answered.
-        write: the first write of that name, as in ``apply Deployment``; empty: the first of all.
+        moment: ``before`` the request is sent, or ``after`` it was answered.
+        write: the first write of this name, such as ``apply Deployment``; empty for the first write of all.
     """
 
     moment: str
@@ -35,14 +35,14 @@ class Death(NamedTuple):
 
 
 class Life:
-    """An operator that looks after one namespace, or all, from its start to its death.
+    """An operator process for one namespace, or all.
 
     Args:
-        kubeconfig: the cluster, and who it is there. The same one for all lives of a test run.
-        namespace: what it looks after; empty: all.
-        log: what it says is added to this file; what it wrote is in the same file with ``.writes``.
-        death: when it dies; None: when it is stopped.
-        options: more words of its command line.
+        kubeconfig: the cluster and credentials. The same for all lives of a test run.
+        namespace: namespace to watch; empty for all.
+        log: file to which its log is appended; its writes are in the same file name with ``.writes``.
+        death: when it dies; None if it runs until it is stopped.
+        options: additional command line arguments.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Life:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         self.log, self.death = log, death
-        log.touch()  # who is killed before it says anything has said nothing
+        log.touch()  # a process that is killed early writes none
         words = ["--health-address=127.0.0.1:0", *([f"--namespace={namespace}"] if namespace else []), *options]
         self.process: BaseProcess = context.Process(target=_live, args=(kubeconfig, words, log, death), daemon=True)
         self.process.start()
 
     @property
     def writes(self) -> list[str]:
-        """What it has written so far, each as in ``apply Deployment``."""
+        """Return its writes so far, such as ``apply Deployment``."""
         return _written(self.log).read_text().splitlines() if _written(self.log).exists() else []
 
     def died(self, timeout: float = 0) -> bool:
-        """Whether it is dead, as it was to be, within `timeout` seconds."""
+        """Return whether it killed itself, within `timeout` seconds."""
         self.process.join(timeout)
         if self.process.exitcode is None:
             return False
@@ -70,7 +70,7 @@ class Life:
         return True
 
     def kill(self) -> None:
-        """Ends it now, if it lives."""
+        """Kill it, if it runs."""
         self.process.kill()
         self.process.join()
 
@@ -85,7 +85,7 @@ def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) ->
         os.dup2(stderr, stream)
     from kubernetes import config
 
-    for module in (config, config.kube_config):  # which read KUBECONFIG when they were imported
+    for module in (config, config.kube_config):  # both read KUBECONFIG on import
         module.KUBE_CONFIG_DEFAULT_LOCATION = str(kubeconfig)
     from stoker_operator.cli.operator import main
     from stoker_operator.cluster.kube import Kube
@@ -96,7 +96,7 @@ def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) ->
 
 
 def _crashing(method: Callable[..., Any], verb: str, log: Path, death: Death | None) -> Callable[..., Any]:
-    """A method of the client that notes down what it does, and ends the process where that is due."""
+    """Wrap a method of the client: record its writes, and kill the process at `death`."""
 
     def write(kube: Any, about: Any, *args: Any, **options: Any) -> Any:
         if options.get("dry_run"):

@@ -1,7 +1,6 @@
-"""``stoker operator`` where a name has the addresses that a file lists, as from a cluster's DNS.
+"""``stoker operator`` with a DNS name that resolves to the addresses in a file, as in a cluster; tests start it.
 
-Tests start it.
-The environment names both: ``NAMED_HOST`` and ``NAMED_FILE``, with an address a line.
+Environment: ``NAMED_HOST`` is the name, ``NAMED_FILE`` the file, with one address per line.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _resolve = socket.getaddrinfo
 
 
 def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
-    """`socket.getaddrinfo`, with the name in addition."""
+    """`socket.getaddrinfo` that also knows the name."""
     if host != os.environ["NAMED_HOST"]:
         return _resolve(host, *arguments, **options)
     addresses = Path(os.environ["NAMED_FILE"]).read_text().split()

@@ -1,4 +1,4 @@
-"""The operator as a process: alone, and as one of several replicas."""
+"""The operator as a process: alone, or as one of several replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .cluster_client import SYSTEM, wait_for
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """Status and text of what is answered on a port of this machine; 0 where nothing answers."""
+    """Return status and text of a response on a local port; status 0 if nothing responds."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
@@ -31,26 +31,27 @@ def get(port: int, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
     except OSError as error:
         if not isinstance(getattr(error, "reason", error), ConnectionError):
-            raise  # it is there, and slow
+            raise  # it responds, but slowly
         return 0, ""
 
 
 class Operator:
-    """``stoker operator`` as a process of its own. As a context manager it runs until the end of the block, and what it
-    logged must then report no bug and nothing forbidden.
+    """``stoker operator`` as a process.
+
+    As a context manager it runs until the end of the block; its log must not contain bugs or missing rights.
 
     Args:
-        kubeconfig: the cluster, and who it is there.
-        log: what it says is added to this file.
-        options: more words of its command line.
-        program: what Python runs.
+        kubeconfig: the cluster and credentials.
+        log: file to which its log is appended.
+        options: additional command line arguments.
+        program: arguments for Python.
     """
 
     def __init__(
         self, kubeconfig: Path, log: Path, *options: str, program: Sequence[str] = ("-m", "stoker", "operator")
     ) -> None:
         self.kubeconfig, self.log, self.options, self.program = kubeconfig, log, options, program
-        # A crash of the interpreter writes where it was.
+        # Prints tracebacks if the interpreter crashes.
         self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONFAULTHANDLER": "1"}
         self.process: subprocess.Popen[bytes] | None = None
         self.health = 0
@@ -67,7 +68,7 @@ class Operator:
         assert code == 0, f"exit code {code}: {self.log.read_text()}"
 
     def start(self) -> None:
-        """Starts it, if it does not run, and waits until it is ready: what tests wait for begins then."""
+        """Start it if it does not run, and wait until it is ready."""
         if self.process is None:
             (self.health,) = free_ports(1)
             address = f"--health-address=127.0.0.1:{self.health}"
@@ -87,7 +88,7 @@ class Operator:
         return get(self.health, "/readyz")[0] == 200
 
     def reconciles(self) -> float:
-        """How often it has looked at an endpoint since it was started."""
+        """Return the number of reconciles since its start."""
         return sum(
             sample.value
             for family in text_string_to_metric_families(get(self.health, "/metrics")[1])
@@ -96,7 +97,7 @@ class Operator:
         )
 
     def stop(self) -> int:
-        """Asks it to end, if it runs, as Kubernetes does; its exit code."""
+        """Send SIGTERM, as Kubernetes does, if it runs; return its exit code."""
         if self.process is None:
             return 0
         self.process.send_signal(signal.SIGTERM)
@@ -106,7 +107,7 @@ class Operator:
 
 
 def check_log(log: Path) -> None:
-    """What an operator logged reports no bug and nothing forbidden."""
+    """Assert that an operator's log contains no bugs and no missing rights."""
     logged = log.read_text()
     assert "Traceback" not in logged, f"{log}: {logged}"
     assert '" cannot ' not in logged, (
@@ -131,7 +132,7 @@ class Replica:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and text; 0 where nothing answers."""
+        """Return status and text of a response; status 0 if nothing responds."""
         return get(self.health, path)
 
     def ready(self) -> bool:
@@ -141,24 +142,24 @@ class Replica:
         return "\nstoker_operator_leader 1.0\n" in self.get("/metrics")[1]
 
     def review(self, authorities: str, review: Any) -> Any:
-        """Its answer to an AdmissionReview that is sent as the API server would send it."""
+        """Return its response to an AdmissionReview that is sent as by the API server."""
         tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authorities))
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
         with opener.open(f"https://127.0.0.1:{self.webhook}/validate", json.dumps(review).encode(), 30) as answer:
             return json.load(answer)
 
     def leave(self) -> None:
-        """Tells it to end, as Kubernetes does: once. It answers reviews some seconds more."""
+        """Send SIGTERM once, as Kubernetes does. It serves reviews for some more seconds."""
         if not self.is_leaving:
             self.is_leaving = True
             self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> int:
-        """Ends as by Kubernetes; its exit code."""
+        """Stop it as Kubernetes does; return its exit code."""
         self.leave()
         return self.process.wait(timeout=60)
 
     def check(self) -> None:
-        """What it logged is in order, line by line."""
+        """Assert that its log is in order, line by line."""
         check_log(self.log)
         assert all(json.loads(line)["message"] for line in self.log.read_text().strip("\n").split("\n"))

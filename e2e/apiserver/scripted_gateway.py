@@ -1,4 +1,4 @@
-"""A gateway whose replicas report what a test says: HTTP servers at loopback addresses, on one port."""
+"""A gateway whose replicas report what a test sets: HTTP servers on loopback addresses, all on one port."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from apiserver import free_ports
 
 Object = dict[str, Any]
-#: Answers a request by itself.
+#: Handles a request instead of the replica.
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
-    """Answers with `body`."""
+    """Send a response with `body`."""
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name.replace("_", "-"), value)
@@ -31,10 +31,10 @@ class ScriptedReplica:
     """A replica of the gateway.
 
     Attributes:
-        address: where it listens, without the port.
-        reports: what it reports of endpoints, by namespace and name.
-        answer: what it does instead of reporting; None: it reports.
-        num_requests: how many requests have reached it.
+        address: address that it listens on, without the port.
+        reports: reported values by namespace and name of the endpoint.
+        answer: handler that replaces the report; None for the report.
+        num_requests: number of requests received.
     """
 
     def __init__(self, address: str, port: int) -> None:
@@ -47,36 +47,36 @@ class ScriptedReplica:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 replica.num_requests += 1
-                with suppress(OSError):  # the operator does not wait for ever
+                with suppress(OSError):  # the operator closes the connection after its timeout
                     (replica.answer or replica.report)(self)
 
             def log_message(self, *_: Any) -> None:
-                """Nothing is logged."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer((address, port), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def report(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answers as a gateway does."""
+        """Respond as a gateway does."""
         send(handler, self.body() if handler.path == "/scaling" else b"", 200 if handler.path == "/scaling" else 404)
 
     def body(self) -> bytes:
-        """The report."""
+        """Return the report's body."""
         endpoints = [{"namespace": key[0], "name": key[1], **each} for key, each in self.reports.copy().items()]
         return json.dumps({"gateway": self.address, "uptimeSeconds": 1e6, "endpoints": endpoints}).encode()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class ScriptedGateway:
-    """The replicas, and the file that has their addresses.
+    """The replicas, and a file with their addresses.
 
     Args:
-        file: written with the addresses.
+        file: file to which the addresses are written.
     """
 
     HOST = "gateway.scripted"
@@ -89,19 +89,19 @@ class ScriptedGateway:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of `named_operator.py`."""
+        """Return the environment of `named_operator.py`."""
         return {"NAMED_HOST": self.HOST, "NAMED_FILE": str(self.file)}
 
     @property
     def options(self) -> list[str]:
-        """Of the operator's command line."""
+        """Return the operator's command line arguments for this gateway."""
         return [
             "--gateway-url=http://gateway.example", "--gateway-namespace=default", "--gateway-service-account=gateway",
             f"--gateway-signals={self.HOST}:{self.port}",
         ]  # fmt: skip
 
     def resize(self, count: int) -> None:
-        """Starts or ends replicas, so that there are `count`, all of which report."""
+        """Start or stop replicas until there are `count`, all of which report."""
         for number in range(len(self.replicas), count):
             self.replicas.append(ScriptedReplica(f"127.0.0.{number + 1}", self.port))
         temporary = self.file.with_suffix(".new")
@@ -114,5 +114,5 @@ class ScriptedGateway:
             each.answer = None
 
     def stop(self) -> None:
-        """Ends all replicas."""
+        """Stop all replicas."""
         self.resize(0)

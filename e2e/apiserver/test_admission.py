@@ -1,4 +1,4 @@
-"""What the API server itself refuses, by schema and CEL, and that `stoker up` and `stoker plan` judge the same."""
+"""The API server's validation by schema and CEL, compared with that of `stoker up` and `stoker plan`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDPOINTS = ("stoker.dev", "v1alpha1", "inferenceendpoints")
 
 
 def refusal(kube: Any, document: Any) -> str:
-    """What the API server says of a manifest; empty where it takes it."""
+    """Return the API server's error about a manifest; empty if it is accepted."""
     try:
         kube.create("default", document, dry_run="All", field_validation="Strict")
     except client.ApiException as error:
@@ -44,7 +44,7 @@ def message_of(error: client.ApiException) -> str:
 
 
 def listed(kube: Any, namespace: str) -> Any:
-    """What `kubectl get` makes its table of."""
+    """Return the table that `kubectl get` shows."""
     group, version, plural = ENDPOINTS
     header = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}
     path = f"/apis/{group}/{version}/namespaces/{namespace}/{plural}"
@@ -64,7 +64,7 @@ def test_what_breaks_a_rule_is_refused_in_the_same_words(kube: Any, document: An
 
 
 def test_a_field_that_is_wrong_is_named(kube: Any, document: Any) -> None:
-    """A thousand of them, each refused; in tests/operator Python refuses the same ones and blames the same fields."""
+    """The API server refuses a thousand wrong manifests; tests/operator checks that Python blames the same fields."""
     wrongs = list(generated(SCHEMA))
     with ThreadPoolExecutor(8) as threads:
         messages = list(threads.map(lambda wrong: refusal(kube, {**document(), "spec": wrong.spec}), wrongs))
@@ -108,7 +108,7 @@ def test_the_cache_stays_what_it_is(kube: Any, document: Any, ns: str, change: C
 
 
 def test_everything_else_can_be_changed(kube: Any, document: Any, ns: str) -> None:
-    """From each right spec to the next, as far as the cache stays."""
+    """Change each valid spec to the next one, as far as the cache's rules permit."""
     was = kube.create(ns, document())
     for name, spec in RIGHT.items():
         if "cache" in spec.get("storage", {}):
@@ -182,7 +182,7 @@ def test_a_table_tells_what_runs_where(kube: Any, document: Any, ns: str) -> Non
     assert (scale["spec"], scale["status"]) == ({"replicas": 2}, {"replicas": 3, "selector": "a=b"})
 
 
-# What the two judges are given: mostly right, and wrong here and there in every way a rule is about.
+# Specs for both validators: mostly valid, with errors of all kinds that the rules cover.
 words = st.sampled_from(["a", "b", "A/b", "", "-x"])
 amounts = st.sampled_from([-1, 0, 0, 1, 2, "0%", "0%", "25%", "00%", "101%", "1"])
 modes = st.sampled_from(["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "No"])
@@ -312,6 +312,6 @@ def test_python_and_the_api_server_judge_alike(kube: Any, document: Any, spec: A
     )
     for violation in violations:
         assert violation.field in api_server_message
-        # A rule has the same message on both sides; messages about the schema itself are the API server's own.
+        # A rule has the same message on both sides; messages about the schema itself differ.
         if violation.remedy and "this field is required" not in violation.message:
             assert violation.sentence in api_server_message

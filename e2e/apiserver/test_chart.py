@@ -1,4 +1,4 @@
-"""The chart: what it installs, and what its values may be. That it installs is shown by every test beside this one."""
+"""The chart's objects and its values. All tests of this folder show that the chart can be installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def template(helm: str, *values: str) -> list[dict[str, Any]]:
 
 
 def lasting(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the hooks, which are there only while they run."""
+    """Leave out the hooks, which exist only while they run."""
     return [each for each in documents if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
 
 
@@ -59,17 +59,17 @@ def test_the_operator_may_do_what_it_does_and_no_more(helm: str) -> None:
     assert not [grant for rules in roles.values() for grant in granted(rules) if "*" in grant]
     everywhere = granted(roles["stoker"])
     assert {grant for grant in everywhere if grant.endswith(" delete")} == {
-        "deployments delete",  # one that never served, of a spec that turned out not to fit
+        "deployments delete",  # for a Deployment that never served, if its spec does not fit
         "poddisruptionbudgets delete",
         "podmonitors delete",
         "networkpolicies delete",
     }
     assert not [grant for grant in everywhere if grant.startswith("secrets")]
-    assert "inferenceendpoints patch" not in everywhere  # users' objects are theirs
+    assert "inferenceendpoints patch" not in everywhere  # the operator does not change users' specs
     for rule in [*roles["stoker-self"], *roles["stoker-webhook"]]:
         assert rule.get("resourceNames") or rule["verbs"] == ["create"]
     assert all(grant.startswith("inferenceendpoints") for grants in users.values() for grant in grants)
-    assert "inferenceendpoints/status patch" not in users["stoker-edit"]  # that is the operator's
+    assert "inferenceendpoints/status patch" not in users["stoker-edit"]  # only the operator writes it
     bound = {each["roleRef"]["name"] for each in documents if each["kind"] in ("RoleBinding", "ClusterRoleBinding")}
     assert bound == set(roles)
     without = template(helm, "rbac.aggregate=false")
@@ -200,14 +200,14 @@ def test_its_pod_is_restricted(helm: str) -> None:
 
 
 def test_its_arguments_are_the_commands(helm: str) -> None:
-    """What the chart says is what the command understands."""
+    """The command accepts the arguments that the chart renders."""
     for values in ([], ["webhook.enabled=false"], ["webhook.certificate=cert-manager", "watchNamespaces={a,b}"]):
         documents = template(helm, *values)
         (container,) = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
         assert container["args"][0] == "operator"
         settings, _ = parse(container["args"][1:])
         assert settings.lease == LeaseSettings("default", "stoker")
-        # By these, operators of other releases find out whether this one is there.
+        # Operators of other releases find this one by namespace, name and label.
         metadata = only(documents, "Deployment")["metadata"]
         assert (metadata["namespace"], metadata["name"]) == (settings.lease.namespace, settings.lease.name)
         assert metadata["labels"]["app.kubernetes.io/name"] == "stoker-operator"
@@ -318,7 +318,7 @@ def test_rights_end_where_the_namespaces_do(helm: str) -> None:
     documents = lasting(template(helm, "watchNamespaces={one,two}"))
     everywhere = [each for each in documents if each["kind"] in ("ClusterRole", "ClusterRoleBinding")]
     users = {"stoker-view", "stoker-edit"}
-    assert {each["metadata"]["name"] for each in everywhere} - users == {"stoker-webhook"}  # which names one object
+    assert {each["metadata"]["name"] for each in everywhere} - users == {"stoker-webhook"}  # its rules name one object
     roles = {each["metadata"]["namespace"]: each["rules"] for each in documents if each["kind"] == "Role"}
     assert set(roles) == {"one", "two", "default"}
     bound = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
@@ -358,7 +358,7 @@ def test_it_is_monitored_where_that_is_possible(helm: str) -> None:
     assert [each["port"] for each in operator_monitor["endpoints"]] == [
         each["name"] for each in service["spec"]["ports"]
     ]
-    # An endpoint's Service is found by what the operator calls it.
+    # The ServiceMonitor must select the labels that the operator sets on an endpoint's Service.
     found = only_named(services, "ServiceMonitor", "stoker-endpoints")["spec"]
     assert found["namespaceSelector"] == {"matchNames": ["a"]}
     (made,) = (each for each in render(demo(), Catalogue.load()) if each["kind"] == "Service")
@@ -374,8 +374,10 @@ def demo() -> InferenceEndpoint:
 
 @pytest.mark.parametrize("name", ["default", "confined", "cert-manager", "gateway"])
 def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
-    """STOKER_GOLDEN=write writes the files again. The gateway's Secrets are named, since the certificate and the token
-    that the chart makes otherwise are random."""
+    """The chart renders the golden files; STOKER_GOLDEN=write updates them.
+
+    The gateway's Secrets are named, because the certificate and token that the chart generates otherwise are random.
+    """
     values = {
         "default": [],
         "confined": ["watchNamespaces={one}"],

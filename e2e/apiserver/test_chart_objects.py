@@ -1,4 +1,4 @@
-"""What the chart renders is what the API server takes, and what its scripts do there."""
+"""The API server accepts the rendered chart, and the chart's scripts work with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from apiserver import kube_binary
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
-#: Kinds of others, which a bare cluster does not have.
+#: Other projects' kinds, which a bare cluster does not have.
 FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Certificate", "Issuer"}
 
 VALUES: dict[str, tuple[str, ...]] = {
@@ -53,13 +53,13 @@ def test_every_object_passes_a_strict_dry_run(kube: Any, helm: str, ns: str, val
     builtin = [each for each in documents if each["kind"] not in FOREIGN]
     assert len(builtin) > 5
     for each in builtin:
-        if each["kind"] == "ServiceAccount":  # a pod is taken where its account is
+        if each["kind"] == "ServiceAccount":  # a pod is accepted only if its account exists
             kube.core.create_namespaced_service_account(ns, each)
     check(kube, builtin)
 
 
 def check(kube: Any, documents: list[Any]) -> None:
-    """A strict dry run of applying these."""
+    """Apply the documents in a strict dry run."""
     applied = subprocess.run(
         ["kubectl", "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-"],
         executable=kube_binary(),
@@ -99,7 +99,7 @@ def test_monitors_and_alerts_are_what_the_prometheus_operator_takes(
 
 
 def script(kube: Any, name: str, *arguments: str, patience: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs a script of the chart as its pod does, but for how many seconds it waits for what may come."""
+    """Run a script of the chart as its pod does; `patience` replaces the seconds that it waits."""
     text = (CHART / "files" / name).read_text()
     if patience:
         text, changed = re.subn(r"^SECONDS = \d+", f"SECONDS = {patience}", text, flags=re.MULTILINE)
@@ -120,7 +120,7 @@ def test_endpoints_of_the_values_are_applied(kube: Any, helm: str, ns: str) -> N
     (job,) = [each for each in documents if each and each["metadata"]["name"] == "stoker-endpoints" and "spec" in each]
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["args"][0].strip() == (CHART / "files/apply_endpoints.py").read_text().strip()
-    for _ in range(2):  # an upgrade applies them again
+    for _ in range(2):  # the second run is an upgrade
         done = script(kube, "apply_endpoints.py", container["args"][1])
         assert (done.returncode, done.stdout) == (0, "applied demo\n"), done.stderr
         endpoint = kube.endpoint(ns, "demo")

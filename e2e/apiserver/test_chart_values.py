@@ -1,4 +1,4 @@
-"""The chart with values as users write them: drawn ones, empty ones, and another chart's."""
+"""The chart with random values, with empty ones, and as a subchart."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .test_chart import CHART, only, only_named
 from .test_chart_objects import FOREIGN, check
 
 Values = dict[str, Any]
-#: What the chart generates again at each render, unless the values name it.
+#: Secrets that the chart would generate at each render.
 NAMED_SECRETS = {"tls": {"secretName": "mine"}, "peers": {"secretName": "mine.too"}}
 LONGEST = "a-release-whose-name-has-as-many-letters-as-helm-take"  # 53
 BUILD = "0.1.0-rc.1+sha." + "0123456789abcdef" * 4
 
 
 def render(helm: str, chart: Path, release: str, namespace: str, values: Values, *options: str) -> str:
-    """What Helm makes of these values; raises CalledProcessError where it refuses them."""
+    """Render the chart with Helm. Raises CalledProcessError if Helm refuses the values."""
     command = [helm, "template", release, chart, f"--namespace={namespace}", "--values=-", *options]
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True).stdout
 
 
 def refusal(helm: str, chart: Path, values: Values) -> str:
-    """Why Helm refuses these values."""
+    """Return Helm's error about these values."""
     with pytest.raises(subprocess.CalledProcessError) as caught:
         render(helm, chart, "stoker", "default", values)
     return str(caught.value.stderr)
@@ -47,7 +47,7 @@ def parsed(text: str) -> list[Any]:
 
 
 def pods_of(documents: list[Any]) -> dict[str, Any]:
-    """Templates of all pods of a release, by kind and name."""
+    """Return the pod templates of a release, by kind and name."""
     found = {}
     for each in documents:
         if each["kind"] == "Pod":
@@ -58,7 +58,7 @@ def pods_of(documents: list[Any]) -> dict[str, Any]:
 
 
 def built(tmp_path: Path, version: str) -> Path:
-    """The chart as something that adds build metadata to versions packages it."""
+    """Package the chart with build metadata in its version."""
     chart = shutil.copytree(CHART, tmp_path / "built")
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": version, "appVersion": version}))
@@ -66,7 +66,7 @@ def built(tmp_path: Path, version: str) -> Path:
 
 
 def drawn(rng: random.Random, namespace: str) -> Values:
-    """Values of which each part is there or not, and which no template may stumble over."""
+    """Return random values, each of which may be missing; all of them must render."""
     endpoint = {"model": {"source": "demo://gemma-3-270m"}, "hardware": {"accelerator": "cpu"}}
     spread = {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
     volumes = {
@@ -142,7 +142,7 @@ def test_drawn_values_make_valid_objects_and_the_same_ones_each_time(
     assert texts == second_rendering
     objects = [each for text in texts for each in parsed(text) if each["kind"] not in FOREIGN]
     accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
-    for each in accounts:  # a pod is taken where its account is
+    for each in accounts:  # a pod is accepted only if its account exists
         kube.core.create_namespaced_service_account(ns, each)
     check(kube, objects)
     assert {each["metadata"]["labels"]["app.kubernetes.io/instance"] for each in accounts} == set(releases)
@@ -157,7 +157,7 @@ def leaves(values: Values, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def emptied(paths: list[tuple[str, ...]], on: bool) -> Values:
-    """Values in which these are left empty, and where it is one of these, nothing else is said of the gateway."""
+    """Return values in which these paths are null; with `on`, the gateway is enabled."""
     values: Values = {"gateway": {"enabled": True}} if on else {}
     for path in paths:
         part = values
@@ -175,7 +175,7 @@ def test_values_left_empty_are_empty_or_refused_by_their_name(helm: str) -> None
         path for path in all_paths if path[-1] in ("template", "failurePolicy", "certificate", "kind", "podMonitor")
     ]
     needed += [("logLevel",), ("logFormat",)]
-    # None is the same as not enabled
+    # For these, null means disabled.
     optional = ("monitoring", "alerts"), ("monitoring", "dashboards"), ("rbac", "readReferencedObjects")
     needed = [path for path in needed if path[:2] not in optional]
     message = refusal(helm, CHART, emptied(needed, on=True))
@@ -315,7 +315,7 @@ def test_services_have_names_that_every_cluster_takes(helm: str, release: str) -
     assert len(set(services)) == 5
     for name in services:
         assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
-    # What leads to a Service names it so.
+    # All references to the Service use its name.
     (hook,) = only(documents, "ValidatingWebhookConfiguration")["webhooks"]
     assert hook["clientConfig"]["service"]["name"] in services
     assert only(documents, "Certificate")["spec"]["dnsNames"] == [f"{hook['clientConfig']['service']['name']}.ns.svc"]
@@ -331,7 +331,7 @@ def test_services_have_names_that_every_cluster_takes(helm: str, release: str) -
     other_names = [each["metadata"]["name"] for each in documents if each["kind"] != "Service"]
     name = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
     assert all(name.fullmatch(each) for each in other_names)
-    if release in ("2024", "a"):  # what was valid keeps its name
+    if release in ("2024", "a"):  # valid names are kept
         assert {f"{release}-stoker", f"{release}-stoker-gateway", f"{release}-stoker-webhook"} <= set(other_names)
 
 
@@ -419,7 +419,7 @@ def test_labels_and_annotations_that_no_cluster_takes_are_refused_by_their_field
 
 
 def nested(path: str, part: Values) -> Values:
-    """`part` at a path with slashes."""
+    """Nest `part` at a path with slashes."""
     for name in reversed(path.split("/")):
         part = {name: part}
     return part

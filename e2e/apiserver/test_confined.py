@@ -1,4 +1,4 @@
-"""An operator that looks after some namespaces, with the rights the chart then gives it and no more."""
+"""An operator that watches only some namespaces, with exactly the rights that the chart gives it for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "confined-stoker"
 
 @pytest.fixture
 def confined(kube: Any, helm: str, ns: str, tmp_path: Path) -> Iterator[Path]:
-    """The kubeconfig of a second operator, installed beside the first and confined to the test's namespace."""
+    """The kubeconfig of a second operator, confined to the test's namespace."""
     environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
     values = f"crds.install=false,webhook.enabled=false,watchNamespaces={{{ns}}}"
     namespace_flag = f"--namespace={ns}"

@@ -1,12 +1,13 @@
-"""The operator is killed right before and right after each of its writes, while it brings an endpoint up, reports it,
-changes it and shrinks it: afterwards all is as without kills. Nothing is written twice or there twice, no
-Deployment has had one version more, and what is deleted meanwhile stays gone.
+"""Kills the operator before and after each of its writes, while it creates, reports, changes and shrinks an endpoint.
 
-Endpoints in namespaces of their own go through the same phases. In each phase the first of them shows what an operator
-writes when it is left alone; beside it, each of the others has an operator that dies at one of these writes. One that
-does not die comes after that and looks after all.
+Afterwards the cluster is in the same state as without kills: nothing is written or created twice, no Deployment has an
+extra revision, and objects deleted meanwhile stay deleted.
 
-One thing a death costs: the Event beside a status is a courtesy, and is not emitted by the next operator.
+Endpoints in separate namespaces go through the same phases. In each phase, the operator of the first endpoint runs
+undisturbed and shows which writes there are; the operator of each other endpoint dies at one of these writes. Then one
+operator runs for all namespaces.
+
+A death may cost one thing: the Event that accompanies a status is not repeated by the next operator.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from crashing_operator import Death, Life
 
 SYSTEM = "stoker-system"
-#: Where the objects of a namespace are that are there for an endpoint, pods and endpoint included.
+#: API paths of the kinds that exist for an endpoint, including the endpoint and its pods.
 KINDS = {
     "InferenceEndpoint": "/apis/stoker.dev/v1alpha1/inferenceendpoints",
     "ServiceAccount": "/api/v1/serviceaccounts",
@@ -47,19 +48,25 @@ KINDS = {
     "ReplicaSet": "/apis/apps/v1/replicasets",
     "Pod": "/api/v1/pods",
 }
-#: What differs between two objects that are the same.
+#: Fields that differ between equal objects of different namespaces.
 OWN = {
     "resourceVersion", "creationTimestamp", "lastTransitionTime", "lastUpdateTime", "time", "clusterIP", "clusterIPs",
 }  # fmt: skip
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-TOGETHER = 6  # operators that live at once
-MOST_LATER = 10  # deaths of a phase that is not the first
+TOGETHER = 6  # concurrent operators
+MOST_LATER = 10  # largest number of deaths in a later phase
 CACHE = {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": 1}}}}}
 WHOLE = {"replicas": 2, "storage": {"cache": CACHE}}
 
 
 class Phase(NamedTuple):
-    """What happens to an endpoint while no operator lives, and what it is reported as when one has lived again."""
+    """A change of an endpoint without a running operator, and the expected result of the next operator.
+
+    Attributes:
+        act: makes the change in a namespace.
+        reason: reason of the endpoint's Ready condition afterwards.
+        writes: kinds of writes that the operator makes.
+    """
 
     name: str
     act: Callable[[str], None]
@@ -76,7 +83,7 @@ class Cast:
         self.namespaces: list[str] = []
 
     def phases(self) -> Iterator[Phase]:
-        """What happens, in this order."""
+        """Yield the phases in order."""
         up = {
             "apply ServiceAccount", "apply PersistentVolumeClaim", "apply Service", "apply NetworkPolicy",
             "apply PodDisruptionBudget", "apply Deployment", "apply PodMonitor",
@@ -98,7 +105,7 @@ class Cast:
         self.kube.create(ns, self.document(**WHOLE))
 
     def serve(self, ns: str) -> None:
-        """Plays the kubelet until the Deployment has rolled out."""
+        """Act as the kubelet until the Deployment has rolled out."""
 
         def rolled_out() -> bool:
             for pod in self.kube.pods(ns, "demo"):
@@ -111,18 +118,21 @@ class Cast:
         self.eventually(rolled_out, f"{ns} has rolled out", timeout=60)
 
     def live(self, ns: str, death: Death | None = None, *options: str) -> Life:
-        """An operator for one namespace."""
+        """Start an operator for one namespace."""
         return Life(self.operator.kubeconfig, ns, self.folder / f"{uuid.uuid4().hex}.log", death, options)
 
     @contextmanager
     def left_alone(self, ns: str, phase: Phase) -> Iterator[list[str]]:
-        """What an operator writes that nothing happens to. It lives until the end of the block, since it may have more
-        to say: its first report may be of pods that its Deployment does not have yet."""
+        """Run an operator without disturbance, and yield its writes.
+
+        It runs until the end of the block: later writes are possible, because its first status may describe pods that
+        its Deployment does not have yet.
+        """
         life = self.live(ns)
 
         def is_done() -> bool:
             assert not life.died(), life.log.read_text()
-            # What is written is noted down when it was answered, and may be seen before that.
+            # A write is recorded after its response, and may be visible before that.
             reason = self.kube.condition(ns, "demo").get("reason")
             return bool(reason == phase.reason and phase.writes <= set(life.writes))
 
@@ -133,7 +143,7 @@ class Cast:
             life.kill()
 
     def die(self, deaths: Iterable[tuple[str, Death]]) -> None:
-        """Lets an operator live in each namespace, and die so."""
+        """Run an operator per namespace until it dies as given."""
         due = list(deaths)
         for first in range(0, len(due), TOGETHER):
             lives = [self.live(*each) for each in due[first : first + TOGETHER]]
@@ -145,18 +155,18 @@ class Cast:
                     life.kill()
 
     def fill(self, count: int) -> None:
-        """Makes namespaces until there are so many."""
+        """Create namespaces until there are `count`."""
         while len(self.namespaces) < count:
             self.namespaces.append(f"mortal-{uuid.uuid4().hex[:8]}")
             self.kube.core.create_namespace({"metadata": {"name": self.namespaces[-1]}})
 
     def keep(self, count: int) -> None:
-        """Deletes the namespaces beyond so many, and what is in them."""
+        """Delete all but the first `count` namespaces with their contents."""
         while len(self.namespaces) > count:
             self.kube.core.delete_namespace(self.namespaces.pop())
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """What there is in each namespace, without what differs between two objects that are the same."""
+        """Return the objects of each namespace, without the fields in `OWN`."""
         found: dict[str, dict[str, Any]] = {ns: {} for ns in self.namespaces}
         for kind, path in KINDS.items():
             for live in self.kube.get(path)["items"]:
@@ -171,13 +181,12 @@ class Cast:
         return found
 
     def alike(self) -> bool:
-        """Whether there is the same in all namespaces."""
+        """Return whether all namespaces have the same state."""
         first, *rest = self.state().values()
         return all(each == first for each in rest)
 
     def writes(self) -> dict[str, Counter[str]]:
-        """How often each kind of object was written in each namespace, whether that changed anything or not; without
-        what only reports: status and Events."""
+        """Count writes per namespace by verb and resource, with those without effect, without status and Events."""
         counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
         for event in self.kube.server.requests():
             about = event.get("objectRef", {})
@@ -188,7 +197,7 @@ class Cast:
         return counts
 
     def events(self) -> dict[str, Counter[str]]:
-        """The Events about the endpoint of each namespace."""
+        """Count the Events about each namespace's endpoint."""
         counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
         for event in self.kube.get("/api/v1/events")["items"]:
             ns = event["metadata"]["namespace"]
@@ -198,17 +207,17 @@ class Cast:
 
 
 def plain(kind: str, live: Any, ns: str) -> Any:
-    """Without what is an object's own, and what others noted down as theirs."""
+    """Return an object without the fields in `OWN`, and with only the operator's managedFields."""
     metadata = live["metadata"]
     metadata["managedFields"] = [each for each in metadata["managedFields"] if each["manager"] == "stoker"]
     if kind == "Deployment":
-        live["status"].pop("conditions", None)  # its controller's tale, which depends on when that looked
+        live["status"].pop("conditions", None)  # written by its controller, dependent on timing
     text = UID.sub("UID", json.dumps(live).replace(ns, "NAMESPACE"))
     return json.loads(text, object_hook=lambda each: {key: each[key] for key in each.keys() - OWN})
 
 
 def differences(expected: Any, there: Any, path: str = "") -> Iterator[str]:
-    """What is there otherwise than `expected`, part by part."""
+    """Yield the differences from `expected`, part by part."""
     if isinstance(expected, dict) and isinstance(there, dict):
         for key in expected.keys() | there.keys():
             yield from differences(expected.get(key), there.get(key), f"{path}.{key}")
@@ -280,16 +289,16 @@ def test_what_is_deleted_half_made_stays_gone(cast: Cast, eventually: Any) -> No
         cast.kube.delete(ns, "demo")
     cast.operator.start()
     nothing: dict[str, Any] = {ns: {} for ns in cast.namespaces}
-    # The garbage collector looks every 30 s for kinds that are new to it.
+    # The garbage collector discovers new kinds every 30 s.
     eventually(lambda: cast.state() == nothing, "nothing is left", timeout=120)
-    time.sleep(2)  # sleeps: that nothing more is written has no event
+    time.sleep(2)  # sleeps: there is no event for the absence of writes
     assert cast.state() == nothing
     assert cast.writes() == before
 
 
 @pytest.mark.timeout(300)
 def test_one_write_a_life_is_enough(cast: Cast, eventually: Any) -> None:
-    """Each operator dies after its first write, whatever that is; the next goes on where it stopped."""
+    """Each operator dies after its first write; the next one continues from there."""
     cast.fill(2)
     alone, mortal = cast.namespaces
     cast.create(alone)
@@ -319,8 +328,7 @@ def test_one_write_a_life_is_enough(cast: Cast, eventually: Any) -> None:
 
 @pytest.mark.timeout(300)
 def test_the_certificate_is_made_and_announced_in_the_end(cast: Cast, configuration: Any, eventually: Any) -> None:
-    """The writes of an operator about itself, beside those of the Lease: its webhook's certificate, and whom the API
-    server is to trust."""
+    """An operator also writes its webhook's certificate, and the CA bundle for the API server."""
     cast.fill(1)
     (ns,) = cast.namespaces
     (port,) = free_ports(1)

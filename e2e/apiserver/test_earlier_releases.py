@@ -1,8 +1,8 @@
-"""Upgrading from earlier releases: their definition is replaced with objects stored, their manifest still applies, and
-the pods that their operator made run on untouched.
+"""Upgrades from earlier releases: their CRD is replaced while objects are stored, their manifests still apply, and the
+pods of their operator keep running.
 
-`first_release/` holds what the first one installed, took and made, word for word; `second_release/` what the one did
-that kept a record of what a spec was rendered to, under the hash of the spec's own words.
+`first_release/` contains what the first release installed, accepted and created, verbatim; `second_release/` that of
+the release which stored a record of the rendered spec under the hash of the spec's text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def release(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def before(release: Path) -> Iterator[ApiServer]:
-    """A cluster in which that release runs an endpoint: everything as its operator left it, and no operator."""
+    """A cluster with an endpoint of that release, as its operator left it, without a running operator."""
     with ApiServer() as server:
         api: Any = config.new_client_from_config(str(server.kubeconfig))
         client.ApiextensionsV1Api(api).create_custom_resource_definition(read(release / "definition.yaml")[0])
@@ -71,12 +71,12 @@ def before(release: Path) -> Iterator[ApiServer]:
 
 
 def read(file: Path) -> list[Any]:
-    """The documents of a file."""
+    """Return the documents of a file."""
     return list(yaml.safe_load_all(file.read_text()))
 
 
 def settled(attempt: Callable[[], Any]) -> Any:
-    """What `attempt` returns once the definition is served."""
+    """Return the result of `attempt`, once the definition is served."""
 
     def look() -> Any:
         try:
@@ -96,7 +96,7 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, release: Path, tmp_path:
     name = read(release / "endpoint.yaml")[0]["metadata"]["name"]
     deployed = apps.read_namespaced_deployment(name, "default")
 
-    # The definition is replaced, and what is stored can be read and written as before.
+    # The definition is replaced; stored objects remain readable and writable.
     definition = copy.deepcopy(crd())
     live: Any = client.ApiextensionsV1Api(api).read_custom_resource_definition(definition["metadata"]["name"])
     definition["metadata"]["resourceVersion"] = live.metadata.resource_version
@@ -109,11 +109,11 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, release: Path, tmp_path:
     Kube(api).apply(manifest, "kubectl")
 
     with Operator(before.kubeconfig, tmp_path / "log"):
-        # The new operator's own objects appear, and its conditions.
+        # The new operator creates its own objects and conditions.
         policies: Any = client.NetworkingV1Api(api)
 
         def closed() -> bool:
-            """An earlier release let everyone in, or had no policy."""
+            """Return whether the NetworkPolicy restricts access; an earlier release admitted all or had no policy."""
             (policy,) = policies.list_namespaced_network_policy("default").items or (None,)
             return policy is not None and bool(policy.spec.ingress[0]._from)
 
@@ -126,7 +126,7 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, release: Path, tmp_path:
         assert after.spec.template.to_dict() == deployed.spec.template.to_dict()
         assert len(apps.list_namespaced_replica_set("default").items) == 1
 
-        # Asked for something else, it builds pods its own way.
+        # With a changed spec it creates pods of its own form.
         change = {"spec": {"engine": {"maxNumSeqs": 5}}}
         merge = {"_content_type": "application/merge-patch+json"}
         custom.patch_namespaced_custom_object(*ENDPOINTS, name, change, **merge)

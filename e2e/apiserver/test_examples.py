@@ -1,4 +1,4 @@
-"""A real API server takes the examples, and every object that they become, strictly: it has all their fields."""
+"""A real API server accepts the examples and all objects rendered from them in strict mode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
 
 
 def changed(written: Any, stored: Any, path: str = "") -> list[str]:
-    """Where the API server stores another value than was written, or none though what was written says something."""
+    """Yield the paths at which the stored value differs from a written one."""
     if isinstance(written, dict) and isinstance(stored, dict):
         return [each for key, value in written.items() for each in changed(value, stored.get(key), f"{path}.{key}")]
     if isinstance(written, list) and isinstance(stored, list) and len(written) == len(stored):

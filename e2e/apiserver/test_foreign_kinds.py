@@ -1,6 +1,7 @@
-"""Kinds that others define, as they define them: the Prometheus operator's PodMonitor, cert-manager's Certificate and
-Issuer. What the chart and the operator make of them is taken by their own schemas, and PodMonitors are made as soon as
-the cluster has the kind."""
+"""Other projects' kinds with their real schemas: the Prometheus operator's PodMonitor, cert-manager's Certificate and
+Issuer. The schemas accept the objects of the chart and the operator, and PodMonitors are created as soon as the cluster
+has the kind.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ VALUES = {
 
 @pytest.fixture
 def cert_manager(foreign: Any, define: Any) -> None:
-    """The API server has Certificates and Issuers."""
+    """Make the API server serve Certificates and Issuers."""
     files = [f"deploy/crds/cert-manager.io_{kind}.yaml" for kind in ("certificates", "issuers")]
     define(foreign("github.com/cert-manager/cert-manager", CERT_MANAGER, *files))
 
@@ -51,12 +52,12 @@ def test_the_charts_are_taken(kube: Any, helm: str, ns: str, cert_manager: None,
         for each in theirs:
             assert dry_run(kube, ns, each) == 201
             each["spec"]["nonsense"] = 1
-            with pytest.raises(client.ApiException, match="nonsense"):  # it is their schema that judges
+            with pytest.raises(client.ApiException, match="nonsense"):  # shows that their schema validates
                 dry_run(kube, ns, each)
 
 
 def dry_run(kube: Any, ns: str, body: Any) -> int:
-    """What a strict creation of an object would come to.
+    """Create an object in a strict dry run, and return the status code.
 
     Raises:
         ApiException: it is refused.
@@ -90,7 +91,7 @@ def test_the_chart_sees_what_the_cluster_knows(kube: Any, helm: str, ns: str, de
 def test_monitors_are_made_as_soon_as_they_are_known(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
 ) -> None:
-    """While it runs: an operator that was started before the Prometheus operator was installed."""
+    """The operator was started before the Prometheus operator was installed."""
     sleeping_operator.stop()
     with Operator(sleeping_operator.kubeconfig, tmp_path / "log", f"--namespace={ns}", "--resync-seconds=2"):
         kube.create(ns, document("plain"))
@@ -108,7 +109,7 @@ def test_monitors_are_made_as_soon_as_they_are_known(
             "there are PodMonitors",
         )
         eventually(lambda: kube.condition(ns, "insists").get("reason") == "RollingOut", "nothing is missing")
-        # The watch starts after the lists that found them, and the audit log has it once it has ended.
+        # The watch starts after the lists that found the objects; the audit log has it once it has ended.
         time.sleep(3)  # sleeps: the start of a watch has no event
     watches = [each["objectRef"] for each in kube.server.requests() if each["verb"] == "watch" and "objectRef" in each]
     assert ("podmonitors", ns) in {(each["resource"], each.get("namespace")) for each in watches}
@@ -122,13 +123,13 @@ def test_monitors_are_made_as_soon_as_they_are_known(
 def test_an_operator_outlives_a_kind_that_goes(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
 ) -> None:
-    """And watches it again once it is back. The Prometheus operator may be installed again at any time."""
+    """The Prometheus operator may be reinstalled at any time; the operator then watches the kind again."""
 
     def monitored() -> bool:
         return [each["metadata"]["name"] for each in kube.get(MONITORS.format(ns))["items"]] == ["plain"]
 
     def is_watched() -> bool:
-        # Not how often: while the kind goes, the API server may still name it to the next look.
+        # The number of log lines is not fixed: the API server may still list a kind that is being removed.
         logged = log.read_text()
         return logged.rfind("podmonitors; watching them") > logged.rfind("stopped watching podmonitors")
 
@@ -137,10 +138,10 @@ def test_an_operator_outlives_a_kind_that_goes(
     log = tmp_path / "log"
     with Operator(sleeping_operator.kubeconfig, log, f"--namespace={ns}", "--resync-seconds=2"):
         kube.create(ns, document("plain"))
-        for pause in (0.5, 0, 0.1):  # it goes while it is watched, before, and meanwhile
+        for pause in (0.5, 0, 0.1):  # removed during the watch, before it, and at the same time
             eventually(monitored, "there is a PodMonitor")
             eventually(is_watched, "it is watched")
-            time.sleep(pause)  # sleeps: the moment at which it goes
+            time.sleep(pause)  # sleeps: moment of the removal
             kube.extensions.delete_custom_resource_definition(CRD)
             eventually(lambda: not is_watched(), "its end is noticed")
             define_pod_monitors()
@@ -148,7 +149,7 @@ def test_an_operator_outlives_a_kind_that_goes(
 
 
 def test_a_kind_that_went_before_it_was_watched(kube: Any, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not waited for in vain: it may be back, which the next look finds."""
+    """The operator does not wait for the kind: a later discovery may find it again."""
     monkeypatch.setattr(config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kube.kubeconfig))
     watches, ended = OptionalWatches(Settings(namespaces=(ns,))), threading.Event()
     try:

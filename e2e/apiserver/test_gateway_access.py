@@ -1,5 +1,6 @@
-"""Endpoints behind the gateway, with the rights the chart then gives the operator: who is served, whose Secrets the
-gateway may read, and that the operator may grant nothing else."""
+"""Endpoints behind the gateway, with the rights that the chart gives the operator: which endpoints are routed, which
+Secrets the gateway may read, and that the operator cannot grant anything else.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ CHART = Path(__file__).parents[2] / "charts/stoker"
 NAME = "routed-stoker"
 ROLE = "stoker-gateway"
 RBAC = "rbac.authorization.k8s.io"
-#: Rights that no request shows: the API server asks for them where a Role or a RoleBinding is written.
+#: Rights that the audit log does not show: the API server checks them when a Role or a RoleBinding is written.
 UNSEEN = {(RBAC, "roles", "escalate"), (RBAC, "roles", "bind")}
 
 
@@ -35,8 +36,8 @@ class Routed(NamedTuple):
     """An operator with a gateway.
 
     Attributes:
-        operator: it, not running yet.
-        system: the namespace of both.
+        operator: the operator, not running yet.
+        system: namespace of both.
         tenants: two namespaces that have opted in.
     """
 
@@ -92,7 +93,7 @@ def has_address(kube: Any, ns: str, name: str) -> bool:
 
 
 def readable(kube: Any, ns: str) -> list[str] | None:
-    """The Secrets that the Role names; None where there is none."""
+    """Return the Secrets that the Role names; None if there is no Role."""
     try:
         (rule,) = kube.get(f"/apis/{RBAC}/v1/namespaces/{ns}/roles/{ROLE}")["rules"]
     except client.ApiException as error:
@@ -219,7 +220,7 @@ def test_an_operator_that_dies_at_a_write_leaves_it_to_the_next(
 
 
 def used(kube: Any, account: str) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of what an account has requested of namespaces and rights."""
+    """Return (group, resource, verb) of an account's requests about namespaces and RBAC."""
     found = set()
     for event in kube.server.requests():
         about = event.get("objectRef", {})
@@ -232,7 +233,7 @@ def used(kube: Any, account: str) -> set[tuple[str, str, str]]:
 
 
 def granted(helm: str) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of what the operator may do because there is a gateway."""
+    """Return (group, resource, verb) of the rights that the operator has only with a gateway."""
 
     def of(*options: str) -> set[tuple[str, str, str]]:
         (role,) = (

@@ -171,11 +171,11 @@ def test_the_certificate_follows_the_url_and_clients_trust_it_still(helm: str, k
         first_names = names(first)
         later = put("upgrade", "https://models.example.com")
         assert names(later) == first_names | {"models.example.com"}
-        assert put("upgrade", "https://models.example.com:8443") == later  # the same name
+        assert put("upgrade", "https://models.example.com:8443") == later  # same host name
         last = put("upgrade", "https://[fd00::1]")
         assert names(last) == first_names | {"fd00::1"}
         assert {each["ca.crt"] for each in (first, later, last)} == {first["ca.crt"]}
-        # One that an earlier chart made does not say what it is for, and its authority's key was not kept.
+        # A Secret of an earlier chart has no annotation of its hosts, and the key of its CA was not kept.
         kube.core.delete_namespaced_secret("gw-stoker-gateway-authority", ns)
         earlier = {"metadata": {"annotations": {"stoker.dev/certificate-for": None}}}
         kube.core.patch_namespaced_secret("gw-stoker-gateway-tls", ns, earlier)

@@ -1,4 +1,4 @@
-"""Keys of the gateway as Secrets that a real API server keeps."""
+"""Gateway keys as Secrets in a real API server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def namespace(core: client.CoreV1Api) -> Iterator[str]:
 
 @pytest.fixture
 def keys(apiserver: ApiServer) -> Command:
-    """The command, as a user runs it: its exit code, and what it says."""
+    """The command as a user runs it: exit code and output."""
 
     def run(*words: str, kubeconfig: Path = apiserver.kubeconfig) -> tuple[int, str, str]:
         command = [sys.executable, "-c", _MAIN, *words]
@@ -53,7 +53,7 @@ def keys(apiserver: ApiServer) -> Command:
 
 
 def keyring(core: client.CoreV1Api, namespace: str) -> Keyring:
-    """As a gateway reads them: the API server's own JSON."""
+    """Return the keyring as a gateway reads it, from the API server's JSON."""
     path = f"/api/v1/namespaces/{namespace}/secrets"
     request = core.api_client.param_serialize("GET", path, header_params={"Accept": "application/json"})
     found, faults = manifests.read_all(json.loads(core.api_client.call_api(*request).read())["items"])

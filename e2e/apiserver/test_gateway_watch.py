@@ -1,5 +1,6 @@
-"""What the gateway knows of a cluster, against a real API server: that it expires versions, restarts, and that its
-controllers make the slices."""
+"""The gateway's view of a cluster, with a real API server that expires resource versions and restarts, and whose
+controllers create the EndpointSlices.
+"""
 
 from __future__ import annotations
 
@@ -37,26 +38,26 @@ Object = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[ApiServer]:
-    """An API server that may be restarted, with the resource."""
+    """An API server with the CRD, which tests may restart."""
     with ApiServer() as server:
         api = config.new_client_from_config(str(server.kubeconfig))
         definition = yaml.safe_load((ROOT / "crds" / f"{PLURAL}.{GROUP}.yaml").read_text())
         client.ApiextensionsV1Api(api).create_custom_resource_definition(definition)
         for name in (NAMESPACE, KEYS):
             client.CoreV1Api(api).create_namespace({"metadata": {"name": name}})
-        client.CoreV1Api(api).create_node({"metadata": {"name": "node"}})  # slices leave out pods without one
+        client.CoreV1Api(api).create_node({"metadata": {"name": "node"}})  # slices omit pods without a node
         yield server
 
 
 class Admin:
-    """Whoever changes the cluster."""
+    """Changes the cluster."""
 
     def __init__(self, server: ApiServer) -> None:
         api = config.new_client_from_config(str(server.kubeconfig))
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
 
     def endpoint(self, name: str, **spec: Any) -> None:
-        """Creates an endpoint that the operator admits."""
+        """Create an endpoint, with the operator's status that admits it."""
         body = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": "InferenceEndpoint",
@@ -68,7 +69,7 @@ class Admin:
             try:
                 self.custom.create_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURAL, body)
             except client.ApiException as error:
-                if error.status != 404:  # just defined
+                if error.status != 404:  # the definition is not served yet
                     raise
                 return False
             return True
@@ -77,7 +78,7 @@ class Admin:
         self.status(name, [{"name": "gateway", "url": "http://gateway/v1"}])
 
     def status(self, name: str, addresses: list[Object]) -> None:
-        """Says which addresses an endpoint has."""
+        """Set an endpoint's addresses."""
         self.custom.patch_namespaced_custom_object_status(
             GROUP,
             VERSION,
@@ -89,7 +90,7 @@ class Admin:
         )
 
     def pod(self, name: str, ip: str, *, ready: bool = True) -> None:
-        """Creates a pod of the endpoint a, or says whether it is ready."""
+        """Create a pod of endpoint a, or set its readiness."""
         if not any(each.metadata.name == name for each in self.core.list_namespaced_pod(NAMESPACE).items):
             container = {"name": "engine", "image": "none", "ports": [{"name": "http", "containerPort": 8000}]}
             spec = {"nodeName": "node", "automountServiceAccountToken": False, "containers": [container]}
@@ -99,39 +100,39 @@ class Admin:
         self.core.patch_namespaced_pod_status(name, NAMESPACE, {"status": status})
 
     def key(self, name: str) -> None:
-        """Creates a client's key."""
+        """Create a client's key."""
         self.core.create_namespaced_secret(KEYS, manifests.write(Key(name, digest_of(name))))
 
 
 class ReceivedState:
-    """What the gateway was told last."""
+    """Records the state that the gateway received last."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.directory, self.keyring, self.registry = ModelRegistry(), Keyring(), registry
 
     async def take(self, directory: ModelRegistry) -> None:
-        """A new directory."""
+        """Receive a new model registry."""
         self.directory = directory
 
     def set_keyring(self, keyring: Keyring) -> None:
-        """New keys."""
+        """Receive new keys."""
         self.keyring = keyring
 
     def servers(self, name: str) -> tuple[str, ...] | None:
-        """Of a model; None where there is none."""
+        """Return the servers of a model; None if it is unknown."""
         endpoint = self.directory.endpoints.get(name)
         return None if endpoint is None else endpoint.servers
 
     @property
     def age_s(self) -> float:
-        """As the metric says it."""
+        """Return the age of the state as in the metric, in seconds."""
         age = self.registry.get_sample_value("stoker:gateway_directory_age_seconds")
         assert age is not None
         return age
 
 
 def killed(server: ApiServer) -> Callable[[], None]:
-    """Kills the API server, and not what it keeps; returns what starts it again."""
+    """Kill the API server but keep its data; return a function that restarts it."""
     process = server.processes["kube-apiserver"]
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

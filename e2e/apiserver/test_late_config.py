@@ -1,4 +1,4 @@
-"""A hub that takes its time: pods do not depend on how much."""
+"""A slow model hub: the creation of pods does not wait for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIGS = {
 
 
 class Hub:
-    """A hub that answers when it is let."""
+    """A hub that answers when the test permits."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []

@@ -1,7 +1,7 @@
-"""Wrong endpoints that the API server did take, since its definition has no schema: the operator reports each, naming
-the field, makes nothing of it, and stumbles over none.
+"""Invalid endpoints that the API server accepted because its definition has no schema, as with another version's CRD or
+one that was relaxed by hand.
 
-That is what a definition of another version comes to, or one whose rules were relaxed by hand.
+The operator reports each with the name of the field, creates nothing for it, and does not fail.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
 
 @pytest.fixture
 def loose() -> Iterator[ApiServer]:
-    """An API server that takes any spec."""
+    """An API server that accepts any spec."""
     definition = crd()
     version = definition["spec"]["versions"][0]
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version["schema"]["openAPIV3Schema"]["properties"]["spec"] = anything
-    del version["subresources"]["scale"]  # it insists on a number of replicas
+    del version["subresources"]["scale"]  # the scale subresource requires a number of replicas
     with ApiServer(controller_manager=False) as server:
         api = config.new_client_from_config(str(server.kubeconfig))
         client.ApiextensionsV1Api(api).create_custom_resource_definition(definition)
@@ -85,7 +85,7 @@ def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Pat
 
 
 def _created(custom: Any, body: Any) -> None:
-    """Creates the endpoint; the resource is served a moment after its definition is made."""
+    """Create the endpoint, as soon as the new resource is served."""
 
     def created() -> bool:
         try:
@@ -100,7 +100,7 @@ def _created(custom: Any, body: Any) -> None:
 
 
 def _verdicts(custom: Any) -> dict[str, tuple[str, str]] | None:
-    """Status and message of every endpoint's condition Accepted, once all have one."""
+    """Return status and message of the Accepted condition of all endpoints, or None while one has none."""
     found = {}
     for item in custom.list_namespaced_custom_object(*ENDPOINTS)["items"]:
         for condition in item.get("status", {}).get("conditions", ()):

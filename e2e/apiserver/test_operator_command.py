@@ -1,4 +1,4 @@
-"""``stoker operator`` as a process: where it works, what it answers, how it ends."""
+"""``stoker operator`` as a process: watched namespaces, HTTP endpoints, termination."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
 def test_it_looks_after_the_namespaces_it_is_told(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, tmp_path: Path
 ) -> None:
-    """It sees what others do in its ns, answers probes, and ends on SIGTERM."""
+    """It sees changes by other clients in its namespace, answers probes, and ends on SIGTERM."""
     sleeping_operator.stop()
     kube.create("default", document("not-mine"))
     try:

@@ -1,4 +1,4 @@
-"""How a user's pod template is merged: as kubectl does it, and so that a real API server takes the result strictly."""
+"""Merging of a user's pod template: equal to kubectl's, and accepted by a real API server in strict mode."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VOLUMES = [
 ]
 MOUNTS = [{"name": "more", "mountPath": "/cache"}, {"name": "more", "mountPath": "/more", "subPath": "p"}]
 
-#: What kubectl merges as we mean it.
+#: Templates that kubectl merges in the intended way.
 TEMPLATES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "maps": {
@@ -92,7 +92,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     },
 }
 
-#: What the API server writes otherwise than it was said.
+#: Values that the API server stores in another form than they were written.
 AWKWARD: dict[str, Any] = {
     "hostNetwork": False,
     "hostname": "",
@@ -133,7 +133,7 @@ def deployment(**spec: Any) -> dict[str, Any]:
 
 
 def by_name(spec: Any) -> Any:
-    """Lists of named things are sets: kubectl may put new things first."""
+    """Sort lists of named entries: kubectl may put new ones first."""
     if isinstance(spec, dict):
         return {key: by_name(value) for key, value in spec.items()}
     if isinstance(spec, list):

@@ -1,4 +1,4 @@
-"""What the operator does, and what it leaves alone."""
+"""What the operator reconciles, and what it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubernetes import client
 
 @pytest.fixture(autouse=True)
 def running(operator: Any) -> Any:
-    """All of this is about a running operator."""
+    """All tests of this module need a running operator."""
     return operator
 
 
@@ -21,7 +21,7 @@ def ready(kube: Any, ns: str, reason: str, status: str = "False") -> Any:
 
 
 def events(kube: Any, ns: str) -> list[Any]:
-    """The Events about the endpoint, the oldest first."""
+    """Return the Events about the endpoint, oldest first."""
     listed = kube.core.list_namespaced_event(ns).items
     found = [each for each in listed if each.involved_object.kind == "InferenceEndpoint"]
     return sorted(found, key=lambda each: int(each.metadata.resource_version))
@@ -32,7 +32,7 @@ def args(deployment: Any) -> Any:
 
 
 def one_replica(kube: Any, ns: str, name: str) -> bool:
-    """Whether its Deployment has one, and the endpoint says so."""
+    """Return whether its Deployment has one replica and the endpoint's status reports it."""
     live, endpoint = kube.deployment(ns, name), kube.endpoint(ns, name)
     counts = {each.get("status", {}).get("replicas") for each in (live, endpoint)}
     seen = live.get("status", {}).get("observedGeneration") == live["metadata"]["generation"]
@@ -40,7 +40,7 @@ def one_replica(kube: Any, ns: str, name: str) -> bool:
 
 
 def wait_until_ready(kube: Any, ns: str, eventually: Any, replicas: int = 1) -> None:
-    """Plays the kubelet until the endpoint is ready."""
+    """Act as the kubelet until the endpoint is ready."""
 
     def serve() -> Any:
         pods = kube.pods(ns, "demo")
@@ -90,7 +90,7 @@ def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: A
         "Accepted": "True", "Planned": "True", "Available": "True", "Progressing": "False", "Stalled": "False",
         "Ready": "True",
     }  # fmt: skip
-    eventually(lambda: len(events(kube, ns)) == 2, "both are emitted")  # an Event follows the status
+    eventually(lambda: len(events(kube, ns)) == 2, "both are emitted")  # the Event is written after the status
     reported_events = [(event.type, event.reason) for event in events(kube, ns)]
     assert reported_events == [("Normal", "RollingOut"), ("Normal", "Ready")]
 
@@ -116,10 +116,10 @@ def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) ->
     kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 16, "env": None}})
     eventually(lambda: "--max-num-seqs=16" in args(kube.deployment(ns, "demo")), "the Deployment is changed")
     container = kube.deployment(ns, "demo")["spec"]["template"]["spec"]["containers"][0]
-    assert "A" not in [variable["name"] for variable in container["env"]]  # what was ours and is gone, goes
+    assert "A" not in [variable["name"] for variable in container["env"]]  # removed from the spec, so removed here
     progressing = eventually(lambda: kube.condition(ns, "demo", "Progressing"), "reported")
     assert progressing["status"] == "True"
-    assert kube.condition(ns, "demo", "Available")["status"] == "True"  # the old pod serves meanwhile
+    assert kube.condition(ns, "demo", "Available")["status"] == "True"  # the old pod still serves
     wait_until_ready(kube, ns, eventually)
     (after,) = kube.pods(ns, "demo")
     assert after.metadata.name != before.metadata.name
@@ -140,7 +140,7 @@ def test_what_others_remove_or_change_is_restored(kube: Any, ns: str, document: 
 def test_what_others_add_stays(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document())
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
-    # As `kubectl rollout restart` does it.
+    # As `kubectl rollout restart` does.
     restarted = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
     template = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
     kube.apps.patch_namespaced_deployment("demo", ns, template)
@@ -173,7 +173,7 @@ def test_what_lost_its_owner_is_adopted_and_nulls_arrive(kube: Any, ns: str, doc
     context = deployment["spec"]["template"]["spec"]["securityContext"]
     assert context["runAsNonRoot"] and "fsGroup" not in context
     uid = deployment["metadata"]["ownerReferences"][0]["uid"]
-    orphan = [{"op": "remove", "path": "/metadata/ownerReferences"}]  # as --cascade=orphan does it
+    orphan = [{"op": "remove", "path": "/metadata/ownerReferences"}]  # as with --cascade=orphan
     kube.apps.patch_namespaced_deployment("demo", ns, orphan)
     kube.core.patch_namespaced_service("demo", ns, orphan)
 
@@ -194,7 +194,7 @@ def test_a_spec_that_only_the_catalogue_refuses(kube: Any, ns: str, document: An
     condition = eventually(lambda: ready(kube, ns, "UnknownAccelerator"), "refused")
     assert condition["message"].startswith("spec.hardware.accelerator: no-such-gpu is not in the accelerator catalogue")
     assert kube.condition(ns, "demo", "Accepted")["status"] == "False"
-    assert "--max-num-seqs=8" in args(kube.deployment(ns, "demo"))  # what runs is left running
+    assert "--max-num-seqs=8" in args(kube.deployment(ns, "demo"))  # the running Deployment is unchanged
     kube.patch(ns, "demo", {"hardware": {"accelerator": "cpu"}, "engine": {"args": ["--no-such-flag"]}})
     condition = eventually(lambda: ready(kube, ns, "Invalid"), "refused")
     assert condition["message"].startswith("spec.engine.args: ")
@@ -235,7 +235,7 @@ def test_trouble_with_a_pod_is_named(
     assert words in condition["message"]
     (reported,) = eventually(lambda: [event for event in events(kube, ns) if event.reason == reason], "an Event")
     assert (reported.type, words in reported.message) == ("Warning", True)
-    wait_until_ready(kube, ns, eventually)  # and it heals
+    wait_until_ready(kube, ns, eventually)  # it recovers
 
 
 def test_scaling_goes_through_the_endpoint(kube: Any, ns: str, document: Any, eventually: Any) -> None:
@@ -294,7 +294,7 @@ def test_a_quota_is_named(kube: Any, ns: str, document: Any, eventually: Any) ->
     condition = eventually(lambda: ready(kube, ns, "QuotaExceeded"), "reported")
     assert "exceeded quota: team" in condition["message"]
     kube.core.delete_namespaced_resource_quota("team", ns)
-    kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 2}})  # or the controller's own back-off is waited for
+    kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 2}})  # avoids waiting for the controller's back-off
     wait_until_ready(kube, ns, eventually)
 
 
@@ -377,10 +377,10 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
         kube.create(ns, document(name))
         eventually(lambda name=name: kube.condition(ns, name), "reported")  # type: ignore[misc]
     wait_until_ready(kube, ns, eventually)
-    # What is reported last is how many pods there are: an operator that ended before would report it when it is back.
+    # The number of pods is reported last: an operator that stopped earlier would report it after its restart.
     for name in ("one", "two", "demo"):
         eventually(lambda name=name: one_replica(kube, ns, name), "nothing is left to report")  # type: ignore[misc]
-    time.sleep(1)  # sleeps: that nothing more is written has no event
+    time.sleep(1)  # sleeps: there is no event for the absence of writes
     assert running.stop() == 0
     before = kube.writes(ns)
     assert before["deployments"] >= 3
@@ -391,7 +391,7 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
 
     running.start()
     looked = eventually(running.reconciles, "it looks at what is there")
-    time.sleep(8)  # sleeps: longer than the operator waits before it looks again at what is not ready
+    time.sleep(8)  # sleeps: longer than the operator's interval for endpoints that are not ready
     eventually(lambda: running.reconciles() > looked, "it has looked again")
     assert kube.writes(ns) == before
 
@@ -400,9 +400,9 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
     running.start()
     eventually(lambda: "--max-num-seqs=3" in args(kube.deployment(ns, "one")), "what was missed is made up for")
     eventually(lambda: kube.condition(ns, "one"), "and reported")
-    time.sleep(4)  # sleeps: that nothing more is written has no event
+    time.sleep(4)  # sleeps: there is no event for the absence of writes
     after = kube.writes(ns)
-    # One Deployment for the one spec that changed, and its status: at most once a change of its Deployment.
+    # One Deployment write for the one changed spec; the status at most once per change of the Deployment.
     assert after["deployments"] - before["deployments"] == 1
     assert (after["services"], after["serviceaccounts"]) == (before["services"], before["serviceaccounts"])
     assert 1 <= after["inferenceendpoints"] - before["inferenceendpoints"] <= 4

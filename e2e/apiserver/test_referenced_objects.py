@@ -1,4 +1,4 @@
-"""What status says of pods that run with an earlier Secret than there is, against the real API server."""
+"""Status of pods that run with an older version of a Secret, on a real API server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = {
 
 
 def permit(kube: Any, ns: str) -> None:
-    """What the chart grants in a namespace with rbac.readReferencedObjects."""
+    """Grant the rights of the chart's rbac.readReferencedObjects in a namespace."""
     rbac = client.RbacAuthorizationV1Api(kube.api)
     metadata = {"name": "referenced-objects"}
     rule = {"apiGroups": [""], "resources": ["secrets", "configmaps"], "verbs": ["get"]}
@@ -33,7 +33,7 @@ def permit(kube: Any, ns: str) -> None:
 
 
 def serve(kube: Any, ns: str, started: str) -> None:
-    """Reports of all pods that they serve, since then."""
+    """Mark all pods as ready, started at the given time."""
     engine = {"name": "engine", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
     engine["state"] = {"running": {"startedAt": started}}
     for pod in kube.pods(ns, "demo"):
@@ -69,7 +69,7 @@ def test_status_names_pods_with_an_earlier_key(
 
         serve(kube, ns, long_ago)
         pod, created = next((each.metadata.name, each.metadata.creation_timestamp) for each in kube.pods(ns, "demo"))
-        # The API server writes whole seconds, and what changes in the pod's first one may be what it has.
+        # Times are whole seconds: a change in the second of the pod's creation may be before or after it.
         eventually(lambda: time.time() > created.timestamp() + 1, "the second in which the pod was made is over")
         kube.core.patch_namespaced_secret("keys", ns, {"stringData": {"api-key": "second"}})
         message = eventually(lambda: ready() if "Secret" in ready() else "", "it is said")
@@ -88,7 +88,7 @@ def test_status_names_pods_with_an_earlier_key(
 
         eventually(renewed, "nothing is said of a new pod")
 
-    # Its right is to all of a Secret; what it requests has no content.
+    # RBAC permits whole Secrets; the operator's requests return only metadata.
     api = config.new_client_from_config(str(operators_kubeconfig))
     found = Kube(api).metadata("Secret", ns, "keys")
     assert found and "f:data" in json.dumps(found["managedFields"])

@@ -1,4 +1,4 @@
-"""Two replicas of the operator, started as the chart starts them: one Lease, one certificate, two webhooks."""
+"""Two replicas of the operator, started as by the chart: one Lease, one certificate, two webhooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNKNOWN = {"accelerator": "nvidia-nonsense", "count": 1}
 
 @pytest.fixture
 def judged(kube: Any, ns: str) -> str:
-    """A namespace whose endpoints the webhook judges."""
+    """A namespace whose endpoints are validated by the webhook."""
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "called"}}})
     return ns
 
@@ -38,12 +38,12 @@ def leader_and_other(start: Callable[[], Any], eventually: Any) -> list[Any]:
 
 
 def lease(kube: Any) -> Any:
-    """The Lease's spec: who holds it, since when, and when that was last confirmed, by the clock of this machine."""
+    """Return the Lease's spec: holder, and times by this machine's clock."""
     return client.CoordinationV1Api(kube.api).read_namespaced_lease("stoker", SYSTEM).spec
 
 
 def next_lease(kube: Any, before: str, eventually: Any) -> Any:
-    """The Lease, as soon as another holder has it than before."""
+    """Wait for another holder than `before`, and return the Lease's spec."""
     return eventually(
         lambda: (now := lease(kube)).holder_identity not in ("", before) and now, "another replica leads", timeout=60
     )
@@ -101,20 +101,20 @@ def test_who_ends_hands_over_at_once_and_answers_a_while(
     kube.create(ns, document("after"))
 
     def ended() -> bool:
-        """Whether it has, and notes down what it does until then."""
+        """Return whether the process has ended; record its responses until then."""
         nonlocal last, answers
         now = lease(kube)
         if now.holder_identity == before.holder_identity:
             last = now
             return False
-        # The API server may still send reviews to the one that is leaving.
+        # The API server may still send reviews to the replica that is stopping.
         try:
             leader.review(authorities, {})
         except urllib.error.HTTPError as error:
             assert error.code == 400
             answers += 1
         except OSError:
-            pass  # it has ended
+            pass  # the process has ended
         assert not leader.ready()
         return leader.process.poll() is not None
 
@@ -152,10 +152,10 @@ def test_the_api_server_asks_it(
         kube.patch(judged, "good", {"hardware": UNKNOWN})
     kube.patch(judged, "good", {"replicas": 2})
 
-    # As a person sees it.
+    # As a user sees it.
     answered = subprocess.run(
         ["kubectl", "apply", "--namespace", judged, "-f", "-"],
-        executable=kube_binary(),  # which is kubectl where it is called so
+        executable=kube_binary(),  # acts as kubectl under that name
         env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)},
         input=json.dumps(document("bad", hardware=UNKNOWN)),
         capture_output=True,
@@ -168,8 +168,11 @@ def test_the_api_server_asks_it(
 def test_judging_takes_no_time(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
-    """Within 50 ms, by the replica's own clock, while it has work to do. The machine may have other work as well, so
-    this is asserted of most reviews only; benchmarks/operator_scale.py measures all of them on a quiet one."""
+    """Reviews take less than 50 ms by the replica's own clock while it reconciles.
+
+    Most reviews are checked, since the machine may be busy; benchmarks/operator_scale.py measures all of them on an
+    idle one.
+    """
     replica = start()
     configuration.call(replica)
     for index in range(20):
@@ -246,7 +249,7 @@ def test_an_upgrade_of_the_chart_keeps_the_certificate(
 
 
 def test_a_stop_during_many_events_logs_nothing(kube: Any, ns: str, document: Any, start: Any) -> None:
-    """kopf is then stopped between two events of a watch, and signalled twice; `start` reads the log."""
+    """kopf is stopped between two events of a watch, and signalled twice; `start` checks the log."""
     for number in range(40):
         kube.create(ns, document(f"many-{number}", hardware=UNKNOWN))
     for _ in range(6):

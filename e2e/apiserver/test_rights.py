@@ -1,5 +1,6 @@
-"""The rights that the chart grants are those that the operator uses: found by letting it do everything it can do, and
-reading the API server's audit log."""
+"""The chart grants exactly the rights that the operator uses. The test makes the operator do everything that it can do,
+and reads the API server's audit log.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ CHART = Path(__file__).parents[2] / "charts/stoker"
 SYSTEM = "stoker-system"
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:stoker"
 
-#: What is granted and not seen here, and why.
+#: Granted rights that this test does not observe, with the reason.
 UNSEEN = {
-    # Asked only of clusters that check who may block an owner's deletion (OwnerReferencesPermissionEnforcement).
+    # Needed only on clusters with the admission plugin OwnerReferencesPermissionEnforcement.
     ("stoker.dev", "inferenceendpoints/finalizers", "update"),
 }
 
 
 def granted(helm: str) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of all roles of the operator."""
+    """Return (group, resource, verb) of all roles of the operator."""
     command = [helm, "template", "stoker", CHART, f"--namespace={SYSTEM}"]
     documents = yaml.safe_load_all(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return {
@@ -41,12 +42,12 @@ def granted(helm: str) -> set[tuple[str, str, str]]:
 
 
 def is_the_operators(metadata: Any) -> bool:
-    """Whether a role is neither a hook's nor users'."""
+    """Return whether a role belongs to neither a hook nor users."""
     return "helm.sh/hook" not in str(metadata) and "aggregate-to-" not in str(metadata["labels"])
 
 
 def used(kube: Any) -> set[tuple[str, str, str]]:
-    """(group, resource, verb) of all that the operator has requested."""
+    """Return (group, resource, verb) of all of the operator's requests."""
     found = set()
     for event in kube.server.requests():
         if event["user"]["username"] == ACCOUNT and "resource" in event.get("objectRef", {}):
@@ -54,7 +55,7 @@ def used(kube: Any) -> set[tuple[str, str, str]]:
             resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
             found.add((about.get("apiGroup", ""), resource, event["verb"]))
             if event["verb"] == "patch" and event["responseStatus"]["code"] == 201:
-                found.add((about.get("apiGroup", ""), resource, "create"))  # server-side apply of what was not there
+                found.add((about.get("apiGroup", ""), resource, "create"))  # server-side apply of a new object
     return found
 
 
@@ -82,7 +83,7 @@ def test_what_is_granted_is_what_is_used(
 
     hopeless(kube, ns, document, eventually)
 
-    # A pod that has been being created for a while: its node's Events say what is missing.
+    # For a pod that takes long to start, the operator reads its Events.
     node = f"node-{ns}"
     kube.core.create_node({"metadata": {"name": node}})
     pod = eventually(lambda: kube.pods(ns, "all"), "it has pods")[0].metadata.name
@@ -93,7 +94,7 @@ def test_what_is_granted_is_what_is_used(
     eventually(lambda: kube.set_pod_status(ns, pod, containerStatuses=[waiting]) or True, "it is being created")
     eventually(lambda: ("", "events", "list") in used(kube), "the operator looks for the reason")
 
-    # What an endpoint ceases to need goes; what another writer changed is restored.
+    # Objects that the endpoint no longer needs are deleted; other writers' changes are reverted.
     less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "None"}}
     kube.patch(ns, "all", less)
     for kind in ("poddisruptionbudgets", "podmonitors", "networkpolicies"):
@@ -102,7 +103,7 @@ def test_what_is_granted_is_what_is_used(
     spoil(kube, ns)
     eventually(lambda: port_names(kube, ns) == right, "what was spoilt is put right")
     kube.core.delete_node(node)
-    assert replica.end() == 0  # a watch is in the audit log when it has ended
+    assert replica.end() == 0  # watches appear in the audit log when they end
 
     used_rights = used(kube)
     assert sorted(used_rights - granted(helm)) == [], "requested and not granted"
@@ -110,7 +111,7 @@ def test_what_is_granted_is_what_is_used(
 
 
 def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
-    """A Deployment that was made before it was known that the model does not fit."""
+    """Create a Deployment before the operator learns that the model does not fit."""
     large = {"model": {"source": "hf://meta-llama/Llama-3.1-70B-Instruct"}, "engine": {"image": "x"}}
     made = kube.create(ns, document("large", hardware={"accelerator": "nvidia-l4", "count": 1}, **large))
     planned = eventually(lambda: kube.condition(ns, "large", "Planned"), "it is judged")
@@ -168,5 +169,5 @@ def port_names(kube: Any, ns: str) -> list[str]:
 
 
 def spoil(kube: Any, ns: str) -> None:
-    """Changes something in each object that the operator keeps as it should be."""
+    """Change something in each object that the operator maintains."""
     kube.core.patch_namespaced_service("all", ns, {"spec": {"ports": [{"port": 8000, "name": "spoilt"}]}})

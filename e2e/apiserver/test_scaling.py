@@ -1,6 +1,6 @@
-"""Endpoints with ``spec.scaling`` on a real API server: from what a scripted gateway reports to the Deployment's count.
+"""Endpoints with ``spec.scaling`` on a real API server, from a scripted gateway's reports to the Deployment's replicas.
 
-There are no nodes: pods exist and never run, and the tests say which of them are ready.
+There are no nodes: pods never run, and the tests set which of them are ready.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .scripted_gateway import Answer, ScriptedGateway, ScriptedReplica, send
 
 Object = dict[str, Any]
 PROGRAM = Path(__file__).with_name("named_operator.py")
-#: The count follows the reports at once.
+#: Behavior that follows reports at once.
 AT_ONCE = {"scaleDown": {"stabilizationWindowSeconds": 0}}
-#: How often the operator asks after a report has changed, until nothing more comes of it.
+#: Number of polls of a gateway's replica after which a changed report has had its full effect.
 POLLS = 5
 SCALE = f"/apis/{GROUP}/{VERSION}/namespaces/{{}}/{PLURAL}/{{}}/scale"
 
 
 def scaling(**changes: Any) -> Object:
-    """``spec.scaling`` that changes the count at once and never goes to zero."""
+    """Return ``spec.scaling`` that changes the replicas at once and never goes to zero."""
     return {"minReplicas": 1, "maxReplicas": 3, "target": 2, "behavior": AT_ONCE, **changes}
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """An endpoint that is scaled."""
+    """A scaled endpoint."""
 
     kube: Any
     gateway: ScriptedGateway
@@ -46,14 +46,14 @@ class Scaled:
     name: str
 
     def report(self, *replicas: int, held: int = 0, queued: int = 0, in_flight: int = 0) -> None:
-        """Lets replicas of the gateway, by default all, report these requests; it is idle for long without any."""
+        """Make gateway replicas, by default all, report these requests; without any the endpoint is long idle."""
         idle = 0.0 if held or queued or in_flight else 1000.0
         entry = {"held": held, "queued": queued, "inFlight": in_flight, "idleSeconds": idle, "engines": []}
         for number in replicas or range(len(self.gateway.replicas)):
             self.gateway.replicas[number].reports[self.namespace, self.name] = entry
 
     def acknowledge(self, *replicas: int, word: str = "") -> None:
-        """Lets replicas of the gateway, by default all, acknowledge `word`, or what is announced."""
+        """Make gateway replicas, by default all, acknowledge `word`, or the current announcement."""
         word = word or self.status().get("drain", "")
         for number in replicas or range(len(self.gateway.replicas)):
             reports = self.gateway.replicas[number].reports
@@ -68,12 +68,12 @@ class Scaled:
         return found
 
     def scale(self) -> Object:
-        """The scale subresource."""
+        """Return the scale subresource."""
         found: Object = self.kube.get(SCALE.format(self.namespace, self.name))
         return found
 
     def status(self) -> Object:
-        """``status.scaling``; empty where there is none."""
+        """Return ``status.scaling``; empty if it is missing."""
         found: Object = self.endpoint().get("status", {}).get("scaling", {})
         return found
 
@@ -85,7 +85,7 @@ class Scaled:
         return found
 
     def message(self) -> str:
-        """Of the condition; empty where that is not about the newest spec yet."""
+        """Return the condition's message; empty if it does not describe the newest spec yet."""
         return str(self.condition().get("message", ""))
 
     def count(self) -> int:
@@ -93,7 +93,7 @@ class Scaled:
         return found
 
     def changes(self) -> int:
-        """How often the Deployment's spec was changed, its count included."""
+        """Return the number of changes of the Deployment's spec, including its replicas."""
         found: int = self.deployment()["metadata"]["generation"]
         return found
 
@@ -101,7 +101,7 @@ class Scaled:
         return {each.metadata.uid for each in self.kube.pods(self.namespace, self.name)}
 
     def serves(self, count: int) -> bool:
-        """Whether there are `count` pods, all ready; those that are there are reported as ready."""
+        """Mark existing pods as ready; return whether there are `count` pods, all ready."""
         for pod in self.kube.pods(self.namespace, self.name):
             if not any(each.type == "Ready" for each in pod.status.conditions or ()):
                 self.kube.mark_ready(self.namespace, pod.metadata.name)
@@ -110,12 +110,12 @@ class Scaled:
         return is_all and self.count() == count
 
     def settle(self, count: int) -> None:
-        """Waits until `count` pods serve, and status has them."""
+        """Wait until `count` pods serve, and the status reports them."""
         wait_for(lambda: self.serves(count), f"{count} pods serve")
         wait_for(lambda: self.endpoint()["status"].get("availableReplicas") == count, "status has them")
 
     def go_to_zero(self) -> None:
-        """Waits until it has no pods; all replicas of the gateway acknowledge that it has no requests."""
+        """Wait until it has no pods; all replicas of the gateway acknowledge that it has no requests."""
         self.report()
 
         def is_zero() -> bool:
@@ -137,7 +137,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedGatew
 def operators(
     kube: Any, scripted: ScriptedGateway, sleeping_operator: Operator, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Operator, Operator]]:
-    """Two replicas of the operator, which run when a test wants them to."""
+    """Two replicas of the operator, not started."""
     sleeping_operator.stop()
     folder = tmp_path_factory.mktemp("operators")
     lease = ("--leader-elect", "--lease-name=scaling", f"--operator-namespace={SYSTEM}")
@@ -162,7 +162,7 @@ def operator(operators: tuple[Operator, Operator], sleeping_operator: Operator) 
 
 @pytest.fixture
 def gateway(scripted: ScriptedGateway) -> ScriptedGateway:
-    """Two replicas, which report."""
+    """Two replicas of the gateway, which report."""
     scripted.resize(2)
     for each in scripted.replicas:
         each.reports.clear()
@@ -171,11 +171,11 @@ def gateway(scripted: ScriptedGateway) -> ScriptedGateway:
 
 @pytest.fixture
 def create(kube: Any, gateway: ScriptedGateway, ns: str, document: Any) -> Callable[..., Scaled]:
-    """Creates an endpoint that the gateway serves, without requests: ``create("demo", maxReplicas=4)``."""
+    """Create an endpoint that the gateway serves, without requests: ``create("demo", maxReplicas=4)``."""
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"stoker.dev/gateway": "enabled"}}})
 
     def make(name: str = "demo", **changes: Any) -> Scaled:
-        model = {"source": "demo://gemma-3-270m", "servedNames": [f"{ns}-{name}"]}  # no other test's
+        model = {"source": "demo://gemma-3-270m", "servedNames": [f"{ns}-{name}"]}  # unique to this test
         kube.create(ns, document(name, model=model, scaling=scaling(**changes)), field_manager="gitops")
         scaled = Scaled(kube, gateway, ns, name)
         scaled.report()
@@ -185,7 +185,7 @@ def create(kube: Any, gateway: ScriptedGateway, ns: str, document: Any) -> Calla
 
 
 def wait_polls(replica: ScriptedReplica, count: int = POLLS) -> None:
-    """Waits until the operator has asked a replica so many times more, as often as what it learns needs to be done."""
+    """Wait until the operator has polled a replica `count` more times."""
     until = replica.num_requests + count
     wait_for(lambda: replica.num_requests >= until, f"{count} more requests")
 
@@ -239,7 +239,7 @@ def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, crea
 
 
 def test_an_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
-    """By a request that is held, and where a replica does not acknowledge it."""
+    """By a held request, and if a replica does not acknowledge it."""
     held, lapsed = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("held", "lapsed"))
     for each in (held, lapsed):
         each.settle(1)
@@ -285,26 +285,28 @@ def test_a_silent_replica_keeps_the_count(
 
 
 def hang(handler: BaseHTTPRequestHandler) -> None:
-    """Does not answer before the operator has closed the connection."""
+    """Send no response before the operator has closed the connection."""
     handler.connection.recv(1)
 
 
 def drip(body: bytes) -> Answer:
-    """Sends `body` so slowly that the operator does not wait for its end."""
+    """Send `body` so slowly that the operator gives up."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
         for byte in body:
             handler.wfile.write(bytes([byte]))
-            time.sleep(0.1)  # sleeps: a gateway that is this slow
+            time.sleep(0.1)  # sleeps: simulates a slow gateway
 
     return answer
 
 
 def hostile_answers(entry: Object) -> dict[str, Answer]:
-    """Answers that would change the count if they counted: each reports more requests than three replicas need, has
-    one thing wrong, and counts as none."""
+    """Return responses that must be ignored.
+
+    Each reports more requests than three replicas can serve, and has exactly one fault.
+    """
     endpoint = {**entry, "held": 50, "queued": 0, "inFlight": 0, "idleSeconds": 0.0, "engines": []}
     engine = {"address": "10.0.0.1:80", "running": 9, "waiting": 50, "kvUsage": 0.5, "ready": True, "ageSeconds": 0}
     valid = {"gateway": "hostile", "uptimeSeconds": 1.0, "endpoints": [endpoint]}
@@ -381,13 +383,13 @@ def test_hostile_reports_change_nothing(
     wait_polls(honest)
     assert (scaled.count(), scaled.changes()) == (1, before)
     assert scaled.condition()["reason"] == "MissingSignals"
-    # Such an answer is refused for what is wrong with it, and for nothing else.
+    # The same report without the fault counts.
     hostile[0].answer = lambda handler: send(handler, honest_report(scaled, held=50))
     scaled.settle(3)
 
 
 def honest_report(scaled: Scaled, held: int) -> bytes:
-    """What a replica reports of `held` requests."""
+    """Return a valid report of `held` requests."""
     endpoint = {
         "namespace": scaled.namespace, "name": scaled.name, "held": held, "queued": 0, "inFlight": 0,
         "idleSeconds": 0.0, "engines": [],
@@ -398,7 +400,7 @@ def honest_report(scaled: Scaled, held: int) -> bytes:
 def test_another_autoscaler_is_reported_and_has_no_effect(
     operator: Operator, kube: Any, create: Callable[..., Scaled]
 ) -> None:
-    """A person's kubectl is not: it does not write again."""
+    """Manual changes by kubectl are not reported: kubectl does not write again."""
     scaled = create()
     scaled.settle(1)
     before = scaled.changes()
@@ -421,7 +423,7 @@ def test_another_autoscaler_is_reported_and_has_no_effect(
     write_scale(scaled, 7, "keda")
     wait_for(lambda: "keda, at " in scaled.message(), "the last one is reported")
     wait_polls(scaled.gateway.replicas[0])
-    assert scaled.endpoint()["spec"]["replicas"] == 7  # it is not fought
+    assert scaled.endpoint()["spec"]["replicas"] == 7  # the operator does not revert it
     assert (scaled.count(), scaled.changes(), scaled.scale()["status"]["replicas"]) == (1, before, 1)
     assert scaled.condition()["status"] == "True"
     scaled.report(0, queued=20)
@@ -433,7 +435,7 @@ JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
 
 def write_scale(scaled: Scaled, replicas: int, manager: str) -> None:
-    """Writes the scale subresource."""
+    """Write the scale subresource."""
     scaled.kube.custom.patch_namespaced_custom_object_scale(
         GROUP,
         VERSION,
@@ -458,7 +460,7 @@ def test_changed_scaling_restarts_no_pod(operator: Operator, create: Callable[..
         {"holdSeconds": 60},
         {"minReplicas": 0, "idleSecondsToZero": 3600},
         {"minReplicas": 2, "maxReplicas": 3, "idleSecondsToZero": None},
-        None,  # without scaling spec.replicas counts
+        None,  # without scaling, spec.replicas applies
         scaling(minReplicas=4, maxReplicas=4),
     ]
     for change in changes:
@@ -473,7 +475,7 @@ def test_changed_scaling_restarts_no_pod(operator: Operator, create: Callable[..
 def test_the_next_leader_continues(
     operators: tuple[Operator, Operator], operator: Operator, create: Callable[..., Scaled]
 ) -> None:
-    """Of endpoints that grow, go to zero, and are at zero, when the leader is killed."""
+    """The leader is killed while endpoints grow, go to zero, and are at zero."""
     one_by_one = {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 3}]}
     growing = create("growing", maxReplicas=9, behavior={**AT_ONCE, "scaleUp": one_by_one})
     draining, sleeping = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("draining", "sleeping"))
@@ -486,7 +488,7 @@ def test_the_next_leader_continues(
     _, other = operators
     other.start()
     old_word = wait_for(lambda: draining.status().get("drain"), "it is announced")
-    growing.report(0, in_flight=8)  # four replicas need to be there
+    growing.report(0, in_flight=8)  # needs four replicas
     wait_for(lambda: growing.serves(2), "it grows")
     assert operator.process
     operator.process.send_signal(signal.SIGKILL)
@@ -502,7 +504,7 @@ def test_the_next_leader_continues(
     wait_for(lambda: draining.status().get("drain") not in (None, "", old_word), "it is announced again")
     wait_polls(growing.gateway.replicas[0])
     growing.settle(4)
-    assert growing.changes() == before["growing"] + 3  # one by one, and not one too many
+    assert growing.changes() == before["growing"] + 3  # one at a time, and none too many
     assert (draining.count(), draining.changes()) == (1, before["draining"])
     assert (sleeping.count(), sleeping.changes()) == (0, before["sleeping"])
     assert (sleeping.phase(), sleeping.status()["drain"]) == ("Zero", word_of_zero)

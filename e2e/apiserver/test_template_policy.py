@@ -1,4 +1,4 @@
-"""What a Restricted template may say is what Kubernetes calls restricted; a stricter policy stops nothing that runs."""
+"""Restricted templates permit what Kubernetes' restricted standard does; stricter policies stop no running endpoint."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stoker_operator.policy.template_policy import forbidden
 from .cluster_client import wait_for
 from .operator_process import Operator
 
-#: The standard as the oldest Kubernetes has it that the chart installs on, and as this one has.
+#: Versions of the standard: that of the oldest Kubernetes that the chart supports, and the current one.
 VERSIONS = ("v1.31", "latest")
 
 
 def mostly(*values: Any, rarely: tuple[Any, ...] = ()) -> Any:
-    """One of the right values, and now and then a wrong one."""
+    """Draw one of the valid values, and sometimes an invalid one."""
     return st.sampled_from([*values * (1 + 7 * len(rarely) // len(values)), *rarely])
 
 
@@ -95,7 +95,7 @@ names = st.sampled_from(["engine", "sidecar", "more"])
 
 @st.composite
 def containers(draw: Any, choices: tuple[str, ...]) -> Any:
-    """Containers of different names; the engine's has no fields that are said elsewhere."""
+    """Draw containers with different names; the engine's has no fields that are set elsewhere in the spec."""
     made = []
     for name in draw(st.lists(st.sampled_from(choices), max_size=2, unique=True)):
         more = draw(some(livenessProbe=handlers, lifecycle=lifecycles, ports=ports))
@@ -138,7 +138,7 @@ annotations = some(
 
 @pytest.fixture
 def confined(kube: Any) -> Any:
-    """Namespaces that take restricted pods only, by the version of the standard."""
+    """Namespaces that accept only restricted pods, by version of the standard."""
     made = {version: f"restricted-{version.replace('.', '-')}" for version in VERSIONS}
     for version, name in made.items():
         labels = {
@@ -158,10 +158,10 @@ def confined(kube: Any) -> Any:
 
 
 def refusal_of(kube: Any, namespace: str, pod: Any) -> str:
-    """What the API server says against a pod; empty where it takes it."""
+    """Return the API server's error about a pod; empty if it is accepted."""
     path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
-    # The client's own models would judge as well.
+    # Bypasses the client's models, which would validate too.
     request = kube.api.param_serialize("POST", path, header_params=headers, body={"metadata": {"name": "demo"}, **pod})
     response = kube.api.call_api(*request)
     answer = json.loads(response.read())
@@ -184,7 +184,7 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         try:
             objects = render(parse(document(template=template)), Catalogue.load())
         except Refused:
-            return  # it says what a field says
+            return  # the rule duplicates a field
         made = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]
         made["spec"]["serviceAccountName"] = "default"
         pod = {"metadata": {"name": "demo", **made["metadata"]}, "spec": made["spec"]}
@@ -198,7 +198,7 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         counts["taken"] += messages == ["", ""]
 
     evaluate()
-    # Enough of each, or nothing was shown.
+    # Each outcome must be frequent enough for the comparison to mean something.
     assert counts["permitted"] > 150, counts
     assert counts["taken"] > 150, counts
     assert counts["refused by both"] > 50, counts

@@ -1,4 +1,4 @@
-"""The tutorials that need an API server and the operator, and no pods that run, done."""
+"""Runs the tutorials that need an API server and the operator, but no running pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL, *OTHERS = tutorials("apiserver")
 
 @pytest.fixture
 def path(helm: str, tmp_path: Path) -> str:
-    """A PATH with stoker, kubectl and helm."""
+    """PATH with stoker, kubectl and helm."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "kubectl").symlink_to(kube_binary())
@@ -34,7 +34,7 @@ def test_the_chart_is_installed_as_it_is_told(path: str) -> None:
 
 @pytest.mark.parametrize("tutorial", OTHERS, ids=lambda path: path.stem)
 def test_a_tutorial_is_true(kube: Any, operator: Any, ns: str, path: str, tutorial: Path, tmp_path: Path) -> None:
-    # As a user whose kubectl is in a namespace of the user's own.
+    # The user's kubectl context has its own namespace.
     document = yaml.safe_load(kube.kubeconfig.read_text())
     for each in document["contexts"]:
         each["context"]["namespace"] = ns

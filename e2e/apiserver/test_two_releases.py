@@ -20,27 +20,27 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigu
 
 
 class Helm:
-    """Helm, as an administrator of the cluster runs it."""
+    """Helm with an administrator's rights."""
 
     def __init__(self, program: str, kube: Any) -> None:
         self.program = program
         self.environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
 
     def __call__(self, *words: str) -> str:
-        """What it says; of a failure what it says of that."""
+        """Run helm; return its output, or its error message."""
         command = [self.program, *words]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         return done.stderr if done.returncode else done.stdout
 
     def install(self, release: str, namespace: str, values: str, *options: str) -> str:
-        """Installs the chart without what is there once for all releases."""
+        """Install the chart without the objects that exist once per cluster."""
         values = f"crds.install=false,rbac.aggregate=false,{values}"
         return self("install", release, str(CHART), f"--namespace={namespace}", f"--set={values}", *options)
 
 
 @pytest.fixture
 def run_helm(kube: Any, helm: str, ns: str) -> Iterator[Helm]:
-    """Helm; releases of the test's namespace are uninstalled at the end."""
+    """Helm; the releases in the test's namespace are uninstalled at the end."""
     run = Helm(helm, kube)
     yield run
     for release in run("list", "--short", f"--namespace={ns}").split():
@@ -49,7 +49,7 @@ def run_helm(kube: Any, helm: str, ns: str) -> Iterator[Helm]:
 
 @pytest.fixture
 def watch(kube: Any) -> Iterator[Callable[[list[str]], None]]:
-    """Has the webhook of the fixture's release look after these namespaces until the end of the test."""
+    """Make the webhook of the fixture's release validate these namespaces until the end of the test."""
     admission = client.AdmissionregistrationV1Api(kube.api)
     path = "/webhooks/0/namespaceSelector"
     before = kube.get(f"{CONFIGURATIONS}/stoker")["webhooks"][0]["namespaceSelector"]
@@ -77,14 +77,14 @@ def test_an_install_over_namespaces_of_another_release_is_refused(
     assert f"{there}one, two already" in run_helm.install("second", ns, "webhook.enabled=true", dry)
     assert f"{there}two already" in run_helm.install("second", ns, "watchNamespaces={three,two}", dry)
     assert "STATUS: pending-install" in run_helm.install("second", ns, "watchNamespaces={three}", dry)
-    # Its own webhook is in no release's way.
+    # Its own webhook does not obstruct other releases.
     watch([ns])
     again = run_helm("upgrade", "--install", "stoker", str(CHART), f"--namespace={SYSTEM}", dry)
     assert "STATUS: pending-upgrade" in again
 
 
 def test_a_release_may_move_to_another_namespace(kube: Any, run_helm: Helm, ns: str) -> None:
-    """As docs/guides/operations.md has it: the definition stayed, and says of which release it is."""
+    """As docs/guides/operations.md describes: the CRD remained, and names its release."""
     definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
     before = kube.get(definition)["metadata"]["annotations"]
     values = "crds.install=true,rbac.aggregate=false,webhook.enabled=false"
@@ -102,11 +102,11 @@ def test_a_release_may_move_to_another_namespace(kube: Any, run_helm: Helm, ns: 
 def test_one_of_two_operators_serves_an_endpoint(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Operator, tmp_path: Path
 ) -> None:
-    """The Deployment of the first one is to be seen, though here no pod of it runs; then it is not."""
+    """The second operator takes over once the first one's Deployment, whose pod never runs here, is deleted."""
     sleeping_operator.stop()
 
     def operator(name: str) -> Operator:
-        policy = tmp_path / f"{name}.yaml"  # as by the charts, of which each lets in the pods of its own release
+        policy = tmp_path / f"{name}.yaml"  # as the charts do: each admits the pods of its own release
         policy.write_text(json.dumps({"networkPolicyFrom": [{"podSelector": {"matchLabels": {"release": name}}}]}))
         lease = ("--leader-elect", f"--lease-name={name}", f"--operator-namespace={ns}")
         options = (f"--namespace={ns}", f"--policy={policy}", "--resync-seconds=1")
@@ -126,7 +126,7 @@ def test_one_of_two_operators_serves_an_endpoint(
         with operator("second") as second:
             eventually(lambda: "also watches this namespace" in second.log.read_text(), "the second one says so")
             quiet(kube, ns, second, eventually)
-            kube.create(ns, document("raced"))  # seen by both at once
+            kube.create(ns, document("raced"))  # both see it at the same time
             quiet(kube, ns, second, eventually)
             assert serving() == f"{ns}/first"
             first.stop()
@@ -136,7 +136,7 @@ def test_one_of_two_operators_serves_an_endpoint(
 
 
 def quiet(kube: Any, ns: str, operator: Operator, eventually: Any) -> None:
-    """Waits until nothing of an endpoint is written any more, however often an operator looks."""
+    """Wait until an endpoint's objects are no longer written, over several reconciles of an operator."""
 
     def written() -> dict[str, int]:
         return {kind: count for kind, count in kube.writes(ns).items() if kind not in ("leases", "replicasets", "pods")}

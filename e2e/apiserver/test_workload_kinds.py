@@ -1,5 +1,7 @@
-"""Endpoints of two workloads, each of two StatefulSets, on a real API server and its controllers: the operator's own
-files but one know no Deployment. The kind is the tests' own."""
+"""Endpoints of two workloads, each with two StatefulSets, on a real API server.
+
+Only one file of the operator depends on Deployments. The workload kind exists only in tests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SEQUENCES = "test/prefill-max-num-seqs"
 
 @pytest.fixture(scope="module")
 def composed(kube: Cluster, operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator with that kind, for the module; it has the chart's rights and what the kind says it needs."""
+    """The operator with that kind, for the module; it has the chart's rights and those that the kind needs."""
     rbac: Any = client.RbacAuthorizationV1Api(kube.api)
     verbs = ["get", "list", "watch", "create", "patch", "delete"]
     rule = {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": verbs}
@@ -44,7 +46,7 @@ def composed(kube: Cluster, operators_kubeconfig: Path, tmp_path_factory: pytest
 
 @pytest.fixture(autouse=True)
 def running(sleeping_operator: Operator, composed: Operator) -> Operator:
-    """The one operator that runs."""
+    """The one running operator."""
     sleeping_operator.stop()
     return composed
 
@@ -54,7 +56,7 @@ def stateful_set(kube: Any, ns: str, name: str) -> Any:
 
 
 def revisions(kube: Any, ns: str) -> dict[str, str]:
-    """The revision of each StatefulSet's pods, once its controller has seen the newest template."""
+    """Return the revision of each StatefulSet's pods, once its controller has seen the newest template."""
     found = {name: stateful_set(kube, ns, name) for name in SETS}
     seen = {
         name: each["status"]["updateRevision"]
@@ -65,7 +67,7 @@ def revisions(kube: Any, ns: str) -> dict[str, str]:
 
 
 def serve(kube: Any, ns: str, but: str = "") -> Any:
-    """Plays the kubelet: all pods serve, but this one."""
+    """Act as the kubelet: mark all pods as ready except those of `but`."""
     pods = kube.pods(ns, "demo")
     for pod in pods:
         if pod.status.phase == "Pending" and pod.metadata.name != but:
@@ -85,7 +87,7 @@ def until_ready(kube: Any, ns: str, eventually: Callable[..., Any]) -> None:
 def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     kube: Any, ns: str, document: Any, eventually: Any, running: Any
 ) -> None:
-    # Created: objects, and a status in replicas and pods.
+    # Creation: objects, and status with replicas and pods.
     kube.create(ns, document(replicas=2))
     eventually(lambda: serve(kube, ns, "demo-prefill-worker-1") == 8, "every pod is made")
 
@@ -98,7 +100,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     assert (selector["stoker.dev/workload"], selector["app.kubernetes.io/component"]) == ("main", "leader")
     assert all(each["metadata"]["ownerReferences"] for each in (stateful_set(kube, ns, name) for name in SETS))
 
-    # A pod that fails, of a workload that does not serve.
+    # A failing pod of the workload that does not serve requests.
     lacking = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     kube.set_pod_status(ns, "demo-prefill-worker-1", conditions=[lacking])
     trouble = eventually(
@@ -111,7 +113,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     assert (status["replicas"], status["readyReplicas"], status["availableReplicas"]) == (2, 2, 2)
     assert [each["name"] for each in status["workloads"]] == ["main", "prefill"]
 
-    # The scale subresource is of the serving workload, and restarts nothing.
+    # The scale subresource applies to the serving workload, and restarts nothing.
     scale = kube.custom.get_namespaced_custom_object_scale("stoker.dev", "v1alpha1", ns, "inferenceendpoints", "demo")
     assert (scale["status"]["replicas"], "app.kubernetes.io/component=leader" in scale["status"]["selector"]) == (
         2,
@@ -134,7 +136,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
         name: each for name, each in before.items() if "prefill" not in name
     }
 
-    # What others remove is made again, and pinned as it was.
+    # Deleted objects are recreated and pinned as before.
     uid = stateful_set(kube, ns, "demo-worker")["metadata"]["uid"]
     kube.apps.delete_namespaced_stateful_set("demo-worker", ns)
     eventually(lambda: stateful_set(kube, ns, "demo-worker")["metadata"]["uid"] != uid, "it is back")
@@ -146,7 +148,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     eventually(has_pods, "its pods serve")
     until_ready(kube, ns, eventually)
 
-    # An operator that was restarted finds what it made, and writes nothing.
+    # A restarted operator finds its objects, and writes nothing.
     written = kube.writes(ns)["statefulsets"]
     assert written > writes
     running.stop()
@@ -154,7 +156,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     eventually(lambda: running.reconciles() > 0, "it has looked")
     assert kube.writes(ns)["statefulsets"] - written == 0 and ready(kube, ns)
 
-    # Deleted: its objects go with it.
+    # Deletion: its objects are deleted with it.
     kube.delete(ns, "demo")
     eventually(
         lambda: not kube.apps.list_namespaced_stateful_set(ns).items and not kube.pods(ns, "demo"), "all are gone"

@@ -1,13 +1,13 @@
-"""A real Kubernetes API server without a cluster: etcd, API server, controller manager as plain processes.
+"""A real Kubernetes API server without a cluster: etcd, API server and controller manager as plain processes.
 
-What envtest is for Go. There are no nodes, so nothing runs and no pod gets an IP, but all that the API server
-and its controllers do is real: schemas and CEL rules, server-side apply, RBAC, owner references and their
-garbage collection, Deployments that make ReplicaSets that make Pods. Ready in a few seconds.
+It corresponds to Go's envtest. There are no nodes, so no pod runs or gets an IP. The API server and its controllers
+are real: schemas and CEL rules, server-side apply, RBAC, owner references with garbage collection, Deployments that
+create ReplicaSets that create Pods. It starts in a few seconds.
 
     with ApiServer() as server:
         kubernetes.config.load_kube_config(str(server.kubeconfig))
 
-By hand: ``python e2e/cluster/apiserver.py`` prints the line to export and stays until Ctrl-C.
+Manually: ``python e2e/cluster/apiserver.py`` prints the line to export and runs until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SERVICE_RANGE = "10.96.0.0/16"
-# Requests of service accounts: of the operator, that is. The controllers run as the administrator.
+# Records requests of service accounts, that is, of the operator. The controllers run as the administrator.
 AUDIT_POLICY = """
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -44,11 +44,11 @@ rules:
 
 
 class ApiServerError(RuntimeError):
-    """A component did not start; the message ends with what it logged last."""
+    """A component did not start; the message ends with the end of its log."""
 
 
 def kube_binary() -> Path:
-    """The all-in-one Kubernetes program; built first if this machine does not have it (minutes, once)."""
+    """Return the all-in-one Kubernetes program; it is built on first use (minutes)."""
     built = subprocess.run([HERE / "build", "kube"], stdout=subprocess.PIPE, text=True)
     if built.returncode:
         raise ApiServerError(f"{HERE / 'build'} kube failed; what it said stands above")
@@ -56,9 +56,13 @@ def kube_binary() -> Path:
 
 
 class ApiServer:
-    """A context manager, or `start` and `stop`. `kubeconfig` is a cluster administrator's.
+    """The API server, as a context manager or by `start` and `stop`.
 
-    `options` are more options of a component, by its name; of two that are equal, a component takes the last.
+    Args:
+        options: additional options by component; if an option is repeated, the component uses the last.
+
+    Attributes:
+        kubeconfig: that of a cluster administrator.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class ApiServer:
     def start(self) -> None:
         kube = self.kube or kube_binary()
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-apiserver-"))
-        # A component is chosen by the name it is called by.
+        # The name of the program selects the component.
         for name in ("kubeadm", "etcd", "kube-apiserver", "kube-controller-manager"):
             (self.folder / name).symlink_to(kube)
         try:
@@ -107,14 +111,14 @@ class ApiServer:
             f"--listen-client-urls=http://127.0.0.1:{etcd}",
             f"--advertise-client-urls=http://127.0.0.1:{etcd}",
             f"--listen-peer-urls=http://127.0.0.1:{etcd_peer}",
-            "--unsafe-no-fsync",  # the data is thrown away with the server
+            "--unsafe-no-fsync",  # the data is deleted with the server
         )
         self._spawn(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{etcd}",
             "--bind-address=127.0.0.1",
             f"--secure-port={port}",
-            # The `kubernetes` Service cannot point at loopback, and nothing here would use it.
+            # The `kubernetes` Service cannot point to loopback, and is not needed.
             "--endpoint-reconciler-type=none",
             f"--service-cluster-ip-range={SERVICE_RANGE}",
             "--authorization-mode=RBAC",
@@ -130,18 +134,18 @@ class ApiServer:
         )
         self._wait("kube-apiserver", f"{self.url}/readyz")
         if self.controller_manager:
-            (manager_port,) = free_ports(1)  # only now, since a free port may not stay so
+            (manager_port,) = free_ports(1)  # chosen late, since a free port may be taken
             self._spawn(
                 "kube-controller-manager",
-                # As the administrator: with an account for each controller they take 10 s to start.
+                # As the administrator: with an account per controller, the start takes 10 s.
                 f"--kubeconfig={self.kubeconfig}",
                 "--bind-address=127.0.0.1",
                 f"--secure-port={manager_port}",
                 "--leader-elect=false",
-                # Its usual 20 requests a second are five Deployments a second.
+                # The default of 20 requests/s permits only five Deployments per second.
                 "--kube-api-qps=1000",
                 "--kube-api-burst=1000",
-                "--controllers=*,-node-ipam-controller",  # no nodes, and no range to give them pods from
+                "--controllers=*,-node-ipam-controller",  # there are no nodes, and no pod CIDR
                 f"--root-ca-file={pki / 'ca.crt'}",
                 f"--service-account-private-key-file={pki / 'sa.key'}",
                 f"--cluster-signing-cert-file={pki / 'ca.crt'}",
@@ -150,7 +154,7 @@ class ApiServer:
             self._wait("kube-controller-manager", f"https://127.0.0.1:{manager_port}/healthz", verify=False)
 
     def _make_credentials(self, port: int) -> None:
-        """Certificates and kubeconfigs, made by kubeadm as it makes them for a real control plane."""
+        """Create certificates and kubeconfigs with kubeadm, as for a real control plane."""
         config = self.folder / "kubeadm.yaml"
         config.write_text(
             f"""
@@ -180,7 +184,8 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
             raise ApiServerError(f"kubeadm init phase {phase} failed:\n{result.stdout}")
 
     def _spawn(self, component: str, *options: str) -> None:
-        # In a session of its own, so that a Ctrl-C at the terminal reaches only us and `stop` decides the
+        # In its own session, so that Ctrl-C reaches only this process and `stop` sets the order; with a death signal,
+        # so that even `kill -9` of the test run leaves no process behind.
         # order; with a death signal, so that even `kill -9` of the test run leaves no process behind.
         command = ["setpriv", "--pdeathsig", "KILL", str(self.folder / component), *options]
         command += self.options.get(component, ())
@@ -194,15 +199,15 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
         if not verify:  # the controller manager signs its own certificate
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        opener = urllib.request.build_opener(  # loopback, whatever proxy the environment names
+        opener = urllib.request.build_opener(  # loopback, regardless of proxies in the environment
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), opener.open(url, timeout=2):  # limit: of a look, which is repeated
+            with contextlib.suppress(OSError), opener.open(url, timeout=2):  # limit: of one poll
                 return
             self._check_alive()
-            time.sleep(0.05)  # sleeps: between two looks, here too, since benchmarks use this alone
+            time.sleep(0.05)  # sleeps: between polls; benchmarks use this file without e2e/kit
         raise ApiServerError(f"{component} not ready after {timeout:.0f} s:\n{self._log_tail(component)}")
 
     def _check_alive(self) -> None:
@@ -215,13 +220,13 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
         return "\n".join((self.folder / f"{component}.log").read_text().splitlines()[-20:])
 
     def requests(self) -> list[dict[str, Any]]:
-        """The requests of service accounts so far, as audit events (audit.k8s.io/v1); watches when they end."""
+        """Return audit events (audit.k8s.io/v1) of service accounts' requests so far; watches appear at their end."""
         with (self.folder / "audit.log").open() as log:
-            # The last line may be half written.
+            # The last line may be incomplete.
             return [json.loads(line) for line in log if line.endswith("\n")]
 
     def stop(self) -> None:
-        # Killed, not stopped: the data goes too, and a graceful API server waits a minute for its watches.
+        # Killed: the data is deleted anyway, and a graceful stop of the API server waits a minute for its watches.
         while self.processes:
             _, process = self.processes.popitem()
             with contextlib.suppress(ProcessLookupError):
@@ -231,7 +236,7 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now. Held together, so that they differ."""
+    """Return loopback ports that are currently free. They are bound together, so that they differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""What `docker save` wrote, as an OCI image layout without what a node has:
+"""Convert the output of `docker save` to an OCI image layout without the layers that a node already has:
 
     strip_base_layers.py ARCHIVE [CHAIN_ID...] >OUT
 
-A node's containerd keeps what each layer of its images unpacked to, as a snapshot whose name is the layer's chain ID: a
-digest of it and of all layers below. It takes in an archive without the layers whose snapshots are there already. So
-when the last layer of an image of gigabytes changes, only that layer travels.
+A node's containerd stores each unpacked layer as a snapshot named by the layer's chain ID, a digest of it and of all
+layers below. It imports archives that lack layers whose snapshots exist. So if only the last layer of a large image
+changes, only that layer is transferred.
 
-A layer's digest depends on the Docker. Most save layers unpacked, and `rootfs.diff_ids` in the image's configuration
-has their digests in the same order; a Docker that keeps images in containerd's store saves layers as they were pulled,
-compressed, under names that are their digests (`blobs/sha256/HEX`).
+Layer digests depend on the Docker version. Most save layers uncompressed, and `rootfs.diff_ids` in the image's
+configuration lists their digests in the same order. A Docker with the containerd image store saves layers compressed,
+as they were pulled, under names that are their digests (`blobs/sha256/HEX`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import IO, Any
 
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG = "application/vnd.docker.container.image.v1+json"
-_LAYER = "application/vnd.docker.image.rootfs.diff.tar"  # containerd looks for itself whether it is compressed
+_LAYER = "application/vnd.docker.image.rootfs.diff.tar"  # containerd detects compression itself
 _BLOBS = "blobs/sha256/"
 
 
 def strip_base_layers(archive: Path, has: Collection[str], out: IO[bytes]) -> None:
-    """Writes the images of an archive, without the layers in `has`.
+    """Write the images of an archive, without the layers in `has`.
 
     Args:
-        archive: what `docker save IMAGE...` wrote, as a file.
-        has: chain IDs of layers that are unpacked there already, as ``sha256:HEX``
+        archive: output file of `docker save IMAGE...`.
+        has: chain IDs of layers that the node has, as ``sha256:HEX``
             (OCI Image Format Specification, "Layer ChainID").
-        out: gets a tar archive, front to back.
+        out: receives a tar archive; need not be seekable.
     """
     with tarfile.open(archive) as saved, tarfile.open(fileobj=out, mode="w|") as layout:
         written = set[str]()
@@ -81,7 +81,7 @@ def strip_base_layers(archive: Path, has: Collection[str], out: IO[bytes]) -> No
 
 
 def _file(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    """A file of an archive, also where it is a link to one, as a layer is that an image has twice.
+    """Open a file of an archive. Links are followed: an image that has a layer twice contains one.
 
     Raises:
         KeyError: there is no such name.

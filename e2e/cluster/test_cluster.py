@@ -1,4 +1,4 @@
-"""The ground that the other tests stand on. When these fail, look here first."""
+"""Tests of the cluster itself, on which all other tests depend. If these fail, look here first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.waiting import wait_for
 
 @pytest.fixture
 def alone() -> Iterator[ApiServer]:
-    """Not the session's: only one test here wants it, and the others have the processors to themselves."""
+    """A separate API server instead of the session's, which would use the CPUs during the other tests."""
     with ApiServer() as server:
         yield server
 
@@ -59,7 +59,7 @@ def test_service_answers_by_its_dns_name(cluster: Cluster, images: Images, names
     fetch = f"import urllib.request as r; print(r.urlopen('{url}', timeout=5).status)"
     ask = ("exec", "--namespace", namespace, "client", "--", "python", "-c", fetch)
 
-    def answered() -> bool:  # the client's node learns of a ready pod a little later than the API server
+    def answered() -> bool:  # a ready pod reaches the client's node after the API server
         return cluster.kubectl(*ask, check=False).splitlines()[-1:] == ["200"]
 
     wait_for(answered, "the Service answers", 60)

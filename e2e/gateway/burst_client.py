@@ -1,9 +1,9 @@
-"""Sends requests that begin at given times, each on a connection of its own and without retries, and reports each.
+"""Sends requests at given times, each on its own connection and without retries, and reports each.
 
     python burst_client.py URL API_KEY MODEL TOKENS SECONDS [SECONDS ...]
 
-Request i begins SECONDS[i] after a line, or the end, of standard input: a pod without one begins at once. It prints a
-line of JSON for each request:
+Request i is sent SECONDS[i] after a line, or the end, of standard input; in a pod without standard input, that is at
+once. It prints one line of JSON per request:
 
     {"number", "start", "end": seconds since 1970, "status": of HTTP, "held": seconds, "error"}
 """
@@ -18,13 +18,13 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-#: Longer than any hold.
+#: Timeout of a request in seconds, longer than any hold.
 _TIMEOUT_S = 600
 _print = threading.Lock()
 
 
 def send(number: int, url: str, key: str, model: str, tokens: int) -> None:
-    """Sends one request and prints what became of it."""
+    """Send one request and print its result."""
     body = {"model": model, "prompt": [17 + number] * 8, "max_tokens": tokens, "ignore_eos": True}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), headers)
@@ -40,7 +40,7 @@ def send(number: int, url: str, key: str, model: str, tokens: int) -> None:
             record["error"] = text
         elif json.loads(text)["usage"]["completion_tokens"] != tokens:
             record["error"] = f"not {tokens} tokens: {text}"
-    except Exception as error:  # the test judges it
+    except Exception as error:  # reported; the test evaluates it
         record["error"] = f"{type(error).__name__}: {error}"
     record["end"] = time.time()
     with _print:
@@ -52,7 +52,7 @@ def main() -> None:
     sys.stdin.readline()
     began, threads = time.monotonic(), list[threading.Thread]()
     for number, at in enumerate(map(float, times)):
-        time.sleep(max(0.0, began + at - time.monotonic()))  # sleeps: until the next request begins
+        time.sleep(max(0.0, began + at - time.monotonic()))  # sleeps: until the time of the next request
         threads.append(threading.Thread(target=send, args=(number, url, key, model, int(tokens))))
         threads[-1].start()
     for thread in threads:

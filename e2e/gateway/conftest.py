@@ -1,4 +1,4 @@
-"""The gateway before an endpoint that these tests disturb under traffic."""
+"""The gateway and an endpoint behind it, which these tests disturb under traffic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.endpoint import Endpoint, demo
 from kit.namespace import fresh
 
 URL = f"http://stoker-gateway.{release.SYSTEM}.svc/v1"
-#: How long a pod of the gateway still takes connections, and how long requests may take then.
+#: The drain sets how long a terminating gateway pod accepts connections, and how long its requests may take.
 VALUES = (
     "gateway.enabled=true",
     "gateway.tls.enabled=false",
@@ -27,7 +27,7 @@ VALUES = (
 
 @pytest.fixture(scope="package")
 def gateway(cluster: Cluster, images: Images, chart: None) -> Iterator[None]:
-    """Two replicas, installed by the chart."""
+    """Two gateway replicas, installed by the chart."""
     release.install(cluster, images, *VALUES, f"images.gateway={images.gateway}")
     yield
     release.install(cluster, images)
@@ -35,7 +35,7 @@ def gateway(cluster: Cluster, images: Images, chart: None) -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def endpoint(cluster: Cluster, gateway: None) -> Iterator[Endpoint]:
-    """One with two pods in a namespace that has opted in: each test leaves it serving with two."""
+    """An endpoint with two pods in a namespace that has opted in. Each test leaves it serving with two pods."""
     with fresh(cluster, "behind-gateway") as namespace:
         cluster.kubectl("label", "namespace", namespace, "stoker.dev/gateway=enabled")
         endpoint = Endpoint(cluster, namespace)
@@ -46,13 +46,13 @@ def endpoint(cluster: Cluster, gateway: None) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def namespace(endpoint: Endpoint) -> str:
-    """What is shown when a test fails."""
+    """The namespace that is shown when a test fails."""
     return endpoint.namespace
 
 
 @pytest.fixture
 def keys(cluster: Cluster, gateway: None) -> Callable[..., str]:
-    """``keys("create", "--id=a")``: what the command prints."""
+    """Run the keys command and return its output: ``keys("create", "--id=a")``."""
 
     def run(word: str, *words: str) -> str:
         command = [sys.executable, "-m", "stoker", "keys", word, f"--namespace={release.SYSTEM}", *words]

@@ -1,9 +1,9 @@
-"""What clients of the gateway notice of changes and deaths.
+"""Effects of changes and crashes on the gateway's clients.
 
-Two replicas of it, two pods of the model; clients do not retry. Asserted: a rolling update of the model, a drained
-node, the end of a gateway's pod and the death of the operator cost no request; where a pod of the model is killed or
-its engine frozen, only what it was computing breaks off; where a pod of the gateway is killed, only what went through
-it; where pickers are killed, no answer.
+The gateway has two replicas, the model two pods; clients do not retry. Asserted: a rolling update of the model, a
+drained node, the deletion of a gateway pod and the death of the operator fail no request. If a pod of the model is
+killed or its engine freezes, only its running requests break off. If a pod of the gateway is killed, only requests
+through it break off. If pickers are killed, no response breaks off.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kit.waiting import wait_for
 
 from .conftest import URL
 
-#: Seconds until those who send to a pod have heard that it takes no more traffic, at the latest.
+#: Longest time until all senders know that a pod accepts no more traffic, in seconds.
 HEARSAY = 3
 
-#: Kills a gateway's picker, and says how many there were.
+#: Kills a gateway's pickers, and prints their number.
 KILL_PICKER = """
 import os, pathlib, signal
 found = []
@@ -151,7 +151,7 @@ def test_a_killed_gateway_breaks_off_what_went_through_it(
         recovery = time.time() - struck
         flow.wait_for(10)
     results.add("gateway: one of two killed", flow.result, recovery)
-    late = [each for each in flow.result.broken if each.start > struck + HEARSAY]  # there is another gateway
+    late = [each for each in flow.result.broken if each.start > struck + HEARSAY]  # the other gateway serves
     assert not late, listed(late)
 
 
@@ -171,7 +171,7 @@ def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images
         flow.wait_for(10)
     results.add("gateway: both pickers killed", flow.result, recovery)
     assert not flow.result.cut, listed(flow.result.cut)
-    # What was being decided, and what came until the next picker served, may be tried again.
+    # Requests that were being routed, or came before the next picker was ready, may be retried.
     assert all("Error code: 503" in each.error for each in flow.result.failed), listed(flow.result.failed)
     unexcused = [each for each in flow.result.failed if not struck - 5 < each.start < recovered + HEARSAY]
     assert not unexcused, listed(unexcused)

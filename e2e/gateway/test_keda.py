@@ -1,5 +1,5 @@
-"""KEDA, and a HorizontalPodAutoscaler by KEDA's external metrics, scale an endpoint from no pod to two and back, by
-the gateway's external push scaler and clients that do not retry.
+"""KEDA, and a HorizontalPodAutoscaler with KEDA's external metrics, scale an endpoint from zero to two pods and back,
+by the gateway's external push scaler. Clients do not retry.
 
 It needs KEDA's programs: ``KEDA=$(e2e/keda/build) make e2e K=keda``.
 """
@@ -30,9 +30,9 @@ pytestmark = [
 
 #: Seconds without requests after which KEDA sets 0.
 _COOLDOWN_S = 5
-#: In which an idle endpoint goes to zero, with the HorizontalPodAutoscaler's period and the end of pods.
+#: Time for an idle endpoint to reach zero, including the autoscaler's period and the end of pods, in seconds.
 _TO_ZERO_S = 240
-#: Requests for longer than a HorizontalPodAutoscaler takes to look, each of several seconds.
+#: Start times of requests over longer than a HorizontalPodAutoscaler's period; each takes several seconds.
 _TIMES = [2.0 * each for each in range(30)]
 _TOKENS = 2000
 _METRIC = "pending-requests"
@@ -60,7 +60,7 @@ def scaled(
 
 @pytest.fixture
 def namespace(scaled: Endpoint) -> str:
-    """What is shown when a test fails."""
+    """The namespace that is shown when a test fails."""
     return scaled.namespace
 
 
@@ -137,7 +137,7 @@ def test_keda_scales_from_zero_and_back(scaled: Endpoint, images: Images, key: s
 
 
 def test_a_horizontal_pod_autoscaler_scales_from_zero_and_back(scaled: Endpoint, images: Images, key: str) -> None:
-    """KEDA only serves the metric: its ScaledObject is paused, and the HorizontalPodAutoscaler sets 0 and more."""
+    """KEDA only serves the metric: its ScaledObject is paused, and the autoscaler sets the replicas, also 0."""
     cluster, where = scaled.cluster, ("--namespace", scaled.namespace)
     cluster.apply(scaled.namespace, scaled_object())
     wait_for(lambda: _is_known(scaled), "KEDA knows what it scales; until then it serves no metric", 60)

@@ -1,7 +1,7 @@
-"""Who is served by the gateway of a cluster, by what key, and for how long.
+"""Access by keys through the gateway of a cluster.
 
-Asserted: what a key may see and use; that a name belongs to the older endpoint; that a revoked key is refused by both
-replicas within seconds; and that who floods the pods by one key leaves another's requests their time.
+Asserted: which models a key may list and use; a name belongs to the older endpoint; both replicas refuse a revoked key
+within seconds; a client that floods the pods with one key does not starve another key's requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kit.waiting import wait_for
 
 from .conftest import URL
 
-#: What a request gets: its status, and its body.
+#: Sends a request, and prints status and body of its response.
 ASK = """
 import json, sys, urllib.error, urllib.request
 path, key, body = sys.argv[1:]
@@ -36,7 +36,7 @@ except urllib.error.HTTPError as error:
 print(json.dumps([answer.status, json.load(answer)]))
 """
 
-#: When a key was last accepted, once it has been refused twenty times in a row, or after a minute.
+#: Prints when a key was last accepted; ends after twenty consecutive refusals, or after a minute.
 ASK_UNTIL_REFUSED = """
 import sys, time, urllib.error, urllib.request
 url, key = sys.argv[1:]
@@ -52,13 +52,13 @@ while refused < 20 and time.time() < until:
     time.sleep(0.05)
 print(accepted, served, refused)
 """
-#: Seconds until a change of keys is in force, at the latest.
+#: Longest time until a change of keys applies, in seconds.
 IN_FORCE = 5
 
 
 @pytest.fixture
 def ask(endpoint: Endpoint) -> Callable[..., tuple[int, Object]]:
-    """``ask("/models", key)``, from a pod of the cluster."""
+    """Send a request from a pod of the cluster: ``ask("/models", key)``."""
 
     def run(path: str, key: str = "", body: Object | None = None) -> tuple[int, Object]:
         words = (f"{URL}{path}", key, json.dumps(body) if body else "")
@@ -90,7 +90,7 @@ def test_who_is_served(
     assert ask("/completions", key_of_another_model, served)[0] == 404
     assert ask("/../metrics", key)[0] == 404
 
-    # Another namespace's endpoint of that name, younger, has none of it, nor one that has not opted in.
+    # Neither a younger endpoint of that name in another namespace nor one that has not opted in gets requests.
     with fresh(cluster, "claims-the-name") as namespace:
         second = Endpoint(cluster, namespace)
         second.apply(demo(model={"servedNames": [name]}))
@@ -116,7 +116,7 @@ def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Calla
         output = beside.submit(
             endpoint.cluster.kubectl, *exec_in_pod, "python3", "-c", ASK_UNTIL_REFUSED, f"{URL}/models", key
         )
-        time.sleep(5)  # sleeps: so that it is served for a while
+        time.sleep(5)  # sleeps: so that some requests are served
         revoked = time.time()
         keys("revoke", "leaver")
         accepted, served, refused = map(float, output.result(180).split())
@@ -130,8 +130,9 @@ def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Calla
 def test_who_floods_leaves_others_their_time(
     endpoint: Endpoint, images: Images, results: Results, keys: Callable[..., str]
 ) -> None:
-    """What a key may have at once is what bounds it: far more is asked by one that may have one request at a time. What
-    that costs the other is told, not judged: on a busy machine it is noise.
+    """The limit of concurrent requests bounds a key: the flooding client may have one at a time, and sends far more.
+
+    The delay of the other client's requests is reported but not asserted: on a busy machine it is noise.
     """
     cluster, namespace = endpoint.cluster, endpoint.namespace
     quiet, loud = keys("create", "--id=quiet"), keys("create", "--id=loud", "--concurrency=1")

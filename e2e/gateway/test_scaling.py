@@ -1,10 +1,10 @@
-"""An endpoint that is scaled between no pod and three, by clients that do not retry.
+"""An endpoint scaled between zero and three pods, by clients that do not retry.
 
-Asserted: a burst at zero is held, starts pods and is answered whole; the pods go again; requests that arrive around
-each moment of the way to zero are answered, and so are those that come after all operators and gateways were restarted
-at zero, while the leading operator is killed. Requests whose start fails are answered with the reason. Bursts in each
-phase of the way to zero and while pods are removed are answered. While a gateway replica does not report, requests are
-answered, and no pod is removed.
+Asserted: a burst at zero is held, starts pods and is answered completely; then the pods are removed. Requests at any
+moment of the way to zero are answered, also after a restart of all operators and gateways at zero, and while the
+leading operator is killed. If pods cannot start, requests are answered with the reason. Bursts in each phase of the way
+to zero, and during removal of pods, are answered. While a gateway replica does not report, requests are answered and no
+pod is removed.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .conftest import URL
 from .test_disturbances import gateway_pods
 
 _CLIENT = Path(__file__).with_name("burst_client.py")
-#: Of the way to zero, which takes the idle time, the announcement and the end of pods.
+#: Idle time before the way to zero, in seconds; the announcement and the end of pods follow.
 _IDLE_S = 4
-#: In which a tiny model's pod starts where others start too.
+#: Time for a pod with a tiny model to start while others start, in seconds.
 _START_S = 240
-#: What Python prints last where it finds no library of its own.
+#: Last line of Python's output if it does not find its standard library.
 _LAST_WORDS = "No module named 'encodings'"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a request; see `burst_client.py`."""
+    """Result of a request; see `burst_client.py`."""
 
     number: int
     start: float
@@ -81,7 +81,7 @@ def scaled(
 
 @pytest.fixture
 def namespace(scaled: Endpoint) -> str:
-    """What is shown when a test fails."""
+    """The namespace that is shown when a test fails."""
     return scaled.namespace
 
 
@@ -90,7 +90,7 @@ def phase(endpoint: Endpoint) -> str:
 
 
 def wait_zero(endpoint: Endpoint) -> None:
-    """Waits until it has neither pods nor any that end."""
+    """Wait until it has no pods, including terminating ones."""
 
     def is_zero() -> bool:
         selector = ("-l", "app.kubernetes.io/instance=scaled", "--namespace", endpoint.namespace)
@@ -111,7 +111,7 @@ def read_answers(lines: str, times: list[float]) -> list[Answer]:
 
 @contextmanager
 def burst(endpoint: Endpoint, images: Images, key: str, times: list[float], tokens: int = 8) -> Iterator[list[Answer]]:
-    """Requests that begin at these seconds from when the block begins; the list has their answers after it."""
+    """Send requests at these seconds from the start of the block; the list has their results after it."""
     cluster, name = endpoint.cluster, f"burst-{uuid.uuid4().hex[:6]}"
     cluster.apply(endpoint.namespace, client_pod(name, images.client, burst_command(key, times, tokens)))
     where = ("--namespace", endpoint.namespace)
@@ -130,10 +130,10 @@ def burst(endpoint: Endpoint, images: Images, key: str, times: list[float], toke
 
 
 def burst_in_phase(endpoint: Endpoint, client: str, key: str, expected: str, times: list[float]) -> list[Answer]:
-    """The answers to requests that begin at these seconds from when status first has the phase `expected`.
+    """Send requests at these seconds from when the status first shows the phase `expected`; return their results.
 
     Args:
-        client: a pod that runs, with the client's image.
+        client: running pod with the client's image.
     """
     environment, where = os.environ | endpoint.cluster.environment, ("--namespace", endpoint.namespace)
     look = ("get", "inferenceendpoint", endpoint.name, "--watch", "-o", "jsonpath={.status.scaling.phase}{'\\n'}")
@@ -164,7 +164,7 @@ def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key
     wait_zero(scaled)
     with burst(scaled, images, key, [each * 0.05 for each in range(12)], tokens=200) as answers:
         pods = wait_for(lambda: len(scaled.pods()) == 3 and scaled.pods(), "three pods", 120)
-        assert scaled.get()["spec"]["replicas"] == 1  # the default: nothing writes it
+        assert scaled.get()["spec"]["replicas"] == 1  # the default: no autoscaler writes it
     all_answered(answers)
     assert min(each.held for each in answers) > 0
     first = min(each.end for each in answers) - answers[0].start
@@ -178,7 +178,7 @@ def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key
 @pytest.mark.timeout(1200)
 def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images: Images, key: str) -> None:
     rng, times = random.Random(7), [0.0]
-    for _ in range(8):  # from before the announcement to after the last pod has gone
+    for _ in range(8):  # from before the announcement to after the end of the last pod
         times.append(times[-1] + rng.uniform(_IDLE_S - 1, _IDLE_S + 12))
     with burst(scaled, images, key, times) as answers:
         pass
@@ -225,7 +225,7 @@ def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, ke
     env = scaled.get()["spec"]["engine"]["env"]
     scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
     try:
-        # The later ones come to an endpoint whose pod waits to be restarted, and to one that is at zero again.
+        # Later ones arrive while the pod waits for its restart, and at zero.
         with burst(scaled, images, key, [0.0, 0.2, 0.4, 10.0, 25.0, 40.0]) as answers:
             pass
     finally:
@@ -269,7 +269,7 @@ def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: st
     scaled.patch(scaling={"minReplicas": 3, "idleSecondsToZero": None})
     try:
         wait_for(lambda: len(scaled.serving()) == 3, "three pods serve", _START_S)
-        # Eight at a time: more than one pod's share of the target, but soon answered.
+        # Eight at a time: more than one pod's target, but answered soon.
         times = [2.0 * group + 0.01 * each for group in range(30) for each in range(8)]
         with burst(scaled, images, key, times) as answers:
             scaled.patch(scaling={"minReplicas": 1})
@@ -299,7 +299,7 @@ def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key
         with burst(scaled, images, key, [each * 0.5 for each in range(60)]) as answers:
             pass
         all_answered(answers)
-        # Requests of half a minute need one pod, and nothing but the missing report keeps the others.
+        # Long requests need one pod; only the missing report keeps the others.
         assert scaled.condition("Scaling")["reason"] == "MissingSignals"
         assert (len(scaled.pods()), phase(scaled)) == (3, "Active")
     finally:

@@ -1,1 +1,1 @@
-"""What the scenarios share."""
+"""Shared parts of the end-to-end scenarios."""

@@ -1,4 +1,4 @@
-"""The operator, installed by its chart."""
+"""Installation of the operator by its chart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RELEASE = "stoker"
 def install(
     cluster: Cluster, images: Images, *values: str, chart: Path = CHART, values_files: Iterable[Path] = ()
 ) -> None:
-    """Installs or upgrades the release, with the images under test and `values` of the form ``NAME=VALUE``."""
+    """Install or upgrade the release, with the images under test and `values` of the form ``NAME=VALUE``."""
     all_values = (f"images.operator={images.operator}", f"images.engine.cpu={images.engine}", *values)
     cluster.helm(
         "upgrade", "--install", RELEASE, str(chart),
@@ -26,17 +26,17 @@ def install(
 
 
 def uninstall(cluster: Cluster) -> None:
-    """Uninstalls the release."""
+    """Uninstall the release."""
     cluster.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout", "3m")
 
 
 def operator_pods(cluster: Cluster) -> list[str]:
-    """Names of the operator's pods that are not ending."""
+    """Return the names of the operator's pods that are not terminating."""
     selector = ("-l", "app.kubernetes.io/name=stoker-operator", "--namespace", SYSTEM)
     items = cluster.get("pods", *selector)["items"]
     return [pod["metadata"]["name"] for pod in items if "deletionTimestamp" not in pod["metadata"]]
 
 
 def operator_logs(cluster: Cluster) -> str:
-    """What the operator's pods said."""
+    """Return the logs of the operator's pods."""
     return "\n".join(cluster.kubectl("logs", "--namespace", SYSTEM, pod, check=False) for pod in operator_pods(cluster))

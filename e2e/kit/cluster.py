@@ -1,4 +1,4 @@
-"""A running cluster, through the programs that people use on it."""
+"""A running cluster, accessed by kubectl and helm as users do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOOLS = Path(__file__).resolve().parents[1] / "cluster"
 
 @dataclass(frozen=True)
 class Images:
-    """The project's images, where the cluster's nodes find them."""
+    """Names of the project's images on the cluster's nodes."""
 
     operator: str
     engine: str
@@ -31,7 +31,7 @@ class Cluster:
     """A cluster.
 
     Attributes:
-        environment: what kubectl and helm need to find it.
+        environment: environment variables with which kubectl and helm find it.
     """
 
     environment: dict[str, str]
@@ -41,35 +41,35 @@ class Cluster:
         return Path(self.environment["KUBECONFIG"])
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """What kubectl prints; the test fails where kubectl does and `check` says so."""
+        """Run kubectl and return its output; the test fails if kubectl fails, unless `check` is false."""
         return self._run("kubectl", *arguments, stdin=stdin, check=check)
 
     def helm(self, *arguments: str, check: bool = True) -> str:
-        """What helm prints."""
+        """Run helm and return its output."""
         return self._run("helm", *arguments, check=check)
 
     def get(self, *arguments: str) -> Any:
-        """What `kubectl get ... -o json` prints, parsed."""
+        """Return the parsed output of `kubectl get ... -o json`."""
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def find(self, *arguments: str) -> Any:
-        """As `get`; None where there is no such object."""
+        """As `get`, but return None if there is no such object."""
         text = self.kubectl("get", *arguments, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
 
     def apply(self, namespace: str, *documents: Object, check: bool = True) -> str:
-        """Applies manifests."""
+        """Apply manifests."""
         items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         return self.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=json.dumps(items), check=check)
 
     def on_node(self, node: str, *command: str, check: bool = True) -> str:
-        """Runs a command as root on a node of a kind cluster; skips the test where the cluster is not ours."""
+        """Run a command as root on a node of a kind cluster; skip the test on other clusters."""
         if "E2E_KUBECONFIG" in os.environ:
             pytest.skip("needs a kind cluster, whose nodes are ours")
         return self._run(str(_TOOLS / "exec-on-node"), node, *command, check=check)
 
     def tag(self, image: str, name: str) -> None:
-        """Gives an image another name on the nodes that have it."""
+        """Give an image another name on the nodes that have it."""
         if "E2E_KUBECONFIG" in os.environ:
             pytest.skip("needs a kind cluster, whose nodes are ours")
         self._run(str(_TOOLS / "tag-image"), image, name)
@@ -89,7 +89,7 @@ class Cluster:
 
 
 def state_of(cluster: Cluster, namespace: str) -> str:
-    """What a person would look at first: the objects, what happened to them, and the containers' logs."""
+    """Return what is useful for diagnosis: objects, Events, and containers' logs."""
     namespace_flag = ("--namespace", namespace)
     parts = [
         cluster.kubectl("get", "all,pvc,inferenceendpoints.stoker.dev", *namespace_flag, "-o", "wide", check=False),

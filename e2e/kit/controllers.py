@@ -1,4 +1,4 @@
-"""Whether the cluster's own controllers work: without them no pod is replaced, or taken out of a Service."""
+"""Whether the cluster's own controllers work: without them, pods are neither replaced nor removed from Services."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kit.cluster import Cluster
 
 
 def controllers_live(cluster: Cluster, since: float) -> bool:
-    """Whether those that end when they cannot renew their Lease have renewed it; a cluster of yours may hide them.
+    """Return whether controllers that exit without a renewed Lease have renewed it; your own cluster may hide them.
 
     Args:
-        since: in seconds since 1970, on the nodes' clock.
+        since: seconds since 1970, by the nodes' clock.
     """
     leases = cluster.get("leases", "--namespace", "kube-system")["items"]
     return all(

@@ -15,21 +15,21 @@ from kit.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: A pod of the demo model loads in seconds where it has a processor to itself; three at once on two take longer.
+#: Time for a pod to start, in seconds. The demo model loads in seconds on a free CPU; three pods on two take longer.
 START = 300
 
 
 def example(file: str) -> Object:
-    """A manifest of examples/."""
+    """Return a manifest of examples/."""
     document: Object = yaml.safe_load((ROOT / "examples" / file).read_text())
     return document
 
 
 def demo(name: str = "demo", **changes: Any) -> Object:
-    """examples/01-demo.yaml with parts of its spec changed: ``demo(replicas=2, engine={"maxNumSeqs": 4})``.
+    """Return examples/01-demo.yaml with changed parts of its spec: ``demo(replicas=2, engine={"maxNumSeqs": 4})``.
 
-    It is computed in float32 unless `changes` say otherwise: its tokens are compared with transformers' in float32. It
-    requests less of a processor than the example, so that several pods fit on one small node.
+    By default it computes in float32, since its tokens are compared with transformers' in float32. It requests less CPU
+    than the example, so that several pods fit on one small node.
     """
     document = example("01-demo.yaml")
     document["metadata"]["name"] = name
@@ -39,7 +39,7 @@ def demo(name: str = "demo", **changes: Any) -> Object:
 
 
 def merged(spec: Object, changes: Object) -> Object:
-    """`spec` with `changes` laid over it; None removes a field (as a JSON merge patch does)."""
+    """Return `spec` with `changes` applied as a JSON merge patch: None removes a field."""
     result = copy.deepcopy(spec)
     for key, value in changes.items():
         if value is None:
@@ -51,7 +51,7 @@ def merged(spec: Object, changes: Object) -> Object:
     return result
 
 
-# The engine is the server's child.
+# The engine is a child process of the server.
 _SIGNAL = """
 import os, pathlib, signal
 for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -65,46 +65,46 @@ for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One endpoint, whether or not it exists."""
+    """An endpoint, which need not exist."""
 
     cluster: Cluster
     namespace: str
     name: str = "demo"
 
     def apply(self, document: Object) -> None:
-        """Creates or changes it."""
+        """Create or change it."""
         assert document["metadata"]["name"] == self.name
         self.cluster.apply(self.namespace, document)
 
     def patch(self, **spec: Any) -> None:
-        """Changes fields of its spec; None removes one."""
+        """Change fields of its spec; None removes one."""
         patch = json.dumps({"spec": spec})
         self._kubectl("patch", "inferenceendpoint", self.name, "--type=merge", "-p", patch)
 
     def delete(self) -> None:
-        """Deletes it, and waits only for itself."""
+        """Delete it, and wait only for its own deletion."""
         self._kubectl("delete", "inferenceendpoint", self.name, "--ignore-not-found")
 
     def get(self) -> Object:
-        """The object."""
+        """Return the object."""
         found: Object = self.cluster.get("inferenceendpoint", self.name, "--namespace", self.namespace)
         return found
 
     def condition(self, kind: str = "Ready") -> Object:
-        """A condition; empty where it is not reported, or about an older spec."""
+        """Return a condition; empty if it is missing or describes an older spec."""
         return _condition(self.get(), kind)
 
     def ready(self) -> Object | None:
-        """Its status, if that is about the newest spec and says Ready."""
+        """Return its status if it is Ready with the newest spec."""
         endpoint = self.get()
         return endpoint["status"] if _condition(endpoint, "Ready").get("status") == "True" else None
 
     def wait_ready(self, timeout: float = START) -> Object:
-        """Its status, once it is ready."""
+        """Wait until it is ready, and return its status."""
         return wait_for(self.ready, f"{self.name} is ready; {self.condition()}", timeout)
 
     def wait_reason(self, reason: str, kind: str = "Ready", status: str = "False", timeout: float = 60) -> Object:
-        """The condition `kind`, once it has this status and reason."""
+        """Wait until the condition `kind` has this status and reason, and return it."""
 
         def matching_condition() -> Object | None:
             found = self.condition(kind)
@@ -113,20 +113,20 @@ class Endpoint:
         return wait_for(matching_condition, f"{kind} is {status}, {reason}; {self.condition(kind)}", timeout)
 
     def pods(self) -> list[Object]:
-        """Its pods, but for those that are ending."""
+        """Return its pods that are not terminating."""
         selector = f"app.kubernetes.io/instance={self.name}"
         items = self.cluster.get("pods", "--namespace", self.namespace, "-l", selector)["items"]
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"] and _lives(pod)]
 
     def lives(self) -> dict[str, int]:
-        """By pod, how often its engine has been restarted: equal before and after, nothing was touched."""
+        """Return the engine's restarts by pod. If the result is equal later, no pod was replaced or restarted."""
         return {
             pod["metadata"]["uid"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
             for pod in self.pods()
         }
 
     def serving(self) -> set[str]:
-        """The addresses that its Service leads to."""
+        """Return the ready addresses of its Service."""
         selector = f"kubernetes.io/service-name={self.name}"
         slices = self.cluster.get("endpointslices", "--namespace", self.namespace, "-l", selector)["items"]
         return {
@@ -138,11 +138,11 @@ class Endpoint:
         }
 
     def run(self, pod: str, code: str) -> str:
-        """Runs a Python program in the engine's container of a pod; what it prints."""
+        """Run a Python program in a pod's engine container, and return its output."""
         return self._kubectl("exec", pod, "--container", "engine", "--", "python3", "-c", code)
 
     def signal_engine(self, pod: str, signal: str) -> None:
-        """Sends the engine of a pod, not its server, a signal: ``signal_engine(pod, "SIGSTOP")``."""
+        """Send a signal to a pod's engine, but not to its server: ``signal_engine(pod, "SIGSTOP")``."""
         assert self.run(pod, _SIGNAL.format(signal=signal)).strip(), f"{pod} has no engine"
 
     def _kubectl(self, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""A model hub in the cluster: the one that the engine's tests pretend (tests/engine/models/fake_hub.py), in a pod."""
+"""A model hub in a pod of the cluster: the fake hub of the engine's tests (tests/engine/models/fake_hub.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kit.waiting import wait_for
 _PROGRAM = Path(__file__).resolve().parents[2] / "tests/engine/models/fake_hub.py"
 _PORT = 8080
 
-#: Its arguments: the token, the size of a file of padding in MiB, and after how many MiB the first transfer of a file
+#: Arguments: token, size of a padding file in MiB, and the MiB after which the first transfer of a file is held; 0
+#: disables the latter two.
 #: is held; 0: of neither.
 _SERVE = f"""
 import json, pathlib, random, signal, sys, time
@@ -40,10 +41,10 @@ while True:
 
 @dataclass(frozen=True)
 class Hub:
-    """A hub that has one model, ``org/model``.
+    """A hub with one model, ``org/model``.
 
     Attributes:
-        url: for HF_ENDPOINT.
+        url: value of HF_ENDPOINT.
     """
 
     url: str
@@ -52,7 +53,7 @@ class Hub:
     pod: str
 
     def fetched(self) -> list[tuple[str, int]]:
-        """The files that were requested: path, and the byte from which on."""
+        """Return the requested files: path, and offset of the first byte."""
         log = self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace)
         return [tuple(json.loads(line)) for line in log.strip("\n").split("\n") if line.startswith("[")]
 
@@ -67,14 +68,14 @@ def start(
     padding: int = 0,
     hold_at: int = 0,
 ) -> Hub:
-    """Starts a hub.
+    """Start a hub.
 
     Args:
-        image: has Python.
-        files: the model's, less than a megabyte together.
-        token: the one that may read; none: every client may.
-        padding: MiB of a further file, padding.txt, which no engine reads.
-        hold_at: after so many MiB of a file, the first transfer of it only trickles until its connection ends.
+        image: image with Python.
+        files: the model's files, less than a megabyte in total.
+        token: token with read access; empty for public access.
+        padding: size in MiB of a further file, padding.txt, which no engine reads.
+        hold_at: MiB after which the first transfer of a file only trickles until its connection ends.
     """
     name = "hub-private" if token else "hub"
     pod = client_pod(name, image, ["python", "-c", _SERVE, token, str(padding), str(hold_at)])

@@ -1,4 +1,4 @@
-"""KEDA, installed from its own manifests."""
+"""Installation of KEDA from its own manifests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kit.cluster import Cluster, Object
 from kit.waiting import wait_for
 
 _NAMESPACE = "keda"
-#: Parts of its manifests. The webhooks only check objects, and are left out.
+#: Used parts of its manifests. The webhooks only validate objects, and are left out.
 _PARTS = ("general/namespace.yaml", "crd/bases", "service_account", "rbac", "manager", "metrics-server")
-#: In which both of its Deployments become available where others start too.
+#: Time for both of its Deployments to become available while others start, in seconds.
 _START_S = 240
 
 
@@ -29,7 +29,7 @@ def _documents(config: Path) -> Iterator[Object]:
 
 
 def _adapted(document: Object, image: str) -> Object:
-    """A manifest as kustomize makes it, for a small node, with an image that is on the nodes."""
+    """Adapt a manifest as kustomize does, for a small node, with an image that the nodes have."""
     if document["kind"] == "Deployment":
         pod = document["spec"]["template"]["spec"]
         for container in pod["containers"]:
@@ -38,22 +38,22 @@ def _adapted(document: Object, image: str) -> Object:
             if document["metadata"]["name"] == "keda-operator":
                 container["args"].append("--enable-webhook-patching=false")
     if document["kind"] == "APIService":
-        # KEDA's operator writes the authority of its certificate into the object that has this annotation.
+        # KEDA's operator writes its CA bundle into the object that has this annotation.
         document["spec"].setdefault("insecureSkipTLSVerify", False)
     return document
 
 
 @contextmanager
 def installed(cluster: Cluster, folder: Path) -> Iterator[None]:
-    """KEDA runs in the cluster meanwhile.
+    """Run KEDA in the cluster during the block.
 
     Args:
-        folder: as ``e2e/keda/build`` prints it.
+        folder: path that ``e2e/keda/build`` prints.
     """
     image = (folder / "image-name").read_text().strip()
     documents = [_adapted(each, image) for each in _documents(folder / "config")]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
-    # Definitions are too long for kubectl's annotation.
+    # The CRDs are too long for kubectl's last-applied annotation.
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
     try:
         wait_for(lambda: _serves(cluster), "KEDA's external metrics are served", _START_S)

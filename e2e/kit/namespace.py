@@ -1,4 +1,4 @@
-"""A namespace for a while."""
+"""Temporary namespaces."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 
 from kit.cluster import Cluster
 
-#: What tests made stays, for a look.
+#: Keep the tests' objects for inspection.
 KEEP = bool(os.environ.get("KEEP"))
 
 
 @contextlib.contextmanager
 def fresh(cluster: Cluster, title: str) -> Iterator[str]:
-    """A new namespace, called after `title`; deleted afterwards."""
+    """Create a namespace named after `title`; delete it afterwards."""
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].strip("-")
     name = f"{words}-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)
     yield name
     if not KEEP:
-        # Its pods' drain is not worth waiting for, and the next test has the processors to itself.
+        # Not waiting for the pods' drain saves time; the next test has the CPUs to itself.
         cluster.kubectl("delete", "inferenceendpoints", "--all", "--namespace", name, "--ignore-not-found", check=False)
         cluster.kubectl("delete", "namespace", name, "--wait=false")
         cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--wait=false", check=False)

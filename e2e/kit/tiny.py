@@ -9,10 +9,10 @@ from kit.cluster import Object
 
 
 def tiny_llama(folder: Path, **shape: int) -> dict[str, bytes]:
-    """Its files, which are written into `folder` first.
+    """Write the model into `folder`, and return its files.
 
     Args:
-        shape: of its configuration, what is to be otherwise.
+        shape: changed fields of its configuration.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -36,7 +36,7 @@ def tiny_llama(folder: Path, **shape: int) -> dict[str, bytes]:
 
 
 def tiny(hub: str, name: str = "demo", source: str = "hf://org/model", **spec: Any) -> Object:
-    """An endpoint of the tiny model from `hub`."""
+    """Return an endpoint of the tiny model from `hub`."""
     return {
         "apiVersion": "stoker.dev/v1alpha1",
         "kind": "InferenceEndpoint",

@@ -1,4 +1,4 @@
-"""Traffic: an application in a pod of the cluster talks to an endpoint while the test disturbs it.
+"""Traffic: an application in a pod of the cluster sends requests to an endpoint while the test disturbs it.
 
 with traffic(cluster, namespace, image, url) as flow:
     ...                       # what should not, or should, disturb
@@ -19,13 +19,17 @@ from kit.endpoint import START
 from kit.waiting import wait_for
 
 _CLIENT = Path(__file__).with_name("traffic_client.py")
-#: Requests; fewer prove nothing.
+#: Smallest number of requests that is conclusive.
 _ENOUGH = 21
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request; times are seconds since 1970 on the node's clock. `first` is when its first text came, if any did."""
+    """A request.
+
+    Attributes:
+        start, first, end: seconds since 1970 by the node's clock; `first` is when its first text arrived, or None.
+    """
 
     start: float
     end: float
@@ -38,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of all requests."""
+    """The results of all requests."""
 
     requests: tuple[Request, ...]
 
@@ -48,47 +52,47 @@ class Result:
 
     @property
     def failed(self) -> list[Request]:
-        """Those that got no answer."""
+        """Return requests without a response."""
         return [each for each in self.requests if each.outcome == "failed"]
 
     @property
     def cut(self) -> list[Request]:
-        """Those whose answer did not come to its end."""
+        """Return requests whose response was incomplete."""
         return [each for each in self.requests if each.outcome == "cut"]
 
     @property
     def broken(self) -> list[Request]:
-        """Those that failed or were cut."""
+        """Return requests that failed or were cut."""
         return [*self.failed, *self.cut]
 
     @property
     def times_to_first_token(self) -> list[float]:
-        """Of streams, in seconds, shortest first."""
+        """Return the streams' times to first token in seconds, sorted."""
         streams = [each for each in self.requests if each.kind != "whole"]
         return sorted(each.first - each.start for each in streams if each.first is not None)
 
     @property
     def longest_gap(self) -> float:
-        """The most seconds without a request that came to its end."""
+        """Return the longest time without a completed request, in seconds."""
         ends = sorted(each.end for each in self.requests if each.outcome == "ok")
         first = min((each.start for each in self.requests), default=0)
         return max((after - before for before, after in zip([first, *ends], ends, strict=False)), default=0)
 
     def unbroken(self) -> None:
-        """Every request was answered, to the end."""
+        """Assert that every request was answered completely."""
         assert self.sent >= _ENOUGH, f"{self.sent} requests are too few to judge by"
         broken = self.broken
         assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n{listed(broken[:10])}"
 
 
 def listed(requests: Iterable[Request]) -> str:
-    """One a line: a text, which pytest does not shorten."""
+    """List requests, one per line: pytest does not shorten text."""
     return "\n".join(map(str, requests))
 
 
 @dataclass
 class Flow:
-    """Traffic that flows; `result` is there once it has ended."""
+    """Running traffic; `result` is available once it has ended."""
 
     cluster: Cluster
     namespace: str
@@ -100,16 +104,16 @@ class Flow:
         return self._ended[0]
 
     def so_far(self) -> Result:
-        """What was reported until now."""
+        """Return the results reported so far."""
         return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
 
     def wait_for(self, more: int, timeout: float = START) -> None:
-        """Waits until `more` further requests have been answered."""
+        """Wait until `more` further requests have been answered."""
         before = self.so_far().sent
         wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
 
     def end(self) -> None:
-        """Lets requests in flight finish, and reads what was reported."""
+        """Let requests in flight finish, and read the results."""
         namespace_flag = ("--namespace", self.namespace)
         self.cluster.kubectl("exec", self.pod, *namespace_flag, "--", "sh", "-c", "kill -TERM 1")
 
@@ -134,11 +138,11 @@ def traffic(
     program: Path = _CLIENT,
     arguments: Sequence[str] = (),
 ) -> Iterator[Flow]:
-    """Traffic from a pod to `url`. It flows when the block begins; it has ended, and `result` is there, afterwards.
+    """Run traffic from a pod to `url` during the block; `result` is available afterwards.
 
     Args:
-        program: the client, if not `traffic_client.py`; it reports each request as that one does.
-        arguments: more of them, after those that both have.
+        program: client program, by default `traffic_client.py`; it reports requests in the same format.
+        arguments: additional arguments, after those common to all programs.
     """
     name = f"traffic-{uuid.uuid4().hex[:6]}"
     command = ["python", "-c", program.read_text(), url, str(workers), api_key, *arguments]
@@ -156,8 +160,10 @@ def traffic(
 
 
 def client_pod(name: str, image: str, command: list[str]) -> Object:
-    """A pod of the application, which a namespace with restricted PodSecurity takes. It prefers the control plane, so
-    that draining a worker does not drain it."""
+    """Return a pod of the application that restricted PodSecurity accepts.
+
+    It prefers the control plane, so that draining a worker does not evict it.
+    """
     control_plane = "node-role.kubernetes.io/control-plane"
     prefers = {
         "weight": 1,

@@ -1,16 +1,16 @@
-"""An application that never rests: N workers send an endpoint one request after another, and each is reported.
+"""A client under constant load: N workers send requests to an endpoint, one after another, and report each.
 
     python traffic_client.py URL WORKERS API_KEY [LONGEST PAUSE]
 
-It runs in a pod of the cluster. Nothing is retried. Prompts of completions have a long-tailed distribution of lengths,
-up to all that the model takes, or to LONGEST tokens. Each worker rests for PAUSE seconds after a request. A line of
-JSON a request:
+It runs in a pod of the cluster and never retries. The lengths of completion prompts have a long-tailed distribution, up
+to the model's limit, or to LONGEST tokens. Each worker pauses for PAUSE seconds after a request. It prints one line of
+JSON per request:
 
     {"start", "first", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error",
      "tokens": chunks of text}
 
-failed: no answer; cut: an answer that began and did not come to its end. On SIGTERM the workers finish what they are
-at, and the last line is {"requests": N}.
+failed: no response; cut: an incomplete response. On SIGTERM the workers finish their requests, and the last line is
+{"requests": N}.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from typing import Any
 
 from openai import OpenAI
 
-#: A worker keeps its connection for so many requests, then opens another, which the Service may lead elsewhere.
+#: Number of requests after which a worker opens a new connection, which the Service may route to another pod.
 _REQUESTS_A_CONNECTION = 8
-#: The server holds a request for up to 55 s while a killed engine is loaded again.
+#: Timeout in seconds: the server holds a request for up to 55 s while it restarts a killed engine.
 _TIMEOUT_S = 120
 _TOKENS = 8
-#: What every model takes, where nobody says more, as a gateway does not.
+#: Context length if the server does not report one (a gateway does not); every tested model has it.
 _LEAST = 2048
-#: Lengths of prompts are log-normal: half are below 48 tokens, 1 in 10 is beyond 500, 1 in 50 beyond 2,000.
+#: Log-normal prompt lengths in tokens: half are below 48, 1 in 10 is above 500, 1 in 50 above 2,000.
 _LENGTHS = NormalDist(math.log(48), 1.8)
-#: Ids that every model has, and that are no special tokens.
+#: Token ids that every model has and that are not special.
 _WORDS = range(10, 250)
 _MESSAGES: Any = [{"role": "user", "content": "Hello!"}]
 
@@ -50,14 +50,17 @@ _numbers = itertools.count(1)
 
 
 def prompt(max_length: int) -> list[int]:
-    """Token ids, at most so many. Steps of the golden ratio spread the lengths evenly: any 25 have a long one."""
+    """Return at most `max_length` token ids.
+
+    Steps of the golden ratio spread the lengths evenly: any 25 consecutive prompts contain a long one.
+    """
     number = next(_numbers)
     length = round(math.exp(_LENGTHS.inv_cdf(number * 0.618034 % 1)))
     return random.Random(number).choices(_WORDS, k=max(1, min(length, max_length)))
 
 
 def completion(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
-    """Text and, at the end, why it ended."""
+    """Yield text and, at the end, the finish reason."""
     stream = client.completions.create(
         model=model.id,
         prompt=prompt(min(longest, getattr(model, "max_model_len", _LEAST) - _TOKENS)),
@@ -71,7 +74,7 @@ def completion(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, 
 
 
 def chat(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
-    """As `completion`."""
+    """As `completion`, for chats."""
     stream: Any = client.chat.completions.create(
         model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS, stream=True
     )
@@ -81,13 +84,13 @@ def chat(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | 
 
 
 def whole(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
-    """As `completion`, in one piece."""
+    """As `completion`, without streaming."""
     answer = client.chat.completions.create(model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS)
     yield answer.choices[0].message.content or "", answer.choices[0].finish_reason
 
 
 def ask(kind: str, client: OpenAI, model: Any, longest: int) -> None:
-    """One request, reported."""
+    """Send one request and report it."""
     start, first, chunks, finished, error = time.time(), None, 0, None, ""
     try:
         for text, finish_reason in {"completion": completion, "chat": chat, "whole": whole}[kind](
@@ -96,7 +99,7 @@ def ask(kind: str, client: OpenAI, model: Any, longest: int) -> None:
             first = first or time.time()
             chunks += bool(text)
             finished = finish_reason or finished
-    except Exception as problem:  # whatever it is, it is the test's to judge
+    except Exception as problem:  # reported; the test evaluates it
         cause = f" ({problem.__cause__!r})" if problem.__cause__ else ""
         error = f"{type(problem).__name__}: {problem}{cause}"
     if not error and not finished:
@@ -109,7 +112,7 @@ def ask(kind: str, client: OpenAI, model: Any, longest: int) -> None:
 
 
 def work(url: str, api_key: str, model: Any, kinds: Iterator[str], longest: int, pause: float) -> None:
-    """Sends requests until stopped."""
+    """Send requests until stopped."""
     while not _stop.is_set():
         with OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S) as client:
             for _ in range(_REQUESTS_A_CONNECTION):
@@ -127,7 +130,7 @@ def main() -> None:
     threads = []
     for number in range(int(workers)):
         kinds = itertools.cycle(["completion", "chat", "completion", "whole"])
-        for _ in range(number):  # not all the same at once
+        for _ in range(number):  # each worker starts with another kind
             next(kinds)
         threads.append(threading.Thread(target=work, args=(url, api_key, model, kinds, int(longest), float(pause))))
         threads[-1].start()

@@ -1,4 +1,4 @@
-"""Waiting for what a cluster does in its own time."""
+"""Waiting for asynchronous changes of a cluster."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Something hangs if it has not happened after so many seconds.
+#: Time after which a condition counts as hanging, in seconds.
 HANGING_S = 120.0
 
 
 def wait_for(look: Callable[[], T | None], description: str, timeout: float, every: float = 1) -> T:
-    """What `look` returns as soon as that is something.
+    """Call `look` until it returns something other than None or false, and return that.
 
     Raises:
-        AssertionError: it was nothing for `timeout` seconds; `description` says what was waited for.
+        AssertionError: `timeout` seconds passed; `description` says what was expected.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -29,7 +29,7 @@ def wait_for(look: Callable[[], T | None], description: str, timeout: float, eve
 
 
 async def wait_for_async(holds: Callable[[], bool], description: str, timeout: float) -> None:  # noqa: ASYNC109
-    """`wait_for` for coroutines: the event loop goes on meanwhile."""
+    """`wait_for` for coroutines; the event loop keeps running."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while not holds():

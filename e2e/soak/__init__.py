@@ -1,1 +1,1 @@
-"""Half an hour of everything at once: see `soak.py`."""
+"""Half an hour of mixed traffic and random faults: see `soak.py`."""

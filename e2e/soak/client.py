@@ -1,15 +1,15 @@
-"""Applications of many kinds that send an endpoint all sorts of requests, at random; a pod's program.
+"""Program of a pod: many kinds of applications that send random requests to an endpoint.
 
     python client.py URL WORKERS API_KEY SEED PAUSE
 
-Each worker draws its requests from its own seeded generator, and rests PAUSE seconds after each. Lengths of prompts
-have a long tail, up to all that the model takes. Output and SIGTERM are as in `traffic_client.py`, and a request is
-"ok" when what was due came:
+Each worker draws its requests from its own seeded generator, and pauses for PAUSE seconds after each. Prompt lengths
+have a long tail, up to the model's limit. Output and SIGTERM are as in `traffic_client.py`. A request is "ok" if its
+result is as expected:
 
-    plain kinds        an answer, whole or streamed to its end
-    repeated           the same answer as always: greedy decoding does not depend on batch, cache or pod
-    wrong requests     the status that is due, such as 404
-    hang-ups           the client goes away in the middle, and nothing more is expected
+    plain kinds        a complete response, whole or streamed
+    repeated           the same text every time: greedy decoding does not depend on batch, cache or pod
+    wrong requests     the expected status, such as 404
+    hang-ups           the client disconnects in the middle; no further result is expected
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any
 
 from openai import APIStatusError, APITimeoutError, OpenAI
 
-#: A worker keeps its connection for so many requests, then opens another, which the Service may lead elsewhere.
+#: Number of requests after which a worker opens a new connection, which the Service may route to another pod.
 _REQUESTS_A_CONNECTION = 8
 _TIMEOUT_S = 120
-#: Larger than the endpoints' --max-request-bytes.
+#: Size of a refused request, larger than the endpoints' --max-request-bytes.
 _TOO_MANY_BYTES = 1_200_000
-#: Ids that every model has, and that are no special tokens.
+#: Token ids that every model has and that are not special.
 _WORDS = range(10, 250)
 
 _SYSTEM = "You are the stoker of a steam engine. You answer in short sentences, and you never leave the fire alone. "
@@ -44,12 +44,14 @@ _answers: dict[str, str] = {}
 
 
 class NotAsDueError(Exception):
-    """An answer came, but not the one that was due."""
+    """A response differs from the expected one."""
 
 
 class Asking:
-    """One worker's requests: its client, the model, its dice. Each method is a kind of request, and yields the
-    text that arrives; it raises when something else comes than is due."""
+    """The requests of one worker, with its client, model and random generator.
+
+    Each method is a kind of request. It yields the text that arrives, and raises if the result is not as expected.
+    """
 
     def __init__(self, url: str, api_key: str, model: Any, dice: random.Random) -> None:
         self.client = OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=_TIMEOUT_S)
@@ -57,7 +59,7 @@ class Asking:
         self.max_model_len: int = model.max_model_len
         self.dice = dice
 
-    # What an application requests.
+    # Requests of applications.
 
     def chat(self) -> Iterator[str]:
         answer = self.client.chat.completions.create(
@@ -79,12 +81,12 @@ class Asking:
         yield from _texts(self._complete(prompt=self._prompt(), max_tokens=self._output_length(), stream=True), _text)
 
     def long_prompt(self) -> Iterator[str]:
-        """A long beginning that others have too, and an end of its own."""
+        """Send a long shared prefix with a suffix of its own."""
         prompt = _SYSTEM * self.dice.choice((4, 8, 16)) + self._prompt()
         yield from _texts(self._complete(prompt=prompt, max_tokens=4, stream=True), _text)
 
     def any_length(self) -> Iterator[str]:
-        """Half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 70 longer than 2,000."""
+        """Send a prompt: half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 70 longer than 2,000."""
         tokens = self._output_length()
         length = max(1, min(round(self.dice.lognormvariate(math.log(64), 1.5)), self.max_model_len - tokens))
         prompt = self.dice.choices(_WORDS, k=length)
@@ -123,7 +125,7 @@ class Asking:
         yield choice.text
 
     def scoring(self) -> Iterator[str]:
-        """A prompt's own log-probabilities; nothing is generated."""
+        """Request the log-probabilities of a prompt, without output tokens."""
         choice = self._complete(prompt=self._prompt(), max_tokens=0, echo=True, logprobs=1).choices[0]
         if not choice.logprobs or len(choice.logprobs.token_logprobs) < 2:
             raise NotAsDueError("no logprobs of the prompt")
@@ -153,7 +155,7 @@ class Asking:
             raise NotAsDueError(str(got))
         yield str(got["count"])
 
-    # What is wrong, and which status is due.
+    # Wrong requests with the expected status.
 
     def unknown_field(self) -> Iterator[str]:
         return _refused(400, lambda: self._complete(prompt="a", extra_body={"temprature": 1}))
@@ -162,7 +164,7 @@ class Asking:
         return _refused(400, lambda: self._complete(prompt="a", temperature=-1))
 
     def no_such_format(self) -> Iterator[str]:
-        """JSON mode, which the engine does not have and therefore refuses."""
+        """Request JSON mode, which the engine lacks and must refuse."""
         return _refused(400, lambda: self._chat_as({"type": "json_object"}))
 
     def too_long(self) -> Iterator[str]:
@@ -181,7 +183,7 @@ class Asking:
     def no_such_path(self) -> Iterator[str]:
         return _refused(404, lambda: self._post("nowhere", {}))
 
-    # Who goes away.
+    # Clients that disconnect.
 
     def hangs_up_in_stream(self) -> Iterator[str]:
         stream = self._complete(prompt=self._prompt(), max_tokens=64, stream=True, n=self.dice.choice((1, 2)))
@@ -197,7 +199,7 @@ class Asking:
             return
         yield "answered in time"
 
-    # Parts of the above.
+    # Helpers.
 
     def _complete(self, **parameters: Any) -> Any:
         return self.client.completions.create(model=self.model, **parameters)
@@ -241,7 +243,7 @@ def _text(choice: Any) -> str:
 
 
 def _texts(stream: Iterable[Any], text: Callable[[Any], str | None]) -> Iterator[str]:
-    """A stream's text, to its end."""
+    """Yield a stream's text until its end."""
     finished = False
     for chunk in stream:
         for choice in chunk.choices:
@@ -252,7 +254,7 @@ def _texts(stream: Iterable[Any], text: Callable[[Any], str | None]) -> Iterator
 
 
 def _refused(status: int, ask: Callable[[], object]) -> Iterator[str]:
-    """Nothing, once `ask` was answered with this status."""
+    """Yield nothing; check that `ask` is answered with this status."""
     try:
         ask()
     except APIStatusError as error:
@@ -263,12 +265,12 @@ def _refused(status: int, ask: Callable[[], object]) -> Iterator[str]:
 
 
 def ask(asking: Asking, kind: Callable[[Asking], Iterator[str]]) -> None:
-    """One request, reported."""
+    """Send one request and report it."""
     start, chunks, error = time.time(), 0, ""
     try:
         for text in kind(asking):
             chunks += bool(text)
-    except Exception as problem:  # whatever it is, it is the test's to judge
+    except Exception as problem:  # reported; the test evaluates it
         cause = f" ({problem.__cause__!r})" if problem.__cause__ else ""
         error = f"{type(problem).__name__}: {problem}{cause}"
     outcome = "ok" if not error else "cut" if chunks else "failed"
@@ -281,7 +283,7 @@ def ask(asking: Asking, kind: Callable[[Asking], Iterator[str]]) -> None:
 
 
 def work(url: str, api_key: str, model: Any, dice: random.Random, pause: float) -> None:
-    """Sends requests until stopped."""
+    """Send requests until stopped."""
     while not _stop.is_set():
         asking = Asking(url, api_key, model, dice)
         with asking.client:

@@ -1,11 +1,11 @@
-"""What goes wrong, or is changed, while the traffic flows: one thing at a time, in an order drawn by a seed.
+"""Faults and changes during traffic, one at a time, in a seeded random order.
 
-A fault is gentle or harsh. A gentle one costs no request. A harsh one kills or freezes an engine abruptly: what
-was in flight on its pod fails. If the pod's server goes down with it, so does what the Service still leads there until
-its endpoints are updated; if the server stays, and has the engine loaded again, nothing else does.
+A fault is gentle or harsh. A gentle one fails no request. A harsh one kills or freezes an engine: requests in flight on
+its pod fail. If the pod's server dies too, requests that the Service still routes there fail until its endpoints are
+updated; if the server survives and restarts the engine, no others fail.
 
-After each, all must be as it should be before the next one comes (`Site.wait_recovered`), and a change that was not
-announced must have arrived, so that an operator that only seems to live is noticed.
+After each fault, everything must recover before the next one (`Site.wait_recovered`), and a change of an endpoint must
+take effect, which detects an operator that only seems to work.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from kit.waiting import wait_for
 T = TypeVar("T")
 
 REPLICAS = 2
-#: Seconds until a Service takes out a pod that does not serve: see under_traffic/test_pod_death.py; here twice that.
+#: Time until a Service stops routing to a failed pod, in seconds: twice that of under_traffic/test_pod_death.py.
 HEARSAY = 12
-#: Seconds until a pod whose engine does not answer is reported as not ready, at the latest.
+#: Longest time until a pod whose engine hangs is reported as not ready, in seconds.
 NOTICED = 20
-#: Seconds for everything to be well again. Three models that load on two processors take their time.
+#: Time for full recovery, in seconds. It includes loading three models on two CPUs.
 RECOVERY = 420
 _ETCD_PAUSE = 15
 
 
 @dataclass
 class Site:
-    """Where the faults strike.
+    """Target of the faults.
 
     Attributes:
-        endpoint: the one whose pods are struck; it has `REPLICAS` of them.
-        sheltered: the node that is not drained.
-        dice: decides who is struck.
+        endpoint: the endpoint whose pods are hit; it has `REPLICAS` pods.
+        sheltered: node that is never drained.
+        dice: random generator that selects targets.
     """
 
     cluster: Cluster
@@ -54,42 +54,42 @@ class Site:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def next_number(self) -> int:
-        """A number that was not there before."""
+        """Return a number that has not been used."""
         return next(self._numbers)
 
     @property
     def control_plane(self) -> str:
-        """The name of the node that the API server runs on."""
+        """Return the name of the API server's node."""
         (node,) = self.cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
         name: str = node["metadata"]["name"]
         return name
 
     def operator_pods(self) -> list[Object]:
-        """The operator's pods, those that are ending too."""
+        """Return the operator's pods, including terminating ones."""
         which = ("--namespace", SYSTEM, "-l", "app.kubernetes.io/name=stoker-operator")
         found: list[Object] = self.cluster.get("pods", *which)["items"]
         return found
 
     def leases(self) -> list[Object]:
-        """The Leases in the operator's namespace."""
+        """Return the Leases in the operator's namespace."""
         found: list[Object] = self.cluster.get("leases", "--namespace", SYSTEM)["items"]
         return found
 
     def leader(self) -> str | None:
-        """The operator's pod that leads; None while none that exists does."""
+        """Return the operator's leading pod; None if no existing pod leads."""
         (lease,) = self.leases()
         holder = (lease["spec"].get("holderIdentity") or "").partition("_")[0]
         names = {pod["metadata"]["name"] for pod in self.operator_pods()}
         return holder if holder in names else None
 
     def model_pods(self) -> list[Object]:
-        """The endpoint's pods, those that are ending too."""
+        """Return the endpoint's pods, including terminating ones."""
         which = ("--namespace", self.endpoint.namespace, "-l", f"app.kubernetes.io/instance={self.endpoint.name}")
         found: list[Object] = self.cluster.get("pods", *which)["items"]
         return found
 
     def all_is_well(self) -> bool:
-        """Whether nodes, operator and endpoint are what they should be, with nothing on its way."""
+        """Return whether nodes, operator and endpoint are in their desired state, without ongoing changes."""
         nodes = self.cluster.get("nodes")["items"]
         operator = self.cluster.get("deployment", "stoker", "--namespace", SYSTEM)
         return (
@@ -102,10 +102,10 @@ class Site:
         )
 
     def wait_recovered(self) -> None:
-        """Waits until all is well and a change arrives.
+        """Wait until everything has recovered and a change takes effect.
 
         Raises:
-            AssertionError: that takes longer than it may.
+            AssertionError: that takes too long.
         """
         note, began = f"turn-{self.next_number()}", time.time()
 
@@ -119,23 +119,23 @@ class Site:
 
         wait_for(tolerating_outage(changed), "the API server takes a change", RECOVERY)
         wait_for(tolerating_outage(arrived), "the change arrives", RECOVERY)
-        # Before they are back, a pod that has gone may seem to serve.
+        # Without the controllers, a deleted pod may seem to serve.
         wait_for(tolerating_outage(lambda: controllers_live(self.cluster, began)), "the controllers live", RECOVERY)
         wait_for(tolerating_outage(self.all_is_well), "all is well again", RECOVERY)
 
     def struck_pod(self) -> str:
-        """Any pod of the endpoint's."""
+        """Return the name of a random pod of the endpoint."""
         name: str = self.dice.choice(self.endpoint.pods())["metadata"]["name"]
         return name
 
 
 @dataclass(frozen=True)
 class Blow:
-    """A harsh fault that happened; moments in seconds since 1970.
+    """A harsh fault that happened; times in seconds since 1970.
 
     Attributes:
-        struck: what began before this may have been in flight.
-        heard: what began before this may have been led to a server that was down.
+        struck: requests that started before this may have been in flight.
+        heard: requests that started before this may have been routed to a server that was down.
     """
 
     struck: float
@@ -144,12 +144,12 @@ class Blow:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens.
+    """A fault.
 
     Attributes:
-        strike: lets it happen. Returns the blow, where it is harsh.
-        restarts: whether pods of the endpoint may be other ones, or restarted, afterwards.
-        needs_root: whether it needs root on a node, which there is on nodes that are ours.
+        strike: triggers it. Returns the blow of a harsh fault.
+        restarts: whether pods of the endpoint may be replaced or restarted.
+        needs_root: whether it needs root on a node, which only clusters made by these tests permit.
     """
 
     name: str
@@ -159,12 +159,12 @@ class Fault:
 
 
 def tolerating_outage(look: Callable[[], T | None]) -> Callable[[], T | None]:
-    """`look`, which sees nothing while the API server is away."""
+    """Return `look` with errors of an unavailable API server turned into None."""
 
     def look_or_none() -> T | None:
         try:
             return look()
-        except (pytest.fail.Exception, ValueError, KeyError):  # kubectl failed, or said less than it should
+        except (pytest.fail.Exception, ValueError, KeyError):  # kubectl failed, or its output was incomplete
             return None
 
     return look_or_none
@@ -186,7 +186,7 @@ def _engine_signalled(site: Site, signal: str) -> Blow:
     def is_noticed() -> bool:
         return address not in site.endpoint.serving() or site.endpoint.lives() != lives
 
-    with contextlib.suppress(AssertionError):  # judged later, by what clients saw
+    with contextlib.suppress(AssertionError):  # evaluated later, by the clients' results
         wait_for(tolerating_outage(is_noticed), "it is noticed", NOTICED, every=0.5)
     return Blow(struck, time.time() + HEARSAY)
 
@@ -196,7 +196,7 @@ def _engine_killed(site: Site) -> Blow:
 
 
 def _engine_frozen(site: Site) -> Blow:
-    """Recovered is who answers again: its pod may still count as ready for a moment."""
+    """Recovery means that the server responds again: its pod may still count as ready for a moment."""
     blow = _engine_signalled(site, "SIGSTOP")
     wait_for(tolerating_outage(lambda: len(site.endpoint.serving()) == REPLICAS), "it serves again", RECOVERY)
     return blow
@@ -219,17 +219,17 @@ def _api_server_killed(site: Site) -> None:
 
 
 def _etcd_paused(site: Site) -> None:
-    """A disk that does not answer."""
+    """Simulate a disk that does not respond."""
     node = site.control_plane
     site.cluster.on_node(node, "pkill", "-STOP", "-f", "^etcd")
     try:
-        time.sleep(_ETCD_PAUSE)  # sleeps: how long the disk does not answer
+        time.sleep(_ETCD_PAUSE)  # sleeps: duration of the disk's outage
     finally:
         site.cluster.on_node(node, "pkill", "-CONT", "-f", "^etcd")
 
 
 def _webhook_down(site: Site) -> None:
-    """No operator at all; what is written meanwhile is taken in, and done later."""
+    """Run no operator: objects written meanwhile are accepted, and reconciled later."""
     in_namespace = ("--namespace", SYSTEM)
     site.cluster.kubectl("scale", "deployment/stoker", "--replicas=0", *in_namespace)
     try:
@@ -240,7 +240,7 @@ def _webhook_down(site: Site) -> None:
 
 
 def _node_drained(site: Site) -> None:
-    """One that model pods are on, where there is one that is not sheltered."""
+    """Drain a node with model pods, if there is one that is not sheltered."""
     nodes = [pod["spec"]["nodeName"] for pod in site.endpoint.pods()]
     other_nodes = [
         each["metadata"]["name"]
@@ -293,7 +293,7 @@ FAULTS = (
 
 
 def schedule(dice: random.Random, nodes_are_ours: bool = True) -> Iterator[Fault]:
-    """Faults without end: each once, in random order, then all again."""
+    """Yield faults endlessly: each once in random order, then again."""
     possible = [fault for fault in FAULTS if nodes_are_ours or not fault.needs_root]
     while True:
         yield from dice.sample(possible, len(possible))

@@ -1,7 +1,7 @@
-"""A picture of samples over time: a panel a quantity, a line a process, a band a fault. SVG, without a library.
+"""Plots samples over time as SVG, without a library: a panel per quantity, a line per process, a band per fault.
 
 ┌ title ───────────────┐
-│  ╱‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾    │ the greatest value
+│  ╱‾‾‾‾‾‾‾‾‾‾‾‾‾‾‾    │ maximum
 │ ╱    ▒▒     ▒        │
 └──────────────────────┘ 0
  0 min             30 min
@@ -15,7 +15,7 @@ from html import escape
 
 _WIDTH, _HEIGHT = 860, 120
 _LEFT, _RIGHT, _TOP, _GAP = 60, 30, 24, 38
-#: A palette that colour-blind people tell apart (Okabe and Ito).
+#: Palette for colour-blind readers (Okabe and Ito).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 Line = Sequence[tuple[float, float]]
@@ -26,7 +26,7 @@ class Panel:
     """Lines of one quantity.
 
     Attributes:
-        lines: by what they are called in the legend, lines of (minutes, value); those of one name have one colour.
+        lines: by name in the legend, lines of (minutes, value); lines of one name have the same colour.
     """
 
     title: str
@@ -37,8 +37,8 @@ def draw(panels: Sequence[Panel], minutes: float, bands: Iterable[tuple[float, f
     """Draw the panels as one SVG.
 
     Args:
-        minutes: where the axis ends.
-        bands: from, until (minutes) and what happened then, which a pointer on the band shows.
+        minutes: end of the time axis.
+        bands: start and end in minutes, and a description that is shown as a tooltip.
     """
     height = _TOP + len(panels) * (_HEIGHT + _GAP)
     parts = [

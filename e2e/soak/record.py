@@ -1,4 +1,4 @@
-"""What a soak saw, its problems, and its report: a page of Markdown and a picture."""
+"""Results of a soak: requests, processes, problems, and the report in Markdown with a picture."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from soak.picture import Line, Panel, draw
 from soak.samples import Life, Sample
 
 _MIB = 1024**2
-#: Requests on a pod that is struck may end a moment before we know that it was.
+#: Requests on a failing pod may end this many seconds before the recorded time of the fault.
 _BEFORE_S = 1
 
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault that happened; moments in seconds since 1970.
+    """A fault that happened; times in seconds since 1970.
 
     Attributes:
-        until: until when requests to the struck endpoint may begin and fail; None: never, it was a gentle one.
-        recovered: when all was well again.
+        until: requests to the endpoint that start before this may fail; None for gentle faults.
+        recovered: time of full recovery.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Strike:
     recovered: float
 
     def excuses(self, request: Request) -> bool:
-        """Whether this is why the request failed."""
+        """Return whether the fault explains a failed request."""
         return self.until is not None and request.end >= self.began - _BEFORE_S and request.start <= self.until
 
 
@@ -45,8 +45,8 @@ class Record:
 
     Attributes:
         requests: by endpoint.
-        struck: the endpoint that faults strike; requests to another one never fail.
-        problems: what was not as it should be, in the order it was seen.
+        struck: endpoint that the faults hit; requests to others must never fail.
+        problems: deviations, in the order of detection.
     """
 
     seed: int
@@ -59,7 +59,7 @@ class Record:
     problems: list[str] = field(default_factory=list)
 
     def judge(self) -> None:
-        """Adds what is wrong with requests and processes to the problems."""
+        """Add problems of requests and processes."""
         for endpoint, requests in self.requests.items():
             for request in requests:
                 if request.outcome != "ok" and not self._excused(endpoint, request):
@@ -68,10 +68,10 @@ class Record:
             self.problems += _leaks(life)
 
     def page(self, picture: str) -> str:
-        """In Markdown.
+        """Return the report in Markdown.
 
         Args:
-            picture: the name of the picture's file.
+            picture: file name of the picture.
         """
         minutes = self._minutes(max((life.samples[-1].when for life in self.lives), default=self.began))
         words = (
@@ -97,7 +97,7 @@ class Record:
         return "\n\n".join(parts) + "\n"
 
     def picture(self) -> str:
-        """Memory and open files of every process, in SVG."""
+        """Plot memory and open files of all processes, as SVG."""
         roles = sorted({life.role for life in self.lives if life.role != "tracker"})
         panels = [Panel(f"{role}, MiB", self._lines(role, lambda sample: sample.rss / _MIB)) for role in roles]
         panels += [Panel(f"{role}, open files", self._lines(role, lambda sample: sample.fds)) for role in roles]
@@ -106,7 +106,7 @@ class Record:
         return draw(panels, self._minutes(end), bands)
 
     def counted(self) -> str:
-        """One line for a person who watches."""
+        """Return a progress line."""
         counts = []
         for endpoint, requests in self.requests.items():
             bad = [request for request in requests if request.outcome != "ok"]
@@ -121,7 +121,7 @@ class Record:
         return endpoint == self.struck and any(strike.excuses(request) for strike in self.strikes)
 
     def _lines(self, role: str, value: Callable[[Sample], float]) -> dict[str, list[Line]]:
-        """By owner, a line for each process of this role."""
+        """Return the lines of all processes of this role, by owner."""
         lines: dict[str, list[Line]] = {}
         for life in self.lives:
             if life.role == role:
@@ -131,7 +131,7 @@ class Record:
         return lines
 
     def _request_rows(self) -> Iterator[str]:
-        """A row a kind of request, with the columns of each endpoint side by side."""
+        """Yield a row per kind of request, with the columns of all endpoints."""
         columns = ("sent", "as due", "excused", "failed", "cut", "median", "longest")
         yield f"| kind | {' | '.join(f'{name}: {column}' for name in self.requests for column in columns)} |"
         yield "|---" * (1 + len(columns) * len(self.requests)) + "|"
@@ -195,7 +195,7 @@ def _settled(life: Life) -> list[drift_check.Point]:
 
 
 def _leaks(life: Life) -> Iterator[str]:
-    """What a process keeps that it should not."""
+    """Yield the leaks of a process."""
     points = _settled(life)
     if points and not drift_check.memory_is_flat(points):
         yield f"{life.role} of {life.pod}: memory grows by {drift_check.growth(points) / _MIB:.1f} MiB in half an hour"

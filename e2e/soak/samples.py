@@ -1,8 +1,7 @@
-"""What the processes of pods take, looked at every few seconds.
+"""Resource usage of the processes in pods, sampled every few seconds.
 
-A probe runs in each container and reports every process there (``/proc``) and the numbers that the program itself
-reports (``/metrics``). A process is identified by its pod, its pid and the moment it was started: another one in the
-same container has a life of its own.
+A probe runs in each container and reports all of its processes (``/proc``) and the program's metrics (``/metrics``). A
+process is identified by pod, pid and start time: its successor in the same container counts as another process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kit.cluster import Cluster, Object
 
 EVERY_S = 10
 
-#: Arguments: the port of /metrics, and the API key for /load (none: there is no /load).
+#: Arguments: port of /metrics, and API key for /load (empty: there is no /load).
 _PROBE = """
 import http.client, json, os, sys
 
@@ -61,7 +60,7 @@ _METRICS = (*_HELD, "stoker_operator_leader")
 
 @dataclass(frozen=True)
 class Sample:
-    """A process at a moment. Memory in bytes, moments in seconds since 1970."""
+    """One sample of a process; memory in bytes, times in seconds since 1970."""
 
     when: float
     rss: int
@@ -72,10 +71,10 @@ class Sample:
 
 @dataclass
 class Life:
-    """A process, from the first look at it to the last.
+    """A process with all of its samples.
 
     Attributes:
-        owner: the endpoint, or the release, that the pod belongs to.
+        owner: endpoint or release that the pod belongs to.
         role: "server", "engine", "operator" …
         samples: never empty.
     """
@@ -91,16 +90,16 @@ class Life:
 
     @property
     def at_rest(self) -> list[Sample]:
-        """Samples of moments without requests."""
+        """Return the samples taken at idle moments."""
         return [sample for sample in self.samples if sample.at_rest]
 
 
 @dataclass(frozen=True)
 class Watched:
-    """Containers to look into: those of the pods that a selector picks.
+    """Containers to sample: those of the pods that match a selector.
 
     Attributes:
-        roles: what the container's first process is called, and its children.
+        roles: role of the container's first process, and of its children.
     """
 
     namespace: str
@@ -112,9 +111,9 @@ class Watched:
 
 
 class Watch:
-    """Looks at `watched` every few seconds, in a thread of its own, while the context lasts.
+    """Samples `watched` every few seconds in a thread, as a context manager.
 
-    A pod that cannot be read, because it ends or because the API server is down, is read the next time.
+    A pod that cannot be read, because it terminates or the API server is down, is skipped until the next time.
     """
 
     def __init__(self, cluster: Cluster, *watched: Watched) -> None:
@@ -133,7 +132,7 @@ class Watch:
         self._thread.join(60)
 
     def look(self, at_rest: bool = False) -> dict[str, dict[str, float]]:
-        """Takes a sample of all there is; by pod, what its program reports."""
+        """Sample all processes; return the programs' metrics by pod."""
         with self._looking:
             return dict(self._look(at_rest))
 
@@ -156,7 +155,7 @@ class Watch:
                     yield pod, seen["metrics"]
 
     def _pods(self, watched: Watched) -> list[tuple[str, str]]:
-        """Names of pods that run, and whose they are."""
+        """Return the names and owners of running pods."""
         which = ("--namespace", watched.namespace, "-l", watched.selector, "--request-timeout=10s")
         running = ("--field-selector", "status.phase=Running")
         listed = self._cluster.kubectl("get", "pods", *which, *running, "-o", "json", check=False)
@@ -173,7 +172,7 @@ class Watch:
 
 
 def _parsed(text: str) -> Object | None:
-    """The object; None where something else was said."""
+    """Return the JSON object, or None for other text."""
     try:
         found: Object = json.loads(text)
     except ValueError:
@@ -182,5 +181,5 @@ def _parsed(text: str) -> Object | None:
 
 
 def at_rest(metrics: dict[str, float]) -> bool:
-    """Whether an engine has nothing to do, and holds nothing for any request."""
+    """Return whether an engine has no requests and holds no resources for any."""
     return all(metrics.get(name) == 0 for name in _HELD)

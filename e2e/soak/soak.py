@@ -1,16 +1,16 @@
-"""A soak: mixed traffic and random faults for half an hour, and nothing that adds up.
+"""A soak: half an hour of mixed traffic with random faults; fails on errors and leaks.
 
     make soak [MINUTES=30] [SEED=0] [RESULTS=docs/results/soak-results.md]
 
-Two endpoints. One has two pods of the demo model, and faults strike it, one after another (`faults.py`). The other has
-one pod of a tiny model, which answers many more requests and which nothing may disturb, so that its processes live
-through the whole of it. Both get all sorts of requests (`client.py`), in rounds with a moment of rest after each.
+There are two endpoints. One has two pods of the demo model, which faults hit one after another (`faults.py`). The other
+has one pod of a tiny model, which serves many more requests and is never disturbed, so that its processes live through
+the whole soak. Both get all kinds of requests (`client.py`), in rounds with an idle moment after each.
 
-Asserted: requests fail only on a pod whose engine has just been killed or frozen; the same question has the same
-answer; after each fault all is well again and a change arrives; faults of the control plane restart no model pod; at
-rest nothing is in flight and no block of the KV cache is in use; memory, open files and threads are flat
-(`drift_check.py`); in the end no object is there twice or without an owner, one operator leads, and what is deleted is
-gone.
+Asserted: requests fail only on a pod whose engine has just been killed or frozen; the same greedy request always has
+the same output; after each fault everything recovers and a change takes effect; faults of the control plane restart no
+model pod; at idle moments nothing is in flight and no block of the KV cache is in use; memory, open files and threads
+are flat (`drift_check.py`); at the end no object exists twice or without an owner, one operator leads, and deleted
+objects are gone.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ _STEADY, _STRUCK = "steady", "struck"
 _CLIENT = Path(__file__).with_name("client.py")
 _KEY = "key-of-the-soak-5d20"
 _ROUND_MINUTES = 5
-#: By endpoint, how many workers there are, and the seconds that each rests after a request: the tiny model would take
+#: Workers per endpoint, and their pause after a request in seconds: without it the tiny model would take all CPUs.
+#: There are enough workers that a server soon has its final number of threads, with their memory.
 #: all the processors else. Enough workers that a server soon has all the threads it will ever have, and their memory.
 _ASKING = {_STRUCK: (2, 0.0), _STEADY: (4, 0.8)}
-#: Seconds between a recovery and the next fault.
+#: Range of the pause between a recovery and the next fault, in seconds.
 _BREATHER_S = (5, 15)
-#: Seconds until an engine without requests holds nothing any more.
+#: Time until an engine without requests holds no resources for any, in seconds.
 _REST_S = 60
 
 Say = Callable[[str], None]
 
 
 def struck_manifest() -> Object:
-    """Two pods of the demo model, whose block pool is small enough to be used all over during the warm-up."""
+    """Return the endpoint with two pods of the demo model, with few enough blocks to use all in the warm-up."""
     return demo(
         _STRUCK,
         replicas=REPLICAS,
@@ -67,7 +68,7 @@ def struck_manifest() -> Object:
 
 
 def steady_manifest(hub: str, node: str) -> Object:
-    """One pod of the tiny model, on a node that is not drained; so few blocks that requests are preempted."""
+    """Return the endpoint of the tiny model, on a node that is never drained; few blocks force preemptions."""
     document = tiny(
         hub,
         _STEADY,
@@ -83,7 +84,7 @@ def steady_manifest(hub: str, node: str) -> Object:
 
 @contextlib.contextmanager
 def traffic_to_both(record: Record, endpoints: list[Endpoint], image: str, number: int) -> Iterator[None]:
-    """Traffic to both endpoints while the block lasts; the record has it afterwards."""
+    """Send traffic to both endpoints during the block; add it to the record afterwards."""
     with contextlib.ExitStack() as flowing:
         flows: dict[str, Flow] = {}
         for endpoint in endpoints:
@@ -101,7 +102,7 @@ def traffic_to_both(record: Record, endpoints: list[Endpoint], image: str, numbe
 
 
 def struck_by(fault: Fault, site: Site, record: Record, say: Say) -> None:
-    """One fault, and the recovery from it."""
+    """Trigger one fault, and wait for the recovery."""
     say(fault.name)
     lives, began = site.endpoint.lives(), time.time()
     blow = fault.strike(site)
@@ -115,7 +116,7 @@ def struck_by(fault: Fault, site: Site, record: Record, say: Say) -> None:
 
 
 def check_at_rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> None:
-    """Waits until the engines, without requests, hold nothing and one operator reports that it leads; takes samples."""
+    """Wait until the idle engines hold no resources for requests and one operator leads; take samples."""
     began = time.monotonic()
     pods = {pod["metadata"]["name"] for endpoint in endpoints for pod in endpoint.pods()}
 
@@ -130,12 +131,12 @@ def check_at_rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> No
         metrics = watch.look()
         record.problems.append(f"at rest: { ({pod: metrics.get(pod) for pod in pods}) }")
     record.rests.append(time.monotonic() - began)
-    time.sleep(2)  # sleeps: connections that the clients closed are being closed
+    time.sleep(2)  # sleeps: until the server has closed the clients' connections
     watch.look(at_rest=True)
 
 
 def nothing_twice(site: Site, endpoints: list[Endpoint]) -> Iterator[str]:
-    """What there is too much of."""
+    """Yield duplicate or orphaned objects."""
     cluster, namespace = site.cluster, site.endpoint.namespace
     names = sorted(endpoint.name for endpoint in endpoints)
     owners = {endpoint.get()["metadata"]["uid"] for endpoint in endpoints}
@@ -154,7 +155,7 @@ def nothing_twice(site: Site, endpoints: list[Endpoint]) -> Iterator[str]:
 
 
 def all_gone(site: Site, endpoints: list[Endpoint]) -> None:
-    """Deletes the endpoints and waits until nothing is left of them."""
+    """Delete the endpoints and wait until none of their objects is left."""
     for endpoint in endpoints:
         endpoint.delete()
     kinds = "deployments,replicasets,pods,services,serviceaccounts,networkpolicies,poddisruptionbudgets,configmaps"
@@ -207,7 +208,7 @@ def test_soak(
                 with traffic_to_both(record, endpoints, images.client, number):
                     while time.monotonic() < ends:
                         struck_by(next(faults), site, record, say)
-                        time.sleep(dice.uniform(*_BREATHER_S))  # sleeps: the pause between two faults is drawn
+                        time.sleep(dice.uniform(*_BREATHER_S))  # sleeps: random pause between two faults
                 say(record.counted())
                 check_at_rest(watch, record, endpoints)
                 say(f"at rest after {record.rests[-1]:.1f} s")

@@ -1,4 +1,4 @@
-"""A soak's own judgement: what counts as flat, and which failures a fault excuses."""
+"""The soak's evaluation: what counts as flat, and which failures a fault excuses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _MIB = 1024**2
 
 
 def memory(leak: float, minutes: int = 30) -> list[drift_check.Point]:
-    """A process of 200 MiB, seen every 10 s: it warms up, it is noisy, now and then it doubles, and it leaks so many
-    MiB in half an hour."""
+    """Return samples of a process of 200 MiB, every 10 s: with warm-up, noise, occasional doubling, and a leak of
+    `leak` MiB per half hour.
+    """
     dice = random.Random(0)
     points = []
     for when in range(0, minutes * 60, 10):
@@ -56,7 +57,9 @@ def request_of(start: float, end: float, outcome: str = "failed") -> Request:
 
 
 def record(*requests: Request, endpoint: str = "struck") -> Record:
-    """A fault from 100 to 150, of which requests that begin before 110 may fail, and a gentle one from 200 to 230."""
+    """Return a record with a fault from 100 to 150, which excuses requests that start before 110, and a gentle fault
+    from 200 to 230.
+    """
     strikes = [Strike("engine SIGKILLed", 100, 110, 150), Strike("pod deleted", 200, None, 230)]
     result = Record(seed=0, struck="struck", began=0, strikes=strikes)
     result.requests[endpoint] = list(requests)

@@ -12,8 +12,10 @@ from kit.namespace import fresh
 
 @pytest.fixture(scope="package")
 def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
-    """One with two pods for all of these: each test leaves it serving with two. It computes its longest prompt in less
-    than it has for its drain."""
+    """An endpoint with two pods for all of these tests. Each test leaves it serving with two.
+
+    It computes its longest prompt faster than its drain timeout.
+    """
     with fresh(cluster, "under-traffic") as namespace:
         endpoint = Endpoint(cluster, namespace)
         endpoint.apply(demo(replicas=2, rollout={"drainSeconds": 20}, engine={"maxModelLen": 2048}))
@@ -23,5 +25,5 @@ def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def namespace(endpoint: Endpoint) -> str:
-    """What is shown when a test fails."""
+    """The namespace that is shown when a test fails."""
     return endpoint.namespace

@@ -1,8 +1,8 @@
 """Deaths of model pods under continuous traffic.
 
-Asserted: a pod that is deleted gracefully costs no request. When an engine is killed, only requests that were in flight
-on its pod fail, at once; its server loads it again, and who comes meanwhile waits. When an engine is frozen, its health
-notices, the pod takes no more traffic, and the kubelet restarts it. All the while the other pod serves.
+Asserted: a graceful deletion of a pod fails no request. If an engine is killed, only requests in flight on its pod
+fail, at once; its server restarts it, and new requests wait meanwhile. If an engine freezes, its health check notices,
+the pod gets no more traffic, and the kubelet restarts it. The other pod serves all the time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
 
-#: Seconds until a Service takes out a container that has ended: the kubelet looks for such each second, then the
+#: Time until a Service removes an ended container, in seconds: the kubelet checks every second, then the endpoints and
+#: every node's rules are updated. If a node's rules can be read, they are checked instead.
 #: endpoints, then every node's rules are written. Where a node's rules can be read, they show it.
 HEARSAY = 6
 
 
 def busy_pod(endpoint: Endpoint) -> Object:
-    """A pod of the endpoint."""
+    """Return a pod of the endpoint."""
     return endpoint.pods()[0]
 
 
 def leads_to(cluster: Cluster, node: str, address: str) -> bool:
-    """Whether a Service leads clients on this node to this address; False too where its rules cannot be read."""
+    """Return whether a Service on this node routes to this address; also False if the node's rules cannot be read."""
     if "E2E_KUBECONFIG" in os.environ:
         return False
     return f" {address}:" in cluster.on_node(node, "iptables-save", "-t", "nat")
@@ -67,7 +68,7 @@ def test_engine_killed(endpoint: Endpoint, images: Images, results: Results, nam
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck or each.end >= struck + 2]
     assert not late, f"struck at {struck}\n{listed(late)}"
-    assert endpoint.lives() == lives  # neither replaced nor restarted
+    assert endpoint.lives() == lives  # the pod was neither replaced nor restarted
 
 
 @pytest.mark.further

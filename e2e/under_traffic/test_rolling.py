@@ -1,8 +1,8 @@
-"""Changes under continuous traffic: 0 failed requests and 0 cut streams.
+"""Changes under continuous traffic: no failed requests and no cut streams.
 
-Two replicas; streams shorter than `drainSeconds`; clients do not retry. Asserted for each of: another flag, another
-maxModelLen, another image, more and fewer replicas, a drained node (its PodDisruptionBudget honoured), and an upgrade
-of the chart to one with a newer engine image and an operator that builds pods differently, which restarts no pod until
+There are two replicas; streams are shorter than `drainSeconds`; clients do not retry. Asserted for each of: another
+flag, another maxModelLen, another image, more and fewer replicas, a drained node (respecting the PodDisruptionBudget),
+and a chart upgrade with a newer engine image and an operator that renders pods differently, which restarts no pod until
 the spec requires it.
 """
 
@@ -27,7 +27,7 @@ Disturbed = Callable[[str, Callable[[Flow], None]], None]
 
 @pytest.fixture
 def undisturbed(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> Disturbed:
-    """``undisturbed(scenario, change)``: `change` happens under traffic, which does not notice."""
+    """``undisturbed(scenario, change)`` makes a change under traffic, and asserts that no request is affected."""
 
     def run(scenario: str, change: Callable[[Flow], None]) -> None:
         url = endpoint.wait_ready()["url"]
@@ -43,7 +43,7 @@ def undisturbed(endpoint: Endpoint, images: Images, results: Results, namespace:
 
 
 def rolled_out(endpoint: Endpoint, before: set[str], replicas: int = 2) -> None:
-    """Waits until every pod is a new one, and the old ones are gone."""
+    """Wait until all pods are new, and the old ones are gone."""
     endpoint.wait_ready(420)
     assert len(endpoint.lives()) == replicas
     assert not before & set(endpoint.lives())
@@ -51,7 +51,7 @@ def rolled_out(endpoint: Endpoint, before: set[str], replicas: int = 2) -> None:
 
 
 def ended(endpoint: Endpoint, replicas: int) -> None:
-    """Waits until pods that were to end have ended, so that their drain was under traffic too."""
+    """Wait until terminating pods have ended, so that their drain was under traffic too."""
     selector = ("-l", "app.kubernetes.io/instance=demo", "--namespace", endpoint.namespace)
     wait_for(lambda: len(endpoint.cluster.get("pods", *selector)["items"]) == replicas, "old pods have ended", 90)
 
@@ -62,7 +62,7 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
     ("change_name", "engine", "argument"),
     [
         ("a flag", {"maxNumSeqs": 8}, "--max-num-seqs=8"),
-        # Longer, not shorter: prompts go up to the length that the first pods take.
+        # Longer, not shorter: prompts have up to the length that the first pods accept.
         ("maxModelLen", {"maxModelLen": 2304}, "--max-model-len=2304"),
     ],
 )
@@ -130,7 +130,7 @@ def test_node_drain(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed
         )
         while drain.poll() is None:
             least.append(len(endpoint.serving()))
-            time.sleep(1)  # sleeps: between two samples
+            time.sleep(1)  # sleeps: sampling interval
         assert drain.returncode == 0, drain.stdout.read() if drain.stdout else ""
         endpoint.wait_ready()
         assert node not in {pod["spec"]["nodeName"] for pod in endpoint.pods()}
@@ -144,7 +144,7 @@ def test_node_drain(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed
 
 @pytest.fixture
 def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[Images]:
-    """The images of a next release: the engine's under another name, and an operator that builds pods differently."""
+    """Images of a next release: the engine's under another name, and an operator that renders pods differently."""
     if "E2E_KUBECONFIG" in os.environ:
         pytest.skip("needs a kind cluster, whose nodes are ours")
     later = Images(f"{images.operator}-next", f"{images.engine}-next", images.gateway, images.client)
@@ -158,7 +158,7 @@ def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[I
 
 @pytest.mark.timeout(1200)
 def test_helm_upgrade(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed, next_release: Images) -> None:
-    endpoint.patch(engine={"image": None})  # the catalogue's
+    endpoint.patch(engine={"image": None})  # back to the catalogue's image
     endpoint.wait_ready(420)
     ended(endpoint, 2)
     before = endpoint.lives()
@@ -178,6 +178,6 @@ def test_helm_upgrade(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturb
         wait_for(lambda: endpoint.get()["status"]["workloads"][0]["image"] == next_release.engine, "the new image", 60)
         rolled_out(endpoint, set(before))
         (grace,) = {pod["spec"]["terminationGracePeriodSeconds"] for pod in endpoint.pods()}
-        assert grace == 31  # the next operator's is a second longer
+        assert grace == 31  # the next operator adds one second
 
     undisturbed("the newer image, requested", ask)

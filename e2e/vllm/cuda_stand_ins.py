@@ -1,11 +1,10 @@
-"""Stand-ins for the CUDA libraries that a torch is linked against, where it will never meet a GPU.
+"""Stand-ins for the CUDA libraries that a torch is linked against, for machines without GPU.
 
-    python cuda_stand_ins.py TORCH FOLDER     torch's package, and where the stand-ins are to lie (torch/lib)
+    python cuda_stand_ins.py TORCH FOLDER     torch's package, and the target folder (torch/lib)
 
-The torch of the usual package index is built for CUDA and brings 3 GB of NVIDIA's libraries. On a CPU it calls none of
-them, but the dynamic loader wants every library that is named, in the versions that are named. A stand-in defines
-exactly the symbols that are required, and each of its functions returns 100, CUDA's code for "no device". Needs gcc
-and binutils.
+The default torch wheel is built for CUDA and requires 3 GB of NVIDIA's libraries. On a CPU it calls none of them, but
+the dynamic loader needs every named library in the named versions. A stand-in defines exactly the required symbols, and
+each of its functions returns 100, CUDA's code for "no device". It needs gcc and binutils.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _UNDEFINED = re.compile(r"(?:FUNC|NOTYPE|OBJECT) +GLOBAL +DEFAULT +UND ([^@\s]+)
 
 
 def stand_ins(torch: Path) -> dict[str, dict[str, set[str]]]:
-    """What is required of each of NVIDIA's libraries: its symbols, by version ("" for those without)."""
+    """Return the required symbols of each NVIDIA library, by version ("" for symbols without)."""
     symbols: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
     for library in libraries:
@@ -43,7 +42,7 @@ def stand_ins(torch: Path) -> dict[str, dict[str, set[str]]]:
 
 
 def _versions(library: Path) -> Iterator[tuple[str, str]]:
-    """The versions of libraries that a library requires."""
+    """Yield the versions of libraries that a library requires."""
     of = ""
     for version, name in _VERSION.findall(_readelf("-V", library)):
         if name:
@@ -57,7 +56,7 @@ def _readelf(option: str, library: Path) -> str:
 
 
 def build(folder: Path, name: str, versions: dict[str, set[str]]) -> None:
-    """Compiles one of them."""
+    """Compile one stand-in."""
     symbols = sorted(set().union(*versions.values()))
     code = [".text", *(f".globl {each}\n.type {each}, @function\n{each}:" for each in symbols), "mov $100, %eax", "ret"]
     script = [f"{version} {{ {' '.join(f'{each};' for each in sorted(of))} }};" for version, of in versions.items()]

@@ -1,12 +1,11 @@
-"""vLLM itself in pods: the steps of docs/tutorials/06-from-vllm.md under traffic, and what is special to its pods.
+"""vLLM in pods: the steps of docs/tutorials/06-from-vllm.md under traffic, and properties of its pods.
 
-Asserted: a plain `vllm serve` Deployment, the same arguments as an endpoint of runtime vllm, and that endpoint with
-runtime stoker take over from each other while an application sends requests: 0 failed, 0 cut. A pod of vLLM
-runs unprivileged on a read-only root, requires the API key, reports its KV cache, and what keeps it from serving is
-reported by its name.
+Asserted: a plain `vllm serve` Deployment, an endpoint of runtime vllm with the same arguments, and that endpoint with
+runtime stoker replace each other while an application sends requests, none of which fails or is cut. A pod of vLLM runs
+unprivileged on a read-only root, requires the API key, reports its KV cache, and its failures are reported by reason.
 
-Runs where VLLM_IMAGE names an image of vLLM for CPUs (`build` beside this file makes one); it takes minutes, most of
-them vLLM's start.
+Requires VLLM_IMAGE, the name of a vLLM image for CPUs (`build` in this folder makes one); it takes minutes, mostly for
+vLLM's start.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ pytestmark = pytest.mark.skipif(
     not IMAGE, reason="VLLM_IMAGE names no image of vLLM for CPUs; e2e/vllm/build makes one"
 )
 
-#: vLLM imports for a minute where others use the processors too, in each of its three processes.
+#: Time for vLLM to start, in seconds: on a shared CPU each of its three processes imports for a minute.
 _START_S = 600
 _KEY = "key-of-the-application"
-#: The least that vLLM has an attention kernel for.
+#: Smallest shape for which vLLM has an attention kernel.
 _SHAPE = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 _TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 _CACHE_BYTES = 64 * 2**20
-#: What no field of an endpoint says. Without a compiler in the image nothing can be compiled.
+#: Flags without a field of the endpoint. Nothing can be compiled, because the image has no compiler.
 _FLAGS = ["--enforce-eager", f"--kv-cache-memory-bytes={_CACHE_BYTES}"]
 _RESOURCES = {"requests": {"cpu": "300m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 _METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:8000/metrics').read().decode())"
@@ -52,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def placed(cluster: Cluster) -> Object:
-    """A node selector: the image is large, and perhaps on one node only. A node reports the images that it has."""
+    """A node selector: perhaps only one node has the large image. Nodes report their images."""
     for node in cluster.get("nodes")["items"]:
         if any(IMAGE in name for each in node["status"].get("images", ()) for name in each["names"] or ()):
             return {"kubernetes.io/hostname": node["metadata"]["name"]}
@@ -60,12 +59,12 @@ def placed(cluster: Cluster) -> Object:
 
 
 def secret() -> Object:
-    """The API key, where both engines find it."""
+    """The Secret with the API key for both engines."""
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"api-key": _KEY}}
 
 
 def plain(hub: str, placed: Object) -> list[Object]:
-    """`vllm serve` and a Service in front of it, as people write them."""
+    """Return `vllm serve` in a plain Deployment with a Service."""
     labels = {"app": "plain"}
     key = {"secretKeyRef": {"name": "keys", "key": "api-key"}}
     container = {
@@ -107,7 +106,7 @@ def plain(hub: str, placed: Object) -> list[Object]:
 
 
 def same(hub: str, placed: Object, **changes: Any) -> Object:
-    """The endpoint that says what `plain` says."""
+    """Return an endpoint with the same settings as `plain`."""
     spec: Object = {
         "model": {"source": "hf://org/model", "servedNames": ["tiny"], "chatTemplate": {"value": _TEMPLATE}},
         "hardware": {"accelerator": "cpu", "resources": _RESOURCES},
@@ -188,7 +187,7 @@ def test_a_move_loses_no_request(
 
 
 def rests(cluster: Cluster, namespace: str) -> bool:
-    """Whether the plain pod has no clients any more: no request now, and for some seconds no new answer."""
+    """Return whether the plain pod has no clients: no request now, and no new response for some seconds."""
     (pod,) = cluster.get("pods", "--namespace", namespace, "-l", "app=plain")["items"]
     metrics = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}:8000/proxy/metrics"
 
@@ -197,13 +196,13 @@ def rests(cluster: Cluster, namespace: str) -> bool:
         return sum(map(float, re.findall(rf"^{metric}\{{.*\}} (.*)$", text, re.MULTILINE)))
 
     before = metric_value("vllm:request_success_total")
-    time.sleep(5)  # sleeps: that nothing is answered has no event
+    time.sleep(5)  # sleeps: there is no event for the absence of responses
     busy = metric_value("vllm:num_requests_running") + metric_value("vllm:num_requests_waiting")
     return not busy and metric_value("vllm:request_success_total") == before
 
 
 def like_any_other_pod(endpoint: Endpoint, status: Object) -> None:
-    """What holds of every engine's pod holds of vLLM's."""
+    """Assert properties of every engine's pod for vLLM's pod."""
     (pod,) = endpoint.pods()
     name = pod["metadata"]["name"]
     probe = """
@@ -229,7 +228,7 @@ print(os.getuid(), writes("/opt"), writes("/var/tmp"), writes(os.environ["HOME"]
 
 
 def status_code(endpoint: Endpoint, key: str) -> int:
-    """The status of an answer to a request with this key."""
+    """Return the status of the response to a request with this key."""
     (pod,) = endpoint.pods()
     code = f"""
 import urllib.error, urllib.request

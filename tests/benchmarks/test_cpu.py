@@ -209,7 +209,7 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
         (["--workloads", "W1,W9"], "no workload 'W9'; there are W1, W2, W3, decode, prefill, long, or one of decode-1"),
         (["--peers", "tgi"], "no peer 'tgi'; there are openvino, llama.cpp, vllm, transformers"),
         (["--models", "C"], "no model 'C'; there are A, B, gemma"),
-        (["--rounds", "0"], "'0' is no whole number from 1"),
+        (["--rounds", "0"], "'0' is not an integer of at least 1"),
     ],
 )
 def test_unknown_arguments_name_what_there_is(

@@ -1,4 +1,4 @@
-"""The chain over a prompt's tokens: what blocks depend on besides tokens keeps them apart, and nothing else does."""
+"""The hash chain over a prompt's tokens: blocks differ if anything else that they depend on differs, and only then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chain_of(token_ids: Sequence[int], keys: CacheKeys = NO_KEYS) -> list[BlockH
 
 
 def num_shared(first: Sequence[BlockHash], second: Sequence[BlockHash]) -> int:
-    """How many blocks from the beginning are equal; the others must all differ."""
+    """Return the number of equal leading blocks; all others must differ."""
     pairs = zip(first, second, strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     assert not set(first[shared:]) & set(second[shared:])
@@ -30,7 +30,7 @@ def num_shared(first: Sequence[BlockHash], second: Sequence[BlockHash]) -> int:
 
 
 def test_hashes_of_tokens_and_salts_stay_as_they_are() -> None:
-    """Programs of different releases compare them."""
+    """The hashes are stable, because programs of different releases compare them."""
     assert CacheKeys().root_hash().hex() == "cae66941d9efbd404e4d88758ea67670"
     assert CacheKeys("s").root_hash().hex() == "bbf7769fea5c8d41a9068bd6edbb2c13"
     expected = ["a34505c8d451e2019e85a5d7f14504da", "118590410043a8168602d0c9d13f5623"]
@@ -43,7 +43,7 @@ def test_hashes_of_tokens_and_salts_stay_as_they_are() -> None:
 
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=200))
 def test_a_salt_like_a_root_key_shares_nothing(root_key: bytes, other: bytes) -> None:
-    """A client chooses its salt, also one that reads like the name of an adapter."""
+    """Clients choose their salt, which may read like an adapter's name."""
     salts = {root_key.decode("latin-1"), root_key.hex(), other.decode("latin-1"), ""}
     adapter = chain_of(range(32), CacheKeys(root_key=root_key))
     text = text_chain(bytes(1024), "m", CacheKeys(root_key=root_key))
@@ -65,7 +65,7 @@ def _spans(chance: random.Random, length: int) -> list[ContentSpan]:
 
 
 def _differing(length: int, first: Sequence[ContentSpan], second: Sequence[ContentSpan]) -> int:
-    """The first token at which the contents differ: another image, or another part of it."""
+    """Return the first token at which the contents differ: another image, or another part of it."""
 
     def content(spans: Sequence[ContentSpan]) -> list[tuple[bytes, int, int] | None]:
         found: list[tuple[bytes, int, int] | None] = [None] * length
@@ -109,7 +109,7 @@ def test_equal_tokens_share_exactly_the_blocks_before_other_content(seed: int) -
 
 
 def test_an_extra_key_does_not_stand_for_tokens() -> None:
-    """Neither the client's tokens nor the parts of several images can be arranged to give another prompt's hash."""
+    """No tokens or image parts chosen by a client produce another prompt's hash."""
     spans = (ContentSpan(0, 16, b"x"),)
     plain = set(chain_of(range(64)))
     assert not plain & set(chain_of(range(64), CacheKeys(spans=spans)))

@@ -1,4 +1,4 @@
-"""When a process started."""
+"""Start times of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from stoker_common.subprocesses.process_start import process_start
 
-_NOW, _SINCE_BOOT = 1000.0, 5000.0  # a machine that has slept for 4,000 s: the monotonic clock stood still
+_NOW, _SINCE_BOOT = 1000.0, 5000.0  # the machine slept for 4,000 s, during which the monotonic clock stood still
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stat_file(folder: Path, started_s: float) -> Path:
-    """This process's own, of a process that started so long after the system and has a name with parentheses."""
+    """Write a stat file of a process that started this long after boot, with parentheses in its name."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()
     fields[19] = b"%d" % round(started_s * os.sysconf("SC_CLK_TCK"))
     stat = folder / "stat"

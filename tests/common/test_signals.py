@@ -1,4 +1,4 @@
-"""Reports of gateway replicas: strict, bounded, summed."""
+"""Reports of gateway replicas: validation, limits, sums."""
 
 from __future__ import annotations
 

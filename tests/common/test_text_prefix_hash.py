@@ -1,4 +1,4 @@
-"""The chain over a prompt's text: equal beginnings have equal blocks, and nothing else does."""
+"""The hash chain over a prompt's text: exactly equal prefixes have equal blocks."""
 
 from __future__ import annotations
 

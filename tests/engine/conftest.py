@@ -1,4 +1,4 @@
-"""Tiny random models made on the spot (`tiny_models`), and transformers as the reference that nobody here wrote."""
+"""Tiny random models, created on the fly (`tiny_models`), and transformers as the independent reference."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..support.engine.tiny_models import save_model, tiny_gemma3_model, tiny_lla
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Tiny matrices gain nothing from several threads, and on a busy machine the threads wait for each other."""
+    """Tiny matrices do not profit from several threads, which wait for each other on a busy machine."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def guarded_cache() -> Iterator[None]:
-    """No engine of this process reads what it must not; see `guarded_cache`."""
+    """Engines of this process must not read foreign memory; see `guarded_cache`."""
     with pytest.MonkeyPatch.context() as patched:
         guard(patched)
         yield
@@ -54,8 +54,11 @@ def demo_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_reference(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The demo model's folder for transformers in float32: its own reading of the file takes half a minute, mostly for
-    the vocabulary, so all workers share what one of them has read."""
+    """Folder of the demo model for transformers in float32.
+
+    transformers' reading of the GGUF file takes half a minute, mostly for the vocabulary, so all workers share one
+    result.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "demo-reference"
     with FileLock(f"{folder}.lock"):
@@ -74,7 +77,7 @@ def demo_reference(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory, wo
 
 
 def engine_of(server: int) -> psutil.Process:
-    """The engine's process of a server's; its tokenizer has another."""
+    """Return the engine process of a server, which also has a tokenizer process."""
     (engine,) = (
         child for child in psutil.Process(server).children() if "stoker_engine.processes.main" in child.cmdline()
     )
@@ -86,9 +89,9 @@ AssertGreedy = Callable[[Path, list[int], list[int]], None]
 
 @pytest.fixture(scope="session")
 def assert_greedy() -> Iterator[AssertGreedy]:
-    """Asserts that an output is transformers' greedy output.
+    """Assert that an output is transformers' greedy output.
 
-    One forward pass over prompt + output tells: if each output token is the argmax of what precedes it, greedy
+    One forward pass over prompt + output suffices: if each output token is the argmax of what precedes it, greedy
     decoding gives that output. A mismatch counts unless the reference's two best logits are within 1e-3 there.
     """
     loaded: dict[Path, PreTrainedModel] = {}
@@ -103,6 +106,6 @@ def assert_greedy() -> Iterator[AssertGreedy]:
             best = row.max()
             assert best - row[token] <= 1e-3, f"output token {position} is {token}, the reference has {row.argmax()}"
             if int(row.argmax()) != token:
-                return  # a tie: what follows may differ
+                return  # a tie: later tokens may differ
 
     yield check

@@ -1,4 +1,4 @@
-"""The engine behind an event loop: streams, disconnects, what idles. Real processes, on a tiny model."""
+"""The engine behind an event loop: streams, disconnects, idle costs. Real processes, on a tiny model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 async def running(
     model: Path, num_blocks: int = 1024, ranks: int = 1
 ) -> AsyncIterator[tuple[AsyncLLM, list[StepReport]]]:
-    """An engine, and what its steps report."""
+    """Run an engine, and record its steps' reports."""
     llm = AsyncLLM(EngineArgs(str(model), num_gpu_blocks_override=num_blocks, tensor_parallel_size=ranks))
     reports: list[StepReport] = []
     llm.on_step = reports.append
@@ -57,16 +57,16 @@ async def collect(
 
 
 async def until_free(reports: list[StepReport]) -> None:
-    """Until the engine reports that nothing runs and no block is held."""
+    """Wait until the engine reports that nothing runs and no block is held."""
     async with asyncio.timeout(60):
         await until_async(lambda: bool(reports and reports[-1].stats.num_running == reports[-1].stats.num_waiting == 0))
     assert reports[-1].stats.kv_cache_usage == 0
 
 
 def test_one_engine_for_everything_that_ends_well(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting a process takes seconds, so they share one."""
+    """Starting a process takes seconds, so these checks share one."""
 
-    # To load a tokenizer holds up every thread of a process, probes included: the server's must not.
+    # Loading a tokenizer blocks all threads of a process, including probes: the server must not do it.
     monkeypatch.setattr(Tokenizer, "load", None)
 
     async def run() -> None:
@@ -209,7 +209,7 @@ async def bad_words_are_encoded_once_and_elsewhere(llm: AsyncLLM, reports: list[
         assert alike == [alike[0]] * 20
         assert encoded == [2 * len(words)]
         plain = [delta async for delta in llm.generate("plain", [5, 6, 7], SHORT)]
-        # By tokens: a busy machine merges deltas.
+        # Compared by tokens: a busy machine merges deltas.
         spoken = {token: llm.tokenizer.vocabulary.token_text(token) for delta in plain for token in delta.token_ids}
         token, bad_text = next((token, text) for token, text in spoken.items() if text.strip() and "\ufffd" not in text)
         without = [delta async for delta in llm.generate("without", [5, 6, 7], params(bad_text))]
@@ -221,7 +221,7 @@ async def bad_words_are_encoded_once_and_elsewhere(llm: AsyncLLM, reports: list[
 
 
 def choosing(*choices: str, **params: Any) -> SamplingParams:
-    """An answer that is one of these."""
+    """Return parameters for an output that is one of these choices."""
     outputs = StructuredOutputs(choice=choices)
     return SamplingParams(**{"temperature": 1.5, "max_tokens": 40, "structured_outputs": outputs, **params})
 
@@ -294,7 +294,7 @@ def test_an_abort_storm_under_preemption_leaves_the_pool_balanced_and_survivors_
                 first = 5 + number % 4
                 task = asyncio.create_task(collect(llm, f"r{number}", params, (first, 9)))
                 if chance.random() < 0.5:
-                    await asyncio.sleep(chance.random())  # sleeps: the moment of the abort is drawn
+                    await asyncio.sleep(chance.random())  # sleeps: random moment of the abort
                     task.cancel()
                     await asyncio.wait([task])
                 else:
@@ -310,7 +310,7 @@ def test_an_abort_storm_under_preemption_leaves_the_pool_balanced_and_survivors_
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_idle_costs_next_to_nothing(tiny_llama: Path, ranks: int, seconds: int, part_of: Callable[[int], int]) -> None:
-    """At most 0.5% of one core, for all processes together; right after work, too."""
+    """At most 0.5% of one core for all processes together, also right after work."""
     seconds = max(3, part_of(seconds))
 
     async def run() -> float:
@@ -321,11 +321,11 @@ def test_idle_costs_next_to_nothing(tiny_llama: Path, ranks: int, seconds: int, 
             processes = [engine, *engine.children()]
             assert len(processes) == 1 + ranks
             before = time.process_time() + sum(map(_cpu_seconds, processes))
-            await asyncio.sleep(seconds)  # sleeps: idle time is what is measured
+            await asyncio.sleep(seconds)  # sleeps: measures idle time
             return time.process_time() + sum(map(_cpu_seconds, processes)) - before
 
     used = asyncio.run(run())
-    # The kernel counts in ticks of 10 ms. Threads that other tests left behind count here, too.
+    # The kernel counts in ticks of 10 ms. Threads left by other tests also count.
     assert used <= 0.005 * seconds + 0.01 * (1 + ranks), sorted(thread.name for thread in threading.enumerate())
 
 

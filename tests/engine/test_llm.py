@@ -1,4 +1,4 @@
-"""The offline API: parameters do what they say, and bad ones are refused."""
+"""The offline API: effects of parameters, and refused ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _one(llm: LLM, prompt: Any = "the quick brown", **params: Any) -> Any:
 
 
 def test_a_prompt_that_is_only_scored_may_fill_context_and_cache(tiny_llama: Path) -> None:
-    """And its log-probabilities are those that it has where there is room for more."""
+    """Its log-probabilities equal those with more room."""
     prompt = [5 + i * 7 % 200 for i in range(64)]
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
     [expected] = LLM(str(tiny_llama), num_gpu_blocks_override=64).generate([prompt], params, use_tqdm=False)
@@ -351,7 +351,7 @@ def test_the_cache_is_sized_by_the_contracts_sums(tiny_llama: Path) -> None:
 
 
 def test_logits_of_many_streams_are_searched_in_parts(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some streams ask for more in some steps: then all logits are there at once."""
+    """In some steps some streams need more: then all logits are computed at once."""
     prompts = [[30 + (i * 17 + at * 5) % 60 for at in range(3 + i)] for i in range(11)]
     params = [SamplingParams(temperature=0, max_tokens=4 + i, ignore_eos=True) for i in range(10)]
     params.append(SamplingParams(temperature=0, max_tokens=3, logprobs=1))
@@ -368,7 +368,7 @@ def test_logits_of_many_streams_are_searched_in_parts(tiny_llama: Path, monkeypa
 
 
 class _SlotAdapters(RowTables):
-    """Adapters of `RowTables` that are loaded from folders with a file ``number``."""
+    """Adapters of `RowTables`, loaded from folders with a file ``number``."""
 
     def load(self, source: AdapterSource) -> LoadedAdapter:
         if not (file := Path(source.path, "number")).exists():

@@ -1,4 +1,4 @@
-"""Envoy's real program with our configuration, between a scripted picker and servers that do what a test says."""
+"""Envoy's real program with the gateway's configuration, between a scripted picker and scripted servers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ CHAT = "/v1/chat/completions"
 
 
 class Server:
-    """A server that counts what it is asked, and answers in the way `does` says.
+    """A server that counts requests, and responds as `does` says.
 
     Attributes:
-        does: ``answer``: 200 and its name; ``fail``: 500; ``refuse``: 503, not started; ``hang``: nothing before `more`
-            is set; ``reset``, ``close``: the connection, without an answer; ``break``: an event of a stream, then a
-            reset; ``stream``: an event each time `more` is set, until `last`; ``flood``: a stream as fast as it is
-            read, until `last`.
-        requests: the heads of the requests that came, but GET, by which it is asked how it does.
+        does: ``answer``: 200 and its name; ``fail``: 500; ``refuse``: 503, not started; ``hang``: nothing until `more`
+        is
+            set; ``reset``, ``close``: resets or closes the connection without a response; ``break``: one event of a
+            stream, then a reset; ``stream``: an event each time `more` is set, until `last`; ``flood``: a stream as
+            fast as it is read, until `last`.
+        requests: heads of received requests, except GETs, which poll the server.
         sent: bytes of floods.
-        wants: what ``Authorization`` must say where it is asked for its models, or for an answer, or else that is 401;
-            None: anything.
-        listed: how often it was asked for its models, and answered.
+        wants: required ``Authorization`` of requests for models or answers, otherwise 401; None for any.
+        listed: number of successful requests for its models.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,20 +55,20 @@ class Server:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        """Takes connections; again at the same port, if it did before."""
+        """Accept connections, at the same port as before if it was started already."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, limit=1 << 20)
         self._port = self._server.sockets[0].getsockname()[1]
         self.address = f"127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
-        """Refuses connections, and resets those there are."""
+        """Refuse connections, and reset existing ones."""
         assert self._server is not None
         self._server.close()
         for writer in self._writers:
             writer.transport.abort()
 
     async def until_requests(self, times: int) -> None:
-        """Until it has been asked so often."""
+        """Wait until it has received `times` requests."""
         while len(self.requests) < times:
             self.news.clear()
             await self.news.wait()
@@ -151,7 +151,7 @@ async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
 
 
 class Gateway:
-    """What runs."""
+    """The running gateway."""
 
     def __init__(self, settings: EnvoySettings, servers: list[Server]) -> None:
         self.settings, self.servers = settings, servers
@@ -163,11 +163,11 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """Return the URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     async def raw(self, text: bytes, then: bytes = b"", timeout_s: float = 30) -> bytes:
-        """All that comes for these bytes, `then` again and again, until the connection ends."""
+        """Send `text`, then `then` repeatedly, and return everything received until the connection ends."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(text)
 
@@ -188,7 +188,7 @@ class Gateway:
             writer.close()
 
     async def until(self, name: str, count: int) -> None:
-        """Until Envoy counts so many under this name."""
+        """Wait until Envoy's statistic `name` is `count`."""
 
         async def holds() -> bool:
             return await self.envoy.statistic(name) == count
@@ -197,13 +197,13 @@ class Gateway:
 
 
 def registry_of(*servers: Server) -> ModelRegistry:
-    """The model m, which these serve."""
+    """Return a registry with the model m on these servers."""
     return ModelRegistry({"m": Endpoint("m", "cluster-m", tuple(each.address for each in servers))})
 
 
 @asynccontextmanager
 async def gateway(number: int = 2, **chosen: Any) -> AsyncIterator[Gateway]:
-    """So many servers behind Envoy, with what is chosen of its settings."""
+    """Run `number` servers behind Envoy, with the chosen settings."""
     chosen = {"hold_s": 1, "max_body_bytes": 24 << 20, "threads": 1} | chosen
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         servers = [Server("abcdefgh"[each]) for each in range(number)]

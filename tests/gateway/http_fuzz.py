@@ -1,4 +1,4 @@
-"""Raw HTTP requests, most of them wrong in one way or more: seeded, the same each time."""
+"""Seeded raw HTTP requests, most of them invalid in one or more ways."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _BODIES = (
 
 
 def requests(number: int, seed: int) -> Iterator[bytes]:
-    """So many, each with what it takes for its connection to end."""
+    """Yield `number` requests, each of which makes the server close its connection."""
     draw = random.Random(seed)
     for _ in range(number):
         method = draw.choice(_METHODS) if draw.random() < 0.3 else "POST"

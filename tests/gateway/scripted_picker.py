@@ -1,4 +1,4 @@
-"""A picker without logic: the test dictates what Envoy is told."""
+"""A picker whose decisions a test sets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from grpc_health.v1.health import aio
 
 
 class ScriptedPicker(rpc.ExternalProcessorServicer):
-    """Sends each request to `destination` of `cluster`; while `hangs`, says nothing; `refusal`: 404 with this body;
-    `lingers`: its streams stay open after the decision.
+    """Sends each request to `destination` of `cluster`.
+
+    Attributes:
+        hangs: it does not respond.
+        refusal: it responds with 404 and this body.
+        lingers: its streams stay open after the decision.
     """
 
     def __init__(self, cluster: str, destination: str) -> None:
@@ -30,7 +34,7 @@ class ScriptedPicker(rpc.ExternalProcessorServicer):
     async def Process(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         async for request in requests:
             while self.hangs:  # noqa: ASYNC110 - a test sets it
-                await asyncio.sleep(0.05)  # sleeps: a picker that says nothing until a test lets it
+                await asyncio.sleep(0.05)  # sleeps: a picker that does not respond until a test permits it
             if self.refusal:
                 refusal = pb.ImmediateResponse(details="picker", body=self.refusal)
                 refusal.status.code = 404
@@ -53,7 +57,7 @@ class ScriptedPicker(rpc.ExternalProcessorServicer):
             return
 
     async def serve(self, socket: Path) -> grpc.aio.Server:
-        """Begins to answer on a unix socket."""
+        """Start serving on a unix socket."""
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
         rpc.add_ExternalProcessorServicer_to_server(self, server)
         health = aio.HealthServicer()

@@ -1,4 +1,4 @@
-"""The command as users meet it: its flags, what it tells, and what it keeps to itself."""
+"""The command for users: flags, output, and what it keeps secret."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class Server(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The chart's dashboard and alerts ask for metrics that a gateway has, Envoy's among them, by labels of theirs."""
+"""The chart's dashboard and alerts use metrics and labels that a gateway has, including Envoy's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..support import golden
 from .behind_envoy import CHAT
 from .test_gateway import command
 
-#: Prometheus adds these to what it scrapes from pods. The age of the model registry is reported in a cluster only.
+#: Labels that Prometheus adds to samples from pods. The registry's age is only reported in a cluster.
 ADDED = {"namespace", "pod"}
 IN_CLUSTER = "stoker:gateway_directory_age_seconds"
-#: No request waits and none is held here, so these have no samples, but labels.
+#: Metrics without samples here, because no request waits or is held; they have labels.
 WITHOUT_SAMPLES = {
     "stoker:gateway_queue_seconds": {"le", "model"},
     "stoker:gateway_held_seconds": {"le", "model", "outcome"},
@@ -31,7 +31,7 @@ HELD = "stoker:gateway_held_requests"
 
 
 async def scraped(tmp_path: Path) -> dict[str, set[str]]:
-    """The samples of a gateway that has answered, and their labels."""
+    """Return the samples of a gateway that has served requests, and their labels."""
     (tmp_path / "keys.yaml").write_text(yaml.safe_dump(manifests.write(Key("team", digest_of("sk-team")))))
     words = ("--keys", str(tmp_path / "keys.yaml"), "--metrics-port", "0")
     async with command(*words) as run, aiohttp.ClientSession() as client:
@@ -43,10 +43,10 @@ async def scraped(tmp_path: Path) -> dict[str, set[str]]:
         while not (found := re.search(rb"http://\S+/metrics", log)):
             log += await asyncio.wait_for(run.process.stderr.readline(), 120)
         samples: dict[str, set[str]] = {IN_CLUSTER: set()}
-        while "stoker:gateway_key_requests_total" not in samples:  # Envoy tells of ended requests within a second
+        while "stoker:gateway_key_requests_total" not in samples:  # Envoy reports completed requests within a second
             async with client.get(found[0].decode()) as answer:
                 text = await answer.text()
-            for name, labels in re.findall(r"^([a-z][\w:]*)(\{.*\})? ", text, re.MULTILINE):  # as Prometheus reads them
+            for name, labels in re.findall(r"^([a-z][\w:]*)(\{.*\})? ", text, re.MULTILINE):  # as in Prometheus
                 samples.setdefault(name, set()).update(re.findall(r"(\w+)=\"", labels))
         assert all(f"# TYPE {name} histogram" in text for name in WITHOUT_SAMPLES) and f"# TYPE {HELD} gauge" in text
         golden.check("gateway-metrics.txt", golden.series(text, ("stoker:",)))

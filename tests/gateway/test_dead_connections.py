@@ -1,4 +1,4 @@
-"""Idle connections to a server that died without a word, as behind a machine that forgot them: none costs an error."""
+"""Idle connections to a server that vanished without closing them cost no error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .behind_envoy import CHAT, Server, gateway
 
 
 class _Forgetting(Server):
-    """Resets each connection that was opened before `forgets`, once something comes by it."""
+    """Resets each connection opened before `forgets` as soon as it receives data."""
 
     forgets = False
     dead = 0
@@ -42,7 +42,7 @@ def test_dead_idle_connections_to_the_only_server_cost_no_request(idle: int, mon
         async with gateway(1) as at:
             (server,) = at.servers
             assert isinstance(server, _Forgetting)
-            at.picker.destination = f"{server.address},{server.address}"  # as the picker names the only one
+            at.picker.destination = f"{server.address},{server.address}"  # as the picker names a single server
             clients = [aiohttp.ClientSession() for _ in range(idle)]
 
             async def ask(client: aiohttp.ClientSession) -> int:
@@ -52,7 +52,7 @@ def test_dead_idle_connections_to_the_only_server_cost_no_request(idle: int, mon
 
             server.does = "hang"
             first = [asyncio.create_task(ask(client)) for client in clients]
-            await server.until_requests(idle)  # all at once, so each has a connection
+            await server.until_requests(idle)  # concurrent, so each has its own connection
             server.does = "answer"
             server.more.set()
             assert await asyncio.gather(*first) == [200] * idle

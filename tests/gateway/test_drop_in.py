@@ -1,4 +1,4 @@
-"""What clients ask a server beside answers, they may ask the gateway, and are told the same."""
+"""The gateway answers all requests that clients send to a single server, with equal responses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_cards_that_make_no_sense_are_left_out(answer: bytes) -> None:
 
 @asynccontextmanager
 async def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """The address of a server that answers each GET so."""
+    """Run a server that answers each GET by `answer`; yield its address."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app, access_log=None)
@@ -93,7 +93,7 @@ def test_servers_are_asked_for_their_models_with_their_key() -> None:
             asker.ask_as({server: ("Bearer k",)})
             for _ in range(3):
                 assert (await asker(server)).ready
-            assert heard == [(server, _models_body(), "Bearer k")]  # once in a while
+            assert heard == [(server, _models_body(), "Bearer k")]  # only once per period
             asker.ask_as({server: ("Bearer new", "Bearer k", "Bearer older")})
             for _ in range(3):
                 assert (await asker(server)).ready
@@ -110,7 +110,7 @@ def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
     async def answer(request: web.Request) -> web.Response:
         if request.path != "/v1/models":
             return web.Response()
-        await asyncio.sleep(0.4)  # sleeps: too slow for all keys within the time that asking has
+        await asyncio.sleep(0.4)  # sleeps: too slow to try all keys before the timeout
         return web.Response(body=_models_body(), status=200 if request.headers.get("authorization") == "k1" else 403)
 
     async def main() -> None:
@@ -119,7 +119,7 @@ def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
                 asker.ask_as({server: ("k4", "k3", "k2", "k1")})
                 with suppress(TimeoutError):  # a busy machine
                     assert (await asker(server)).ready
-                asker.ask_as({})  # it has left, so it is asked again at once
+                asker.ask_as({})  # it was removed, so it is polled again at once
         assert heard == ["k1"]
 
     asyncio.run(main())
@@ -145,7 +145,7 @@ def test_paths_that_are_no_api_answer_as_a_server_does() -> None:
 def test_the_schema_is_a_servers() -> None:
     async def main() -> None:
         async with (
-            gateway(1) as at,  # whose picker says where all goes
+            gateway(1) as at,  # its picker routes all requests
             aiohttp.ClientSession() as client,
             client.get(at.url + "/openapi.json") as answer,
         ):

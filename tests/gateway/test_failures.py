@@ -1,4 +1,4 @@
-"""What clients see when servers, the picker or clients themselves fail, with Envoy's real program."""
+"""What clients see when servers, the picker or clients fail, with Envoy's real program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .http_fuzz import requests
 
 
 async def post(client: aiohttp.ClientSession, at: Gateway, path: str = CHAT, body: bytes = b"{}") -> tuple[int, Any]:
-    """The status, and the JSON that came."""
+    """Return status and JSON of a response."""
     async with client.post(at.url + path, data=body) as answer:
         return answer.status, await answer.json()
 
@@ -60,24 +60,24 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
                 first.does = does
                 assert await post_once() == (200, "b", [1, 1, 0])
             second.does = "reset"
-            assert await post_once() == (503, None, [1, 1, 0])  # once, though there is a third
+            assert await post_once() == (503, None, [1, 1, 0])  # one retry, although there is a third server
             second.does = "fail"
-            assert await post_once() == (500, "b", [1, 1, 0])  # what a server says is not repeated,
+            assert await post_once() == (500, "b", [1, 1, 0])  # a server's error is not retried,
             first.does = second.does = "refuse"
-            assert await post_once() == (503, "b", [1, 1, 0])  # but that it has not started
+            assert await post_once() == (503, "b", [1, 1, 0])  # except "not started"
             async with client.post(at.url + CHAT, data=b"{}") as answer:
                 assert not [name for name in answer.headers if name.lower().startswith("x-stoker")]
             second.does = "answer"
             status, answer = await post(client, at, body=bytes(5 << 20))
-            assert (status, answer) == (200, {"server": "b", "size": 5 << 20})  # the whole body again
+            assert (status, answer) == (200, {"server": "b", "size": 5 << 20})  # the whole body was sent again
             second.does = "answer"
             await first.stop()
             assert await post_once() == (200, "b", [0, 1, 0])
 
-            at.picker.destination = first.address  # one alone: no other is taken in its stead
+            at.picker.destination = first.address  # a single server: no other replaces it
             for _ in range(7):
                 assert await post_once() == (503, None, [0, 0, 0])
-            # Who picks learns that a server fails, or has returned, by itself: Envoy obeys it at once.
+            # The picker detects itself whether a server fails or has returned: Envoy follows it at once.
             await first.start()
             first.does = "answer"
             assert await post_once() == (200, "a", [1, 0, 0])
@@ -205,9 +205,9 @@ def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypa
                 drained = asyncio.create_task(at.envoy.drain(60))
                 for _ in range(3):
                     os.kill(envoy, signal.SIGSTOP)
-                    await asyncio.sleep(0.3)  # sleeps: how long Envoy stands still
+                    await asyncio.sleep(0.3)  # sleeps: time for which Envoy is stopped
                     os.kill(envoy, signal.SIGCONT)
-                    await asyncio.sleep(0.3)  # sleeps: and how long it runs
+                    await asyncio.sleep(0.3)  # sleeps: time for which it runs
                 assert not drained.done()
                 server.last = True
                 server.more.set()
@@ -229,13 +229,13 @@ def test_with_fail_open_a_failing_picker_is_done_without() -> None:
         async with gateway(2, hold_s=-4.5, fail_open="cluster-m") as at, aiohttp.ClientSession() as client:
 
             async def post_ten() -> list[int]:
-                """What each server got of ten requests, none of which fails."""
+                """Return how many of ten requests each server got; none of them fails."""
                 before = [len(each.requests) for each in at.servers]
                 assert [(await post(client, at))[0] for _ in range(10)] == [200] * 10
                 return [len(each.requests) - number for each, number in zip(at.servers, before, strict=True)]
 
             async def until_all_go_to(number: int) -> None:
-                """On a busy machine the picker may take longer than the half second that Envoy waits for it."""
+                """Retry: on a busy machine the picker may take longer than Envoy's half second."""
                 while (await post_ten())[number] < 10:
                     pass
 
@@ -248,7 +248,7 @@ def test_with_fail_open_a_failing_picker_is_done_without() -> None:
             assert min(await post_ten()) > 0
             await _until_ready_says(503, client, at)
             assert min(await post_ten()) > 0
-            # What the picker would have refused is still not sent where it must not be.
+            # Even without the picker, requests reach neither forbidden paths nor other clusters.
             async with client.get(at.url + "/metrics") as answer:
                 assert answer.status == 404
             async with client.post(at.url + CHAT, data=b"{}", headers={"X-Stoker-Cluster": "other"}) as answer:
@@ -300,7 +300,7 @@ def test_slow_clients_take_little_memory_and_time() -> None:
 
             server.does = "flood"
             writers = []
-            for _ in range(4):  # who reads nothing
+            for _ in range(4):  # clients that read nothing
                 _, writer = await asyncio.open_connection("127.0.0.1", at.port, limit=1)
                 writer.transport.pause_reading()
                 writer.write(head + b"content-length: 2\r\n\r\n{}")
@@ -308,8 +308,8 @@ def test_slow_clients_take_little_memory_and_time() -> None:
             before, at_rest = -1, 0
             while at_rest < 5:
                 before, at_rest = server.sent, at_rest + 1 if server.sent == before > 0 else 0
-                await asyncio.sleep(0.1)  # sleeps: that nothing more is sent has no event
-            sockets = 4 * (12 << 20)  # what the kernel takes in for them, twice
+                await asyncio.sleep(0.1)  # sleeps: there is no event for the absence of data
+            sockets = 4 * (12 << 20)  # twice the kernel's socket buffers
             assert server.sent < sockets + 4 * (6 << 20) < 4 * at.settings.max_body_bytes
             server.does = "answer"
             assert (await post(client, at))[0] == 200
@@ -327,7 +327,7 @@ def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
             assert (await post(client, at, body=body))[1]["size"] == len(body)
             assert (await post(client, at, body=body + b"x" * (2 << 20)))[0] == 413
             async with grpc.aio.insecure_channel(f"127.0.0.1:{at.port}") as channel:  # a client of HTTP/2
-                with pytest.raises(grpc.aio.AioRpcError):  # since the server does not speak gRPC
+                with pytest.raises(grpc.aio.AioRpcError):  # the server does not speak gRPC
                     await channel.unary_unary(CHAT)(body)
                 assert len(at.servers[0].requests) == 2
                 assert at.servers[0].body[5:] == body  # behind gRPC's prefix
@@ -338,7 +338,8 @@ def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
 @pytest.mark.slow
 def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
     async def main() -> None:
-        # What the picker takes counts as upload, and is answered with 504 if it is too long: not on a busy machine.
+        # The picker's time counts as upload time, and leads to a 504 if it is too long; therefore the limits are
+        # generous.
         async with gateway(2, headers_s=0.5, upload_s=5) as at, aiohttp.ClientSession() as client:
             named, unnamed = at.servers
             at.picker.destination = named.address

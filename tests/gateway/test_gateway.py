@@ -22,7 +22,7 @@ _BODY = b'{"model": "m"}'
 
 
 class Command:
-    """The command before one server of the model m."""
+    """The command, with one server of the model m."""
 
     def __init__(self, process: asyncio.subprocess.Process, server: Server) -> None:
         self.process, self.server = process, server
@@ -31,7 +31,7 @@ class Command:
         self.picker = 0
 
     async def ended(self) -> tuple[int, bytes]:
-        """Its exit code, and what it said on standard error."""
+        """Wait for its end; return its exit code and standard error."""
         _, stderr = await asyncio.wait_for(self.process.communicate(), 60)
         return self.process.returncode or 0, stderr
 
@@ -57,7 +57,7 @@ async def command(*words: str) -> AsyncIterator[Command]:
 
 
 def children_of(pid: int) -> tuple[int, int]:
-    """Envoy, and the picker; 0 where there is none."""
+    """Return the process ids of Envoy and the picker; 0 for a missing one."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     by_name = {Path(f"/proc/{each}/comm").read_text().strip(): int(each) for each in children}
     envoy = by_name.pop("envoy")
@@ -65,7 +65,7 @@ def children_of(pid: int) -> tuple[int, int]:
 
 
 def _has_pending(pid: int) -> bool:
-    """Whether a process has not yet taken a signal that was sent."""
+    """Return whether a process has a signal that it has not handled yet."""
     status = Path(f"/proc/{pid}/status").read_text()
     return any(int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd")))
 
@@ -87,7 +87,7 @@ def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
                     while True:
                         async with aiohttp.ClientSession() as new:
                             await new.get(f"{run.url}/health")
-                ready = await idle.get(f"{run.url}/ready")  # on a connection from before
+                ready = await idle.get(f"{run.url}/ready")  # on an existing connection
                 assert (ready.status, ready.headers["connection"]) == (503, "close")
                 run.server.last = True
                 run.server.more.set()
@@ -160,7 +160,7 @@ def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
             run.server.does = "stream"
             async with client.post(run.url + CHAT, data=_BODY) as under_way:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
-                os.kill(run.picker, signal.SIGSTOP)  # it takes both signals at once
+                os.kill(run.picker, signal.SIGSTOP)  # it gets both signals at once
                 for _ in range(1 if words else 2):
                     run.process.send_signal(signal.SIGTERM)
                     await until_async(lambda: not _has_pending(run.process.pid))
@@ -207,7 +207,7 @@ def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
                                 break
                             assert (answer.status, "retry-after" in answer.headers) == (503, True), answer
                             refused += 1
-                            await asyncio.sleep(0.05)  # sleeps: a client that asks again, as Retry-After says
+                            await asyncio.sleep(0.05)  # sleeps: a client that retries as Retry-After says
                     assert refused
                     envoy, picker = children_of(run.process.pid)
                     assert envoy == run.envoy and picker not in (0, run.picker)
@@ -230,10 +230,10 @@ def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
             while children_of(run.process.pid)[1] in (0, run.picker) or not run.server.requests[20:]:
                 async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
                     assert answer.status == 200
-                await asyncio.sleep(0.05)  # sleeps: each is told in the log, which nobody reads yet
+                await asyncio.sleep(0.05)  # sleeps: each is logged, and the log is not read yet
 
             async def a_picker_answers() -> bool:
-                """Until then, the server does."""
+                """Return whether the picker responds; until then, the server does."""
                 async with client.get(f"{run.url}/v1/models") as answer:
                     assert answer.status == 200
                     return "data" in await answer.json()

@@ -1,4 +1,4 @@
-"""Requests that are held until a server is ready, with Envoy's real program, the real picker, and servers of a test."""
+"""Requests held until a server is ready, with Envoy's real program, the real picker, and servers of the test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..support.waiting import until_async
 from .behind_envoy import CHAT, Server
 
 SCALING = Scaling("one", "m", 60.0)
-#: Seconds that Envoy waits for a decision that nothing extends.
+#: Envoy's timeout for a decision, in seconds, unless it is extended.
 MESSAGE_TIMEOUT_S = 0.5
 
 
@@ -46,25 +46,25 @@ class Held:
     metrics: CollectorRegistry
 
     def set_scaling(self, scaling: Scaling) -> None:
-        """The operator says this."""
+        """Set the operator's status."""
         self.registry = ModelRegistry({"m": replace(self.registry.endpoints["m"], scaling=scaling)})
         self.picker.update(self.registry, self.pickers)
         self.picker.wake("m")
 
     def report(self, load: ServerLoad | None = None) -> None:
-        """The server reports that it is ready, or this."""
+        """Make the server report that it is ready, or this load."""
         now = time.monotonic()
         self.pickers["m"].observe(self.server.address, load or ServerLoad(), now, now)
         self.picker.wake("m")
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the autoscaler reads."""
+        """Return the report for the autoscaler."""
         (endpoint,) = self.picker.scaling_report()
         return endpoint
 
     async def ask(self, path: str = CHAT, size: int = 0, key: str = "k") -> tuple[int, dict[str, str], Any]:
-        """The status, headers and JSON of an answer."""
+        """Return status, headers and JSON of a response."""
         body = json.dumps({"model": "m", "pad": "x" * size}).encode()
         headers = {"authorization": f"Bearer {key}"}
         async with self.client.post(f"http://127.0.0.1:{self.port}{path}", data=body, headers=headers) as answer:
@@ -72,13 +72,13 @@ class Held:
 
     @property
     def outcomes(self) -> dict[str, float]:
-        """How many requests have been held, by what became of them."""
+        """Return the numbers of held requests by outcome."""
         name = "stoker:gateway_held_seconds_count"
         samples = (each for family in self.metrics.collect() for each in family.samples if each.name == name)
         return {each.labels["outcome"]: each.value for each in samples}
 
     async def until_held(self, number: int) -> None:
-        """Until so many are held."""
+        """Wait until `number` requests are held."""
         await until_async(lambda: self.state["held"] == number, lambda: self.state)
 
 
@@ -115,7 +115,7 @@ def test_a_held_request_outlives_the_proxys_timeout_and_is_answered() -> None:
         async with held() as at:
             asked = [asyncio.create_task(at.ask()) for _ in range(3)]
             await at.until_held(3)
-            await asyncio.sleep(4 * MESSAGE_TIMEOUT_S)  # sleeps: the timeout that must not end the request has no event
+            await asyncio.sleep(4 * MESSAGE_TIMEOUT_S)  # sleeps: beyond the timeout, which must not end the request
             assert not any(each.done() for each in asked) and not at.server.requests
             at.report()
             for status, headers, answer in await asyncio.gather(*asked):
@@ -147,14 +147,14 @@ def test_the_time_of_a_hold_ends_and_a_start_that_fails_is_answered_in_the_apis_
                 assert answer.get("type") == ("error" if path == "/v1/messages" else None)
             assert (await at.ask())[0] == 503 and at.state["held"] == 0
             at.report()
-            assert (await at.ask())[0] == 200  # a server is ready, whatever failed before
+            assert (await at.ask())[0] == 200  # a server is ready, regardless of earlier failures
             assert at.outcomes == {"timed_out": 1, "start_failed": 3}
             at.report(ServerLoad(ready=False))
             at.set_scaling(SCALING)
             waiting = asyncio.create_task(at.ask())
             await at.until_held(1)
             at.picker.update(ModelRegistry(), {})
-            assert (await waiting)[0] == 503 and at.outcomes == {}  # the model is gone
+            assert (await waiting)[0] == 503 and at.outcomes == {}  # the model was removed
 
     asyncio.run(main())
 
@@ -164,7 +164,7 @@ def test_a_client_that_leaves_is_forgotten_with_its_bytes() -> None:
         async with held(max_held=2, max_held_bytes=300_000) as at:
             large, small = asyncio.create_task(at.ask(size=250_000)), asyncio.create_task(at.ask())
             await at.until_held(2)
-            status, headers, answer = await at.ask()  # a third
+            status, headers, answer = await at.ask()  # a third request
             assert status == 503 and "no more requests are held" in answer["error"]["message"]
             assert headers["retry-after"] == "5" and "x-stoker-held-seconds" not in headers
             small.cancel()
@@ -205,7 +205,7 @@ def test_nothing_is_sent_while_an_endpoint_drains_and_all_goes_on_after() -> Non
             assert at.state["inFlight"] == 1
             assert (await at.envoy.active_by_cluster())["cluster-m"] == 1
             known = await at.envoy.ask("GET", "/stats?filter=cluster-m")
-            assert "upstream_rq_pending_active: 0" in known  # those that wait for a connection
+            assert "upstream_rq_pending_active: 0" in known  # requests that wait for a connection
             at.set_scaling(replace(SCALING, phase=Phase.DRAINING, drain="w"))
             asked = [asyncio.create_task(at.ask()) for _ in range(3)]
             await at.until_held(3)

@@ -1,4 +1,4 @@
-"""HTTP that clients send beside what most do: compressed bodies, HTTP/1.0, browsers, WebSockets, forms."""
+"""Less common HTTP of clients: compressed bodies, HTTP/1.0, browsers, WebSockets, forms."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_http_1_0_is_served() -> None:
                 assert answer.split(b" ", 2)[1] == b"200" and answer.endswith(b'{"server": "a", "size": 2}')
             at.servers[0].does, at.servers[0].last = "stream", True
             answer = await at.raw(b"POST %s HTTP/1.0\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}" % CHAT.encode())
-            assert answer.endswith(b"\r\n\r\ndata: [DONE]\n\n")  # not in chunks
+            assert answer.endswith(b"\r\n\r\ndata: [DONE]\n\n")  # without chunked encoding
 
     asyncio.run(main())
 
@@ -78,7 +78,7 @@ def test_browsers_are_answered_as_the_flag_says(origins: tuple[str, ...]) -> Non
                         permitted = answer.headers["access-control-allow-headers"].replace(" ", "").split(",")
                         assert {"*", "authorization"} <= set(permitted)
                 at.picker.refusal = b"{}"
-                for _ in range(2):  # an error of the picker's, and an answer
+                for _ in range(2):  # an error of the picker, and an answer
                     async with client.post(at.url + CHAT, data=b"{}", headers={"origin": origin}) as answer:
                         assert (answer.headers.get("access-control-allow-origin") == origin) == allowed
                         assert ("retry-after" in answer.headers.get("access-control-expose-headers", "")) == allowed
@@ -125,7 +125,7 @@ def test_a_form_goes_where_its_model_is(path: str) -> None:
                     assert answer.status == expected_status, await answer.text()
             used = (await at.next_end()).tokens
             assert used.estimated and 0 < used.prompt <= 1024 and used.output
-            for data, status in ((BODY, 415), (b"--x\r\n", 415)):  # no form, and a form where JSON is wanted
+            for data, status in ((BODY, 415), (b"--x\r\n", 415)):  # an invalid form, and a form instead of JSON
                 kind = "application/json" if data is BODY else "multipart/form-data; boundary=x"
                 to = path if data is BODY else CHAT
                 async with client.post(at.url + to, data=data, headers={"content-type": kind}) as answer:

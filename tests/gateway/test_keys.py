@@ -1,4 +1,4 @@
-"""Keys through Envoy's real program, with the clients that people use."""
+"""Keys through Envoy's real program, with popular clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KEYS = Keyring(
 
 @asynccontextmanager
 async def gateway() -> AsyncIterator[tuple[str, Server, Server]]:
-    """Its address; the server of org/a, which wants a key of its own, and b's, which wants none."""
+    """Yield the gateway's address, org/a's server, which requires its own key, and b's, which requires none."""
     one, two = Server("a"), Server("b")
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         for server in (one, two):
@@ -73,7 +73,7 @@ async def gateway() -> AsyncIterator[tuple[str, Server, Server]]:
 
 
 def headers(head: bytes) -> dict[bytes, bytes]:
-    """The headers that a server got, their names in lower case."""
+    """Return the headers that a server got, with lower-case names."""
     return {name.lower(): value for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[1:-2])}
 
 

@@ -1,4 +1,4 @@
-"""Limits of keys through Envoy's real program, with the client that people use."""
+"""Limits of keys through Envoy's real program, with a popular client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = [f"x-ratelimit-{field}-{of}" for field in ("limit", "remaining", "reset"
 
 @asynccontextmanager
 async def gateway(keyring: Keyring | None = KEYS) -> AsyncIterator[tuple[str, Server]]:
-    """Its address, and the server of the model m."""
+    """Yield the gateway's address, and the server of the model m."""
     server = Server("a")
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         await server.start()
@@ -82,7 +82,7 @@ def test_answers_say_what_is_left_and_refusals_when_to_come_again() -> None:
             assert len(server.requests) == 2
             free = await client("free").completions.with_raw_response.create(model="m", prompt="x", max_tokens=1)
             assert not [name for name in free.headers if name.startswith("x-ratelimit")]
-            server.does = "fail"  # a server's own error counts, as it has gone there
+            server.does = "fail"  # a server's error counts, as the request was sent there
             many = client("many").completions.with_raw_response
             with pytest.raises(openai.InternalServerError) as failed:
                 await many.create(model="m", prompt="x", max_tokens=1)

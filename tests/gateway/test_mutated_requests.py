@@ -1,4 +1,4 @@
-"""Mutated requests at the whole gateway: nothing is smuggled, no 5xx of its own, bounded memory, and it lives on."""
+"""Mutated requests to the whole gateway: no smuggling, no 5xx of its own, bounded memory, and it keeps serving."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _JSON = (
     b"",
 )
 _KEY = new_text("right")
-#: How a key is said, or is not. Which of them let a request in is for others to test; without the key none may.
+#: Ways to send a key, or none. Other tests check which of them are valid; without the key no request may pass.
 _CREDENTIALS = (
     b"authorization: Bearer %(key)s",
     b"Authorization: bearer   %(key)s",
@@ -65,7 +65,7 @@ _INTERNAL = re.compile(
 
 
 class _Recording(Server):
-    """Keeps the head of each request that Envoy passed on: those of the picker's poll have no X-Request-Id."""
+    """Records the head of each request that Envoy forwards; the picker's polls have no X-Request-Id."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -85,7 +85,7 @@ class _Recording(Server):
 
 
 def _mutated(count: int, seed: int) -> Iterator[bytes]:
-    """So many, half of them wrong in HTTP and half in JSON; each says its number in the field X-Number, and a key."""
+    """Yield requests, half of them invalid HTTP and half invalid JSON, each with a number in X-Number, and a key."""
     draw = random.Random(seed)
     wrong = requests(count, seed)
     for number in range(count):
@@ -103,7 +103,7 @@ def _mutated(count: int, seed: int) -> Iterator[bytes]:
 
 
 def _memory(pid: int) -> int:
-    """Resident memory of a process, in KiB."""
+    """Return a process's resident memory in KiB."""
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found
     return int(found[1])
@@ -114,7 +114,7 @@ def _memory(pid: int) -> int:
 def test_mutated_requests_smuggle_nothing_and_harm_nothing(
     count: int, keyed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where keys are in force, none gets through without the key, and none gets through with it."""
+    """With keys in force, no request passes without the key, and none contains it at the server."""
     monkeypatch.setattr(test_gateway, "Server", _Recording)
     (tmp_path / "keys.yaml").write_text(yaml.safe_dump(manifests.write(Key("right", digest_of(_KEY)))))
     words = ("--keys", str(tmp_path / "keys.yaml")) if keyed else ()
@@ -131,9 +131,9 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
             async def send(text: bytes) -> bytes:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 answer = b""
-                with suppress(ConnectionError, TimeoutError):  # of those that wait for more of a body: gone
+                with suppress(ConnectionError, TimeoutError):  # requests with an incomplete body are dropped
                     writer.write(text)
-                    async with asyncio.timeout(5):  # limit: ends what waits for the rest of a body
+                    async with asyncio.timeout(5):  # limit: ends waits for the rest of a body
                         while part := await reader.read(1 << 20):
                             answer += part
                 writer.close()
@@ -142,9 +142,9 @@ def test_mutated_requests_smuggle_nothing_and_harm_nothing(
             async def ask(text: bytes) -> None:
                 async with at_once:
                     answer = await send(text)
-                    # On a busy machine this process, the server's too, may leave the gateway's questions unanswered.
+                    # On a busy machine this process, which is also the server, may answer the gateway's polls too late.
                     while b"can take requests now; try again" in answer:
-                        await asyncio.sleep(0.5)  # sleeps: as a client that tries again
+                        await asyncio.sleep(0.5)  # sleeps: like a client that retries
                         answer = await send(text)
                     statuses = re.findall(rb"HTTP/1\.[01] (\d+)", answer)
                     answers.update(statuses or [b"none"])

@@ -1,4 +1,4 @@
-"""Two gateways as processes, which share the limits of keys; and the flags that tell them of each other."""
+"""Two gateway processes that share the limits of keys, and the flags by which they find each other."""
 
 from __future__ import annotations
 

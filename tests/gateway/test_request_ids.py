@@ -1,4 +1,4 @@
-"""Clients' request ids are not unique: services pass on their callers'. Nothing but logs and headers goes by them."""
+"""Clients' request ids are not unique: services forward their callers'. Only logs and headers use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .usage.answering import behind
 
 
 class _Store:
-    """A server that keeps responses, named as an engine names them: of this version, or of an earlier one."""
+    """A server that stores responses, with ids like an engine of this version, or of an earlier one."""
 
     def __init__(self, names_by_header: bool) -> None:
         self._names_by_header = names_by_header
@@ -65,7 +65,7 @@ def test_responses_are_found_though_requests_share_an_id(names_by_header: bool) 
         async with behind(None, addresses) as at, aiohttp.ClientSession() as client:
             made: dict[str, str] = {}
             for number in range(12):
-                # An engine of an earlier version goes by the header: only unique ids are found there.
+                # An engine of an earlier version names responses by the header: only unique ids can be found there.
                 headers = {"x-request-id": "shared" if names_by_header else f"r{number}"}
                 body = {"model": "m", "input": f"{number} {chance.random()}" * 100}
                 async with client.post(f"{at.url}/v1/responses", json=body, headers=headers) as answer:
@@ -80,7 +80,7 @@ def test_responses_are_found_though_requests_share_an_id(names_by_header: bool) 
                 async with client.post(f"{at.url}/v1/responses", json=body, headers={"x-request-id": "x"}) as answer:
                     assert answer.status == 200
             used = defaultdict[str, int](int)
-            for _ in range(36):  # GET uses none
+            for _ in range(36):  # GETs send no id
                 ended = await at.next_end()
                 used[ended.request_id] += ended.tokens.prompt + ended.tokens.output
             assert sum(used.values()) == 24 * 5
@@ -106,7 +106,7 @@ def test_a_response_is_found_at_the_server_that_answered_in_another_s_stead() ->
                 async with client.get(f"{at.url}/v1/responses/{name}") as answer:
                     assert answer.status == 200
                 await at.next_end()
-                for address in addresses:  # what failed counts again
+                for address in addresses:  # failed servers count again
                     at.picker.observe(address, ServerLoad(), time.monotonic(), time.monotonic())
             assert 0 < stores[0].refused < 6
         for runner in runners:

@@ -1,4 +1,4 @@
-"""TLS to clients: its flags, HTTP/2, and a certificate that is renewed as in a pod."""
+"""TLS for clients: flags, HTTP/2, and a certificate that is renewed as in a pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .test_gateway import _BODY, command
 
 
 class MountedSecret:
-    """A Secret as a pod sees it: files are links into ``..data``, which is a link to a folder with all of them."""
+    """A Secret as mounted in a pod: files are links into ``..data``, a link to the folder with the current files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

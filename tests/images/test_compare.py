@@ -1,4 +1,4 @@
-"""The comparison of images finds every difference that matters, and no other."""
+"""The comparison of images reports exactly the relevant differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every Dockerfile of ours promises, read from its text; `e2e/test_images.py` looks at the images themselves."""
+"""Properties of all Dockerfiles, checked by their text; `e2e/test_images.py` checks the images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Instruction(NamedTuple):
 
 
 def stages(file: Path) -> list[list[Instruction]]:
-    """A Dockerfile's instructions: those before the first FROM, then those of each stage."""
+    """Return a Dockerfile's instructions: those before the first FROM, then those of each stage."""
     text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE)
     found: list[list[Instruction]] = [[]]
     for line in filter(str.strip, text.replace("\\\n", " ").splitlines()):
@@ -67,7 +67,7 @@ def test_signals_reach_the_program(file: Path) -> None:
 
 
 def test_the_last_stage_installs_nothing(file: Path) -> None:
-    """Package managers leave logs and caches, which are never the same twice."""
+    """Package managers leave logs and caches, which make builds irreproducible."""
     ran = [shlex.split(text)[0] for word, text in stages(file)[-1] if word == "RUN"]
     assert set(ran) <= {"mkdir"}
 

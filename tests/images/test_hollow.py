@@ -1,4 +1,4 @@
-"""A library that was made hollow is linked against as before, is small, and runs nothing of its own."""
+"""A hollowed library can be linked against as before, is small, and runs no code of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ int main(int arguments, char **words) {
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A program that is linked against `libof.so`, and calls it if it has an argument."""
+    """A program linked against `libof.so`, which calls it if it has an argument."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no C compiler")
     (tmp_path / "of.c").write_text(LIBRARY)
@@ -52,12 +52,12 @@ def program(tmp_path: Path) -> Path:
 def test_what_is_linked_against_it_starts(program: Path) -> None:
     library = program.with_name("libof.so")
     before = library.stat()
-    assert subprocess.run(["./main"], cwd=program.parent, capture_output=True).returncode != 0  # its constructor
+    assert subprocess.run(["./main"], cwd=program.parent, capture_output=True).returncode != 0  # the constructor fails
     hollow(library)
     assert library.stat().st_size < 1 << 16 < before.st_size
     assert library.stat().st_mode == before.st_mode
     done = subprocess.run(["./main"], cwd=program.parent, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "0\n")  # all bounds are known, and nothing is in them
+    assert (done.returncode, done.stdout) == (0, "0\n")  # all bounds exist, and enclose nothing
     assert subprocess.run(["./main", "call"], cwd=program.parent, capture_output=True).returncode < 0
 
 

@@ -1,4 +1,4 @@
-"""An image gets a torch that can serve on its device, or none."""
+"""An image contains a torch for its device, or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "images/engine"
-sys.path.append(str(FOLDER))  # it imports its neighbour
+sys.path.append(str(FOLDER))  # it imports a module of its folder
 settle = SimpleNamespace(**runpy.run_path(str(FOLDER / "settle_torch.py")))
 
 

@@ -1,4 +1,4 @@
-"""An image's archive loses what a node has and nothing else, and says all that containerd must know of the rest."""
+"""An image's archive loses exactly the layers that a node has, and describes all layers for containerd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def digest(content: bytes) -> str:
 
 CONFIG = json.dumps({"rootfs": {"type": "layers", "diff_ids": [digest(OLD), digest(NEW)]}}).encode()
 BLOB = "blobs/sha256/" + "c" * 64
-#: As Docker wrote it before 25, as it writes it since then, and where it keeps images in containerd's store: there
+#: Docker's formats: before 25, since 25, and with the containerd image store, where layers are compressed and their
+#: names differ from those in the configuration.
 #: layers are compressed, and their names are not what the configuration calls them.
 BEFORE_25 = {"1/layer.tar": OLD, "2/layer.tar": NEW, "ab.json": CONFIG}
 SINCE_25 = {digest(each).replace("sha256:", "blobs/sha256/"): each for each in (OLD, NEW, CONFIG)}
@@ -34,13 +35,13 @@ CONTAINERD = {digest(OLD).replace("sha256:", "blobs/sha256/"): OLD, BLOB: NEW, "
 
 
 def chain(*layers: bytes) -> str:
-    """The chain ID of the last of these layers, of which each lies on those before it."""
+    """Return the chain ID of the last of these layers, each on top of the previous one."""
     *below, last = layers
     return digest(f"{chain(*below)} {digest(last)}".encode()) if below else digest(last)
 
 
 def saved(folder: Path, files: Mapping[str, bytes], links: Mapping[str, str] | None = None) -> Path:
-    """What `docker save` wrote: two layers and a configuration, in this order, beside other files."""
+    """Write an archive as `docker save` does: two layers and a configuration, in this order, beside other files."""
     old, new, config = files
     manifest = [{"Config": config, "RepoTags": [TAG], "Layers": [old, new, *(links or ())]}]
     path = folder / "image.tar"
@@ -57,7 +58,7 @@ def saved(folder: Path, files: Mapping[str, bytes], links: Mapping[str, str] | N
 
 
 def thinned(archive: Path, *has: str) -> dict[str, bytes]:
-    """The files of the archive that a node would get."""
+    """Return the files of the archive for a node that has these layers."""
     out = io.BytesIO()
     strip_base_layers(archive, has, out)
     out.seek(0)
@@ -73,7 +74,7 @@ def manifest_of(layout: dict[str, bytes]) -> Any:
 
 @pytest.mark.parametrize("files", [BEFORE_25, SINCE_25])
 def test_only_what_is_missing_travels(tmp_path: Path, files: dict[str, bytes]) -> None:
-    # What the node has of the changed layer lies on another image's layers, or on none.
+    # The node has the changed layer only on another image's layers, or alone.
     layout = thinned(saved(tmp_path, files), digest(OLD), chain(b"of another image", NEW), digest(NEW))
     manifest = manifest_of(layout)
     assert manifest["config"]["digest"] == digest(CONFIG)

@@ -1,4 +1,4 @@
-"""What the operator's tests share."""
+"""Shared fixtures of the operator's tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MINIMAL: Document = {
 
 @pytest.fixture
 def document() -> Callable[..., Document]:
-    """A manifest with the given parts of its spec: ``document(replicas=2)``."""
+    """Return a manifest with the given parts of its spec: ``document(replicas=2)``."""
 
     def make(**spec: Any) -> Document:
         made = copy.deepcopy(MINIMAL)
@@ -36,7 +36,7 @@ def document() -> Callable[..., Document]:
 
 @pytest.fixture
 def endpoint(document: Callable[..., Document]) -> Callable[..., InferenceEndpoint]:
-    """The same, read."""
+    """Return a parsed endpoint, with the arguments of `document`."""
     return lambda **spec: parse(document(**spec))
 
 

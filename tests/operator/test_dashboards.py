@@ -1,4 +1,4 @@
-"""The chart's dashboards and alerts ask for metrics that there are, and vLLM's own dashboard finds what it asks for."""
+"""The chart's dashboards and alerts use existing metrics, and vLLM's dashboard finds all of its metrics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from stoker_operator.process.metrics import Metrics
 from .process.test_metrics import SCALING
 
 CHART = Path(__file__).parents[2] / "charts/stoker"
-#: The gateway's is tested beside the gateway.
+#: Dashboards except the gateway's, which is tested with the gateway.
 DASHBOARDS = sorted(set((CHART / "dashboards").glob("*.json")) - {CHART / "dashboards/gateway.json"})
 ALERTS = [
     alert for group in yaml.safe_load((CHART / "files/alerts.yaml").read_text())["groups"] for alert in group["rules"]
 ]
 
-#: What examples/observability/prometheus_grafana/grafana.json of vLLM asks for.
+#: Metrics in vLLM's examples/observability/prometheus_grafana/grafana.json.
 VLLMS = {
     "vllm:e2e_request_latency_seconds_bucket", "vllm:e2e_request_latency_seconds_sum",
     "vllm:e2e_request_latency_seconds_count", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
@@ -43,7 +43,7 @@ VLLMS = {
 
 @pytest.fixture(scope="module")
 def there() -> dict[str, set[str]]:
-    """The samples that an engine and an operator tell of, with their labels."""
+    """Return the samples of an engine and an operator, with their labels."""
     registry = CollectorRegistry()
     info = EngineInfo(
         max_model_len=600,
@@ -88,12 +88,12 @@ def test_panels_ask_for_what_there_is(path: Path, there: dict[str, set[str]]) ->
 
 
 def check(expression: str, there: dict[str, set[str]]) -> None:
-    """An expression asks for metrics that there are, by labels that one of them has."""
+    """Assert that an expression uses existing metrics, and labels that one of them has."""
     names = set(re.findall(r"\b(?:vllm:|stoker:|stoker_operator_|process_)\w+", expression))
     assert names, expression
     assert names <= set(there), expression
     by = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", group)}
-    # The first two are what Prometheus adds to everything that it scrapes from pods.
+    # Prometheus adds the first two labels to all samples that it scrapes from pods.
     known = {"namespace", "pod"}.union(*(there[name] for name in names))
     assert set(re.findall(r"(\w+)=~?\"", expression)) | by <= known, expression
 
@@ -103,7 +103,7 @@ def test_alerts_ask_for_what_there_is(alert: Any, there: dict[str, set[str]]) ->
     assert alert.keys() >= {"alert", "expr", "labels", "annotations"}
     assert alert["labels"]["severity"] in ("critical", "warning")
     check(alert["expr"], there)
-    # What is said names labels that the result has: those it is summed by, or those of every sample.
+    # The message uses labels of the result: those of the sum, or those of all samples.
     summed = re.search(r"by \(([^)]*)\)", alert["expr"])
     remaining_labels = re.split(r",\s*", summed[1]) if summed else ["namespace", "pod"]
     assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(remaining_labels)

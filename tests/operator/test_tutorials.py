@@ -1,4 +1,4 @@
-"""The tutorials that need no cluster, done; and what tutorials promise."""
+"""Runs the tutorials that need no cluster, and checks the tutorials' claims."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_a_line_that_is_not_printed_is_noticed() -> None:
     assert lacks(printed, "c\n") == "c"
 
 
-#: Where a call takes the reason of a condition, if not by name.
+#: Position of a condition's reason in calls that pass it positionally.
 POSITIONS = {"Problem": 0, "Objection": 0, "Diagnosis": 0, "ConditionStatus": 1, "Route": 0, "judge": 3, "Refusal": 2}
 
 
 def reasons(source: str) -> Iterator[str]:
-    """The reasons that a module gives, as far as they stand in it."""
+    """Yield the reasons that a module contains as literals."""
     for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call):
             continue

@@ -1,7 +1,7 @@
-"""Golden files: what users, dashboards and other programs rely on, as text in the repository.
+"""Golden files of public text on which users, dashboards and other programs rely.
 
-A difference shows that something public has changed. Where that is meant, `STOKER_GOLDEN=write make test K=golden`
-writes the files again, and the commit shows what changed.
+A difference means a change of something public. If it is intended, `STOKER_GOLDEN=write make test K=golden` updates the
+files, and the commit shows the change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "golden"
 
 
 def check(name: str, text: str) -> None:
-    """Compares `text` with the golden file `name`, or writes the file where STOKER_GOLDEN says so."""
+    """Compare `text` with the golden file `name`, or write the file if STOKER_GOLDEN says so."""
     golden = FOLDER / name
     if os.environ.get("STOKER_GOLDEN") == "write":
         golden.parent.mkdir(exist_ok=True)
@@ -24,9 +24,9 @@ def check(name: str, text: str) -> None:
 
 
 def series(scrape: str, prefixes: tuple[str, ...]) -> str:
-    """The metrics of a scrape without their values: type, help, and each sample's labels.
+    """Return the metrics of a scrape without values: type, help, and each sample's labels.
 
-    Buckets of a histogram are one line.
+    A histogram's buckets are one line.
     """
     lines = []
     for family in text_string_to_metric_families(scrape):

@@ -1,4 +1,4 @@
-"""Processes that tests start, or that what they test starts."""
+"""Helpers for processes that tests or the tested code start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def lives(process: psutil.Process | int) -> bool:
-    """Whether a process, or the one with this id, is there and is no zombie."""
+    """Return whether a process, or the process with this id, exists and is not a zombie."""
     try:
         found = psutil.Process(process) if isinstance(process, int) else process
         return bool(found.status() != psutil.STATUS_ZOMBIE)

@@ -1,7 +1,8 @@
-"""A kind of workload that no release has: replicas of two pods, a leader and a worker, each in a StatefulSet of its
-own. With it, endpoints of two workloads: ``main`` serves, ``prefill`` supports it.
+"""A workload kind that exists only in tests: each replica has two pods, a leader and a worker, in separate
+StatefulSets.
 
-An annotation of the pods (`PREFILL_SEQUENCES`) is about ``prefill`` alone, as a section of the spec would be.
+Endpoints of this kind have two workloads: ``main`` serves, ``prefill`` supports it. An annotation of the pods
+(`PREFILL_SEQUENCES`) applies only to ``prefill``, like a section of the spec would.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from stoker_operator.objects.owner import COMPONENT, Manifest, Owner
 from stoker_operator.workloads.composition import Composition, Role, Workload
 from stoker_operator.workloads.kind import PodSet, Resource, WorkloadKind
 
-#: The components of a workload; the leader takes the requests.
+#: The components of a workload; the leader receives the requests.
 LEADER, WORKER = "leader", "worker"
 #: The annotation of the pods that sets ``engine.maxNumSeqs`` of the workload ``prefill``.
 PREFILL_SEQUENCES: Final = "test/prefill-max-num-seqs"
@@ -24,7 +25,7 @@ PREFILL: Final = "prefill"
 
 
 class StatefulSetPair(WorkloadKind):
-    """Two StatefulSets a workload. A replica is one pod of each."""
+    """Two StatefulSets per workload; a replica is one pod of each."""
 
     resource: ClassVar = Resource("StatefulSet", "apps", "v1", "statefulsets")
 
@@ -101,7 +102,7 @@ PAIR: Final = StatefulSetPair()
 
 
 def two_workloads(spec: Spec) -> tuple[Workload, ...]:
-    """The serving pods, and those of prefill, which the annotation alone is about."""
+    """Return the serving workload, and prefill's, to which the annotation applies."""
     metadata = spec.template.metadata
     annotations = dict(metadata.annotations or {})
     sequences = annotations.pop(PREFILL_SEQUENCES, None)
@@ -112,5 +113,5 @@ def two_workloads(spec: Spec) -> tuple[Workload, ...]:
     return Workload(MAIN, main, PAIR), Workload(PREFILL, prefill, PAIR, Role.SUPPORTING)
 
 
-#: What `two_workloads` makes of endpoints.
+#: Endpoints with `two_workloads`.
 TWO_PAIRS: Final = Composition((PAIR,), two_workloads)

@@ -1,5 +1,7 @@
-"""Virtual time: an event loop whose clock moves only while the loop waits, so that hours pass at once and load on the
-machine changes nothing. Tests run coroutines in it by the fixture `virtual_time`."""
+"""Virtual time: an event loop whose clock advances only while the loop waits.
+
+Hours pass at once, and load on the machine changes nothing. Tests use it by the fixture `virtual_time`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Where nothing is left to do but wait, the wait is over at once, and the clock has moved."""
+    """Event loop whose waits end at once, with the clock advanced."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,12 +30,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def now() -> float:
-    """The virtual clock, in seconds; it begins at 0."""
+    """Return the virtual time in seconds; it starts at 0."""
     return _loop().now
 
 
 async def elapse(seconds: float) -> None:
-    """Let so many virtual seconds pass; what is due meanwhile happens.
+    """Let virtual seconds pass; whatever is due meanwhile runs.
 
     Raises:
         TypeError: the running loop has real time.

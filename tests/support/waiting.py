@@ -1,6 +1,6 @@
-"""The one way in which tests wait: for a condition, and until it holds.
+"""How tests wait: for a condition, until it holds.
 
-A timeout ends a test that hangs. It asserts no speed: it is long, and a test that passes never waits for it.
+A timeout only ends a hanging test. It asserts no speed: it is long, and a passing test never reaches it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: A test hangs if a condition does not hold after so many seconds.
+#: Time after which a condition counts as hanging, in seconds.
 HANGING_S = 120.0
-#: Seconds between two looks.
+#: Polling interval in seconds.
 _EVERY_S = 0.005
 
 
@@ -29,9 +29,9 @@ def until(
 
     Args:
         condition: holds as soon as it returns something true.
-        description: what is waited for, or a function that says how things stand, for the error.
+        description: the awaited condition, or a function that describes the current state, for the error.
         timeout: seconds after which the test hangs.
-        every: seconds between two looks, where a look costs much.
+        every: polling interval in seconds, for expensive conditions.
 
     Returns:
         What the condition returned.
@@ -53,7 +53,7 @@ async def until_async(
     timeout: float = HANGING_S,  # noqa: ASYNC109 - the error says what was waited for
     every: float = _EVERY_S,
 ) -> T:
-    """Wait until a condition holds, while the event loop goes on: `until` for coroutines.
+    """Wait until a condition holds, while the event loop keeps running: `until` for coroutines.
 
     The condition may be a coroutine function; `timeout` and `every` are seconds of the loop's clock. See `until`.
     """

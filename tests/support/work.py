@@ -1,4 +1,4 @@
-"""How much work something is, counted: the same on every machine, however busy it is."""
+"""Counts work, as a measure that is the same on every machine, however busy it is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _LOOK_AT_ENDS = frozenset({"startswith", "endswith"})
 
 
 def work(function: Callable[[], object]) -> int:
-    """Count what a function does, in this thread: each call of a Python or a C function is 1, and a method of a string
-    as much more as the string is long, if it may look at all of it."""
+    """Count the work of a function in this thread.
+
+    Each call of a Python or C function counts 1; a string method that may scan the string also counts the string's
+    length.
+    """
     count = 0
 
     def note(_frame: types.FrameType, event: str, called: Any) -> None:
@@ -35,13 +38,13 @@ def work(function: Callable[[], object]) -> int:
 
 
 def assert_linear(function: Callable[[int], object], small: int, factor: int = 4) -> None:
-    """Assert that so much more input is as much more work, and not its square.
+    """Assert that work grows linearly with the input, not quadratically.
 
     Args:
-        function: does something with input of a size.
-        small: the size to compare with.
-        factor: how much larger the other size is.
+        function: processes an input of the given size.
+        small: smaller size.
+        factor: ratio of the larger size to the smaller one.
     """
-    function(small)  # what is computed once is computed now
+    function(small)  # fills caches
     less, more = work(lambda: function(small)), work(lambda: function(small * factor))
     assert more < 2 * factor * less + 1000, f"{less} steps for {small}, {more} for {factor} times that"

@@ -1,1 +1,1 @@
-"""The engines: one file each, which says how it is installed, what it loads, and how requests are given to it."""
+"""The engines, one file each: installation, conversion of the model, and how requests are sent."""

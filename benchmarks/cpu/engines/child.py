@@ -1,4 +1,4 @@
-"""An engine's process as the bench sees it: a library behind `worker`, or any server. It ends with all its children."""
+"""An engine's process: a library behind `worker`, or a server. It is stopped with all its children."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cpu.engines.engine import Finished
 from cpu.environments import CannotRunError, environ, last_lines
 from cpu.workloads import Room
 
-START_S: Final = 900  # one of the engines compiles the model
+START_S: Final = 900  # seconds; one of the engines compiles the model
 RUN_S: Final = 1800
 
 
 class Child:
-    """A process in a group of its own, whose output goes to a log file."""
+    """A process in its own process group, whose output goes to a log file."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, **pipes: Any) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -33,11 +33,11 @@ class Child:
             self.process = subprocess.Popen(command, env=environ(env), stderr=output, start_new_session=True, **pipes)
 
     def failed(self, doing: str) -> CannotRunError:
-        """The error to raise, with the end of the log."""
-        return CannotRunError(f"{doing}: {last_lines(self.log)} (all of it: {self.log})")
+        """Return the error to raise, with the end of the log."""
+        return CannotRunError(f"{doing}: {last_lines(self.log)} (full log: {self.log})")
 
     def close(self) -> None:
-        """Ends it, by force where it does not end soon."""
+        """Stop the process group, with SIGKILL if it does not end within 20 s."""
         for how in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, how)
@@ -67,7 +67,7 @@ class Worker(Child):
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self.failed(f"it ended before {workload.name}") from None
-        return Finished(**self._answer(f"no answer to {workload.name}", RUN_S))
+        return Finished(**self._answer(f"no response to {workload.name}", RUN_S))
 
     def _answer(self, otherwise: str, within_s: float) -> dict[str, Any]:
         assert self.process.stdout is not None

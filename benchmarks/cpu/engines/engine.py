@@ -1,4 +1,4 @@
-"""What the bench asks of an engine."""
+"""Interface of the benchmarked engines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cpu.environments import CannotRunError
 from cpu.models import Model
 from cpu.workloads import Room
 
-#: Bytes of KV cache, where an engine has to be told.
+#: Size of the KV cache in bytes, for engines that need it.
 KV_CACHE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What became of a workload.
+    """Result of a workload.
 
     Attributes:
-        seconds: from its first request to its last token.
-        counts: tokens that each request got, in order.
+        seconds: from the first request to the last token.
+        counts: output tokens of each request, in order.
     """
 
     seconds: float
@@ -30,39 +30,39 @@ class Finished:
 
 
 class Running(Protocol):
-    """An engine that has loaded a model."""
+    """An engine with a loaded model."""
 
     version: str
 
     def run(self, workload: Workload) -> Finished:
-        """Runs all requests, which begin together. Raises `CannotRunError` where the engine fails."""
+        """Run all requests, started together. Raises `CannotRunError` if the engine fails."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop the engine."""
 
 
 class Engine(Protocol):
-    """An engine that can be installed here."""
+    """An engine that can be installed on this machine."""
 
     name: str
 
     def start(self, model: Model, room: Room, cache: Path) -> Running:
-        """Loads a model for what `room` says; installs the engine and converts the model first, where not done yet.
+        """Load a model for the limits of `room`. Install the engine and convert the model first if needed.
 
         Raises:
-            CannotRunError: it cannot be installed, or does not start.
+            CannotRunError: the engine cannot be installed, or does not start.
         """
 
 
 def check_counts(workload: Workload, finished: Finished) -> None:
-    """Raises `CannotRunError` unless every request got all of its tokens: fewer would look like speed."""
+    """Raise `CannotRunError` unless every request got all of its tokens: fewer would look like speed."""
     requested = [out for _, out in workload.requests]
     if finished.counts != requested:
         wrong = [i for i, out in enumerate(requested) if i >= len(finished.counts) or finished.counts[i] != out]
         got = finished.counts[wrong[0]] if wrong and wrong[0] < len(finished.counts) else None
         raise CannotRunError(
-            f"{workload.name}: {len(wrong)} of {len(requested)} requests got a wrong number of tokens, "
+            f"{workload.name}: {len(wrong)} of {len(requested)} requests got the wrong number of tokens, "
             f"the first of them {got} instead of {requested[wrong[0]]}"
             if wrong
-            else f"{workload.name}: {len(finished.counts)} answers to {len(requested)} requests"
+            else f"{workload.name}: {len(finished.counts)} responses to {len(requested)} requests"
         )

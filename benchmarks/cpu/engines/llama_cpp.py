@@ -1,4 +1,4 @@
-"""llama.cpp's server, asked by HTTP. It has as many slots as requests come at once."""
+"""llama.cpp's server, by HTTP, with one slot per concurrent request."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ name = "llama.cpp"
 def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
     if model.weights == "w8a8":
-        raise CannotRunError("llama.cpp loads GGUF files alone")
+        raise CannotRunError("llama.cpp loads only GGUF files")
     file = model.file or gguf_file(model.name, "bf16", model.folder, cache)
     return Server(build(cache), file, room, cache / "logs" / f"{name}-{model.name}.log")
 
 
 class Server(Child):
-    """The server's process, and a client for it."""
+    """The server process, with a client."""
 
     version = VERSION
 
@@ -71,7 +71,9 @@ class Server(Child):
         usages = [answer.raise_for_status().json()["usage"] for answer in answers]
         for usage, (prompt, _) in zip(usages, workload.requests, strict=True):
             if usage["prompt_tokens"] != len(prompt):
-                raise CannotRunError(f"{workload.name}: it read {usage['prompt_tokens']} tokens, not {len(prompt)}")
+                raise CannotRunError(
+                    f"{workload.name}: it counted {usage['prompt_tokens']} prompt tokens instead of {len(prompt)}"
+                )
         return Finished(seconds, [usage["completion_tokens"] for usage in usages])
 
     def _wait(self) -> None:

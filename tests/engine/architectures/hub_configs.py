@@ -1,10 +1,10 @@
-"""config.json of dense models as the hub has them, in their older spelling."""
+"""config.json of dense models from the hub, in the older spelling."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: Configs as the hub has them, in their older spelling (sizes as published, tokenizer fields left out).
+#: Configs as on the hub, in the older spelling (published sizes, without tokenizer fields).
 HUB: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-2-7b": (
         "LlamaForCausalLM",

@@ -1,4 +1,4 @@
-"""What files beside config.json say where it does not."""
+"""Files beside config.json supply fields that it lacks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""config.json of every family, in the hub's older spelling and in transformers 5's, and with everything left out.
+"""config.json of every family, in the hub's older spelling, in transformers 5's, and with all fields left out.
 
-transformers is the judge: its config classes read the old spelling and write the new one, and know the defaults.
+transformers is the reference: its config classes read the old spelling, write the new one, and know the defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 
 from .hub_configs import HUB
 
-#: Families whose code is remote only: transformers has no config class for them.
+#: Families with remote code only: transformers has no config class for them.
 REMOTE = {"qwen", "internlm2", "internlm3"}
 
 

@@ -1,6 +1,6 @@
-"""config.json is others' work: whatever stands in a field, it is read or refused with a sentence.
+"""config.json is untrusted: whatever a field contains, it is read, or refused with a message.
 
-First every field that any family reads, with every odd value; then several at once, drawn by hypothesis.
+First every field of every family with every odd value; then several at once, drawn by hypothesis.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _nested(depth: int) -> Any:
 
 
 def _read(config: dict[str, Any]) -> bool:
-    """Whether it can be read; then its memory can be counted, too."""
+    """Return whether the config can be read; if so, its memory can be calculated too."""
     try:
         read = ModelConfig.from_dict(config)
     except ModelError as error:
@@ -62,7 +62,7 @@ def _read(config: dict[str, Any]) -> bool:
 
 @pytest.fixture
 def fields_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """The fields that are read of an architecture's config where it states none."""
+    """Return the fields that are read from an empty config of an architecture."""
 
     def record(architecture: str) -> list[str]:
         seen: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""The names that a ``quantization_config`` speaks of are those that the loader finds in files."""
+"""Module names in a ``quantization_config`` match those that the loader finds in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_engine.architectures.weight_names import EVERY_NAME
 from stoker_engine.sizing.named_experts import first_expert
 from stoker_engine.sizing.weight_sizes import matrices
 
-#: As transformers' modules are called, of families and of architectures that are none of ours.
+#: transformers' module names, of supported and of other architectures.
 NAMES = [
     ("LlamaForCausalLM", "embed", "model.embed_tokens"),
     ("LlamaForCausalLM", "layers.3.q", "model.layers.3.self_attn.q_proj"),

@@ -1,4 +1,4 @@
-"""Patterns for names of modules mean what `re` says, and none takes long."""
+"""Patterns of module names have the meaning of `re`, and none takes long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_engine.architectures.quantization.name_patterns import NamePatterns
 
 from ...support.work import work
 
-#: As checkpoints hold them: llm-compressor's ignore lists and targets, GPTQModel's and AutoRound's ``dynamic``.
+#: Patterns of checkpoints: llm-compressor's ignore lists and targets, GPTQModel's and AutoRound's ``dynamic``.
 _REAL = [
     "lm_head", ".*lm_head", "lm_head.*", ".*mlp.gate$", ".*mlp\\.gate$", ".*shared_expert_gate$", ".*self_attn.*",
     ".*block_sparse_moe.gate", ".*router$", ".*embed_tokens$", "visual.*", "model.visual.*", ".*mtp\\..*",
@@ -82,7 +82,7 @@ def test_no_pattern_takes_much_work(expression: str) -> None:
             for name in names:
                 patterns.first(name)
 
-    assert work(match) < 1_000_000  # with `re`, years
+    assert work(match) < 1_000_000  # `re` would take years
 
 
 @pytest.mark.parametrize(

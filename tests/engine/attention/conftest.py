@@ -1,4 +1,4 @@
-"""Ragged batches over a shuffled, strided cache, and what attention of them must be, written out in float64."""
+"""Ragged batches over a shuffled, strided cache, and reference attention in float64."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ...support.engine.guarded_cache import GuardedBlocks
 
 @dataclass
 class Sequences:
-    """Some sequences: all their queries, keys and values, and a cache that will hold them.
+    """Sequences with their queries, keys and values, and a cache for them.
 
     Attributes:
-        queries, keys, values: one tensor a sequence, [length, heads, d].
-        blocks: block numbers of each.
-        kv_cache_dtype: as `--kv-cache-dtype` says.
-        layer_scales: the layer's scales of keys and values, where tokens have none.
+        queries, keys, values: one tensor per sequence, [length, heads, d].
+        blocks: block numbers of each sequence.
+        kv_cache_dtype: value of `--kv-cache-dtype`.
+        layer_scales: the layer's scales of keys and values, if tokens have none.
     """
 
     shape: AttentionShape
@@ -52,9 +52,9 @@ class Sequences:
         layer_scales: LayerScales | None = None,
         heads_first: bool | None = None,
     ) -> Sequences:
-        """Sequences of the given lengths; where latent, the values are the first numbers of the keys.
+        """Create sequences of the given lengths; for latent attention the values are the first elements of the keys.
 
-        Blocks lie heads first, as CPUs have them, or tokens first, as GPUs do; None: one of these is drawn.
+        Blocks have heads first, as on CPUs, or tokens first, as on GPUs; None draws one of both.
         """
         generator = torch.Generator().manual_seed(seed)
 
@@ -66,9 +66,9 @@ class Sequences:
             [k[..., : shape.value_head_dim] for k in keys] if latent else rows(shape.num_kv_heads, shape.value_head_dim)
         )
         counts = [-(-n // block_size) for n in lengths]
-        numbers = (torch.randperm(sum(counts), generator=generator) + 1).tolist()  # after the null block
+        numbers = (torch.randperm(sum(counts), generator=generator) + 1).tolist()  # 0 is the null block
         blocks = [[numbers.pop() for _ in range(count)] for count in counts]
-        # Two layers share each block, as in the engine: a layer's blocks do not follow each other.
+        # Two layers share each block, as in the engine: a layer's blocks are not contiguous.
         kv = kv_format(kv_cache_dtype, str(dtype))
         spec = CacheSpec(shape.num_kv_heads, shape.head_dim, shape.value_head_dim, latent=latent)
         part = _pool(sum(counts) + 1, 2, block_size * kv.token_bytes(spec))
@@ -80,7 +80,7 @@ class Sequences:
     def step(
         self, spans: list[tuple[int, int, int]]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, AttentionMetadata]:
-        """The flat batch of one step that computes the tokens start … end - 1 of some sequences.
+        """Return the flat batch of one step that computes the tokens start … end - 1 of some sequences.
 
         Args:
             spans: (sequence, start, end), those of one token first.
@@ -91,7 +91,7 @@ class Sequences:
         slots = []
         for row, (s, start, end) in enumerate(spans):
             for index in range(-(-end // size)):
-                # Blocks that the window has left are given back.
+                # Blocks outside of the window are released.
                 seen = window is None or (index + 1) * size > start + 1 - window
                 tables[row, index] = self.blocks[s][index] if seen else NULL_BLOCK
             slots += [self.blocks[s][at // size] * size + at % size for at in range(start, end)]
@@ -113,8 +113,7 @@ class Sequences:
         return flat(self.queries), flat(self.keys), None if self.latent else flat(self.values), metadata
 
     def expected(self, sequence: int) -> torch.Tensor:
-        """[length, heads × value_head_dim] float64: attention of the whole sequence, by keys and values as they must
-        have been stored."""
+        """Return attention of the whole sequence by stored keys and values: float64 [length, heads × value dim]."""
         shape, length = self.shape, len(self.queries[sequence])
         group = shape.num_heads // shape.num_kv_heads
         query = self.queries[sequence].double()
@@ -142,7 +141,7 @@ class Sequences:
 
 
 def run(backend: AttentionBackend, sequences: Sequences, *steps: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-    """Runs steps of (sequence, start, end); returns each sequence's rows, put together."""
+    """Run steps of (sequence, start, end); return each sequence's concatenated rows."""
     rows: list[list[torch.Tensor]] = [[] for _ in sequences.queries]
     for spans in steps:
         query, key, value, metadata = sequences.step(spans)
@@ -154,7 +153,7 @@ def run(backend: AttentionBackend, sequences: Sequences, *steps: list[tuple[int,
 
 
 def kept(x: torch.Tensor, kv_cache_dtype: str, layer_scale: torch.Tensor | None = None) -> torch.Tensor:
-    """What is left of keys or values [length, heads, d] in such a cache, by torch's layer_scale types: float64."""
+    """Round keys or values [length, heads, d] as such a cache does, by torch's dtypes; return float64."""
     if kv_cache_dtype == "auto":
         return x.double()
     if kv_cache_dtype == "bfloat16":
@@ -170,8 +169,9 @@ def kept(x: torch.Tensor, kv_cache_dtype: str, layer_scale: torch.Tensor | None 
 
 
 def _pool(num_blocks: int, layers: int, layer_bytes: int) -> torch.Tensor:
-    """uint8 [blocks, bytes], the last layer's part: nan, which shows where unwritten numbers reach a result; the null
-    block is inaccessible."""
+    """Return the last layer's part of uint8 [blocks, bytes], filled with NaN to show uses of unwritten values; the null
+    block is inaccessible.
+    """
     blocks = GuardedBlocks(num_blocks, layers * layer_bytes)
     blocks.allow(block for block in range(num_blocks) if block != NULL_BLOCK)
     return blocks.tensor[:, -layer_bytes:]

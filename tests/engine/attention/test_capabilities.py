@@ -1,4 +1,4 @@
-"""A backend's capabilities are data, and agree with the methods that it has."""
+"""A backend's capabilities are data, and agree with its methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU's attention kernel against attention written out in float64, and against itself: always the same bits."""
+"""The CPU's attention kernel, compared with attention in float64, and bitwise with itself in other batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES = {
     "sinks and a window": dataclasses.replace(PLAIN, sliding_window=37, sinks=torch.linspace(-2, 40, 6)),
     "odd sizes": dataclasses.replace(PLAIN, head_dim=80, value_head_dim=20),
     "tiny": dataclasses.replace(PLAIN, head_dim=8, value_head_dim=8),
-    # Powers of all sizes, down to those that are too small for a float.
+    # Slopes of all sizes, down to weights too small for a float.
     "steep alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.6, 1.0, 1.5, 2.0, 3.0, 8.0])),
 }
 LENGTHS = [1, 16, 65, 200, 130, 47]
@@ -40,12 +40,12 @@ EXACT = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 @pytest.fixture(params=each_isa())
 def backend(request: pytest.FixtureRequest) -> CpuBackend:
-    """The kernels of one level; those that are not this processor's best take a compilation more."""
+    """Kernels of one ISA; those other than this processor's widest need another compilation."""
     return CpuBackend(load(request.param))
 
 
 def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
-    """One step that computes everything."""
+    """Return one step that computes everything."""
     return sorted(((s, 0, len(q)) for s, q in enumerate(sequences.queries)), key=lambda span: span[2] > 1)
 
 
@@ -68,7 +68,7 @@ def test_latent_values_lie_within_the_keys(backend: CpuBackend, dtype: torch.dty
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
 def test_bits_do_not_depend_on_batch_or_chunks(backend: CpuBackend, name: str, dtype: torch.dtype) -> None:
-    """Long enough for several parts, whose results are merged."""
+    """The sequences are long enough for several splits, whose results are merged."""
     sequences = Sequences.random(SHAPES[name], [2100, 33, 1], dtype)
     together = run(backend, sequences, [(2, 0, 1), (0, 0, 2100), (1, 0, 33)])
     alone = run(backend, sequences, [(0, 0, 2100)], [(1, 0, 33)], [(2, 0, 1)])
@@ -87,7 +87,7 @@ def test_bits_do_not_depend_on_batch_or_chunks(backend: CpuBackend, name: str, d
 def test_bits_of_many_decodes_are_those_alone(
     backend: CpuBackend, heads_first: bool, name: str, dtype: torch.dtype
 ) -> None:
-    """So many that threads take all heads of one, and fetch the next; of lengths around tiles and parts."""
+    """There are so many that threads take all heads of one sequence; lengths are around tiles and splits."""
     lengths = [2, 17, 64, 65, 127, 128, 129, 130, 255, 256, 257, 300, 384, 385, 511, 512, 513, 514, 640, 700]
     sequences = Sequences.random(SHAPES[name], lengths, dtype, heads_first=heads_first)
     prompts = [(s, 0, length - 1) for s, length in enumerate(lengths)]
@@ -111,7 +111,7 @@ def test_bits_do_not_depend_on_threads(backend: CpuBackend) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 def test_a_query_that_is_no_number_spoils_no_other(backend: CpuBackend, dtype: torch.dtype, value: float) -> None:
-    """Rows that are run together, of several heads and queries, share vectors."""
+    """Rows that are computed together, of several heads and queries, share vector registers."""
     sequences = Sequences.random(PLAIN, [700], dtype)
     (clean,) = run(backend, sequences, [(0, 0, 700)])
     for row in (0, 130, 699):
@@ -132,7 +132,7 @@ def test_the_reference_backend_agrees(name: str) -> None:
 
 
 def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
-    """One of all keys, and one for each head's values; where a layer's scales are asked for."""
+    """Return one scale for all keys, and one per head for values, for formats with layer scales."""
     return (torch.tensor([0.013]), torch.linspace(0.007, 0.02, shape.num_kv_heads)) if name == "fp8" else None
 
 
@@ -140,7 +140,7 @@ def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 @pytest.mark.parametrize("name", ["grouped", "window", "odd sizes", "tiny"])
 def test_caches_of_other_dtypes(backend: CpuBackend, name: str, kv_cache_dtype: str, dtype: torch.dtype) -> None:
-    """Both backends attend to what must have been stored, and store the same bytes."""
+    """Both backends attend to the stored values, and store the same bytes."""
     stored = []
     for each in (backend, SdpaBackend()):
         scales = own_scales(kv_cache_dtype, SHAPES[name])
@@ -166,7 +166,7 @@ def test_a_latent_vector_has_one_scale(backend: CpuBackend, kv_cache_dtype: str)
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: CpuBackend, kv_cache_dtype: str) -> None:
-    """And what a token stored never changes: blocks that are full have the same bytes after every later step."""
+    """Stored tokens never change: full blocks have the same bytes after every later step."""
     shape = SHAPES["window" if kv_cache_dtype == "bfloat16" else "grouped"]
 
     def made() -> Sequences:
@@ -196,7 +196,7 @@ def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: CpuBacke
 
 
 def bytes_of(sequences: Sequences, block: int) -> bytes:
-    """All that a layer keeps in a block, scales of tokens included."""
+    """Return all that a layer stores in a block, including tokens' scales."""
     cache = sequences.cache
     parts = [cache.key[block], cache.value[block]]
     if cache.scales_of_tokens and cache.key_scales is not None and cache.value_scales is not None:

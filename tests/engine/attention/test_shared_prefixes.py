@@ -1,4 +1,4 @@
-"""Decodes that have a prefix in common read it together on CPUs, and have the bits that they have alone."""
+"""Decodes with a common prefix read it together on CPUs, and have the same bits as alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ SHAPES = {
     "soft cap and sinks": dataclasses.replace(PLAIN, logits_soft_cap=5.0, sinks=torch.linspace(-2, 4, 6)),
 }
 
-#: (length, the sequence whose beginning it has, how much of it): two families that take turns, one that branches off
+#: (length, sequence that it shares a prefix with, length of the prefix): two alternating families, a later branch,
+#: prefixes that end within a split (the first ones are smaller), at its end and after it, lengths around it, and one
+#: without shared prefix.
 #: later, prefixes that end within a part (the first ones are smaller), at its end and past it, lengths around it, and
 #: one that shares nothing.
 FAMILIES = [
@@ -66,7 +68,7 @@ def test_bits_are_those_alone(name: str, block_size: int, dtype: torch.dtype) ->
 
 
 def test_more_than_a_tile_has_rows_for() -> None:
-    """With 8-bit keys, each token's own scale."""
+    """With 8-bit keys and per-token scales."""
     found = library()
     assert found is not None
     backend, count = CpuBackend(found), 70

@@ -1,6 +1,6 @@
-"""Windows, tiles, blocks and chunks that end askew: no key but those that a query sees decides its result.
+"""Windows, tiles, blocks and chunks with unaligned ends: only visible keys affect a query's result.
 
-What is not a sequence's own is nan or inaccessible (`guarded_cache`), so a stray read shows.
+Memory outside of a sequence is NaN or inaccessible (`guarded_cache`), so that stray reads show.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_engine.kernels.cpu.library import library
 from .conftest import Sequences, run
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, value_head_dim=16, scale=0.2)
-#: Around the kernel's tile (64 or 128 keys) and its parts (512), and around blocks.
+#: Around the kernel's tiles (64 or 128 keys) and splits (512), and around blocks.
 WINDOWS = [1, 2, 15, 16, 17, 20, 63, 64, 65, 100, 127, 128, 129, 200, 511, 512, 1000, 1024, 1100]
 EXACT = {torch.float32: 3e-6, torch.bfloat16: 1.6e-2}
 
@@ -35,13 +35,13 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 
 
 def cut(rng: random.Random, lengths: list[int]) -> list[list[tuple[int, int, int]]]:
-    """Steps of (sequence, start, end) that compute all sequences together, in chunks of random sizes."""
+    """Return steps of (sequence, start, end) that compute all sequences, in chunks of random sizes."""
     done, steps = [0] * len(lengths), []
     while any(at < length for at, length in zip(done, lengths, strict=True)):
         spans = []
         for sequence, (at, length) in enumerate(zip(done, lengths, strict=True)):
             if at < length:
-                # Few steps: large chunks, and single tokens where a sequence ends.
+                # For few steps: large chunks, and single tokens at a sequence's end.
                 remaining = length - at
                 size = (
                     1
@@ -69,7 +69,7 @@ def test_a_window_sees_its_keys_and_no_others(backend: AttentionBackend, window:
 
 
 @pytest.mark.parametrize("window", [None, 37, 64])
-@pytest.mark.parametrize("num_kv_heads", [6, 2])  # rows of the kernel are queries, or heads too
+@pytest.mark.parametrize("num_kv_heads", [6, 2])  # the kernel's rows are queries, or queries and heads
 @pytest.mark.parametrize(
     "dtype,kv_cache_dtype",
     [(torch.float32, "auto"), (torch.bfloat16, "auto"), (torch.bfloat16, "fp8_per_token_head"),
@@ -78,7 +78,7 @@ def test_a_window_sees_its_keys_and_no_others(backend: AttentionBackend, window:
 def test_what_a_row_does_not_see_may_be_nan(
     num_kv_heads: int, window: int | None, dtype: torch.dtype, kv_cache_dtype: str
 ) -> None:
-    """A token whose key and value are nan spoils the rows that see it; to all others nothing is different."""
+    """A token with NaN key and value spoils exactly the rows that see it."""
     kernels = library()
     if kernels is None:
         pytest.skip("there are no CPU kernels here")
@@ -100,7 +100,7 @@ def test_what_a_row_does_not_see_may_be_nan(
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 def test_nan_in_all_keys_of_a_tile_is_seen(dtype: torch.dtype) -> None:
-    """Also by rows that have scores from other tiles, before it or behind."""
+    """Also by rows with scores from other tiles, before or after it."""
     kernels = library()
     if kernels is None:
         pytest.skip("there are no CPU kernels here")

@@ -1,4 +1,4 @@
-"""A server of a tiny model, started once as its users start it."""
+"""A server of a tiny model, started once like users do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor
 
 
 def run(module: str, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
+    """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-c", RUN.format(module=module), *words],
         capture_output=True,
@@ -28,7 +28,7 @@ def run(module: str, *words: str, stdin: str | None = None) -> subprocess.Comple
 
 @contextmanager
 def serving(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Runs ``stoker serve`` until it serves; yields the process and the server's URL."""
+    """Run ``stoker serve`` until it serves; yield the process and the server's URL."""
     argv = [str(model), "--host=127.0.0.1", "--port=0", "--num-gpu-blocks-override=256", *words]
     program = [sys.executable, "-c", RUN.format(module="serve"), *argv]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""The commands that name adapters, against a fake engine."""
+"""Commands with adapters' names, on a fake engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def batch(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs ``stoker run-batch`` on requests for some models; returns its exit code and the answers."""
+    """Run ``stoker run-batch`` on requests for some models; return its exit code and the responses."""
     monkeypatch.setattr(async_llm, "AsyncLLM", lambda *args, **kwargs: engine)
 
     def run(models: list[str], *words: str) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``stoker build-kernels``: what it leaves, and what it refuses."""
+"""``stoker build-kernels``: what it writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker_engine.cli.build_kernels import main
 
 @pytest.fixture(autouse=True)
 def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "default"))  # which the command sets
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "default"))  # the command sets it
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_kernels_are_compiled_once(tiny_llama: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stoker", "build-kernels", str(tiny_llama), "--target", "sm_90"]
     output = tmp_path / "kernels"
 
-    def build_kernels(*more: str) -> str:  # in a process of its own: Triton compiles nothing twice in one
+    def build_kernels(*more: str) -> str:  # in its own process: Triton compiles nothing twice in one
         return subprocess.run(
             [*command, "--output", str(output), *more], check=True, capture_output=True, text=True
         ).stderr

@@ -1,4 +1,4 @@
-"""``stoker chat``: what it shows and sends, against a server that says what a test has written."""
+"""``stoker chat``: output and requests, with a scripted server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[..., tuple[int, list[Any]]]
 
 
 def calling(*calls: tuple[str, str]) -> list[dict[str, Any]]:
-    """The deltas of some calls, in pieces."""
+    """Return the deltas of some calls, in pieces."""
     deltas: list[dict[str, Any]] = []
     for index, (name, arguments) in enumerate(calls):
         function = {"name": name, "arguments": ""}
@@ -32,7 +32,7 @@ def calling(*calls: tuple[str, str]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command against answers, each of them a list of deltas; returns its exit code and what was asked."""
+    """Run the command with these responses, each a list of deltas; return its exit code and requests."""
 
     def run_chat(answers: list[list[dict[str, Any]]], *words: str) -> tuple[int, list[Any]]:
         requests: list[Any] = []

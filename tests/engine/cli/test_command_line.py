@@ -1,4 +1,4 @@
-"""A wrong flag is told in a sentence, with what was meant."""
+"""A wrong flag is reported in one sentence, with the closest valid flag."""
 
 from __future__ import annotations
 

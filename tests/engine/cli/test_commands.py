@@ -132,7 +132,7 @@ def test_bench_throughput_and_latency(command: Any, tiny_llama: Path, tmp_path: 
 
 
 def _becomes(url: str, status: int) -> bool:
-    """Whether a probe answers with `status`, in the end."""
+    """Return whether a probe eventually has this status."""
     return until(lambda: httpx.get(url, timeout=60).status_code == status, f"{url} answers with {status}", every=0.02)
 
 

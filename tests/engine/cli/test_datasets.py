@@ -1,4 +1,4 @@
-"""Data sets of benchmarks: as long as asked for, the same each time, from files people have."""
+"""Datasets of benchmarks: requested lengths, reproducible, from common file formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_engine.cli.bench.report import percentile, summary
 
 
 class Words:
-    """A token a word."""
+    """One token per word."""
 
     vocab_size = 1000
 
@@ -88,7 +88,7 @@ def test_a_file_is_read_in_every_layout(name: str, layout: str, newline: str, en
         assert [(s.prompt, s.output_len) for s in samples] == [([1, 2, 3, 4], 5)] * count
 
 
-#: One entry as published.
+#: One entry per published format.
 OTHERS: dict[str, Any] = {
     "MT-bench": {"question_id": 81, "category": "writing", "turns": ["a", "b"]},
     "Vicuna": {"question_id": 1, "text": "a", "category": "generic"},

@@ -1,4 +1,4 @@
-"""Lines, however the bytes come."""
+"""Lines, however the bytes are split."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path)
     assert ", but Q4_0 is requested" in result.stderr
 
 
-#: Tests in the background of a shell ignore SIGINT, and so would what they start.
+#: Restores SIGINT: tests in a shell's background ignore it, and so would their children.
 HEARD = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
 
 
@@ -78,7 +78,7 @@ HEARD = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "ending,name", [(signal.SIGTERM, "new.gguf"), (signal.SIGINT, "new.gguf"), (signal.SIGTERM, "new")]
 )
 def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, name: str, demo_gguf: Path, tmp_path: Path) -> None:
-    """A file, and a folder with one."""
+    """Neither a file nor a folder with one remains."""
     words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / name}"]
     argv = [sys.executable, "-c", HEARD + RUN.format(module="quantize"), *words]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -106,6 +106,6 @@ sys.exit(quantize.main(["model", "--to=q8_0", "--output=new"]))
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_what_was_ended_waits_for_no_thread(ending: signal.Signals) -> None:
-    """One that was being started aborted the process, as Python does not wait for such a one either."""
+    """A thread that was being started aborted the process, since Python does not wait for such a thread."""
     argv = [sys.executable, "-c", HEARD + INTERRUPTED.format(signum=int(ending))]
     assert subprocess.run(argv, timeout=120).returncode == 128 + ending

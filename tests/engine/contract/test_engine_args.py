@@ -1,4 +1,4 @@
-"""Arguments: what is written as argv is read back the same; bad words are refused by name."""
+"""Arguments written as argv are read back equal; wrong words are refused by name."""
 
 from __future__ import annotations
 

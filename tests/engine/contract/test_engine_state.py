@@ -1,4 +1,4 @@
-"""What a server says of its copies is read again; what is no such thing is not."""
+"""A server's report about its engines is read back; other text is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters as users name them."""
+"""Adapters, in the forms in which users name them."""
 
 from __future__ import annotations
 

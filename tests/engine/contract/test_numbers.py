@@ -1,4 +1,4 @@
-"""Numbers that are none, or infinite, in every flag and every field of a request that takes a float."""
+"""NaN and infinity in every flag and every request field that takes a float."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REQUESTS: dict[type[pydantic.BaseModel], dict[str, Any]] = {
     MessagesRequest: CHAT,
     ResponsesRequest: {"model": "m", "input": "a"},
 }
-#: Each ends with what is wrong with the number, or with the range that it must lie in.
+#: Each message states the fault, or the permitted range.
 SAYS = r"finite|at most|below 1|must be -?\d+ to -?\d+"
 
 
@@ -89,9 +89,9 @@ def test_a_float_that_is_none_is_refused_with_its_range(cls: type[Any], value: f
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 @pytest.mark.parametrize("request_class", REQUESTS)
 def test_a_field_of_a_request_takes_no_infinite_number(request_class: type[pydantic.BaseModel], value: float) -> None:
-    """JSON has ``1e999``, which is read as infinite."""
+    """JSON permits ``1e999``, which is parsed as infinite."""
     for name, field in request_class.model_fields.items():
-        if float not in typing.get_args(field.annotation) or name == "length_penalty":  # a beam's, as above
+        if float not in typing.get_args(field.annotation) or name == "length_penalty":  # used by beams, as above
             continue
         with pytest.raises((pydantic.ValidationError, RequestError), match=SAYS):
             parsed = request_class.model_validate(REQUESTS[request_class] | {name: value})

@@ -1,4 +1,4 @@
-"""Why an engine ended, as its pod's termination message tells it."""
+"""An engine's cause of death in its pod's termination message."""
 
 from __future__ import annotations
 

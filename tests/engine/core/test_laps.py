@@ -1,4 +1,4 @@
-"""Parts of a start."""
+"""Timing of the parts of a start."""
 
 from __future__ import annotations
 

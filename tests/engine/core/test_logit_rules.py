@@ -1,4 +1,4 @@
-"""What a request asks of its logits is made once, bounded, and kept up to date from token to token."""
+"""A request's logit rules are created once, bounded, and updated with each token."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_token_ids_are_a_set() -> None:
     assert 4 in ids and 5 not in ids and 10**30 not in ids and "x" not in ids
     assert pickle.loads(pickle.dumps(ids)) == ids == [3, 4, 9]
     crossed = [pickle.loads(pickle.dumps(TokenIds(range(100_000)))) for _ in range(3)]
-    assert crossed[0] is crossed[1] is crossed[2]  # the prompts of one request share theirs
+    assert crossed[0] is crossed[1] is crossed[2]  # shared by the prompts of a request
     assert crossed[0] == TokenIds(range(100_000)) and len(pickle.dumps(crossed[0])) < 401_000
     assert pickle.loads(pickle.dumps(TokenIds([-5, 2**40]))) == [-5, 2**40]
     assert [index for index, is_in in enumerate(ids.mask(12)) if is_in] == [3, 4, 9]
@@ -107,7 +107,7 @@ def test_a_beam_search_takes_few_stop_tokens() -> None:
 
 
 def test_prompts_of_a_request_share_its_bad_words() -> None:
-    """Each token of a bad word is an object: a hundred prompts would make them a hundred times."""
+    """Each token of a bad word is an object: a hundred prompts would create them a hundred times."""
     requests = [
         EngineRequest(str(number), [5], SamplingParams(), max_tokens=5, bad_words=((6, 7), (8, 9)))
         for number in range(2)

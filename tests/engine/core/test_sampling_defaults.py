@@ -1,4 +1,4 @@
-"""Where a request's parameters come from."""
+"""Sources of a request's parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a request's parameters has an answer for every kind of them."""
+"""Every kind of request parameters answers all of the engine's questions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGEX = StructuredOutputs(regex="a+")
 
 @dataclass(frozen=True)
 class PoolingParams(BaseParams):
-    """A kind that samples nothing."""
+    """A kind without sampling."""
 
     truncate_prompt_tokens: int | None = None
 
@@ -135,7 +135,7 @@ def test_requests_of_every_kind_are_constructed(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_input_processor_takes_every_kind(kind: str) -> None:
-    """A prompt as long as the model takes is refused unless nothing is generated; seeds are drawn by samples alone."""
+    """A prompt of the model's full length is refused unless nothing is generated; only samples draw seeds."""
     params = KINDS[kind]
     inputs = InputProcessor(INFO, None)
     seeds = [inputs.request("r", [3, 4, 5], params).seed for _ in range(2)]

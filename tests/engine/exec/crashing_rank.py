@@ -1,23 +1,22 @@
-"""A rank that dies where it is told to. Run as ``crashing_rank.py DEATHS …``, with `rank_main`'s arguments.
+"""A rank that dies at scripted points. Run as ``crashing_rank.py DEATHS …``, with `rank_main`'s arguments.
 
-Real: the rank's main loop and pipe. Faked: the model, and what ranks say to each other; nothing here imports torch,
-so that a life begins in a fraction of a second. DEATHS is a folder; a file ``POINT-RANK`` in it says how that rank dies
-there:
+Real: the rank's main loop and pipe. Faked: the model, and the communication of ranks; torch is not imported, so that a
+start takes a fraction of a second. DEATHS is a folder; a file ``POINT-RANK`` in it contains how that rank dies there:
 
     start   before anything is received           N            by signal N (19: it is only stopped)
     load    while the model is loaded             raise        by an exception of its own
     step    in its third step, before all others  memory       by a MemoryError
             wait for it                           argument, model   by what loading may raise
-    after   when all have met in that step        exit         without a word
-                                                  hang         not at all, but it goes no further
+    after   when all have met in that step        exit         without a message
+                                                  hang         does not die, but hangs
                                                   half         with half of a message in the pipe
                                                   unpicklable, junk   with a result that cannot be sent, or read
 
 An adapter's files are a folder of DEATHS: ``content`` is its digest, ``content-RANK`` that of one rank, and
-``wrong-RANK`` what is wrong with it there; loads wait until one exists. ``dropped-RANK`` lists what was dropped.
+``wrong-RANK`` its error there; loads wait until one exists. ``dropped-RANK`` lists dropped adapters.
 
-A rank with a file ``late-RANK`` begins so many seconds later. A grammar is compiled once DEATHS has a file of its
-source's name, whose text is what is wrong with it.
+A rank with a file ``late-RANK`` starts that many seconds later. A grammar's compilation ends once DEATHS has a file
+named like its source, whose text is the error.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ DEATHS, RANK, PIPE = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
 
 class Junk:
-    """Of a module that nobody else has, so that it cannot be read again."""
+    """An object of a module that other processes lack, so that it cannot be unpickled."""
 
 
 def come_to(point: str) -> str | None:
-    """Dies, if this life ends here; the words for what others must do are returned."""
+    """Die, if a death is planned here; return ways to die that the caller must carry out."""
     file = DEATHS / f"{point}-{RANK}"
     if not file.exists():
         return None
@@ -78,7 +77,7 @@ class RankLostError(RuntimeError):
 
 
 class Joined:
-    """Ranks that meet in the file of their rendezvous: each counts there how often it came."""
+    """Ranks that meet by the file of their rendezvous: each writes there how often it has arrived."""
 
     def __init__(self, rank: int, layout: RankLayout, rendezvous: str, timeout_s: float, shared: object) -> None:
         assert (shared is None) == rendezvous.startswith("tcp:")  # ranks of several nodes share no memory
@@ -127,7 +126,7 @@ class Grammars:
 
 
 class Adapters:
-    """Adapters whose content is what files say."""
+    """Adapters whose content is given by files."""
 
     def __init__(self) -> None:
         self.active: dict[int, int] = {}
@@ -155,7 +154,7 @@ class Adapters:
 
 
 class Runner:
-    """Answers with the numbers of the steps so far, and the threads it was given."""
+    """Returns the numbers of the steps so far, and its number of threads."""
 
     def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[int, int], None], ranks: Joined) -> None:
         self._ranks, self._steps = ranks, list[int]()

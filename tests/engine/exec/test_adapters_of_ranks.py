@@ -1,4 +1,4 @@
-"""Adapters are loaded by all ranks or by none, beside the steps."""
+"""Adapters are loaded by all ranks or by none, while steps run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def dropped(folder: Path, rank: int) -> str:
 
 
 def put(path: Path, content: str) -> None:
-    """Write a file that a rank waits for, at once with its content."""
+    """Write a file atomically: a rank waits for it."""
     whole = path.with_name(f"{path.name}.part")
     whole.write_text(content)
     whole.rename(path)
@@ -66,7 +66,7 @@ def test_all_ranks_load_beside_the_steps(executor: RankExecutor, tmp_path: Path)
     step(executor, 5, [])
     assert not slow.done()
     put(tmp_path / "1" / f"content-{SIZE - 1}", "abc")
-    assert slow.result(TIMEOUT_S) == LoadedAdapter("abc", 8, 100, SIZE - 1)  # the slowest rank's seconds
+    assert slow.result(TIMEOUT_S) == LoadedAdapter("abc", 8, 100, SIZE - 1)  # seconds of the slowest rank
     step(executor, 6, [(0, 1)])
     executor.drop_adapter(1)
     step(executor, 7, [])

@@ -1,4 +1,4 @@
-"""Sizes by which ranks could not share a model: the engine says so before any of them starts."""
+"""Sizes that ranks cannot share are reported before any rank starts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_bad_sizes_start_no_rank(
     ],
 )
 def test_what_transformers_runs_is_not_split(sizes: dict[str, Any], flag: str, remedy: str, tmp_path: Path) -> None:
-    """A mixture that is one all the same: what is wrong is not that it had no experts."""
+    """The model is a mixture, so the message must not say that it has no experts."""
     common = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = PhimoeConfig(vocab_size=64, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **common)
     PhimoeForCausalLM(config).save_pretrained(tmp_path)

@@ -1,6 +1,6 @@
-"""Steps on an accelerator: what they launch, what crosses between host and device, and what memory they take.
+"""Steps on an accelerator: their launches, transfers between host and device, and memory.
 
-A few layers of models as they are, by their shapes alone.
+They use a few layers of real models, by shapes only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ...support.engine.fake_device import (
     verified,
 )
 
-#: Models, how they are quantized, and the most that a layer of theirs may launch.
+#: Models, their quantization, and the largest number of launches per layer.
 MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Qwen3-0.6B": (QWEN3_06B, None, 10),
     "Llama-3-8B": (LLAMA_8B, None, 10),
@@ -59,9 +59,9 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parents[1]
-#: Modules that adapters may be confined to.
+#: Modules to which adapters may be limited.
 ATTENTION: Final = ("q_proj", "o_proj")
-#: A vocabulary that grammars can be spelled in.
+#: A vocabulary for grammars.
 LETTERS: Final = TokenTable.of([b"", b"a", b"b"], special=[0])
 GRAMMAR: Final = Grammar(compile_grammar(StructuredOutputs(regex="(a|b)*")))
 
@@ -74,7 +74,7 @@ def traces(
     graphs: bool = False,
     **sizes: Any,
 ) -> list[tuple[DeviceTrace, list[tuple[int, ...]]]]:
-    """Of each step what the device was asked for, and the shapes of what the host read."""
+    """Return the trace of each step, with the shapes that the host read."""
     sizes = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 64, **sizes}
     found = []
     with monkeypatch.context() as patch, fake_device(patch, graphs=graphs) as reads:
@@ -113,7 +113,7 @@ def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.
 @pytest.mark.parametrize("more", [{}, {"batch_invariant": True, "lora_target_modules": ATTENTION}], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_adapters_launch(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two kernels an operation where a sequence has an adapter, else nothing; and no other crossing."""
+    """Two kernels per operation if a sequence has an adapter, otherwise none; and no other transfer."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
     steps = [prompts(9, 16), prompts(9, 16, adapter_slot=2), decodes(9, 16)]
@@ -126,8 +126,8 @@ def test_what_adapters_launch(model: str, more: dict[str, Any], monkeypatch: pyt
         added = trace.launches - without.launches
         shrunk, expanded = (added[f"lora_{kernel}._lora_{kernel}"] for kernel in ("shrink", "expand"))
         assert shrunk > 0
-        assert expanded - shrunk == (0 if more else 1)  # the embedding's A is looked up
-        assert 0 < added["align._align"] <= 3  # of all tokens, of those kept, and of those with logits
+        assert expanded - shrunk == (0 if more else 1)  # the embedding looks up A
+        assert 0 < added["align._align"] <= 3  # for all tokens, kept ones, and those with logits
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_adapters_launch(model: str, more: dict[str, Any], monkeypatch: pyt
     ids=str,
 )
 def test_graphs_of_steps_with_adapters(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They launch what the steps do, with adapters and without."""
+    """They launch the same kernels as the steps, with adapters and without."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
     steps = [prompts(9, 16, 5), decodes(9, 16, 5), prompts(9, 16, 5, adapter_slot=0), decodes(9, 16, 5)]
@@ -162,7 +162,7 @@ def test_graphs_of_steps_with_adapters(model: str, more: dict[str, Any], monkeyp
 def test_a_graph_launches_what_the_step_does_for_as_many(
     model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that what a graph is captured of has no copy from or to the host, and is no other work."""
+    """So that a captured graph contains no copy between host and device, and the same work."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
     steps = [prompts(9, 16, 5), decodes(9, 16, 5)]
@@ -179,9 +179,9 @@ def test_a_drawn_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
     steps = [prompts(9, 16, greedy=False, logprobs=logprobs, **sampling) for logprobs in (None, 2)]
     (plain, reads), (_, more) = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, steps)
-    assert plain.uploads == 2  # how each row is drawn comes after the step's inputs
+    assert plain.uploads == 2  # sampling parameters follow the step's inputs
     assert reads == [(2,)]
-    assert more == [(2,), (2, 3), (2, 3)]  # a number and an integer of each token, and of two likely ones
+    assert more == [(2,), (2, 3), (2, 3)]  # values and indices of each token, and of the two likeliest
 
 
 def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], m
 @pytest.mark.parametrize("modules", [(), ATTENTION], ids=str)
 @pytest.mark.parametrize("model", ["Qwen3-0.6B", "Llama-3-8B int4", "Mixtral-8x7B", "DeepSeek-V3"])
 def test_slots_take_what_is_counted(model: str, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the start on; experts' take it once an adapter changes them."""
+    """The memory is reserved from the start; that of experts once an adapter changes them."""
     shape, quantization, _ = MODELS[model]
     known = checkpoint({**shape, "num_hidden_layers": 2}, quantization)
     lora = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 32, "lora_target_modules": modules}
@@ -267,14 +267,14 @@ def test_slots_take_what_is_counted(model: str, modules: tuple[str, ...], monkey
     formats = known.weight_formats(torch.bfloat16, torch.device("cuda"))
     [counted] = adapter_bytes(known.config, 32, 2, formats=formats, target_modules=modules)
     found = taken[1] - taken[0]
-    # Beside the matrices are the tiles of outputs and the ranks.
+    # Besides the matrices there are the tiles of outputs and the ranks.
     assert found <= 3 * counted * 1.01
     if modules or ("num_local_experts" not in shape and "n_routed_experts" not in shape):
         assert found >= 3 * counted * 0.99
 
 
 def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More rows of logits than the sampler works on at once, of a vocabulary whose rows begin anywhere."""
+    """More rows of logits than the sampler processes at once, of a vocabulary with unaligned rows."""
     config = {**QWEN3_06B, "num_hidden_layers": 1, "vocab_size": 131075, "eos_token_id": 0}
     sizes = {"max_model_len": 512, "max_num_seqs": 64, "num_gpu_blocks_override": 64}
     launched: set[Any] = set()
@@ -316,7 +316,7 @@ def test_what_is_compiled_beforehand_is_found(monkeypatch: pytest.MonkeyPatch, t
     assert not build_kernels(args, config, ALL_NUMBERS, torch.bfloat16, SM_90)
 
 
-#: Families whose layers hold more than others' do, or in another order.
+#: Families whose layers hold more tensors than others, or in another order.
 _FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "GPTNeoX": {"layer_norm_eps": 1e-5, "use_parallel_residual": True},
     "Cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.25, "sliding_window": 4096},
@@ -331,7 +331,7 @@ _FAMILIES: Final[dict[str, dict[str, Any]]] = {
 
 
 def most_held(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], steps: list[Step], **sizes: Any) -> int:
-    """Bytes, in the last step."""
+    """Return the peak bytes of the last step."""
     quantization = sizes.pop("quantization", None)
     return traces(monkeypatch, config, steps, quantization, num_gpu_blocks_override=4096, **sizes)[-1][0].peak
 
@@ -339,7 +339,7 @@ def most_held(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], steps: li
 @pytest.mark.parametrize("model", MODELS)
 def test_activations_are_within_a_tenth_of_what_is_planned(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, quantization, _ = MODELS[model]
-    config, tokens = {**shape, "num_hidden_layers": 3}, 8192  # one between the first and the last, which hold less
+    config, tokens = {**shape, "num_hidden_layers": 3}, 8192  # the first and the last layer hold less
     sizes = {"max_model_len": tokens, "max_num_seqs": 8, "max_num_batched_tokens": tokens}
     held = most_held(monkeypatch, config, [prompts(*[1024] * 8)], quantization=quantization, **sizes)
     planned = activation_bytes(ModelConfig.from_dict(config), tokens, 8, 2, fused=True)

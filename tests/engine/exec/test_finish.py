@@ -1,4 +1,4 @@
-"""The finish decides what becomes of hidden states: it may pool them, and needs neither logits nor a KV cache."""
+"""The finish processes hidden states: it may pool them, and then needs neither logits nor a KV cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCK, CPU = 16, torch.device("cpu")
 
 
 class MeanPooling:
-    """Pools each sequence's hidden states once they are all there. A chunk's sum waits in its row."""
+    """Pools each sequence's hidden states once they are complete. A chunk's sum is kept in its row."""
 
     def __init__(self, model: Any, batch: InputBatch, keep: frozenset[int] = frozenset()) -> None:
         self.batch, self.keep, self.sums = batch, keep, dict[int, torch.Tensor]()
@@ -57,7 +57,7 @@ class PooledStep:
 
     @property
     def kept(self) -> torch.Tensor | None:
-        """See `StepFinish`: all."""
+        """See `StepFinish`: all rows."""
         return None
 
     def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
@@ -79,13 +79,13 @@ class PooledStep:
 
 
 def steps_of(prompts: list[list[int]], chunk: int, groups: int) -> list[Step]:
-    """All prompts from their first tokens on, `chunk` tokens of each in a step; nothing is sampled."""
+    """Return steps that compute all prompts, `chunk` tokens each per step, without sampling."""
     new, first_block = [], 1
     for row, prompt in enumerate(prompts):
         request = EngineRequest(str(row), prompt, SamplingParams(temperature=0), 1)
         count = -(-len(prompt) // BLOCK)
         ends = range(first_block + count, first_block + count * groups + 1, count)
-        blocks = [list(range(end - count, end)) for end in ends]  # of each group its own
+        blocks = [list(range(end - count, end)) for end in ends]  # separate for each group
         first_block += count * groups
         new.append(NewSequence(row, request, 0, [], blocks))
     steps = []
@@ -108,7 +108,7 @@ def steps_of(prompts: list[list[int]], chunk: int, groups: int) -> list[Step]:
 
 
 def pooled_by(runner: Runner, steps: list[Step]) -> dict[int, list[float]]:
-    """By row."""
+    """Return the pooled values by row."""
     found = {}
     for step in steps:
         result = runner.run(step)
@@ -125,8 +125,8 @@ PROMPTS = [[5 + (7 * at + 3 * length) % 90 for at in range(length)] for length i
 def test_hidden_states_are_pooled_without_a_head(
     name: str, chunk: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers' hidden states are, with those behind some layers on the way."""
-    monkeypatch.setattr(build_runner_module, "KVCachePool", KVCachePool)  # no guarded one: there is no scheduler
+    """Equal to transformers' hidden states, including those after some inner layers."""
+    monkeypatch.setattr(build_runner_module, "KVCachePool", KVCachePool)  # without guards: there is no scheduler
     folder: Path = request.getfixturevalue(name)
     reference = AutoModel.from_pretrained(folder).eval()
     num_layers = reference.config.num_hidden_layers
@@ -153,7 +153,7 @@ def test_hidden_states_are_pooled_without_a_head(
         expected = output.last_hidden_state[0].mean(0)
         assert torch.allclose(torch.tensor(found[row]), expected, atol=1e-3, rtol=1e-3)
     states = pooling.states
-    for layer in keep - {num_layers - 1}:  # transformers norms what is behind its last layer
+    for layer in keep - {num_layers - 1}:  # transformers applies the norm after its last layer
         ours = {row: list[torch.Tensor]() for row in range(len(PROMPTS))}
         for step, state in zip(steps, states[layer], strict=True):
             for row, part in zip(step.rows, state.split(list(step.lengths)), strict=True):
@@ -164,7 +164,7 @@ def test_hidden_states_are_pooled_without_a_head(
 
 
 class Bidirectional:
-    """An encoder of one layer, in which each token sees all of its sequence, and which keeps nothing."""
+    """An encoder of one layer with bidirectional attention, which caches nothing."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -185,7 +185,7 @@ class Bidirectional:
 
 @pytest.mark.parametrize("gathers", [False, True])
 def test_a_model_without_a_cache(gathers: bool) -> None:
-    """There is no group of layers with keys and values, hence no block table and no slot."""
+    """No group of layers has keys and values, hence there is no block table and no slot."""
     plan = KVCachePlan(kv_format("auto", "torch.float32"), (), 0, BLOCK, 128, 256)
     batch = InputBatch(6, 128, BLOCK, plan.groups)
     device_batch = DeviceBatch(batch.values, CPU)

@@ -1,4 +1,4 @@
-"""Which graph a step is replayed by, over numbers of sequences and lengths around what there is room for."""
+"""The graph for a step, for numbers of sequences and lengths around the captured ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker_engine.sizing.kv_format import kv_format
 def graphs_of(
     max_seqs: int, num_blocks: int, max_model_len: int, has_adapters: bool = False, **options: Any
 ) -> StepGraphs:
-    """Graphs that compute nothing."""
+    """Return graphs that compute nothing."""
     plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
     model: Any = SimpleNamespace(backend=TritonBackend(**options))
     device = torch.device("cpu")
@@ -91,7 +91,7 @@ def test_steps_with_adapters_have_their_own() -> None:
         graph = graphs.find(step, has_adapters)
         assert graph is not None
         assert graph in graphs.captured[StepShape(4, 1, has_adapters)]
-    graphs._rows.extends_experts = True  # experts one by one, which no graph computes
+    graphs._rows.extends_experts = True  # experts run one by one, which graphs cannot
     assert graphs.find(step, has_adapters=True) is None
     assert graphs.find(step) is not None
 

@@ -1,4 +1,4 @@
-"""What the runner keeps of sequences: rows begin, fork, and begin again as somebody else's."""
+"""The runner's state of sequences: rows start, fork, and are reused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_fork_counts_its_own_tokens_though_its_parent_is_ahead() -> None:
 def test_an_id_that_comes_again_brings_rules_of_its_own() -> None:
     rows = InputBatch(4, 64, 4, GROUPS)
     rows.apply(step(new=[new(0, asked("a", [1, 2], logit_bias={5: 100.0}), 1)]))
-    rows.apply(step(new=[new(1, asked("a", [1, 2]), 1)]))  # the first has ended; its row is nobody's yet
+    rows.apply(step(new=[new(1, asked("a", [1, 2]), 1)]))  # the first has ended; its row is not reused yet
     assert rows.choice(0, 2, 1, []) is not None
     assert rows.choice(1, 2, 1, []) is None
     rows.apply(step(new=[new(2, asked("a", [1, 2], logit_bias={6: 1.0}), 1)]))

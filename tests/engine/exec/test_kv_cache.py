@@ -1,4 +1,4 @@
-"""The pool's memory: layers of a block lie beside each other, and groups over each other."""
+"""Memory of the pool: a block's layers are adjacent, and groups overlap."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_cache_that_is_too_small_is_refused_with_a_remedy_that_helps(blocks: i
 
 
 class _UnequalRanks(SingleRank):
-    """Another rank has 7 blocks fewer than this one."""
+    """Another rank has room for 7 blocks fewer than this one."""
 
     size = 2
 
@@ -126,7 +126,7 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
     alone = plan_kv_cache(args, config, torch.float32, torch.device("cpu"))
     ranks = RankGroups(engine=_UnequalRanks())
     two = plan_kv_cache(replace(args, tensor_parallel_size=2), config, torch.float32, torch.device("cpu"), ranks)
-    # Each has half of the heads, and half of the memory.
+    # Each rank has half of the heads, and half of the memory.
     assert two.groups[0].bytes_per_token * 2 == alone.groups[0].bytes_per_token
     use = memory_use(
         config,

@@ -1,4 +1,4 @@
-"""What people see of loading: neither nothing, nor a line for each tensor."""
+"""The user's view of loading: progress, without a line for each tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.exec.loading_view import LoadingView
 
 
 class Terminal(io.StringIO):
-    """Where a bar is shown."""
+    """A terminal that shows a progress bar."""
 
     def isatty(self) -> bool:
         return True
@@ -26,7 +26,7 @@ def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture, monkey
     monkeypatch.setattr(loading_view.time, "monotonic", lambda: now)
     calls: list[float] = []
     view = LoadingView(lambda: calls.append(now))
-    view(0, 0)  # what there is to load is not known yet
+    view(0, 0)  # the total is not known yet
     for done in range(101):
         now += 0.25
         view(done * 10**8, 10**10)

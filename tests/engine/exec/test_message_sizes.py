@@ -1,4 +1,4 @@
-"""What crosses between an engine and the ranks that compute its steps is small, however long sequences are."""
+"""Messages between an engine and its ranks are small, however long the sequences are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEQUENCES, MOST = 256, 16 * 1024
 
 
 class Measured(LocalExecutor):
-    """Pickles what it is given and what it gives back, as the pipes of ranks do."""
+    """Pickles its inputs and results, like the pipes of ranks."""
 
     steps: list[tuple[Step, int, int]]
 

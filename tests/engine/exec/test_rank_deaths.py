@@ -1,4 +1,4 @@
-"""Ranks die, stop, hang: all of them end, and whoever waits for a step is told which was the first, and why."""
+"""Ranks die, stop or hang: all of them end, and waiting steps get the first one and its cause."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from ...support.waiting import until
 
 PROGRAM = Path(__file__).with_name("crashing_rank.py")
 SIZE = 3
-#: Far more than a rank takes to begin on a busy machine: only those that hang are waited for so long.
+#: Far more than a rank's start takes on a busy machine, in seconds: only hanging ranks reach it.
 STEP_TIMEOUT_S = 60.0
 
 Make = Callable[..., RankExecutor]
@@ -57,19 +57,19 @@ def deaths(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def deaths_reported() -> list[StokerError]:
-    """What whoever supervises the ranks is told."""
+    """Errors reported to the supervisor of the ranks."""
     return []
 
 
 @pytest.fixture
 def missing() -> list[tuple[int, ...]]:
-    """Which ranks it is told have not loaded yet."""
+    """Reported ranks that have not loaded yet."""
     return []
 
 
 @pytest.fixture
 def make(deaths: Path, deaths_reported: list[StokerError], missing: list[tuple[int, ...]]) -> Iterator[Make]:
-    """Makes executors of fake ranks; at the end none of their processes is left."""
+    """Create executors of fake ranks; at the end none of their processes remains."""
     made: list[RankExecutor] = []
     before = set(psutil.Process().children(recursive=True))
     open_files = psutil.Process().num_fds()
@@ -106,7 +106,7 @@ def _run(executor: RankExecutor, steps: int) -> None:
 
 
 def _time_to_hang(make: Make) -> float:
-    """Seconds that ranks which do not hang stay below: several times what those take that begin and step now."""
+    """Return a time that only hanging ranks exceed, in seconds: several times that of a start and a step now."""
     began = time.monotonic()
     executor = make()
     _run(executor, 6)
@@ -121,7 +121,7 @@ def test_who_has_not_loaded_yet_is_told(make: Make, missing: list[tuple[int, ...
 
 
 def _check_ended(executor: RankExecutor) -> None:
-    """Asserts that its ranks end, within seconds even where the machine is busy."""
+    """Assert that its ranks end, within seconds even on a busy machine."""
     until(lambda: not any(psutil.pid_exists(rank.pid) for rank in executor._ranks), "a rank lives on", 10)
 
 
@@ -131,7 +131,7 @@ def test_steps_come_back_in_order_with_two_in_flight(make: Make) -> None:
     plan: Any = executor.plan
     threads = [deal(Machine.current(), SIZE)[0].threads]
     assert (plan.num_blocks, plan.model, plan.threads, executor.on_cpu) == (7, "/some/model", threads, True)
-    assert len(calls) > SIZE  # more often than each rank once, at its end
+    assert len(calls) > SIZE  # more calls than one per rank, at its end
     assert calls == sorted(calls)
     assert calls[-1] == (333, 333), "they do not add up to what all ranks load"
     executor.launch(_step(0))
@@ -151,7 +151,7 @@ HOWS: dict[str, tuple[type[EngineDeadError], str]] = {
     "half": (EngineDeadError, "exit code 3"),
     "hang": (EngineStuckError, " s$"),
 }
-#: Those that are seen in every run.
+#: Cases that are tested in every run.
 QUICK = {("start", 1, "9"), ("load", 0, "19"), ("step", 1, "raise"), ("step", 0, "hang"), ("after", 1, "exit")}
 
 
@@ -160,7 +160,7 @@ QUICK = {("start", 1, "9"), ("load", 0, "19"), ("step", 1, "raise"), ("step", 0,
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
         for case in itertools.product(("start", "load", "step", "after"), (0, 1), HOWS)
-        if case[::2] not in (("start", "raise"), ("start", "memory"))  # before it has a way to say so
+        if case[::2] not in (("start", "raise"), ("start", "memory"))  # before it can report an error
     ],
 )
 def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make, monkey
 
 
 def test_a_rank_that_begins_late_is_no_stuck_one(make: Make, deaths: Path) -> None:
-    """However short the step timeout is: until it has started, no other one waits for it."""
+    """With any step timeout: until it has started, no other rank waits for it."""
     (deaths / "late-1").write_text("4")
     _run(make(step_timeout=3.0), 6)
 
@@ -280,7 +280,7 @@ def test_grammars_are_compiled_beside_the_steps(make: Make, deaths: Path) -> Non
     for number, source in enumerate(chance.sample(sources, 20)):
         executor.launch(_step(number))
         assert not ready[source].done() or source in cancelled
-        written = deaths / "written"  # it appears whole: whoever waits for it reads it at once
+        written = deaths / "written"  # appears atomically: a rank reads it as soon as it exists
         written.write_text(f"{source} is wrong" if number % 3 == 0 else "")
         written.rename(deaths / source)
         if source not in cancelled and number % 3 == 0:
@@ -303,7 +303,7 @@ def test_grammars_that_nobody_compiles_any_more(make: Make) -> None:
 
 @pytest.mark.slow
 def test_one_that_does_not_read(make: Make) -> None:
-    """A step of many prompts is larger than what a pipe holds."""
+    """A step of many prompts is larger than a pipe's capacity."""
     executor = make()
     os.kill(executor._ranks[1].pid, signal.SIGSTOP)
     large = dataclasses.replace(_step(0), rows=array("i", bytes(1 << 24)))

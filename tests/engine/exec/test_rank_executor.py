@@ -1,8 +1,7 @@
-"""A model that ranks compute together answers as one process does: real ranks, tiny models, all kinds of requests.
+"""A model computed by ranks gives the results of one process: real ranks, tiny models, all kinds of requests.
 
-Of one process, what is right is tested elsewhere against transformers; greedy outputs are compared with it here too.
-Sums of ranks are rounded differently, so a token may differ where the two best are nearly as likely; what follows it
-then differs too.
+Other tests compare the single process with transformers; here greedy outputs are compared with it too. Sums of ranks
+are rounded differently, so a token may differ if the two best are almost equally likely, and then also later tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ...support.waiting import until
 from ..conftest import AssertGreedy
 
 SIZE = 2
-#: By kind of model: options that make prompts come in chunks, and sequences be preempted.
+#: By kind of model: options that cause chunked prompts and preemptions.
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"async_scheduling": True},
     "gemma": {"num_gpu_blocks_override": 60},  # three groups of layers
@@ -50,13 +49,13 @@ TIGHT: dict[str, Any] = {
     "max_num_seqs": 12,
     "long_prefill_token_threshold": 24,
 }
-#: Log-probabilities of the same tokens lie as close, and two tokens whose do may change places.
+#: Tolerance of log-probabilities; two tokens closer than this may be swapped.
 NEAR = 1e-4
 
 
 @dataclass
 class Output:
-    """What came of one sequence."""
+    """The output of one sequence."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -73,12 +72,12 @@ Outputs = dict[tuple[str, int], Output]
 def tiny_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = MixtralConfig(
-        vocab_size=511,  # odd: the last rank has a row less
+        vocab_size=511,  # odd: the last rank has one row less
         hidden_size=64,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=1,  # which both ranks hold
+        num_key_value_heads=1,  # held by both ranks
         num_local_experts=4,
         sliding_window=None,
         max_position_embeddings=512,
@@ -100,10 +99,10 @@ def _ranks(args: EngineArgs, size: int = SIZE) -> Engine:
 def _run(
     engine: Engine, requests: list[EngineRequest], then: dict[int, Callable[[], None]] | None = None
 ) -> tuple[Outputs, int]:
-    """All requests, the second half of which come when some have run; and how often one was preempted.
+    """Run all requests, the second half of which arrive later; return outputs and the number of preemptions.
 
     Args:
-        then: what else happens before a step.
+        then: called before each step.
     """
     found: Outputs = {}
     half = len(requests) // 2
@@ -130,7 +129,7 @@ def _run(
 
 
 def _requests(seed: int) -> list[EngineRequest]:
-    """Prompts of lengths around blocks, chunks and steps; half of them begin alike."""
+    """Return prompts with lengths around blocks, chunks and steps; half of them share a prefix."""
     chance = random.Random(seed)
     begin = [chance.randrange(2, 500) for _ in range(40)]
     requests = []
@@ -150,13 +149,13 @@ def _requests(seed: int) -> list[EngineRequest]:
 
 
 def _check_alike(found: Outputs, expected: Outputs, near: float = NEAR) -> int:
-    """Asserts that they are the same, but for near ties.
+    """Assert that outputs are equal, except for near ties.
 
     Args:
-        near: how far log-probabilities may differ.
+        near: tolerance of log-probabilities.
 
     Returns:
-        How many sequences are the same to their end.
+        Number of sequences that are equal until their end.
     """
     assert found.keys() == expected.keys()
     whole = 0
@@ -192,7 +191,7 @@ def _check_logprobs(found: list[TokenLogprobs], expected: list[TokenLogprobs], n
     params=["llama", pytest.param("gemma", marks=pytest.mark.slow), pytest.param("mixtral", marks=pytest.mark.slow)],
 )
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Engine, Engine]]:
-    """A model, an engine of ranks, and one of this process alone."""
+    """A model, an engine with ranks, and one of this process alone."""
     name = {"llama": "tiny_llama", "gemma": "tiny_gemma3", "mixtral": "tiny_mixtral"}[request.param]
     args = _args(model := request.getfixturevalue(name), **OPTIONS[request.param])
     ranks = _ranks(args)
@@ -230,7 +229,7 @@ def test_aborts_touch_nobody_else(pair: tuple[Path, Engine, Engine]) -> None:
 
 
 def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> None:
-    """In other batches too: the same requests one by one, their prompts from the prefix cache or not."""
+    """In other batches too: the same requests one by one, with and without prefix cache."""
     _, ranks, _ = pair
     requests = [request for request in _requests(3)[:10] if isinstance(request.params, SamplingParams)]
     together, _ = _run(ranks, requests)
@@ -244,7 +243,7 @@ def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> N
 
 
 class _Knows:
-    """Proposes what came of the same prompts before, now and then with a mistake."""
+    """Proposes the earlier output of the same prompts, sometimes with an error."""
 
     def __init__(self, known: list[list[int]]) -> None:
         self._known, self._chance, self.proposed = known, random.Random(5), 0

@@ -1,4 +1,4 @@
-"""Each process of a model that several share takes the memory of its share, and not that of the model."""
+"""Each process of a shared model takes the memory of its shard, not that of the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.sizing.weight_sizes import stage_weight_bytes
 
 _MIB = 1024**2
-#: What a process may take beside its weights, more in one run than in another: what is freed and not given back.
+#: Variation of a process's memory besides its weights, in bytes: freed but not returned memory.
 _SLACK = 24 * _MIB
 
 
@@ -31,7 +31,7 @@ def _llama(folder: Path, layers: int) -> Path:
 
 
 def _anonymous(pid: int) -> int:
-    """Bytes of memory that belong to no file."""
+    """Return the bytes of anonymous memory."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
@@ -60,7 +60,7 @@ def _of_each_rank(args: EngineArgs) -> list[int]:
     ids=str,
 )
 def test_a_process_takes_its_share(sizes: dict[str, Any], tmp_path: Path) -> None:
-    """Beside what a process takes with next to no weights."""
+    """Besides the memory of a process with almost no weights."""
     taken, planned = [], []
     for layers in (2, 14):
         model = _llama(tmp_path / f"{layers}", layers)

@@ -1,4 +1,4 @@
-"""States in the pool: a recurrent layer that keeps its state there computes what it computes in one go."""
+"""States in the pool: a recurrent layer with its state there computes the same in chunks as at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = {None: torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bflo
 
 
 def pool_of(specs: list[LayerCache], num_blocks: int, block_size: int, dtype: torch.dtype) -> KVCachePool:
-    """A pool that is nan in every dtype."""
+    """Return a pool filled with NaN in every dtype."""
     kv = kv_format("auto", str(dtype))
     groups = cache_groups(specs, block_size, kv)
     plan = KVCachePlan(kv, groups, num_blocks, block_size, max_model_len=64, step_tokens=64)
@@ -30,7 +30,7 @@ def pool_of(specs: list[LayerCache], num_blocks: int, block_size: int, dtype: to
 
 
 def tables_of(rng: random.Random, num_blocks: int, sequences: int, width: int) -> torch.Tensor:
-    """[sequences, width]: blocks that nobody shares, the null block not among them."""
+    """Return tables [sequences, width] of unshared blocks, without the null block."""
     return torch.tensor(rng.sample(range(1, num_blocks), sequences * width), dtype=torch.int32).view(sequences, width)
 
 
@@ -67,7 +67,7 @@ def test_states_of_layers_and_sequences_never_overlap(seed: int) -> None:
     assert all((cache.key[other] == 1.5).all() and (cache.value[other] == 2.5).all() for cache in pool.caches)
     assert (pool._pool[0] == 0xFF).all(), "the null block is nobody's"
 
-    # A fork: all of a sequence's blocks are copied.
+    # A fork copies all of a sequence's blocks.
     parent, child = tables[:1], tables_of(rng, num_blocks, 1, group.blocks_per_sequence)
     pool.copy(list(zip(parent[0].tolist(), child[0].tolist(), strict=True)))
     for layer, cache in enumerate(pool.states):
@@ -88,7 +88,7 @@ def test_a_sequence_that_has_not_begun_is_zero_whatever_its_blocks_hold() -> Non
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_lstm_in_chunks_computes_what_torch_computes_in_one_go(seed: int) -> None:
-    """Two layers beside one of attention; sequences begin at different steps and advance by as much as a step gives."""
+    """Two layers beside one of attention; sequences start at different steps, with different numbers of tokens."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     size, hidden = 6, rng.choice([4, 10, 33])
@@ -123,7 +123,7 @@ def test_an_lstm_in_chunks_computes_what_torch_computes_in_one_go(seed: int) -> 
 def advance(
     layer: torch.nn.LSTM, cache: StateCache, inputs: torch.Tensor, tables: torch.Tensor, started: torch.Tensor
 ) -> torch.Tensor:
-    """One layer's step: its state out of the pool, the tokens, and its state back."""
+    """Run one layer's step: load its state from the pool, compute the tokens, store its state."""
     state = tuple(cache.load(name, tables, started)[None] for name in ("h", "c"))
     out: torch.Tensor
     out, after = layer(inputs, state)

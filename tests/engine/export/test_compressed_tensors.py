@@ -1,4 +1,4 @@
-"""What ``stoker quantize`` makes of folders: compressed-tensors and transformers judge it."""
+"""Folders written by ``stoker quantize``, checked with compressed-tensors and transformers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_transformers_computes_with_what_was_written(scheme: str, tmp_path: Path
     original = _save(tmp_path / "model", "llama", torch.bfloat16)
     used = SCHEMES[scheme] if not SCHEMES[scheme].group_size else with_group_size(SCHEMES[scheme], 32)
     export(tmp_path / "model", used, scheme, tmp_path / "new")
-    # The library prepares no place for packed zero points, so those are dequantized at once.
+    # The library allocates no packed zero points, so those models are dequantized on load.
     how = {} if used.symmetric else {"quantization_config": CompressedTensorsConfig(dequantize=True)}
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "new", **how)
     tokens = torch.randint(2, 128, (1, 40), generator=torch.Generator().manual_seed(1))
@@ -170,7 +170,7 @@ def test_files_are_shared_out_as_they_were_and_others_copied(tmp_path: Path) -> 
 
 
 def test_stacked_experts_become_modules(tmp_path: Path) -> None:
-    """Whichever way the experts were spelled, the same is written."""
+    """All spellings of experts give the same output."""
     source, stacked = tmp_path / "model", tmp_path / "stacked"
     _save(source, "qwen3_moe")
     tensors = _tensors(source)
@@ -231,7 +231,7 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _changed(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
-    """A model whose tensors are others; None: they are left out."""
+    """Change tensors of a model; None removes them."""
     tensors = {**_tensors(folder), **changes}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
 

@@ -1,4 +1,4 @@
-"""What ``stoker quantize`` makes of GGUF files, judged by the gguf library's reader and arithmetic."""
+"""GGUF files written by ``stoker quantize``, checked with the gguf library's reader and arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..models import llama_cpp
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stacked experts, and down projections whose rows are no whole blocks of 32."""
+    """Stacked experts, and down projections with rows that are no multiples of 32."""
     options = {**GGUF["qwen2_moe"][1], "hidden_size": 64}
     folder = tmp_path_factory.mktemp("gguf")
     return Path(llama_cpp.write(random_model("qwen2_moe", options), folder / "mixture.gguf"))
@@ -81,7 +81,7 @@ def test_what_the_file_says_is_kept(mixture: Path, tmp_path: Path) -> None:
 
 
 def test_our_model_is_the_dequantized_one(tmp_path: Path) -> None:
-    """A large tensor is written in several pieces: the file is the same as of one."""
+    """A large tensor is written in several pieces; the file is the same as with one."""
     path = Path(llama_cpp.write(random_model("llama", BLOCK_SIZES), tmp_path / "model.gguf"))
     export(path, Kind.Q8_0, tmp_path / "whole.gguf")
     with pytest.MonkeyPatch.context() as patched:
@@ -106,7 +106,7 @@ def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_
 
 
 def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
-    """Though the embedding is most of the numbers, and of another type."""
+    """Although the embedding has most of the elements, and another type."""
     large = random_model("llama", {**BLOCK_SIZES, "vocab_size": 4096})
 
     def layers_of(kind: Kind, ends: Kind, name: str) -> Path:
@@ -147,7 +147,7 @@ def test_an_empty_folder_called_as_a_file_is(mixture: Path, tmp_path: Path, monk
         export(mixture, Kind.Q8_0, tmp_path / "x.gguf")
 
 
-#: (type, the largest number of which a scale is float16, one that is too large)
+#: (type, largest value whose scale fits in float16, a value that is too large)
 _LARGE = [
     (Kind.Q8_0, 65000.0 * 127, 66000.0 * 127),
     (Kind.Q5_0, 65000.0 * 16, 66000.0 * 16),

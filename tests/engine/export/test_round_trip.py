@@ -1,4 +1,4 @@
-"""What ``stoker quantize`` writes is served here: the same model as transformers makes of the same files."""
+"""Files written by ``stoker quantize`` can be served, with the same model that transformers loads from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...support.engine.tiny_models import random_model, save_model
 _SIZES: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
-#: transformers itself puts experts together of some schemes only.
+#: Schemes whose experts transformers can merge.
 _EXPERTS = ("W4A16", "W8A16", "FP8_DYNAMIC")
 
 
@@ -48,7 +48,7 @@ def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_p
     for row, token in zip(logits, tokens, strict=True):
         assert row.max() - row[token] <= 1e-3
         if int(row.argmax()) != token:
-            break  # a tie: what follows may differ
+            break  # a tie: later tokens may differ
 
 
 def test_it_is_not_quantized_again(tmp_path: Path) -> None:

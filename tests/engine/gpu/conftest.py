@@ -1,4 +1,4 @@
-"""Engines on a GPU: its memory has no pages that could be made inaccessible (`../guarded_cache.py`)."""
+"""Engines on a GPU, whose memory has no pages that can be made inaccessible (`../guarded_cache.py`)."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def guarded_cache() -> None:
-    """There is none."""
+    """No guards."""

@@ -1,6 +1,6 @@
-"""The engine on a GPU, where there is one (`make test-gpu`): exact, the same in every batch, and never waiting.
+"""The engine on a GPU (`make test-gpu`): exact, batch-invariant, and without unintended host synchronization.
 
-Kernels by themselves: `../kernels/triton/interpreted`.
+Single kernels are tested in `../kernels/triton/interpreted`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def engine(model: Path, **fields: object) -> LLM:
 
 
 def check_greedy(model: Path, assert_greedy: AssertGreedy) -> None:
-    """The engine's output is transformers'."""
+    """Assert that the engine's output is transformers'."""
     prompt_list = prompts(4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for prompt, output in zip(prompt_list, engine(model).generate(prompt_list, params, use_tqdm=False), strict=True):
@@ -46,7 +46,7 @@ def test_family_equals_transformers(name: str, tmp_path: Path, assert_greedy: As
 
 @pytest.mark.parametrize("kv_cache_dtype", [name for name in names.KV_CACHE_DTYPES if name != "fp8"])
 def test_as_by_torchs_own_attention(kv_cache_dtype: str, tiny_llama: Path) -> None:
-    """With the same bytes in the cache."""
+    """Both use the same bytes in the cache."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
     found = [
         engine(tiny_llama, attention_backend=backend, kv_cache_dtype=kv_cache_dtype).generate(
@@ -68,7 +68,7 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(tiny_llama: Path) 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariance(dtype: str, tiny_llama: Path) -> None:
-    """Log-probabilities are the same bits alone, in a batch, in other chunks."""
+    """Log-probabilities are bitwise equal alone, in a batch, and in other chunks."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
     found = []
     todo = [*prompts(6), [*range(3, 410)]]
@@ -84,7 +84,7 @@ def test_batch_invariance(dtype: str, tiny_llama: Path) -> None:
 def test_graphs_compute_what_kernels_one_by_one_do(
     model: str, kv_cache_dtype: str, request: pytest.FixtureRequest
 ) -> None:
-    """Steps of every size, sequences of a few tokens and of hundreds; those that are nobody's change nothing."""
+    """Steps of every size, sequences of a few tokens and of hundreds; padding rows change nothing."""
     todo = [*prompts(6), [7] * 300, [*range(3, 480)], *prompts(3)]
     params = [
         SamplingParams(temperature=0, max_tokens=3 + 2 * n, ignore_eos=True, logprobs=0) for n in range(len(todo))
@@ -112,7 +112,7 @@ def test_mixtures_equal_transformers(name: str, tmp_path: Path, assert_greedy: A
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_quantized_when_loaded(quantization: str, tiny_llama: Path) -> None:
-    """Graphs compute what kernels one by one do."""
+    """Graphs give the same results as single kernels."""
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
     found = [
         engine(tiny_llama, quantization=quantization, enforce_eager=eager).generate(prompts(4), params, use_tqdm=False)
@@ -124,7 +124,7 @@ def test_quantized_when_loaded(quantization: str, tiny_llama: Path) -> None:
 
 @pytest.fixture
 def only_named_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever has the host wait for the GPU is an error, but for the one place that may."""
+    """All synchronizations of the host with the GPU are errors, except at the permitted place."""
 
     def to_host(tensor: torch.Tensor) -> object:
         torch.cuda.set_sync_debug_mode("default")

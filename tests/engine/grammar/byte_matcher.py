@@ -1,4 +1,4 @@
-"""Grammars over bytes: a vocabulary of all bytes and one special token, which says what a text does by itself."""
+"""Grammars over bytes: a vocabulary of all bytes and one special token, which shows what a text alone may be."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from stoker_engine.grammar.token_table import TokenTable
 SPECIAL = "<|x|>"
 SPECIAL_ID = 256
 _END = 257
-#: So many orders of an instance's properties are tried.
+#: Largest number of property orders of an instance to try.
 MOST_ORDERS = 200
-#: Ways to write JSON.
+#: JSON styles, as arguments of `json.dumps`.
 STYLES: tuple[dict[str, Any], ...] = ({"separators": (",", ":")}, {}, {"indent": 2}, {"indent": "\t"})
 
 
 class ByteMatcher:
-    """Compiles structured outputs as the worker does, and says what keeps to them."""
+    """Compiles structured outputs like the worker, and matches texts."""
 
     def __init__(self) -> None:
         self._grammars = Grammars(258, [_END])
@@ -34,7 +34,7 @@ class ByteMatcher:
         )
 
     def compile(self, **constraint: Any) -> str:
-        """The grammar of `StructuredOutputs(**constraint)`.
+        """Compile the grammar of `StructuredOutputs(**constraint)`.
 
         Raises:
             RequestError: it is refused.
@@ -45,7 +45,7 @@ class ByteMatcher:
         return source
 
     def accepts(self, source: str, text: str | bytes | list[int]) -> bool:
-        """Whether a grammar may write `text` and end there."""
+        """Return whether a grammar may write `text` and end there."""
         if isinstance(text, str):
             text = text.encode("utf-8", "surrogatepass")
         matcher = self._grammars.begin(Grammar(source)).matcher
@@ -53,7 +53,7 @@ class ByteMatcher:
         return taken == len(text) and matcher.is_accepting()
 
     def writes(self, source: str, instance: Any, **style: Any) -> bool:
-        """Whether a grammar may write a value as JSON in some order of its properties; `style` is `json.dumps`'s."""
+        """Return whether a grammar may write a value as JSON in some order of properties; `style` is `json.dumps`'s."""
         texts = (json.dumps(order, ensure_ascii=False, **style) for order in _orders(instance))
         return any(self.accepts(source, text) for text in itertools.islice(texts, MOST_ORDERS))
 

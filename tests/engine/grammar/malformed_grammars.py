@@ -1,4 +1,4 @@
-"""Constraints that nobody would send: schemas, regular expressions and grammars, mutated and made to grow."""
+"""Unusual constraints: mutated and growing schemas, regular expressions and grammars."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ BOUNDS = (0, 1, 2, 1000, 10**5, 10**9, 2**31, 2**63, 2**64)
 
 
 def constraints(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """So many of them, the same ones for a seed."""
+    """Yield `count` constraints, the same for each seed."""
     rng = random.Random(seed)
     for _ in range(count):
         yield rng.choice((_schema, _schema, _regex, _grammar, _tag, _choice))(rng)
 
 
 def growing(size: int) -> Iterator[dict[str, Any]]:
-    """What looks small, and is not."""
+    """Yield constraints that look small but are expensive."""
     chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 3} for i in range(size)}
     yield {"json": {"$ref": "#/$defs/d0", "$defs": {**chain, f"d{size}": {"type": "object"}}}}
     doubling = {

@@ -1,4 +1,4 @@
-"""JSON Schemas drawn from all keywords that are served, and instances drawn by a schema: some valid, some nearly so."""
+"""Random JSON Schemas with all supported keywords, and random instances of a schema: some valid, some almost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-#: ``$schema`` of the drafts that are drawn.
+#: ``$schema`` of the generated drafts.
 DRAFTS = {"2020-12": "https://json-schema.org/draft/2020-12/schema", "7": "http://json-schema.org/draft-07/schema#"}
 
 _NAMES = ("a", "größe", "x y", 'q"')
@@ -19,7 +19,7 @@ _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 class Drawing:
-    """Draws schemas of one draft."""
+    """Generates schemas of one draft."""
 
     def __init__(self, rng: random.Random, draft: str) -> None:
         self._rng = rng
@@ -28,7 +28,7 @@ class Drawing:
         self._num_defs = 0
 
     def schema(self) -> dict[str, Any]:
-        """A whole schema; what it refers to may refer to itself."""
+        """Return a whole schema; referenced schemas may be recursive."""
         self._num_defs = self._rng.choice((0, 0, 1, 2))
         depth = self._rng.choice((1, 2, 3))
         schema = self._object(depth) if self._rng.random() < 0.4 else self._any(depth)
@@ -37,7 +37,7 @@ class Drawing:
         if "$ref" in schema and self._draft == "7":
             schema = {"allOf": [schema]}
         if self._num_defs:
-            kinds = (self._object, self._object, self._array, self._string, self._const)  # none is another in its place
+            kinds = (self._object, self._object, self._array, self._string, self._const)  # no references alone
             schema[self._defs] = {f"d{number}": self._rng.choice(kinds)(2) for number in range(self._num_defs)}
         return {"$schema": DRAFTS[self._draft], **schema}
 
@@ -145,13 +145,13 @@ class Drawing:
 
     def _ref(self, depth: int) -> Any:
         schema = {"$ref": f"#/{self._defs}/d{self._rng.randrange(self._num_defs)}"}
-        if self._draft == "2020-12" and self._rng.random() < 0.2:  # draft 7 ignores what is beside it
+        if self._draft == "2020-12" and self._rng.random() < 0.2:  # draft 7 ignores siblings
             schema.update(self._rng.choice((self._string, self._object))(max(depth - 1, 0)))
         return schema
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schemas within a drawn one that are objects, and itself."""
+    """Yield the object schemas within a generated one, including itself."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -165,14 +165,14 @@ def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class Instances:
-    """Draws instances that keep most of what a schema says; who judges them is another."""
+    """Generates instances that mostly match a schema; their validity is checked elsewhere."""
 
     def __init__(self, rng: random.Random, schema: dict[str, Any]) -> None:
         self._rng = rng
         self._root = schema
 
     def draw(self) -> Any:
-        """One, sometimes changed at a place or two."""
+        """Return an instance, sometimes changed in one or two places."""
         drawn = self._by(self._root, 5)
         for _ in range(self._rng.choice((0, 0, 1, 1, 2))):
             drawn = self._changed(drawn)
@@ -267,7 +267,7 @@ class Instances:
 
 
 def _implied(schema: dict[str, Any]) -> str:
-    """The type of which a schema says something."""
+    """Return the type that the schema constrains."""
     for kind, words in {"object": "ropert", "array": "Items", "string": "Length", "number": "imum"}.items():
         if any(words in keyword or keyword == words.lower() for keyword in schema):
             return kind

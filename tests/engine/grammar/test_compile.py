@@ -1,4 +1,4 @@
-"""What may be asked of grammars, what they then write, and what is refused by name."""
+"""Supported constraints, what their grammars write, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_keywords_that_ask_for_nothing_are_taken(bytes_: ByteMatcher) -> None:
     assert bytes_.accepts(bytes_.compile(json={"type": "array", **neutral, **annotations}), "[1, 1]")
     closed = bytes_.compile(json={"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False})
     assert not bytes_.accepts(closed, '{"b": 1}')
-    formatted = {"type": "integer", "format": "int32"}  # which says how it is stored
+    formatted = {"type": "integer", "format": "int32"}  # describes its storage only
     assert bytes_.accepts(bytes_.compile(json=formatted), "5")
 
 
@@ -200,7 +200,7 @@ def test_regexes(bytes_: ByteMatcher) -> None:
     assert "contradictory" in refusal(bytes_, regex=r"[^\d\D]")
 
 
-#: What ECMA-262 takes for each class: its white space, and ASCII's digits and letters.
+#: Character classes of ECMA-262: its white space, and ASCII digits and letters.
 ECMA_SPACES = set("\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff") | {chr(c) for c in range(0x2000, 0x200B)}
 ECMA: dict[str, Callable[[str], bool]] = {
     "d": lambda char: char in string.digits,
@@ -402,7 +402,7 @@ def test_structural_tags_that_are_refused(bytes_: ByteMatcher, tag: Any, word: s
 
 
 def test_one_object_of_very_many_optional_properties_is_refused_at_once(bytes_: ByteMatcher) -> None:
-    """It compiles, and fails where the object begins: so the first steps are tried."""
+    """It compiles, but fails where the object starts: therefore the first steps are tried."""
 
     def within(count: int) -> dict[str, Any]:
         many = {"type": "object", "properties": {f"p{number}": STRING for number in range(count)}}

@@ -1,4 +1,4 @@
-"""The vocabulary of an engine's grammars is read before the first of them comes."""
+"""An engine's vocabulary is indexed before the first grammar arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE = compile_grammar(StructuredOutputs(choice=("yes", "no")), {})
 def test_the_vocabulary_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(257, [256])
     grammars.set_token_table(TABLE)
-    monkeypatch.setattr(module, "_TokenizerWrapper", None)  # nothing is read any more
+    monkeypatch.setattr(module, "_TokenizerWrapper", None)  # no more reads
     assert grammars.begin(Grammar(SOURCE)) is not None
 
 

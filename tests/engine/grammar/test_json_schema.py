@@ -1,4 +1,4 @@
-"""Drawn schemas and instances, judged by `jsonschema`: a grammar writes what is valid, and nothing else."""
+"""Random schemas and instances, checked by `jsonschema`: a grammar writes exactly what is valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALIDATORS = {"2020-12": jsonschema.Draft202012Validator, "7": jsonschema.Draft7
 NUM_SCHEMAS = 250
 NUM_INSTANCES = 10
 
-#: All keywords that turn an instance away.
+#: All keywords that can make an instance invalid.
 KEYWORDS = {
     *("type", "const", "enum", "allOf", "anyOf", "oneOf"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -31,18 +31,18 @@ KEYWORDS = {
 }
 OF_DRAFT = {"2020-12": {"prefixItems", "unevaluatedProperties"}, "7": {"additionalItems"}}
 
-#: What a drawn schema may be refused for.
+#: Permitted reasons to refuse a generated schema.
 REFUSALS = (
-    "oneOf constraints are not supported",  # where its options may overlap
+    "oneOf constraints are not supported",  # its options may overlap
     "additionalItems is not supported beside",
-    "the keyword unevaluatedProperties is not supported",  # beside anyOf and the like
-    "min/maxProperties only supported when",  # some of the properties may be left out, and others may come
-    "patternProperty regexes",  # that may overlap
+    "the keyword unevaluatedProperties is not supported",  # beside anyOf and similar
+    "min/maxProperties only supported when",  # some properties are optional, and additional ones permitted
+    "patternProperty regexes",  # they may overlap
     "circular references with sibling keys",
     "Unsatisfiable schema",
     "the schema is false",
 )
-#: Keywords that no grammar expresses, with values that ask for something.
+#: Keywords that no grammar can express, with values that have an effect.
 UNSUPPORTED: dict[str, Any] = {
     "not": {"type": "null"},
     "if": {"type": "string"},
@@ -145,6 +145,6 @@ def test_formats(name: str, good: list[str], bad: list[str], bytes_: ByteMatcher
     source = bytes_.compile(json={"type": "string", "format": name})
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     for text in (*good, *bad):
-        if name in checker.checkers and name != "email":  # of which it checks the @ alone
+        if name in checker.checkers and name != "email":  # it only checks the @
             assert checker.conforms(text, name) == (text in good), text
         assert bytes_.accepts(source, json.dumps(text)) == (text in good), text

@@ -1,7 +1,7 @@
-"""The JSON Schema Test Suite against grammars: what they accept is valid, or the schema is refused by name.
+"""The JSON Schema Test Suite with grammars: what they accept is valid, or the schema is refused by name.
 
 Opt in with ``STOKER_JSON_SCHEMA_TEST_SUITE``, a checkout of https://github.com/json-schema-org/JSON-Schema-Test-Suite.
-Taken are its groups for draft 2020-12, and those of draft 7 that differ; `test_json_schema.py` draws schemas by itself.
+Its groups for draft 2020-12 are used, and those of draft 7 that differ; `test_json_schema.py` uses random schemas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     CHECKOUT is None, reason="STOKER_JSON_SCHEMA_TEST_SUITE names no checkout of the JSON Schema Test Suite"
 )
 
-#: What a refusal may say. Anything else is a schema that should have been served.
+#: Permitted messages of refusals. Schemas with other messages should have been supported.
 REFUSALS = (
     *(f"the keyword {name} is not supported" for name in ("contains", "dependencies", "dependentRequired")),
     *(f"the keyword {name} is not supported" for name in ("dependentSchemas", "if", "not", "propertyNames")),
@@ -34,15 +34,15 @@ REFUSALS = (
     "$id is only supported at the root",
     "$ref: ",
     "additionalItems is not supported beside",
-    "oneOf constraints are not supported",  # where its options may overlap
-    "patternProperty regexes",  # that may overlap
+    "oneOf constraints are not supported",  # its options may overlap
+    "patternProperty regexes",  # they may overlap
     "the format ",
     "Value for 'multipleOf' has too many digits",
 )
-#: Schemas that nothing is valid by.
+#: Messages about unsatisfiable schemas.
 IMPOSSIBLE = ("Unsatisfiable schema", "the schema is false")
 
-#: Valid instances that no grammar writes. Formats are kept here, and are annotations there.
+#: Valid instances that no grammar writes. Formats are enforced here, but are annotations in the suite.
 UNWRITTEN = {
     "draft2020-12/format": "kept",
     "draft2020-12/optional/format/email": "quoted and bracketed addresses",
@@ -50,7 +50,7 @@ UNWRITTEN = {
     "draft2020-12/unevaluatedProperties": "annotations of an if without then",
     "draft7/ref": "keywords beside $ref are kept as well",
 }
-#: Formats whose grammar is wider than they are: calendars, leap seconds, Punycode.
+#: Formats whose grammar is too permissive: calendars, leap seconds, Punycode.
 WIDE_FORMATS = ("date", "date-time", "time", "hostname")
 
 
@@ -58,7 +58,7 @@ Group = tuple[str, Any, list[tuple[Any, bool]]]
 
 
 def _read(checkout: Path) -> dict[str, list[Group]]:
-    """Groups by file: their description, schema, instances and whether each is valid."""
+    """Return groups by file: description, schema, and instances with their validity."""
     suite: dict[str, list[Group]] = {}
     seen = set()
     for draft in ("draft2020-12", "draft7"):
@@ -87,7 +87,7 @@ def bytes_() -> ByteMatcher:
 
 
 def whole_floats(value: Any) -> bool:
-    """Whether it holds a number such as 1.0, which is an integer to JSON Schema; no grammar writes it so."""
+    """Return whether it contains a number such as 1.0, an integer for JSON Schema that no grammar writes like that."""
     if isinstance(value, list):
         return any(map(whole_floats, value))
     return isinstance(value, float) and value.is_integer()
@@ -113,7 +113,7 @@ def test_only_what_is_valid_is_written(file: str, bytes_: ByteMatcher) -> None:
 
 
 def test_most_of_the_suite_is_served(bytes_: ByteMatcher) -> None:
-    """A keyword that is refused without need would go unnoticed above."""
+    """The tests above would not notice keywords that are refused without need."""
     counts: Counter[bool] = Counter()
     for groups in SUITE.values():
         for _, schema, instances in groups:

@@ -1,4 +1,4 @@
-"""Requests that come and go while blocks are short: the pool balances after every step, and survivors are exact."""
+"""Requests come and go while blocks are scarce: the pool balances after every step, and survivors are exact."""
 
 from __future__ import annotations
 

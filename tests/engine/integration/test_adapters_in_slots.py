@@ -1,4 +1,4 @@
-"""An engine that loads and drops adapters, and moves them from slot to slot, computes each request with its own."""
+"""An engine that loads, drops and moves adapters between slots computes each request with its own adapter."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .test_row_spaces import ADAPTERS, SMALL, check_alike, generated, one_by_one
 
 @dataclass
 class SlotAdapters:
-    """Adapters of `RowTables`, which are in slots.
+    """Adapters of `RowTables` in slots.
 
     Attributes:
-        wrong: what is wrong with the files of an adapter, by number.
+        wrong: errors of adapters' files, by number.
         gates: loads of these adapters wait for them.
     """
 
@@ -91,7 +91,7 @@ Start = Callable[..., tuple[Engine, SlotAdapters]]
 
 @pytest.fixture
 def start(tiny_llama: Path) -> Iterator[Start]:
-    """Starts engines."""
+    """Start engines."""
     started: list[Engine] = []
 
     def start(**options: Any) -> tuple[Engine, SlotAdapters]:
@@ -240,7 +240,7 @@ def test_an_adapter_may_be_removed_while_it_is_loaded(start: Start) -> None:
     adapters.gates[0] = threading.Event()
     ready = [engine.load_adapter(AdapterSource(number, f"adapter {number}", "/")) for number in (0, 1)]
     engine.remove_adapter(0)
-    engine.remove_adapter(1)  # which waits for the other one
+    engine.remove_adapter(1)  # it waits for the other one
     engine.step()
     adapters.gates[0].set()
     drain(engine)

@@ -1,4 +1,4 @@
-"""``--batch-invariant``: log-probabilities are the same numbers, bit for bit, however the work is cut up."""
+"""``--batch-invariant``: log-probabilities are bitwise equal, however the work is split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = tuple[list[int], list[dict[int, float]]]
 
 
 def generate(model: Path, dtype: str, *batches: list[list[int]], **args: Any) -> list[Result]:
-    """Tokens and log-probabilities of all prompts, in order; each batch runs when the one before has ended."""
+    """Return tokens and log-probabilities of all prompts in order; each batch runs after the previous one."""
     args = {"num_gpu_blocks_override": 256, "max_model_len": 512, **args}
     llm = LLM(str(model), dtype=dtype, batch_invariant=True, **args)
     outputs = [output for batch in batches for output in llm.generate(batch, GREEDY, use_tqdm=False)]
@@ -37,7 +37,7 @@ def generate(model: Path, dtype: str, *batches: list[list[int]], **args: Any) ->
 
 @pytest.fixture(scope="module")
 def tiny_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Mixture of experts: which rows an expert multiplies together depends on the batch."""
+    """Mixture of experts: the rows that an expert multiplies together depend on the batch."""
     torch.manual_seed(0)
     config = MixtralConfig(**LLAMA_SIZES, num_local_experts=4, num_experts_per_tok=2)
     return save_model(tmp_path_factory.mktemp("tiny-mixtral"), MixtralForCausalLM(config).float().eval())

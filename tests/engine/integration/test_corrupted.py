@@ -1,4 +1,4 @@
-"""Requests whose logits are no numbers end with an error, alone: in the same steps others are exact."""
+"""Requests with NaN logits end with an error; other requests in the same steps are exact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def llm(tiny_llama: Path) -> LLM:
 
 @pytest.fixture(scope="module")
 def reference(tiny_llama: Path) -> LLM:
-    """One that nobody damages."""
+    """An undamaged model."""
     return LLM(str(tiny_llama), num_gpu_blocks_override=200, max_num_batched_tokens=64)
 
 
@@ -61,7 +61,7 @@ def test_they_end_alone_and_leave_nothing_behind(llm: LLM, reference: LLM, numbe
         assert output.finished
         assert all((c.finish_reason, c.text, c.token_ids) == (FinishReason.ERROR, "", []) for c in output.outputs)
     assert llm.engine.scheduler.num_corrupted == 5
-    # What they computed is not found again, and the blocks they had serve others.
+    # Their blocks are not found in the prefix cache, and can be reused by others.
     after = llm.generate([*good, *bad], PARAMS * 2, use_tqdm=False)
     assert [output.outputs for output in after] == [output.outputs for output in expected]
     llm.engine.scheduler.check()

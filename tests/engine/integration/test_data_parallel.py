@@ -1,4 +1,4 @@
-"""Copies of the model are one model to whoever uses them: the same outputs, in the same order, and nothing left behind.
+"""Data-parallel engines behave like one model: the same outputs in the same order, and no process is left.
 
 Nothing is faked: engine processes on a tiny model.
 """
@@ -86,7 +86,7 @@ def test_an_engine_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path)
     before = _children()
 
     def programs() -> set[str]:
-        """Not what is still an engine of this process: whoever starts a program waits until it is one."""
+        """Return the pids of engine programs; a child counts only after exec, until which it is a fork."""
         started = _children() - before
         return {pid for pid in started if b"stoker_engine.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
@@ -140,12 +140,12 @@ def test_however_the_script_ends_nothing_is_left(tiny_llama: Path, end: str) -> 
         pids = [int(word) for word in script.stdout.readline().split()]
         assert len(pids) == 2
         if end != "by itself":
-            time.sleep(0.5)  # sleeps: the moment of the death; steps are under way
+            time.sleep(0.5)  # sleeps: moment of the death, during steps
             script.send_signal(getattr(signal, end))
         try:
             code = script.wait(60)
         finally:
-            script.kill()  # what did not end must not go on beside other tests
+            script.kill()  # must not keep running during other tests
     assert (code == 0) == (end == "by itself")
     wait_until(lambda: not any(map(_lives, pids)))
 

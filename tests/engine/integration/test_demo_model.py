@@ -1,4 +1,4 @@
-"""The real model: Gemma 3 270M from GGUF, against transformers on the same file in float32."""
+"""The real model: Gemma 3 270M from GGUF, compared with transformers on the same file in float32."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_twenty_prompts_alone_together_chunked_and_cached(
     options = {"dtype": "float32", "kv_cache_memory_bytes": 512 << 20}
     llm = LLM("demo://gemma-3-270m", **options)
     ways = {"alone": [llm.generate(prompt, greedy, use_tqdm=False)[0] for prompt in prompts]}
-    fresh = LLM("demo://gemma-3-270m", **options)  # whose cache holds none of them
+    fresh = LLM("demo://gemma-3-270m", **options)  # with an empty cache
     ways["together in one batch"] = fresh.generate(prompts, greedy, use_tqdm=False)
     del llm, fresh
     chunked = LLM("demo://gemma-3-270m", max_num_batched_tokens=16, **options)

@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers', and logprobs its log-softmax, however the work is cut up."""
+"""Greedy tokens equal transformers', and logprobs its log-softmax, however the work is split."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIE = 1e-3
 
 @pytest.fixture(autouse=True)
 def balanced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The block pool balances after every step of every test here."""
+    """Check that the block pool balances after every step of these tests."""
     step = Engine.step
 
     def checked(engine: Engine) -> Any:
@@ -63,7 +63,7 @@ def _llm(model: Path, **options: Any) -> LLM:
 
 
 def _assert_reference(reference: Any, output: RequestOutput) -> None:
-    """Every token is the reference's argmax (ties aside), every logprob its log-softmax."""
+    """Assert that each token is the reference's argmax (except for ties), and each logprob its log-softmax."""
     prompt, completion = output.prompt_token_ids, output.outputs[0]
     with torch.inference_mode():
         logits = reference(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1]
@@ -73,7 +73,7 @@ def _assert_reference(reference: Any, output: RequestOutput) -> None:
         best = row.topk(2)
         if int(best.indices[0]) != token:
             assert best.values[0] - row[token] <= TIE
-            return  # a tie: what follows may differ
+            return  # a tie: later tokens may differ
         assert next(iter(position)) == token and position[token].rank == 1
         for candidate, reported in position.items():
             assert abs(reported.logprob - float(row[candidate])) < 1e-4
@@ -123,7 +123,7 @@ def test_a_repeated_prompt_is_cached_but_for_its_last_block(model: Path) -> None
     llm = _llm(model)
     prompt = [random.Random(5).randrange(2, 512) for _ in range(64)]
     once, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
-    assert again.num_cached_tokens == 48  # the last token is always computed, and blocks are shared whole
+    assert again.num_cached_tokens == 48  # the last token is always computed, and only full blocks are shared
     assert once.outputs[0].token_ids == again.outputs[0].token_ids
 
 
@@ -132,7 +132,7 @@ def test_prompt_logprobs_equal_transformers(way: str, model: Path, reference: An
     llm = _llm(model, **WAYS[way])
     prompts = _prompts(4, seed=6)
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
-    for _ in range(2):  # the second time a cached prefix is there, and must not be read
+    for _ in range(2):  # the second time a cached prefix exists, but must not be used
         for output in llm.generate(prompts, params, use_tqdm=False):
             reported = output.prompt_logprobs
             assert reported is not None and reported[0] is None and len(reported) == len(output.prompt_token_ids)
@@ -147,7 +147,7 @@ def test_prompt_logprobs_equal_transformers(way: str, model: Path, reference: An
 
 @pytest.mark.parametrize("way", ["whole", "chunks of 16", "preempted", "two at a time"])
 def test_n_sequences_are_those_of_n_requests(way: str, model: Path) -> None:
-    """Sequence i of n draws by seed + i: the same tokens as a request of its own with that seed."""
+    """Sequence i of n uses seed + i: the same tokens as a separate request with that seed."""
     llm = _llm(model, **WAYS[way])
     prompts = _prompts(3, seed=7)
     together = llm.generate(
@@ -200,5 +200,5 @@ def test_beams_are_transformers_beams(way: str, options: dict[str, Any], model: 
 
 
 def _with_more_ends(llm: LLM, count: int) -> Any:
-    """A random model hardly ever says its end token; with many of them beams do end."""
+    """A random model rarely generates its end token; with many end tokens, beams do end."""
     return dataclasses.replace(llm.engine.info, eos_token_ids=tuple(range(3, 3 + count)))

@@ -1,4 +1,4 @@
-"""What grammars cost others: those that share one, those that come after, those that wait for one."""
+"""Effects of grammars on other requests: those that share one, later ones, and those that wait for one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker_engine.grammar.token_table import TokenTable
 from ...support.engine.repeating_proposer import RepeatingProposer
 from .test_structured_outputs import engine_of, request, run
 
-#: Its lexer learns states wherever it is asked.
+#: A grammar whose lexer keeps adding states.
 MANY_STATES = StructuredOutputs(regex="(a|b)*a(a|b){8}")
 
 
@@ -34,7 +34,7 @@ def limit_states(monkeypatch: pytest.MonkeyPatch, max_states: int) -> None:
 
 
 def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads in which grammars are compiled, one for each that is."""
+    """Return a list of the threads in which grammars are compiled, one entry per compilation."""
     threads: list[str] = []
     compile_one = grammars.Grammars._compile
 
@@ -106,7 +106,7 @@ def test_a_prepared_request_that_cannot_be_added_ends_alone(tiny_llama: Path, mo
 
 
 def table_of(*more: bytes) -> TokenTable:
-    """All bytes, other tokens, and last the end of a sequence."""
+    """Return a table of all bytes, other tokens, and the end token last."""
     words = [*(bytes([byte]) for byte in range(256)), *more, b"</s>"]
     return TokenTable.of(words, [len(words) - 1])
 

@@ -1,4 +1,4 @@
-"""The guard notices what it is there for: what is read, or would be read, and is not a sequence's own."""
+"""The guard detects reads of memory that does not belong to the sequence."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
 def killed_by(act: Callable[[], object]) -> int | None:
-    """The signal that ends a process which does `act`."""
+    """Return the signal that ends a process which calls `act`."""
     pid = os.fork()
     if pid == 0:
-        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # not faulthandler's: the death is wanted
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # without faulthandler: the death is expected
         act()
         os._exit(0)
     _, status = os.waitpid(pid, 0)
@@ -54,7 +54,7 @@ def test_what_no_sequence_holds_is_nan_and_what_is_cached_comes_back(tiny_gemma3
     [first] = llm.generate(PROMPT, GREEDY, use_tqdm=False)
     pool.launched.append(Snapshot.take(engine))
     with torch.inference_mode():
-        pool.copy([])  # what the last step gave back changes hands before the next
+        pool.copy([])  # blocks released by the last step change owners before the next
     assert not pool._held and pool._cached_contents
     assert not any(pool._blocks._held)
     [again] = llm.generate(PROMPT, GREEDY, use_tqdm=False)

@@ -1,5 +1,7 @@
-"""``--kv-cache-dtype`` through the engine: both backends agree, and what is shared, forked, preempted or left by a
-window changes nothing. The cache is guarded (`guarded_cache`), so that stray reads show.
+"""``--kv-cache-dtype`` through the engine: both backends agree, and sharing, forks, preemption and windows change
+nothing.
+
+The cache is guarded (`guarded_cache`), so that stray reads show.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ...support.engine.tiny_configs import LLAMA_SIZES
 from ...support.engine.tiny_models import save_model
 
 DTYPES = [name for name in KV_CACHE_DTYPES if name not in ("auto", "fp8_e4m3")]
-#: Rounding in 8 bits turns differences of the last bit into differences of a code.
+#: Tolerance: rounding to 8 bits turns differences of the last bit into differences of a code.
 NEAR = 0.1
 PROMPTS = [[5 + (7 * n * n + seed) % 400 for n in range(length)] for seed, length in enumerate((40, 33, 3, 90, 17))]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=2)
@@ -58,13 +60,13 @@ def tiny_deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(request: pytest.FixtureRequest) -> Path:
-    """The folder of the model that the test names."""
+    """Folder of the model that the test names."""
     folder: Path = request.getfixturevalue(request.param)
     return folder
 
 
 def generate(model: Path, *batches: list[list[int]], **options: Any) -> list[tuple[list[int], list[dict[int, float]]]]:
-    """Tokens and their two best log-probabilities, of all prompts in order."""
+    """Return the tokens and their two best log-probabilities, of all prompts in order."""
     llm = LLM(str(model), max_model_len=256, **{"num_gpu_blocks_override": 256, **options})
     found = []
     for output in [output for batch in batches for output in llm.generate(batch, GREEDY, use_tqdm=False)]:
@@ -79,7 +81,7 @@ def generate(model: Path, *batches: list[list[int]], **options: Any) -> list[tup
 def test_both_backends_agree_and_the_batch_changes_no_bit(
     model: Path, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Together, one by one behind what the prefix cache has, in small chunks, and with too few blocks for all."""
+    """Together, one by one with the prefix cache, in small chunks, and with too few blocks for all."""
     options: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype}
     together = generate(model, PROMPTS, **options)
     alone = generate(model, *([prompt] for prompt in (*PROMPTS, *PROMPTS)), **options)
@@ -120,7 +122,7 @@ def test_the_planners_bytes_are_allocated(model: Path, kv_cache_dtype: str, dtyp
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", pytest.param("int8_per_token_head", marks=pytest.mark.slow)])
 def test_ranks_keep_the_scales_of_their_heads(tiny_llama: Path, tmp_path: Path, kv_cache_dtype: str) -> None:
-    """Also where each head has one in the checkpoint. A head's keys are the same wherever it is, so no code differs."""
+    """Also with one scale per head in the checkpoint. A head's keys do not depend on its rank, so no code differs."""
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     kinds = {"k_scale": torch.tensor([0.02, 0.09]), "v_scale": torch.tensor([0.01, 0.05])}
     scales = {
@@ -140,7 +142,7 @@ def test_ranks_keep_the_scales_of_their_heads(tiny_llama: Path, tmp_path: Path, 
 
 
 def prompt_logprobs(engine: Engine) -> list[float]:
-    """Of a prompt's own tokens."""
+    """Return the log-probabilities of a prompt's own tokens."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     engine.add(EngineRequest("one", PROMPTS[3], params, 1, 0, frozenset({1})))
     found = []

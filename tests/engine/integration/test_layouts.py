@@ -1,7 +1,7 @@
-"""A model that several ranks share answers as one process does, whatever the layout.
+"""A model shared by ranks gives the results of one process, in any layout.
 
-Of one process, what is right is tested elsewhere against transformers. What is drawn: family × layout × options ×
-requests; what has a seed of its own is a case of its own.
+Other tests compare the single process with transformers. Random combinations of family × layout × options × requests
+are tested; each seed is one case.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP 2 PP 2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "enable_expert_parallel": True},
 }
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
-#: One case of each kind of layer; the others are drawn.
+#: One case per kind of layer; the others are selected randomly.
 FAST = [
     ("llama 1 KV head", "TP 4", 0),
     ("gemma3", "TP 2", 1),
@@ -64,7 +64,7 @@ FAST = [
     ("deepseek_v3", "TP 2", 5),
     ("qwen2_moe", "EP 2 PP 2", 6),
 ]
-#: Slopes of heads, keys and values that all ranks hold, and what lies about in the files by head.
+#: ALiBi slopes per head, KV heads replicated on all ranks, and weights ordered by head in the files.
 BY_HEADS = [
     ("mpt clip", "TP 2", 9),
     ("mpt", "TP 2 PP 2", 10),
@@ -72,7 +72,7 @@ BY_HEADS = [
     ("falcon 40b", "TP 4", 12),
     ("falcon 11b", "TP 2 PP 2", 13),
 ]
-#: Their matrices have several components, which a stage without them must not miss.
+#: Quantized matrices with several tensors, which stages without them must not miss.
 QUANTIZED_FAST = [("gptq", "PP 2"), ("int-quantized", "TP 2 PP 2"), ("pack-quantized order", "PP 2")]
 
 
@@ -82,7 +82,7 @@ def _drawn(count: int) -> list[tuple[str, str, int]]:
 
 
 def _drawn_in_stages() -> list[tuple[str, str, int]]:
-    """Every model in stages, alone or with others that share each layer."""
+    """Return every model in stages, alone or with tensor parallelism."""
     chance = random.Random(15)
     cases = []
     for seed, name in enumerate(MODELS):
@@ -92,7 +92,7 @@ def _drawn_in_stages() -> list[tuple[str, str, int]]:
 
 
 def _mixed(seed: int, vocabulary: int, every: int = 2) -> list[EngineRequest]:
-    """All kinds of requests, some of them for nothing but the likeliest tokens."""
+    """Return all kinds of requests, some of which only need the likeliest tokens."""
     chance = random.Random(seed)
     requests = []
     for request in _requests(seed)[::every]:
@@ -103,7 +103,7 @@ def _mixed(seed: int, vocabulary: int, every: int = 2) -> list[EngineRequest]:
 
 
 def _check_memory(executor: ThreadExecutor, args: EngineArgs) -> None:
-    """Each rank has allocated what is planned for it, to the byte."""
+    """Assert that each rank has allocated the planned memory, to the byte."""
     checkpoint, layout = find_checkpoint(args), RankLayout.of(args)
     formats = checkpoint.weight_formats(torch.float32, torch.device("cpu"))
     for rank, runner in enumerate(executor.runners):
@@ -118,7 +118,7 @@ def _weight_targets(runner: Runner) -> dict[str, Any]:
 
 
 def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
-    """Asserts that requests with that seed are answered as by one process.
+    """Assert that seeded requests get the results of one process.
 
     Args:
         num_asking: options of the engine.
@@ -139,7 +139,7 @@ def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
     shared = replace(args, **LAYOUTS[layout])
     with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
         found, _ = _run(engine, requests)
-    # Sums that are added in another order may round a stored key or value to the next of its few bits.
+    # Sums in another order may round a stored key or value to the next code.
     near = 10 * NEAR if "kv_cache_dtype" in num_asking else NEAR
     assert _check_alike(found, expected, near) > 0.9 * len(found)
 
@@ -183,7 +183,7 @@ def test_families_of_many_queries_a_key(name: str, layout: str, seed: int, tmp_p
     ],
 )
 def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> None:
-    """Drafts are verified where nobody knows what was sampled before it is told, and outputs spell what they must."""
+    """Drafts are verified on ranks that get sampled tokens later, and outputs follow their grammars."""
     model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=3, num_key_value_heads=4))
     made = constraints(random.Random(14), 8)
     requests = requests_with_grammars(random.Random(14), made)
@@ -201,7 +201,7 @@ def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> No
 
 
 def _tokens(output: list[object]) -> list[object]:
-    """Without log-probabilities, which are rounded differently."""
+    """Return the output without log-probabilities, which are rounded differently."""
     return [each[0] if isinstance(each, tuple) else each for each in output]
 
 
@@ -216,8 +216,7 @@ def _tokens(output: list[object]) -> list[object]:
     ],
 )
 def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
-    """Log-probabilities of the same tokens lie as close as rounding to eight bits leaves them; in stages alone, where
-    nothing is summed up in parts, they are the same."""
+    """Log-probabilities agree within bfloat16's rounding; with stages only, where no sum is split, they are equal."""
     save(name, tmp_path)
     args = EngineArgs(str(tmp_path), dtype="bfloat16", device="cpu", enable_prefix_caching=False, **TIGHT)
     params = SamplingParams(temperature=0, ignore_eos=True, prompt_logprobs=1)
@@ -237,7 +236,7 @@ def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
-    """A layer of whichever stage decides what comes out, and so do both ends."""
+    """Every layer of every stage, and both ends, affect the output."""
     model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=5))
     args = EngineArgs(str(model), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
     params = SamplingParams(temperature=0, prompt_logprobs=1)
@@ -267,19 +266,19 @@ def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
 
 @contextmanager
 def _counted(engine: Engine) -> Iterator[Counter[tuple[str, int]]]:
-    """The operations of the last rank meanwhile: what, and how many bytes it brought."""
+    """Yield the operations of the last rank during the block: name, and bytes of its input."""
     executor = engine.executor
     assert isinstance(executor, ThreadExecutor)
     ranks = executor.groups[-1].tensor
     assert isinstance(ranks, ThreadRanks)
     before, counts = len(ranks.calls), Counter[tuple[str, int]]()
     yield counts
-    executor.shutdown()  # the others may still be at it
+    executor.shutdown()  # the other ranks may still run
     counts.update(zip(ranks.calls[before:], ranks.sizes[before:], strict=True))
 
 
 def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
-    """A step of greedy rows joins as often as the layers need, and once more; nothing is told afterwards."""
+    """A greedy step communicates once per layer operation and once for the result, and broadcasts no tokens later."""
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", tensor_parallel_size=2, **TIGHT)
     rows, length = 4, 6
     plain = [EngineRequest(f"{n}", [5 + n, 6, 7], GREEDY, length, n, frozenset({1})) for n in range(rows)]
@@ -307,7 +306,7 @@ def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize(("name", "layout"), [("llama 4 KV heads", "TP 4"), ("deepseek_v3", "EP 4")])
 def test_every_rank_counts(name: str, layout: str, tmp_path: Path) -> None:
-    """What one rank has of the weights, of each kind, decides: nobody computes all."""
+    """Each kind of weights of each rank affects the output: no rank computes everything."""
     save(name, tmp_path)
     args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
     args = replace(args, **LAYOUTS[layout])
@@ -375,7 +374,7 @@ def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dt
     ],
 )
 def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path) -> None:
-    """Stacks of experts: as the hub has gpt-oss, or numbers the other way round, quantized when they are loaded."""
+    """Stacked experts: as in gpt-oss on the hub, or transposed and quantized on load."""
     saved = (save_gpt_oss if quantization is None else unquantized_gpt_oss)(tmp_path)
     assert saved is not None
     _compare(tmp_path, layout, 5, quantization=quantization)
@@ -397,14 +396,14 @@ def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
         (name, layout) if (name, layout) in QUANTIZED_FAST else pytest.param(name, layout, marks=pytest.mark.slow)
         for name in FORMATS
         for layout in ("TP 2", "PP 2", "TP 2 PP 2")
-        if layout == "PP 2" or "order" not in name  # which has no cut
+        if layout == "PP 2" or "order" not in name  # stages do not shard it
     ],
 )
 def test_quantized_checkpoints(name: str, layout: str, tmp_path: Path) -> None:
     checkpoint = folder(name, layers=3)
     checkpoint.config["max_position_embeddings"] = TIGHT["max_model_len"]
     for key, tensor in checkpoint.tensors.items():
-        # With the largest codes, sums that are rounded differently would grow apart from layer to layer.
+        # With the largest codes, rounding differences of sums would grow from layer to layer.
         if key.endswith(("scale", "scales")) and tensor.dtype in (torch.float16, torch.bfloat16):
             tensor /= 16
     _compare(checkpoint.write(tmp_path), layout, 8)

@@ -1,7 +1,8 @@
-"""Prompts far beyond a real model's window: Gemma 3 270M (window 512) at up to 16k tokens, against transformers.
+"""Prompts far beyond a real model's window: Gemma 3 270M (window 512) with up to 16k tokens, compared with
+transformers.
 
-All prompts are beginnings of one text, so transformers reads it once, and its cache is copied where a prompt ends. What
-the engine answers is read after that. The engine's cache is guarded (`guarded_cache`).
+All prompts are prefixes of one text, so transformers computes it once, and its cache is copied at each prompt's end;
+from there it scores the engine's output. The engine's cache is guarded (`guarded_cache`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LENGTHS = [600, 1_100, 2_300, 4_500, 16_000]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
 FOUR = SamplingParams(n=4, seed=5, max_tokens=8, ignore_eos=True, logprobs=1)
 TIE = 1e-3
-#: Log-probabilities of float32 logits that were summed in another order.
+#: Tolerance of log-probabilities of float32 logits that were summed in another order.
 CLOSE = 5e-3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -40,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module", autouse=True)
 def all_threads() -> Iterator[None]:
-    """These matrices are not tiny."""
+    """Use all threads: these matrices are not tiny."""
     before = torch.get_num_threads()
     _use_threads(os.cpu_count() or 1)
     yield
@@ -73,13 +74,13 @@ class Reference:
         torch.testing.assert_close(self._after[1_100][0], whole, rtol=0, atol=2e-3)
 
     def logprobs(self, length: int, output: list[int]) -> torch.Tensor:
-        """[len(output), vocabulary]: of each token of `output`, which follows `length` tokens of the text."""
+        """Return log-probabilities [len(output), vocabulary] of each token of `output` after `length` tokens."""
         first, cache = self._after[length]
         following = self._forward(output[:-1], copy.deepcopy(cache), keep=0)
         return torch.cat((first, following)).log_softmax(-1)
 
     def check(self, output: RequestOutput, greedy: bool) -> None:
-        """Log-probabilities are the reference's, and greedy tokens its likeliest."""
+        """Assert that log-probabilities equal the reference's, and greedy tokens are its likeliest."""
         length = len(output.prompt_token_ids)
         for one in output.outputs:
             assert one.logprobs is not None and len(one.logprobs) == len(one.token_ids)
@@ -90,7 +91,7 @@ class Reference:
                 if greedy:
                     assert row.max() - row[token] <= TIE
                     if int(row.argmax()) != token:
-                        break  # a tie: what follows may differ
+                        break  # a tie: later tokens may differ
 
     def _forward(self, tokens: list[int], cache: DynamicCache | None, keep: int) -> torch.Tensor:
         with torch.inference_mode():
@@ -113,7 +114,7 @@ def test_alone_and_whole(reference: Reference) -> None:
     llm = engine(max_num_batched_tokens=4_608, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 30)
     for length in reference.lengths:
         if length > 4_608:
-            continue  # more than a step; it is the next test's
+            continue  # more than one step; see the next test
         [output] = llm.generate(reference.text[:length], GREEDY, use_tqdm=False)
         reference.check(output, greedy=True)
 
@@ -134,7 +135,7 @@ def test_in_chunks_with_prefix_hits_past_the_window_and_four_at_once(reference: 
 
 @pytest.mark.parametrize(("length", "prefix"), [(600, False), (1_100, True)])
 def test_preempted(reference: Reference, length: int, prefix: bool) -> None:
-    """Room for the prompt and little more: four sequences come of it, and the last of them give their blocks back."""
+    """There is little more room than for the prompt: four sequences are forked, and the last of them are preempted."""
     params = SamplingParams(n=4, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
     options: dict[str, Any] = {"max_model_len": length + 24, "max_num_batched_tokens": 128}
     groups = model_cache_groups(

@@ -1,5 +1,6 @@
-"""Adapters through the whole engine: in chunks, preempted, with prefix hits and on several ranks, each request gets
-what PEFT's unmerged model says."""
+"""Adapters in the whole engine: in chunks, with preemption, prefix hits and several ranks, each request gets the
+results of PEFT's unmerged model.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from ...support.engine.peft_adapters import PeftAdapters
 from ...support.engine.tiny_configs import FAMILIES, VOCABULARY
 from ...support.engine.tiny_models import prompts, tiny_family, tiny_mixture
 
-#: A base model, and the adapters of the prompts: more of them than slots, and none for some.
+#: A base model, and the adapters of the prompts: more adapters than slots, and none for some prompts.
 NUM_ADAPTERS, CHOICES = 3, (0, -1, 2, 1, 0, 2)
 
 
 class Served:
-    """A model in a folder, with adapters of PEFT's beside it."""
+    """A model in a folder, with PEFT adapters."""
 
     def __init__(self, name: str, folder: Path, tokenizer: Path) -> None:
         theirs = tiny_family(name) if name in FAMILIES else tiny_mixture(name)
@@ -38,16 +39,16 @@ class Served:
         ]
 
     def llm(self, **options: Any) -> LLM:
-        """An engine with as many slots as one adapter less than there are."""
+        """Create an engine with one slot less than there are adapters."""
         given = {"max_loras": NUM_ADAPTERS - 1, "max_lora_rank": 64, "dtype": "float32", "device": "cpu", **options}
         return LLM(str(self.model), enable_lora=True, max_model_len=160, block_size=4, **given)
 
     def request(self, adapter: int) -> LoRARequest | None:
-        """How a prompt asks for an adapter; -1: it does not."""
+        """Return a prompt's request of an adapter; None for -1."""
         return None if adapter < 0 else LoRARequest(f"adapter {adapter}", adapter + 1, str(self.folders[adapter]))
 
     def check(self, adapter: int, prompt: list[int], tokens: list[int]) -> None:
-        """Asserts that each token is the likeliest one."""
+        """Assert that each token is the likeliest one."""
         logits = self.peft.reference(adapter)(prompt + tokens)[len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert (logits.max(-1).values - chosen).max() <= 1e-3
@@ -65,13 +66,14 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Any:
     return get
 
 
-#: Prompts that share prefixes, so that blocks of one adapter would be found by another one's requests.
+#: Prompts with shared prefixes, so that requests of one adapter could wrongly find another one's blocks.
 def _prompts() -> list[list[int]]:
     one, two = prompts()[:2]
     return [one, one, one, two, [*one[:40], 7], [*one[:40], 7]]
 
 
-#: What `make test-all` runs alone: families and stages are compared with PEFT by `test_families.py` and, without
+#: Only in `make test-all`: `test_families.py` compares families and stages with PEFT, `test_row_spaces.py` without
+#: adapters' files.
 #: adapters' files, by `test_row_spaces.py`.
 _LEFT_OUT = pytest.mark.slow(drawn=False)
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -96,7 +98,7 @@ def test_each_request_gets_its_adapter(served: Any, name: str, options: dict[str
     of = served(name)
     llm = of.llm(**options)
     requests = [of.request(adapter) for adapter in CHOICES]
-    for _ in range(2):  # the second time with prefix hits
+    for _ in range(2):  # with prefix hits the second time
         outputs = llm.generate(_prompts(), PARAMS, lora_request=requests, use_tqdm=False)
         for adapter, prompt, output in zip(CHOICES, _prompts(), outputs, strict=True):
             of.check(adapter, prompt, output.outputs[0].token_ids)
@@ -107,7 +109,7 @@ def test_each_request_gets_its_adapter(served: Any, name: str, options: dict[str
 
 
 def test_samples_logprobs_and_beams(served: Any) -> None:
-    """What hangs on a request beside its tokens is its adapter's, too."""
+    """Other outputs of a request also use its adapter."""
     of = served("qwen3")
     llm, prompt = of.llm(), prompts()[1]
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, n=1, logprobs=4, prompt_logprobs=2)
@@ -130,7 +132,7 @@ def test_samples_logprobs_and_beams(served: Any) -> None:
 
 
 def test_a_quantized_base(served: Any) -> None:
-    """Adapters stay as they are: what they add is that of the numbers' model to what rounding leaves of it."""
+    """Adapters are not quantized: their effect is the same, except for the rounding of the base model."""
     of = served("qwen2")
     llm = of.llm(quantization="int8")
     prompt = [5 + index % (VOCABULARY - 5) for index in range(40)]

@@ -1,4 +1,4 @@
-"""A pipeline's stages together answer as one process does: what only stages could break."""
+"""A pipeline's stages give the results of one process: cases that only stages could break."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_stages_that_are_processes(tensor: int, tiny_llama: Path) -> None:
 
 
 def _family(name: str) -> PreTrainedModel:
-    """What stages could get wrong: both ends, and layers that differ."""
+    """Return a model with parts that stages could get wrong: both ends, and layers that differ."""
     torch.manual_seed(0)
     if name == "gpt2":  # tied, with learned positions
         return GPT2LMHeadModel(GPT2Config(vocab_size=503, n_embd=48, n_layer=3, n_head=4, n_positions=256))
-    if name == "opt":  # projections before and behind
+    if name == "opt":  # projections before and after the layers
         config = OPTConfig(
             vocab_size=503,
             hidden_size=48,
@@ -114,7 +114,7 @@ def test_three_stages_of_a_family(name: str, tmp_path: Path) -> None:
 
 
 def _check_sizes(executor: Executor) -> None:
-    """Each stage has the weights and the blocks that the memory arithmetic says, to the byte."""
+    """Assert that each stage has exactly the planned bytes of weights and blocks."""
     assert isinstance(executor, ThreadExecutor)
     for index, runner in enumerate(executor.runners):
         assert isinstance(runner.model, Decoder)

@@ -1,7 +1,7 @@
-"""Operations that depend on the request find its row wherever they are: what a request gets beside others is what it
-gets alone, from a model that adds the same to every row.
+"""Operations that depend on the request find its row in all row spaces.
 
-Everything adds something: each linear operation, the router, the experts, the embedding and the head.
+A request's output in a batch equals its output alone, by a model that adds the same to every row. All operations add
+something: linear operations, router, experts, embedding and head.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ADAPTERS, EVERY_SPACE = 3, set(RowSpace) - {RowSpace.EXPERTS}
 SMALL: dict[str, Any] = {
     "max_model_len": 200, "max_num_seqs": 6, "dtype": "float32", "device": "cpu", "long_prefill_token_threshold": 0,
 }  # fmt: skip
-#: Greedy tokens are compared, and log-probabilities of what is near: tables of ranks are summed in another order.
+#: Tolerance of log-probabilities: ranks sum their tables in another order.
 NEAR = 2e-3
 
 
 def requests(seed: int, vocabulary: int, count: int = 7, longest: int = 9) -> list[EngineRequest]:
-    """Prompts below and above 64 tokens, with a prefix that several share; with each adapter, and without one."""
+    """Return prompts below and above 64 tokens, several with a shared prefix; with each adapter, and without."""
     rng, made = random.Random(seed), []
     shared = [rng.randrange(5, vocabulary) for _ in range(40)]
     for index in range(count):
@@ -74,7 +74,7 @@ Found = dict[tuple[str, int], list[Any]]
 
 
 def generated(engine: Engine, submitted: Sequence[EngineRequest]) -> Found:
-    """Tokens and log-probabilities, by request and sequence; all of them at once."""
+    """Run all requests together; return tokens and log-probabilities, by request and sequence."""
     found: Found = {}
     for request in submitted:
         engine.add(request)
@@ -88,7 +88,7 @@ def generated(engine: Engine, submitted: Sequence[EngineRequest]) -> Found:
 
 
 def local(args: EngineArgs, extend: RowTables, **options: Any) -> Engine:
-    """An engine of one process."""
+    """Return an engine of one process."""
     checkpoint = find_checkpoint(args)
     executor = LocalExecutor(
         build_runner(args, checkpoint, adapt=lambda build: replace(build, extend=extend)), overlap=args.async_scheduling
@@ -97,7 +97,7 @@ def local(args: EngineArgs, extend: RowTables, **options: Any) -> Engine:
 
 
 def one_by_one(args: EngineArgs, submitted: Sequence[EngineRequest], native: bool) -> Found:
-    """Each request alone, by a model that adds what its adapter says to every row."""
+    """Run each request alone, with a model that adds its adapter's vectors to every row."""
     found: Found = {}
     for adapter in sorted({request.adapter for request in submitted}):
         for request in submitted:
@@ -125,7 +125,8 @@ def saved(name: str, folder: Path) -> tuple[Path, int]:
     return folder, 131
 
 
-#: Layers in one call; experts; a bottleneck and experts; norms with biases and learned positions; attention beside the
+#: Whole layers in one call; experts; a bottleneck with experts; norms with biases and learned positions; parallel
+#: attention and MLP; a tied head.
 #: MLP; the head tied to the embedding.
 FAMILIES = ["llama", "gemma3", "mixtral", "deepseek_v3", "gpt2", "gpt_neox", "llama biases, tied"]
 
@@ -159,7 +160,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
 
 
 def test_adapters_change_what_comes(tiny_llama: Path) -> None:
-    """So that the comparisons above mean something."""
+    """Verifies that the comparisons above are meaningful."""
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=64, **SMALL)
     request = requests(1, 500)[0]
     outputs = [
@@ -205,7 +206,7 @@ def test_ranks(name: str, layout: dict[str, Any], tmp_path: Path) -> None:
 
 
 class Captured(SdpaBackend):
-    """Attention whose decodes can be captured: it reads the metadata's tensors alone."""
+    """Attention whose decodes can be captured: it only reads the metadata's tensors."""
 
     capabilities = BackendCapabilities(captures_decodes=True)
 
@@ -239,7 +240,7 @@ class Captured(SdpaBackend):
 
 
 def replayed(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Computing again stands for a graph's replay. The rows of the batch are those of the capture."""
+    """Simulate a graph's replay by computing again. The batch has the rows of the capture."""
     found = compute()
 
     def replay() -> None:
@@ -294,7 +295,7 @@ def test_captured(delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_padded_graph_gives_what_its_step_has(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three decodes run in a graph of four: no finish gets the hidden states, or the end, of the fourth."""
+    """Three decodes run in a graph of four: the finish does not get the fourth one's hidden states."""
     monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=48, **SMALL)
     checkpoint = find_checkpoint(args)
@@ -329,7 +330,7 @@ def test_a_padded_graph_gives_what_its_step_has(tiny_llama: Path, monkeypatch: p
 
 
 def test_loading_a_part_extends_only_what_is_computed(tmp_path: Path) -> None:
-    """The whole model, made on no device for its parameters' names alone, is not extended."""
+    """The whole model, created on the meta device for its parameters' names, is not extended."""
     folder, _ = saved("llama", tmp_path)
     args = EngineArgs(str(folder), num_gpu_blocks_override=40, max_num_batched_tokens=48, **SMALL)
     names = list[str]()
@@ -350,7 +351,7 @@ def test_loading_a_part_extends_only_what_is_computed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [24, 80])
 def test_a_chunk_that_samples_nothing_ends_at_the_last_attention(budget: int, tiny_llama: Path) -> None:
-    """Also within a call of whole layers, of up to 64 tokens and of more."""
+    """Also within a call of whole layers, for up to 64 tokens and for more."""
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=budget, **SMALL)
     extend = tables()
     engine = local(args, extend)

@@ -1,4 +1,4 @@
-"""Two steps in flight, and drafts, change nothing: the same tokens, log-probabilities and reasons, bit for bit."""
+"""Two steps in flight, and drafts, give bitwise equal tokens, log-probabilities and finish reasons."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stoker_engine.models.checkpoint import find_checkpoint
 from ...support.engine.repeating_proposer import RepeatingProposer
 
 SMALL: dict[str, Any] = {"max_model_len": 160, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
-SMALL |= {"long_prefill_token_threshold": 0}  # not by measured time, so that equal runs have equal steps
+SMALL |= {"long_prefill_token_threshold": 0}  # independent of measured times, for reproducible steps
 ROOMY = 400  # blocks
 
 
 def requests(rng: random.Random, count: int) -> list[EngineRequest]:
-    """Of all kinds; many share a prefix."""
+    """Return requests of all kinds; many share a prefix."""
     shared = [rng.randrange(5, 500) for _ in range(70)]
     made = []
     for index in range(count):
@@ -44,7 +44,7 @@ def requests(rng: random.Random, count: int) -> list[EngineRequest]:
 
 
 def outputs(engine: Engine, submitted: list[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
-    """What comes of requests that arrive one after another, by request and sequence."""
+    """Run requests that arrive one after another; return results by request and sequence."""
     found: dict[tuple[str, int], list[object]] = {}
     waiting = list(submitted)
     while waiting or engine.has_work:
@@ -132,7 +132,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed
     fresh = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
     [expected] = fresh.generate(prompt, params, use_tqdm=False)
     assert after.outputs == expected.outputs
-    assert after.num_cached_tokens == 48  # what the first step had computed, and no more
+    assert after.num_cached_tokens == 48  # only what the first step had computed
 
 
 def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny_llama: Path) -> None:
@@ -161,7 +161,7 @@ def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny
 
 @pytest.mark.parametrize("tokens", [1, 4, 5])
 def test_prompt_logprobs_come_whole_however_the_prompt_is_cut(tiny_llama: Path, tokens: int) -> None:
-    """Also where a chunk is a single token, alone or beside others' new ones."""
+    """Also if a chunk is a single token, alone or beside other sequences' decodes."""
     prompts = [list(range(5, 25)), list(range(30, 37)), list(range(40, 71))]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)
     found = []

@@ -1,6 +1,6 @@
-"""Outputs that must look like something, on tiny random models that would rather say anything else.
+"""Structured outputs of tiny random models, which would rather generate anything else.
 
-What comes is held against references that nobody here wrote: `jsonschema`, `re`, and plain membership.
+Outputs are checked by independent references: `jsonschema`, `re`, and membership.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.tiny_models import save_model, tiny_llama_model
 
 SMALL: dict[str, Any] = {"max_model_len": 320, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
-SMALL |= {"long_prefill_token_threshold": 0}  # not by measured time, so that equal runs have equal steps
+SMALL |= {"long_prefill_token_threshold": 0}  # independent of measured times, for reproducible steps
 ROOMY = 400  # blocks
 EOS = 1
 
@@ -42,7 +42,7 @@ Constraint = tuple[StructuredOutputs, Callable[[str], bool]]
 
 
 def constraints(rng: random.Random, count: int) -> list[Constraint]:
-    """Finite ones, each with its reference."""
+    """Return finite constraints, each with its reference."""
     made: list[Constraint] = []
     for _ in range(count):
         kind = rng.choice(["regex", "choice", "json"])
@@ -94,7 +94,7 @@ def request(name: str, prompt: list[int], params: SamplingParams, outputs: Struc
 
 
 def requests(rng: random.Random, made: Sequence[Constraint]) -> list[EngineRequest]:
-    """Of all kinds, some without a grammar; many share a prefix."""
+    """Return requests of all kinds, some without a grammar; many share a prefix."""
     shared = [rng.randrange(5, 250) for _ in range(60)]
     drawn = []
     for index, (outputs, _) in enumerate(made):
@@ -114,7 +114,7 @@ def requests(rng: random.Random, made: Sequence[Constraint]) -> list[EngineReque
 
 
 def run(engine: Engine, submitted: Sequence[EngineRequest], rng: random.Random) -> dict[tuple[str, int], list[object]]:
-    """Tokens, log-probabilities and ends by request and sequence; requests arrive one after another."""
+    """Run requests that arrive one after another; return tokens, log-probabilities and ends by request and sequence."""
     found: dict[tuple[str, int], list[object]] = {}
     waiting = list(submitted)
     while waiting or engine.has_work:
@@ -190,7 +190,7 @@ def test_ranks_choose_the_same(tiny_llama: Path) -> None:
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
 def llm(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    """Of this process alone, or of so many ranks."""
+    """An engine of this process, or with this number of ranks."""
     llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=request.param, **SMALL)
     yield llm
     llm.engine.shutdown()
@@ -235,7 +235,7 @@ def test_it_goes_on_where_it_must(llm: LLM) -> None:
     outputs = StructuredOutputs(regex="[ab]*")
     assert answers(llm, outputs, **ends_early)[0].text == ""
     [found] = answers(llm, outputs, min_tokens=20, **ends_early)
-    assert len(found.token_ids) == 21 and re.fullmatch("[ab]+", found.text)  # then it ends, at once
+    assert len(found.token_ids) == 21 and re.fullmatch("[ab]+", found.text)  # then it ends immediately
     [found] = answers(llm, outputs, ignore_eos=True, max_tokens=30, **ends_early)
     assert found.finish_reason == "length" and len(found.token_ids) == 30 and re.fullmatch("[ab]+", found.text)
 
@@ -245,7 +245,7 @@ def test_stop_strings_and_bad_words_beside_a_grammar(llm: LLM) -> None:
     assert found.finish_reason == "stop" and found.stop_reason == "b" and set(found.text) <= {"a", "c"}
     found = answers(llm, StructuredOutputs(choice=["a", "b"]), bad_words=("a",), n=10)[0]
     assert found.text == "b"
-    assert answers(llm, StructuredOutputs(choice=["a"]), bad_words=("a",))[0].text == "a"  # all that is left
+    assert answers(llm, StructuredOutputs(choice=["a"]), bad_words=("a",))[0].text == "a"  # the only choice left
 
 
 def test_logprobs_are_the_model_s_own(llm: LLM) -> None:
@@ -260,7 +260,7 @@ def test_logprobs_are_the_model_s_own(llm: LLM) -> None:
 def test_it_begins_after_what_is_free(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     [often] = tokenizer.encode("q")
-    ends = r"(q|ox)\Z"  # where a token does
+    ends = r"(q|ox)\Z"  # at the end of a token
     for seed in range(6):
         outputs = StructuredOutputs(choice=["yes", "no"], begins_after=ends)
         bias = {often: 6, EOS: 4}
@@ -278,7 +278,7 @@ def test_it_begins_after_what_is_free(llm: LLM) -> None:
 
 def test_a_draft_may_end_what_is_free(tiny_llama: Path) -> None:
     class Oracle:
-        """Proposes the end of what is free and, behind it, what the grammar has and has not."""
+        """Proposes the end of unconstrained outputs and, after it, tokens that the grammar permits and forbids."""
 
         def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
             return [*end, *yes, *end][:max_tokens]
@@ -293,7 +293,7 @@ def test_a_draft_may_end_what_is_free(tiny_llama: Path) -> None:
 
 
 def ending_by(folder: Path, eos_token_ids: list[int]) -> Path:
-    """A model whose end-of-sequence tokens are these."""
+    """Return a model with these end-of-sequence tokens."""
     save_model(folder, tiny_llama_model())
     (folder / "generation_config.json").unlink()
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What `test_sanitizers` runs where kernels were compiled with `amx_model.h`: products that tiles compute."""
+"""Tests run by `test_sanitizers` with kernels compiled with `amx_model.h`: GEMMs computed by tiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kernels() -> ctypes.CDLL:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_products_of_tiles(kernels: ctypes.CDLL, seed: int) -> None:
-    """They are right, and a row has the same bits alone."""
+    """Results are right, and a row has the same bits alone."""
     dice = random.Random(seed)
     count = dice.choice([1, 2, 15, 16, 17, 31, 32, 33, 64, 65, dice.randrange(1, 70)])
     inner, outputs = 32 * dice.randrange(1, 12), dice.choice([16, 17, 31, 32, 33, 48, 129, dice.randrange(16, 140)])
@@ -50,7 +50,7 @@ def test_products_of_tiles(kernels: ctypes.CDLL, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_panels_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
-    """The same, with weights in panels, in more rows than a block of them has."""
+    """The same with weights in panels, and more rows than a block has."""
     dice = random.Random(seed)
     operations = panels(kernels)
     assert operations is not None
@@ -72,7 +72,7 @@ def test_panels_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
 
 @pytest.mark.parametrize("stored", [each for each in IN_PANELS if each.name != "Q6_K"], ids=id_of)
 def test_blocks_by_tiles(kernels: ctypes.CDLL, stored: StoredFormat) -> None:
-    """Many rows by tiles have the bits of few, by vectors."""
+    """Many rows, computed by tiles, have the bits of few rows, computed by vectors."""
     of_blocks, inner = block_panels(kernels), whole_numbers(stored, 9 * 32)
     assert of_blocks is not None
     numbers, blocks = Numbers(inner, torch.bfloat16), random_stored(stored, 37, inner, seed=1)
@@ -88,7 +88,7 @@ def test_blocks_by_tiles(kernels: ctypes.CDLL, stored: StoredFormat) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_adapters_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
-    """Ranks that tiles multiply beside those that vectors do; a row has the same bits alone."""
+    """Ranks computed by tiles beside those computed by vectors; a row has the same bits alone."""
     dice, numbers, table = random.Random(seed), Numbers(seed, torch.bfloat16), CpuLoraTable(2)
     count, inner, outputs = dice.choice([1, 17, 33, 100]), 32 * dice.randrange(1, 12), dice.randrange(1, 140)
     slots = torch.tensor([dice.randrange(-1, 2) for _ in range(count)] + [-1])
@@ -113,7 +113,7 @@ def test_adapters_by_tiles(kernels: ctypes.CDLL, seed: int) -> None:
 
 
 def test_attention_by_tiles(kernels: ctypes.CDLL) -> None:
-    """In chunks as in a whole, bit for bit."""
+    """Chunks have the bits of the whole."""
     sequences = Sequences.random(SHAPE, [150, 33], torch.bfloat16)
     before = kernels.amx_model_products()
     whole = run(CpuBackend(kernels), sequences, [(0, 0, 150), (1, 0, 33)])

@@ -1,4 +1,4 @@
-"""Tests of the CPU's kernels run for each ISA that this processor has."""
+"""Run tests of the CPU's kernels for each ISA that this processor supports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import pytest
 
 from stoker_engine.kernels.cpu.isa import usable_isas
 
-#: Of ISAs that are not this processor's widest, the one that CI draws from: each takes a compilation of minutes, and
+#: The ISA other than this processor's widest from which CI selects cases: each needs minutes of compilation, and other
+#: machines test their widest.
 #: other machines' widest are run there.
 _DRAWN: Final = "avx2"
 
 
 def each_isa() -> list[Any]:
-    """Parameters: the widest ISA, and the others as slow tests."""
+    """Return parameters: the widest ISA, and the others as slow tests."""
     return [
         pytest.param(isa, id=isa.name, marks=[pytest.mark.slow(drawn=isa.name == _DRAWN)] * (n > 0))
         for n, isa in enumerate(usable_isas())

@@ -1,4 +1,4 @@
-"""Matrices in groups that share a scale, drawn: every code, scales of many sizes, zero points of every value."""
+"""Random matrices in groups that share a scale: all codes, scales of many sizes, all zero points."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker_engine.kernels.group_blocks import SCALE_DTYPES, encode
 
 CODES: tuple[Code, ...] = ("uint2", "uint3", "uint4", "uint8", "int8", "fp8_e4m3", "fp8_e5m2", "fp4", "nf4")
 SCALES: tuple[Scale, ...] = tuple(SCALE_DTYPES)
-#: Sizes of groups: what checkpoints have, what is no whole number of units, and rows.
+#: Group sizes: those of checkpoints, some that are no multiples of a unit, and whole rows.
 GROUPS = (16, 32, 48, 64, 128, 0)
 
 
 def some_formats(count: int, seed: int) -> list[GroupFormat]:
-    """`count` of each code, of all that there are; each size of groups and kind of scale is among them."""
+    """Return `count` formats of each code; all group sizes and kinds of scales occur."""
     draw = random.Random(seed)
     formats = []
     for index, code in enumerate(CODES):
@@ -29,12 +29,12 @@ def some_formats(count: int, seed: int) -> list[GroupFormat]:
 
 
 def name_of(format: GroupFormat) -> str:
-    """For tests' ids."""
+    """Return the id of a test's parameter."""
     return f"{format.name}, {format.scale}{' zero' * format.zero}{' row_scale' * format.row_scale}"
 
 
 class Drawn(NamedTuple):
-    """The parts of a matrix, and the matrix."""
+    """The parts of a matrix, and its values."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -44,10 +44,10 @@ class Drawn(NamedTuple):
 
 
 def random_groups(format: GroupFormat, rows: int, inner: int, seed: int) -> Drawn:
-    """A matrix whose numbers are finite, in memory of its own size."""
+    """Return a matrix with finite values, in memory of exactly its size."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 1 << format.bits, (rows, inner), generator=generator, dtype=torch.uint8)
-    if format.code.startswith("fp8"):  # no infinity, nothing that is no number
+    if format.code.startswith("fp8"):  # neither infinity nor NaN
         codes[codes & 0x7F >= (0x7C if format.code == "fp8_e5m2" else 0x7F)] ^= 0x30
     shape = (rows, format.groups(inner))
     scales = torch.randn(shape, generator=generator) / 64

@@ -1,4 +1,4 @@
-"""Matrices in blocks that kernels pack into panels, drawn."""
+"""Random matrices in blocks that kernels pack into panels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...support.engine.gguf_random import random_blocks
 from .group_random import name_of, random_groups
 
 GGUF_IN_PANELS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
-#: Each kind of codes, with zero points and without; each kind of scale; groups of a unit, of several, of a row.
+#: All kinds of codes, with and without zero points; all kinds of scales; groups of a unit, of several, of a row.
 GROUPS_IN_PANELS = [
     GroupFormat("uint4", 128, "float16", zero=True), GroupFormat("uint4", 32, "bfloat16"),
     GroupFormat("uint4", 0, "float32", zero=True), GroupFormat("uint4", 96, "float32", zero=True),
@@ -22,18 +22,18 @@ IN_PANELS: list[StoredFormat] = [*(GGUF_FORMATS[name] for name in GGUF_IN_PANELS
 
 
 def id_of(stored: StoredFormat) -> str:
-    """For tests' ids."""
+    """Return the id of a test's parameter."""
     return stored.name if isinstance(stored, GGUFFormat) else name_of(stored)
 
 
 def whole_numbers(stored: StoredFormat, at_least: int) -> int:
-    """Of a row that panels may have."""
+    """Round a row length up to whole blocks, as panels require."""
     unit = stored.numbers if isinstance(stored, GGUFFormat) else 32
     return -(-at_least // unit) * unit
 
 
 def random_stored(stored: StoredFormat, outputs: int, inner: int, seed: int) -> torch.Tensor:
-    """uint8 [outputs, bytes of a row]; all numbers are finite."""
+    """Return uint8 [outputs, bytes of a row]; all values are finite."""
     if isinstance(stored, GGUFFormat):
         return random_blocks(stored, outputs, inner // stored.numbers, seed)
     return random_groups(stored, outputs, inner, seed).blocks

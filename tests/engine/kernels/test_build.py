@@ -1,4 +1,4 @@
-"""How the CPU's kernels are compiled."""
+"""Compilation of the CPU's kernels."""
 
 from __future__ import annotations
 

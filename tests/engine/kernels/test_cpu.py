@@ -1,4 +1,4 @@
-"""The CPU's kernels against the torch operations that define them, and against themselves: rows alone and together."""
+"""The CPU's kernels, compared with the torch operations that define them, and rows alone with rows in batches."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ By = Callable[[Kernels, torch.Tensor], torch.Tensor]
 
 @pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The kernels of one level; all but this processor's best take a compilation more."""
+    """Kernels of one ISA; those other than this processor's widest need another compilation."""
     return load(request.param)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Normal numbers; the seed is the shape."""
+    """Return normal random values; the seed is the shape."""
     generator = torch.Generator().manual_seed(sum(n * 31**i for i, n in enumerate(shape)))
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
 def check(kernels: ctypes.CDLL, operation: By, x: torch.Tensor) -> None:
-    """`operation` on the rows of `x` is close to what torch computes, and gives each row alone the same bits."""
+    """Assert that `operation` on the rows of `x` is close to torch's result, and gives each row alone the same bits."""
     native = cpu_kernels(kernels)
     expected = operation(REFERENCE, x)
     got = operation(native, x)
@@ -73,7 +73,7 @@ def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 40])
 def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dtype) -> None:
-    """Of weights that are stored in different ways, with a bias or without, in one call: the bits of each alone."""
+    """With weights in different formats, with and without bias, in one call: the bits of separate calls."""
     inner, native = 64, cpu_kernels(kernels)
     blocks = [random_blocks(GGUF_FORMATS[name], outputs, 2, seed=1) for name, outputs in (("Q8_0", 33), ("Q4_0", 5))]
     linears = [
@@ -89,7 +89,7 @@ def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dty
     together = native.concat_linear(linears)
     assert isinstance(together, CpuLinear)
     assert torch.equal(together(x), torch.cat([linear(x) for linear in linears], dim=1))
-    nested = native.concat_linear([linears[0], together])  # as of parts that are several themselves
+    nested = native.concat_linear([linears[0], together])  # parts that consist of several parts
     assert torch.equal(nested(x), torch.cat([linears[0](x), together(x)], dim=1))
 
 
@@ -147,7 +147,7 @@ def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dty
 def test_argmax(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
     argmax = cpu_kernels(kernels).argmax
     x = random(9, size, dtype=dtype)
-    x[3, size // 2 :] = x[3].max() + 1  # equals: the first counts
+    x[3, size // 2 :] = x[3].max() + 1  # equal values: the first is the maximum
     x[4] = -torch.inf
     x[4, size - 1] = -5.0
     best, largest = argmax(x)
@@ -201,7 +201,7 @@ def test_activation_of_every_bfloat16(kernels: ctypes.CDLL, name: str, atol: flo
 
 
 def test_idle_threads_sleep() -> None:
-    """The kernels' threads stay awake for milliseconds after an operation, not longer."""
+    """The kernels' threads spin for milliseconds after an operation, not longer."""
     script = """
 import time, torch
 from stoker_engine.kernels.cpu.library import library
@@ -218,7 +218,7 @@ print(time.process_time() - before)
 
 
 def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
-    """More threads than processors, and two callers at once: every piece is computed and waited for."""
+    """With more threads than processors, and two concurrent callers, all pieces are computed and awaited."""
     weight = random(200, 64)
     multiply = linear(kernels, weight, None)
     batches = [random(rows, 64) for rows in (1, 7, 64, 130)]
@@ -240,10 +240,10 @@ def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
     assert not wrong
 
 
-@pytest.mark.slow(drawn=False)  # where an image is built, they are all compiled
+@pytest.mark.slow(drawn=False)  # image builds compile all of them
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 def test_every_level_compiles(isa: Isa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that this processor does not run: images are built anywhere."""
+    """Also those that this processor cannot run: images are built on any machine."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "empty"))
     made = build.build(isa, tmp_path)
     assert made.is_file() and made.parent == tmp_path
@@ -265,7 +265,7 @@ def test_without_a_compiler_torch_runs_and_the_log_says_so(
 
 
 def test_an_isa_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One that nobody has tried runs where it is named, and else not; a wrong name is reported with the right ones."""
+    """An untested ISA runs only if it is named; a wrong name is reported with the valid ones."""
     best, last = (Isa(name, (), frozenset()) for name in ("best", "last"))
     untried = Isa("untried", (), frozenset(), tried=False)
     monkeypatch.setattr(library, "load", lambda isa: isa)

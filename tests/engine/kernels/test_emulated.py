@@ -1,8 +1,7 @@
-"""The level of Arm's processors, on others: compiled for them, and run by qemu's user mode.
+"""Arm's kernels on other processors: cross-compiled, and run by qemu's user mode.
 
-Only the kernels are emulated. Tests run in an ordinary process (`emulated/on_arm.py` is the plugin that connects the
-two), so what they compare with is computed by this processor, and takes no longer than usual. `make emulator` installs
-what is needed.
+Only the kernels are emulated. Tests run in an ordinary process (`emulated/on_arm.py` is the plugin that connects both),
+so that reference results are computed natively. `make emulator` installs the requirements.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which `on_arm` finds what it needs."""
+    """The environment for `on_arm`."""
     folder = tmp_path_factory.mktemp("arm")
     guest, heap = folder / "guest", folder / "heap.so"
     subprocess.run([COMPILER, "-std=c++17", "-O2", "-o", guest, PARTS / "guest.cpp", "-ldl"], check=True)

@@ -1,7 +1,7 @@
-"""The CPU's kernels at sizes that nobody chose, against torch in float64. Drawn, and the same each time.
+"""The CPU's kernels at random sizes, compared with torch in float64; seeded.
 
-`test_sanitizers.py` runs these under sanitizers: there every tensor lies between red zones, and a stray read dies. So
-tensors are made as large as they must be, and no larger.
+`test_sanitizers.py` runs these under sanitizers: there every tensor lies between red zones, and a stray read ends the
+process. So tensors are exactly as large as necessary.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ widths = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 255, 256,
 
 @pytest.fixture(scope="module", params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The kernels of one level."""
+    """Kernels of one ISA."""
     return load(request.param)
 
 
 class Numbers:
-    """Draws tensors, each in memory of its own size."""
+    """Draws tensors, each in memory of exactly its size."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         self._generator, self._dtype = torch.Generator().manual_seed(seed), dtype
@@ -85,7 +85,7 @@ class Numbers:
         return torch.randn(*shape, generator=self._generator).to(self._dtype)
 
     def rows_of_wider(self, count: int, width: int, more: int) -> torch.Tensor:
-        """[count, width] with rows `width + more` apart, and nothing after the last."""
+        """Return [count, width] with a row stride of `width + more`, and nothing after the last row."""
         memory = self((count - 1) * (width + more) + width)
         return memory.as_strided((count, width), (width + more, 1))
 
@@ -116,7 +116,7 @@ def test_linear(
     st.integers(16, 130), st.integers(0, 9), st.booleans(), seeds,
 )  # fmt: skip
 def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more: int, biased: bool, seed: int) -> None:
-    """Packed, looked up and multiplied."""
+    """Packing, lookup and GEMM."""
     operations = panels(kernels)
     if operations is None:
         return
@@ -147,8 +147,9 @@ def test_lora(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    """Adapters of any ranks in any slots; rows without one have the bits of the operation alone, and each row those
-    that it has alone."""
+    """Adapters of any ranks in any slots; rows without adapter have the bits of the plain operation, and all rows those
+    that they have alone.
+    """
     numbers, dice = Numbers(seed, dtype), random.Random(seed)
     table, slots = CpuLoraTable(num_slots), torch.tensor([dice.randrange(-1, num_slots) for _ in range(count)] + [-1])
     table.read_from(slots)
@@ -194,7 +195,7 @@ def test_lora(
 def test_gguf_blocks(
     kernels: ctypes.CDLL, count: int, blocks: int, outputs: int, more: int, biased: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    """Of every type, bit for bit as with plain numbers."""
+    """All types have the bits of dequantized weights."""
     for format in GGUF_FORMATS.values():
         width = {1: 7 * blocks, 32: blocks, 256: -(-blocks // 8)}[format.numbers]
         numbers, inner, size = Numbers(seed, dtype), width * format.numbers, width * format.bytes
@@ -215,7 +216,7 @@ def test_gguf_blocks(
 def test_block_panels(
     kernels: ctypes.CDLL, count: int, units: int, outputs: int, more: int, biased: bool, stored: StoredFormat, seed: int
 ) -> None:
-    """Packed, looked up and multiplied in 8 bits."""
+    """Packing, lookup and GEMM in 8 bits."""
     of_blocks = block_panels(kernels)
     if of_blocks is None:
         return
@@ -243,7 +244,7 @@ def test_group_blocks(
     kernels: ctypes.CDLL, count: int, width: int, outputs: int, more: int, biased: bool, dtype: torch.dtype,
     format: GroupFormat, seed: int,
 ) -> None:  # fmt: skip
-    """As `test_linear`; and the bits of a product with what the blocks stand for."""
+    """As `test_linear`; and the bits of a GEMM with dequantized weights."""
     draw = Numbers(seed, dtype)
     x, bias = draw.rows_of_wider(count, width, more), draw(outputs) if biased else None
     row_bytes = format.row_bytes(width)
@@ -331,7 +332,7 @@ def test_clamped_swiglu(
 @drawn
 @given(rows, st.one_of(widths, st.integers(1, 3000)), st.integers(0, 9), st.integers(1, 50), seeds)
 def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: int, seed: int) -> None:
-    """Of few values: the first of equals counts."""
+    """With few different values: the first of equal ones is the maximum."""
     x = (Numbers(seed, torch.float32).rows_of_wider(count, size, more) * values).round()
     expected = x.eq(x.max(dim=-1, keepdim=True).values).int().argmax(dim=-1)
     indices, largest = argmax(kernels, x)
@@ -357,12 +358,12 @@ def test_experts(
 
 @st.composite
 def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
-    """A layer's shape, lengths of sequences, a size of blocks, and whether values lie within the keys."""
+    """Draw a layer's shape, sequence lengths, block size, and whether values are part of the keys."""
     kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 13]))
     latent = draw(st.integers(0, 5)) == 0
     head_dim = draw(st.one_of(st.sampled_from([1, 8, 16, 64, 80, 96, 128]), st.integers(1, 130)))
     value_dim = draw(st.integers(1, head_dim)) if latent else draw(st.one_of(st.just(head_dim), st.integers(1, 130)))
-    # Around the kernel's tile (64 or 128 keys) and its parts (512).
+    # Around the kernel's tile (64 or 128 keys) and splits (512).
     edges = st.sampled_from([1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129])
     window = draw(st.one_of(st.none(), edges, st.integers(1, 200)))
     lengths = draw(st.lists(st.one_of(edges, st.integers(1, 200)), min_size=1, max_size=4))
@@ -396,7 +397,7 @@ def test_attention(
     scaled: bool,
     seed: int,
 ) -> None:
-    """In steps of chunks of any size. What is not a sequence's own is nan or inaccessible."""
+    """In steps with chunks of any size. Memory outside of a sequence is NaN or inaccessible."""
     shape, lengths, block_size, latent = case
     scales = None
     if scaled and kv_cache_dtype in ("fp8", "fp8_e4m3"):

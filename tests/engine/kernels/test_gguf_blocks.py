@@ -1,4 +1,4 @@
-"""Weights in GGUF's types against what the gguf library makes of them, and against products with those numbers."""
+"""Weights in GGUF's types, compared with the gguf library's dequantization, and GEMMs with dequantized weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 @pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The kernels of one level; all but this processor's best take a compilation more."""
+    """Kernels of one ISA; those other than this processor's widest need another compilation."""
     return load(request.param)
 
 
 def hostile_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> torch.Tensor:
-    """Any bytes: scales that are subnormal, infinite and not-a-number too; and a row of zeros."""
+    """Return random bytes, including subnormal, infinite and NaN scales; and a row of zeros."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, 256, (rows, blocks * format.bytes), generator=generator, dtype=torch.uint8)
     drawn[rows // 2] = 0
@@ -40,8 +40,9 @@ def hostile_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> tor
 
 
 def every_scale(format: GGUFFormat) -> torch.Tensor:
-    """[blocks, bytes]: every few of all float16 there are, the same in all places of a block, with codes of all kinds;
-    and every byte that MXFP4 has as a scale."""
+    """Return blocks [blocks, bytes] with a sample of all float16 scales, the same in all places of a block, with codes
+    of all kinds; for MXFP4 with all scale bytes.
+    """
     step = 7 if format.numbers < 256 else 37
     scales = torch.cat([torch.arange(0, 1 << 16, step), torch.tensor([0, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00, 0x7E00])])
     scales = torch.cat([scales, scales ^ 0x8000]).to(torch.uint16).view(torch.uint8).view(-1, 2)
@@ -64,7 +65,7 @@ def test_the_types_are_ggml_s() -> None:
 
 @each_format
 def test_blocks_are_read_as_gguf_does(format: GGUFFormat) -> None:
-    """Of any shape, and parts of wider rows; any bytes."""
+    """Any shape, slices of wider rows, any bytes."""
     wide = hostile_blocks(format, 12, 4, seed=4).view(3, 4, -1)
     part = wide[:, 1:3, format.bytes : 3 * format.bytes]
     for blocks in (part, random_blocks(format, 30, 3, seed=5), every_scale(format)):
@@ -86,7 +87,7 @@ def test_every_level_reads_blocks_as_gguf_does(kernels: ctypes.CDLL, format: GGU
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "F16", "BF16"])
 def test_a_product_is_about_that_of_what_was_quantized(kernels: ctypes.CDLL, name: str) -> None:
-    """Of weights that the gguf library has quantized (it cannot for the other types)."""
+    """With weights quantized by the gguf library (which cannot write the other types)."""
     format = GGUF_FORMATS[name]
     generator = torch.Generator().manual_seed(5)
     weight, x = torch.randn(48, 160, generator=generator), torch.randn(2, 3, 160, generator=generator)
@@ -99,9 +100,9 @@ def test_a_product_is_about_that_of_what_was_quantized(kernels: ctypes.CDLL, nam
     assert error < {"4": 0.15, "5": 0.07, "8": 0.01, "1": 0.003}[name.lstrip("QMXFPB")[0]], error
 
 
-#: Around the sizes of tiles and of pieces.
+#: Around the sizes of tiles and pieces.
 OUTPUTS = (1, 15, 16, 17, 31, 33, 100)
-#: Around where matrices are unpacked first, and where threads share them by rows as well.
+#: Around the numbers from which matrices are unpacked first, and from which threads also split rows.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 257, 300)
 
 
@@ -110,7 +111,7 @@ ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 257, 300)
 def test_a_product_has_the_bits_of_one_with_plain_numbers(
     kernels: ctypes.CDLL, format: GGUFFormat, dtype: torch.dtype
 ) -> None:
-    """Rows of wider tensors, each row of x alone or among others."""
+    """Slices of wider tensors, each row of x alone or in a batch."""
     widths = {1: (1, 31, 32, 33, 63, 97, 576), 32: (1, 2, 3, 33), 256: (1, 2, 3)}[format.numbers]
     for index, outputs in enumerate(OUTPUTS):
         blocks = widths[index % len(widths)]
@@ -132,7 +133,7 @@ def test_a_product_has_the_bits_of_one_with_plain_numbers(
 def test_what_is_no_number_spoils_its_output_alone(
     kernels: ctypes.CDLL, format: GGUFFormat, dtype: torch.dtype
 ) -> None:
-    """Any bytes have the product that their numbers have, and no other output's."""
+    """Arbitrary bytes give the GEMM of their values, and do not affect other outputs."""
     blocks = max(2, 96 // format.numbers)
     generator = torch.Generator().manual_seed(2)
     mixed = random_blocks(format, 40, blocks, seed=2)

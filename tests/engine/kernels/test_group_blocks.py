@@ -1,5 +1,6 @@
-"""Weights in groups that share a scale: against their parts by hand, torch's own small floats and the gguf library's
-MXFP4; and products with them against products with those numbers."""
+"""Weights in groups that share a scale, compared with their parts decoded by hand, torch's small floats and the gguf
+library's MXFP4; and GEMMs compared with those of dequantized weights.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 @pytest.fixture(params=each_isa())
 def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The kernels of one level; all but this processor's best take a compilation more."""
+    """Kernels of one ISA; those other than this processor's widest need another compilation."""
     return load(request.param)
 
 
@@ -45,7 +46,7 @@ def operations(request: pytest.FixtureRequest) -> Kernels:
 
 
 def meaning(code: Code, byte: int) -> float:
-    """What one code stands for, from its description."""
+    """Return the value of a code, by its definition."""
     if code == "int8":
         return byte - 256 if byte > 127 else byte
     if code == "fp4":
@@ -61,7 +62,7 @@ def meaning(code: Code, byte: int) -> float:
 
 
 def quantiles() -> list[float]:
-    """QLoRA's: of a normal distribution, seven below 0, 0, and eight above, such that the outermost are ±1."""
+    """Return QLoRA's quantiles of a normal distribution: seven below 0, 0, and eight above; the outermost are ±1."""
     largest = 0.9677083
     below = -torch.special.ndtri(torch.linspace(largest, 0.5, 8, dtype=torch.float64)[:-1])
     above = torch.special.ndtri(torch.linspace(largest, 0.5, 9, dtype=torch.float64)[:-1])
@@ -70,7 +71,7 @@ def quantiles() -> list[float]:
 
 
 def by_hand(drawn: Drawn, format: GroupFormat) -> torch.Tensor:
-    """The numbers of a matrix in float64, one after the other."""
+    """Dequantize a matrix in float64, one element at a time."""
     rows, inner = drawn.codes.shape
     numbers = torch.empty(rows, inner, dtype=torch.float64)
     for row in range(rows):
@@ -92,7 +93,7 @@ def test_numbers_are_those_of_their_parts(format: GroupFormat) -> None:
         drawn = random_groups(format, 2, inner, seed=inner)
         assert drawn.blocks.shape == (2, format.row_bytes(inner)) and drawn.blocks.dtype == torch.uint8
         got = group_blocks.dequantize(drawn.blocks, format, inner, torch.float32)
-        # Roundings of float32; of nf4, the distribution is known to seven digits.
+        # Rounding of float32; nf4's quantiles are known to seven digits.
         tolerance = 1e-6 if format.code == "nf4" else 2.5e-7
         torch.testing.assert_close(got.double(), by_hand(drawn, format), rtol=tolerance, atol=1e-9)
         rounded = group_blocks.dequantize(drawn.blocks, format, inner, torch.bfloat16)
@@ -101,7 +102,7 @@ def test_numbers_are_those_of_their_parts(format: GroupFormat) -> None:
 
 
 def test_mxfp4_is_that_of_gguf() -> None:
-    """Whose blocks have the same codes in the same places behind a scale each."""
+    """Its blocks have the same codes in the same order, each after a scale."""
     generator = torch.Generator().manual_seed(3)
     gguf = torch.randint(0, 256, (7, 5, 17), generator=generator, dtype=torch.uint8)
     gguf[..., 0] = gguf[..., 0].clamp(1, 253)
@@ -124,7 +125,7 @@ def test_matrices_of_matrices_and_parts_of_wider_ones(format: GroupFormat) -> No
 
 @pytest.mark.parametrize("format", some_formats(6, seed=4), ids=name_of)
 def test_numbers_are_rounded_to_the_nearest(format: GroupFormat) -> None:
-    """None of a group's numbers is closer to what was given than the one that was chosen; zeros stay zeros."""
+    """No code of a group is closer to the given value than the chosen one; zeros stay zeros."""
     generator = torch.Generator().manual_seed(4)
     weights = torch.randn(3, 2, 100, generator=generator) * 2.0 ** torch.randint(-3, 3, (3, 2, 1), generator=generator)
     weights[1, 0, :60] = 0
@@ -143,7 +144,7 @@ def test_numbers_are_rounded_to_the_nearest(format: GroupFormat) -> None:
 
 
 def test_rounding_costs_what_the_bits_cost() -> None:
-    """Relative errors of normal numbers, which nobody can make much smaller in groups of 32 (4 bits: about 0.08)."""
+    """Relative errors of normal values, near the optimum for groups of 32 (4 bits: about 0.08)."""
     weights = torch.randn(64, 1024, generator=torch.Generator().manual_seed(5))
 
     def error(format: GroupFormat) -> float:
@@ -160,7 +161,7 @@ def test_rounding_costs_what_the_bits_cost() -> None:
         if code.startswith("uint"):
             assert error(replace(format, zero=True)) < bounds[code]
             assert error(replace(format, row_scale=True, scale="fp8_e4m3")) < bounds[code] + 0.02
-    # The scale of one of few codes may have either sign.
+    # With few codes, the scale may have either sign.
     lopsided = torch.tensor([[-8.0, 7, 3, 1] * 8, [8.0, -7, 3, 1] * 8, [7.0, -7, 3, 1] * 8])
     format = GroupFormat("uint4", 32, "float16")
     assert torch.equal(
@@ -195,7 +196,7 @@ def test_what_is_no_number_is_seen(scale: str) -> None:
 
 @pytest.mark.parametrize("row_scale", [False, True])
 def test_numbers_that_zero_points_make_too_large_are_seen(row_scale: bool) -> None:
-    """1e37 × (c - z) is a number for any code of 4 bits, and any zero point of as many."""
+    """1e37 × (c - z) is finite for all codes and zero points of 4 bits."""
     format = GroupFormat("uint4", 32, "float32", zero=True, row_scale=row_scale)
     codes, zeros = torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
     scales, ones = torch.full((2, 2), -1e37), torch.ones(2) if row_scale else None
@@ -208,7 +209,7 @@ def test_numbers_that_zero_points_make_too_large_are_seen(row_scale: bool) -> No
 
 
 class _Largest(TorchDispatchMode):
-    """Sees how many bytes the largest tensor has that is made, not viewed."""
+    """Records the bytes of the largest created tensor; views do not count."""
 
     bytes = 0
 
@@ -251,12 +252,12 @@ def test_groups_that_no_format_has(group: int) -> None:
 
 
 def every_scale(format: GroupFormat) -> Drawn:
-    """[scales, 32]: every scale that is a byte, or some of those there are, subnormal ones too; all codes' extremes."""
+    """Return [scales, 32] with all byte scales, or a sample of scales with subnormals; with all codes' extremes."""
     drawn = random_groups(format, 254, 32, seed=7)
     dtype = group_blocks.SCALE_DTYPES[format.scale]
     if dtype.itemsize == 1:
         scales = torch.arange(254, dtype=torch.uint8)
-        scales[127] = 126  # e4m3's is no number
+        scales[127] = 126  # NaN in e4m3
         scales = scales.view(dtype).unsqueeze(-1)
     else:
         scales = (2.0 ** torch.linspace(-149 if dtype != torch.float16 else -24, 15, 254)).unsqueeze(-1).to(dtype)
@@ -284,9 +285,9 @@ def test_every_isa_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> No
                             assert torch.equal(got, expected), (format, inner, dtype)
 
 
-#: Around the sizes of tiles and of pieces.
+#: Around the sizes of tiles and pieces.
 OUTPUTS = (1, 15, 16, 17, 31, 33, 100)
-#: Around where matrices are unpacked first, and where threads share them by rows as well.
+#: Around the numbers from which matrices are unpacked first, and from which threads also split rows.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 257, 300)
 #: Within a unit, around units, and around groups.
 WIDTHS = (1, 16, 31, 32, 33, 63, 64, 97, 128, 160, 288, 576)
@@ -297,7 +298,7 @@ WIDTHS = (1, 16, 31, 32, 33, 63, 64, 97, 128, 160, 288, 576)
 def test_a_product_has_the_bits_of_one_with_plain_numbers(
     kernels: ctypes.CDLL, format: GroupFormat, dtype: torch.dtype
 ) -> None:
-    """Rows of wider tensors, each row of x alone or among others."""
+    """Slices of wider tensors, each row of x alone or in a batch."""
     for index, outputs in enumerate(OUTPUTS):
         inner = WIDTHS[(index + CODES.index(format.code) + GROUPS.index(format.group)) % len(WIDTHS)]
         drawn = random_groups(format, outputs + 3, inner, seed=outputs)

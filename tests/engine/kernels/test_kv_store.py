@@ -1,4 +1,4 @@
-"""What the KV cache keeps of a number, by both backends: every number of bfloat16, and those that are none."""
+"""Values stored in the KV cache by both backends: all values of bfloat16, including NaN and infinity."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ QUANTIZED = ["fp8", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 
 @pytest.fixture(params=[pytest.param("sdpa", id="sdpa"), *each_isa()])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    """The reference, and the kernels of each level."""
+    """The reference, and the kernels of each ISA."""
     return SdpaBackend() if request.param == "sdpa" else CpuBackend(load(request.param))
 
 
 def through(backend: AttentionBackend, kv_cache_dtype: str, values: torch.Tensor) -> torch.Tensor:
-    """What comes back of `values` [tokens, 2, 40]: each token attends to itself alone."""
+    """Store and read `values` [tokens, 2, 40]: each token attends only to itself."""
     sequences = Sequences.random(SHAPE, [1] * len(values), torch.float32, kv_cache_dtype=kv_cache_dtype)
     sequences.values = list(values.unsqueeze(1))
     out = run(backend, sequences, [(index, 0, 1) for index in range(len(values))])
@@ -35,7 +35,7 @@ def through(backend: AttentionBackend, kv_cache_dtype: str, values: torch.Tensor
 
 @pytest.mark.parametrize("kv_cache_dtype", QUANTIZED)
 def test_every_number(backend: AttentionBackend, kv_cache_dtype: str) -> None:
-    """Rounded as torch's own types round, saturated and never nan; codes between two numbers are ties."""
+    """Rounded like torch's types, saturated and never NaN; values between two codes are ties."""
     bits = torch.arange(1 << 16, dtype=torch.int32)
     numbers = (bits << 16).view(torch.float32)
     numbers = numbers[numbers.isfinite() & (numbers.abs() < 1e37)]

@@ -1,4 +1,4 @@
-"""Matrices in panels: packed where they are, looked up, and multiplied."""
+"""Matrices in panels: packing in place, lookup, and GEMM."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .stored_random import GGUF_IN_PANELS, IN_PANELS, id_of, random_stored, whol
 
 @pytest.fixture(params=each_isa())
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    """The kernels of one level."""
+    """Kernels of one ISA."""
     return load(request.param)
 
 
 @pytest.fixture
 def operations(library: ctypes.CDLL) -> Panels:
-    """Those of a level that has panels."""
+    """Operations of an ISA that has panels."""
     found = panels(library)
     if found is None:
         pytest.skip("this level multiplies rows")
@@ -41,7 +41,7 @@ def operations(library: ctypes.CDLL) -> Panels:
 
 @pytest.fixture
 def of_blocks(library: ctypes.CDLL) -> BlockPanels:
-    """The same."""
+    """Block operations of an ISA that has panels."""
     found = block_panels(library)
     if found is None:
         pytest.skip("this level multiplies rows")
@@ -49,12 +49,13 @@ def of_blocks(library: ctypes.CDLL) -> BlockPanels:
 
 
 def random(*shape: int) -> torch.Tensor:
-    """Normal numbers; the seed is the shape."""
+    """Return normal random values; the seed is the shape."""
     generator = torch.Generator().manual_seed(sum(n * 31**i for i, n in enumerate(shape)))
     return torch.randn(*shape, generator=generator).bfloat16()
 
 
-#: Whole groups of panels, single panels, rows beyond the last; one, two and a half depths of a block; runs of more
+#: Whole groups of panels, single panels, rows beyond the last one; one, two and a half depths of a block; runs of more
+#: panels than a group, as many as threads need or as a run may be long.
 #: panels than a group, as many as threads need or as a run may be long.
 SHAPES = [(16, 2), (17, 34), (64, 62), (100, 64), (129, 640), (48, 2048), (80, 2050), (33, 5000)]
 SHAPES += [(1100, 66), (1300, 5000)]
@@ -72,7 +73,7 @@ def test_a_matrix_is_packed_where_it_is(operations: Panels, outputs: int, inner:
 
 @pytest.mark.parametrize("outputs,inner", SHAPES)
 def test_rows_have_the_same_bits_in_every_batch(operations: Panels, outputs: int, inner: int) -> None:
-    """Of every number of rows that a tile has, and around a block's; bias or none."""
+    """All numbers of rows of a tile, and around a block's; with and without bias."""
     weight, bias = random(outputs, inner), random(outputs)
     wide = random(200, inner + 6)
     x = wide[:, 3 : inner + 3]
@@ -116,7 +117,7 @@ def test_there_is_no_other_row(operations: Panels) -> None:
 
 
 def places_of_scales(stored: StoredFormat) -> Sequence[int]:
-    """Where a row has a float16 that others are multiplied by."""
+    """Return the offsets of a row's float16 scales."""
     if isinstance(stored, GGUFFormat):
         return SCALES[stored.name]
     return [0] if stored.scale == "float16" else []
@@ -125,9 +126,10 @@ def places_of_scales(stored: StoredFormat) -> Sequence[int]:
 def multiplied(
     x: torch.Tensor, block: int, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in 8 bits, in blocks of so many, by the whole panels of numbers [outputs, inner], and x itself by the rest; and
-    how far results may be from it: sums are float32, and results and what lies beyond the panels are rounded to
-    bfloat16."""
+    """Return the expected result: x quantized to 8 bits in blocks, multiplied by the panels' values [outputs, inner],
+    and x itself by the rest; and the tolerance: sums are float32, and results and the part outside of panels are
+    rounded to bfloat16.
+    """
     whole = len(weight) // PANEL * PANEL
     tail = x.double() @ weight[whole:].bfloat16().double().T
     exact = torch.cat((int8_activations(x, block) @ weight[:whole].T, tail), dim=1)
@@ -141,14 +143,14 @@ def multiplied(
 def test_blocks_are_multiplied_in_8_bits(
     library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat, outputs: int, units: int
 ) -> None:
-    """Whichever bytes they are, in batches of every size; a row has the same bits in each."""
+    """Any bytes, in batches of all sizes; a row has the same bits in each."""
     inner = whole_numbers(stored, units * 32)
     blocks = random_stored(stored, outputs, inner, seed=outputs)
     hostile = blocks.clone()
     hostile[outputs // 3] = torch.arange(hostile.shape[1], dtype=torch.uint8) * 7 + 3
     for offset in places_of_scales(stored):
         hostile[outputs // 2, offset : offset + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
-        hostile[outputs // 4, offset : offset + 2] = torch.tensor([1, 0])  # no normal number
+        hostile[outputs // 4, offset : offset + 2] = torch.tensor([1, 0])  # a subnormal
     bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
     x[7], x[8], x[9, 5:] = 0, 1e-31, 1e30  # nothing; less than has a scale; large
     for matrix, added in ((blocks, bias), (hostile, None)):
@@ -160,7 +162,7 @@ def test_blocks_are_multiplied_in_8_bits(
         assert same(of_blocks.rows(in_panels, stored, inner, ids, torch.bfloat16), plain[ids].bfloat16())
         linear = of_blocks.linear(in_panels, stored, inner, torch.bfloat16, added)
         got, (exact, room) = linear(x), multiplied(x, block_of(stored, inner), plain.double(), added)
-        is_bounded = room < 1e38 * 2**-19  # so that sums on the way are finite
+        is_bounded = room < 1e38 * 2**-19  # partial sums are finite
         assert is_bounded[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[is_bounded].all()
         assert not got[:7][~exact[:7].isfinite()].isfinite().any()
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):

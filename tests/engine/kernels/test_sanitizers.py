@@ -1,7 +1,7 @@
-"""The CPU's kernels under sanitizers: the fuzz tests again, in a process that a stray read or undefined behaviour ends;
-and the thread pool and ranks' shared memory by themselves under ThreadSanitizer.
+"""The CPU's kernels under sanitizers: the fuzz tests in a process that ends on a stray read or undefined behaviour; and
+the thread pool and the ranks' shared memory under ThreadSanitizer.
 
-AddressSanitizer puts red zones around every allocation of the process, torch's tensors included.
+AddressSanitizer puts red zones around every allocation of the process, including torch's tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDRESS = "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 @functools.cache
 def _runtime(name: str) -> str:
-    """The library of a sanitizer; skips where the compiler has none."""
+    """Return a sanitizer's library; skip if the compiler has none."""
     try:
         found = subprocess.run(
             ["g++", f"-print-file-name={name}.so"], check=True, stdout=subprocess.PIPE, text=True
@@ -50,13 +50,13 @@ build(next(level for level in usable_isas() if level.name == sys.argv[1]), cache
 
 
 def _build(isa: str, flags: str, environment: dict[str, str]) -> None:
-    """Compiles the kernels in a process that is not watched itself: the compiler would take twice as long."""
+    """Compile the kernels in a process without sanitizer, which would double the compiler's time."""
     environment = {**os.environ, "STOKER_NATIVE_CXXFLAGS": flags, **environment}
     subprocess.run([sys.executable, "-c", _BUILD, isa], env=environment, check=True)
 
 
 def _sanitized(isa: str, *command: str, flags: str = _ADDRESS, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python with kernels built for, and memory watched by, AddressSanitizer and UndefinedBehaviorSanitizer."""
+    """Run Python with kernels built for AddressSanitizer and UndefinedBehaviorSanitizer, and memory watched by both."""
     _build(isa, flags, environment)
     environment = {
         **os.environ,
@@ -127,14 +127,16 @@ torch.save(results, sys.argv[2])
 @pytest.mark.slow(drawn=not HAS_AMX)
 @pytest.mark.timeout(900)
 def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
-    """The ISA of processors with AMX, on others: what its tiles do is written out in plain C++. Where there are such
-    tiles, they are fuzzed themselves, and the model is to have their bits."""
+    """Test the AMX ISA on other processors, with its tiles emulated in plain C++.
+
+    On processors with tiles, these are fuzzed themselves, and the model must have their bits.
+    """
     isa = next((isa.name for isa in usable_isas() if isa.name == "avx512-bf16"), None)
     if isa is None:
         pytest.skip("what is not tiles on that ISA needs AVX512-BF16")
     flags = f"-D__AMX_BF16__ -include {HERE / 'amx_model.h'}"
     environment = {"PYTHONPATH": str(HERE.parents[2])}
-    apart = {"STOKER_CACHE": str(tmp_path)}  # a library's name says nothing of the model's text
+    apart = {"STOKER_CACHE": str(tmp_path)}  # a library's name does not depend on the model's text
     if not HAS_AMX:
         drawn = "linear or panels or gguf_blocks or group_blocks or experts or attention"
         files = (str(HERE / "amx_cases.py"), str(HERE / "test_fuzz.py"))
@@ -192,14 +194,13 @@ def test_ranks_do_not_stray() -> None:
     ],
 )
 def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str, broken: bool) -> None:
-    """Callers side by side, a pool that grows and shrinks meanwhile; ranks that share memory; and that a race would be
-    seen."""
+    """Concurrent callers of a pool that grows and shrinks; ranks with shared memory; and that races are detected."""
     _runtime("libtsan")
     program = tmp_path / "threads"
     sources = (str(HERE / driver), str(SOURCES / driven))
     flags = ("-std=c++17", "-O1", "-g1", "-fsanitize=thread", "-pthread", f"-I{SOURCES}", *["-DRACE"] * broken)
     subprocess.run(["g++", *flags, "-o", str(program), *sources], check=True)
-    # Its shadow memory has fixed places, which addresses drawn at random may take.
+    # ThreadSanitizer's shadow memory needs fixed addresses, which random ones may occupy.
     done = subprocess.run(["setarch", "-R", str(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if broken:
         assert done.returncode != 0 and "data race" in done.stdout, done.stdout[-6000:]

@@ -1,4 +1,4 @@
-"""How ranks share what a model is made of: every position once, or every head where it is needed."""
+"""Sharding of a model's parts among ranks: every element once, or every head wherever it is needed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ RANKS = [1, 2, 3, 4, 7, 8]
 
 @dataclass
 class Seat(SingleRank):
-    """A rank that never talks to the others."""
+    """A rank that never communicates."""
 
     rank: int
     size: int
 
 
 def builds(ranks: int) -> list[Build]:
-    """One for each rank."""
+    """Return one build per rank."""
     return [Build(torch.float32, SdpaBackend(), REFERENCE, Seat(rank, ranks)) for rank in range(ranks)]
 
 
@@ -38,7 +38,7 @@ def builds(ranks: int) -> list[Build]:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("size", SIZES)
 def test_shares_are_the_whole(size: int, ranks: int, multiple: int) -> None:
-    """One after the other, cut at multiples, the first the largest; or refused by all."""
+    """Shards are consecutive, cut at multiples, the first the largest; or all ranks refuse."""
     units = -(-size // multiple)
     if (ranks - 1) * -(-units // ranks) >= units:
         for build in builds(ranks):
@@ -56,7 +56,7 @@ def test_shares_are_the_whole(size: int, ranks: int, multiple: int) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
 def test_queries_are_where_their_keys_are(group: int, kv_heads: int, ranks: int) -> None:
-    """A rank's i-th query head attends to its ⌊i / group⌋-th key head, as it does in the whole model."""
+    """A rank's i-th query head attends to its ⌊i / group⌋-th KV head, as in the whole model."""
     heads = group * kv_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         for build in builds(ranks):
@@ -87,7 +87,7 @@ def test_weight_targets_know_their_part() -> None:
 
 @pytest.mark.parametrize(("columns", "ranks", "sizes"), [(40, 2, "1"), (128, 8, "1 or 2 or 4"), (96, 4, "1 or 3")])
 def test_a_cut_within_a_block_names_sizes_that_do(columns: int, ranks: int, sizes: str) -> None:
-    """One rank always does, also where rows end within a block."""
+    """A single rank is always possible, also if rows end within a block."""
     inputs = Shard(0, columns // ranks, columns)
     build = replace(builds(ranks)[0], linear=lambda _: Blocks(GGUF_FORMATS["Q8_0"]))
     with pytest.raises(ModelError, match=rf"blocks of 32 columns.*; choose --tensor-parallel-size {sizes}$"):

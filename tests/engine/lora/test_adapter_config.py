@@ -1,4 +1,4 @@
-"""PEFT's `adapter_config.json`: what is honoured, what is harmless, and what is refused by name."""
+"""PEFT's `adapter_config.json`: what is used, what is ignored, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ _SLOW = ".*" * 30 + "[0-9]{5}"
     ids=lambda fields: f"{list(fields)[-1]}-{str(fields[list(fields)[-1]])[:14]}",
 )
 def test_an_adapters_patterns_end_in_time(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together, not each by itself: an adapter has hundreds of names."""
+    """The limit applies to all patterns together: an adapter has hundreds of names."""
     monkeypatch.setattr("stoker_engine.lora.adapter_config._PATTERNS_S", 0.2)
     config = parse(**fields)
     with pytest.raises(AdapterError, match=r"too long|no pattern"):

@@ -1,4 +1,4 @@
-"""An adapter takes what the planner counts for it: all of that where its files have an A for each matrix, else less."""
+"""An adapter takes the memory that the planner counts if its files have one A per matrix, otherwise less."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from ...support.engine.tiny_configs import FAMILIES
 from ...support.engine.tiny_models import tiny_family, tiny_mixture
 
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
-#: Files of these have an A for each matrix.
+#: Families whose files have one A per matrix.
 EXACT = ("llama", "gemma3", "gptj", "cohere2")
 
 
 class Rank(SingleRank):
-    """One of several, which never talks to the others."""
+    """One of several ranks, which never communicates."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
 
 def adapter_on(folder: Path, adapter: Path, split: Sharding, stage: int, **options: Any) -> tuple[int, int]:
-    """Bytes of an adapter on the first rank of a stage, and those that are counted for it there."""
+    """Return an adapter's bytes on the first rank of a stage, and the counted bytes."""
     args = EngineArgs(str(folder), dtype="bfloat16", device="cpu", enable_lora=True, max_lora_rank=64, **options)
     checkpoint, rows = find_checkpoint(args), BatchRows()
     loaded = LoadedAdapters(

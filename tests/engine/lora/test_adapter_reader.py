@@ -1,4 +1,4 @@
-"""An adapter's files against PEFT's merged model, and what is no adapter of the model: one sentence, never more."""
+"""An adapter's files, compared with PEFT's merged model; files that do not fit the model give a one-line error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reader(base: Path) -> AdapterReader:
 
 
 def save(folder: Path, dtype: torch.dtype | None = None, **fields: Any) -> tuple[Path, Tensors]:
-    """An adapter of PEFT's, and what its merged model differs from the base by."""
+    """Save a PEFT adapter; return its folder, and the difference of its merged model from the base."""
     model = tiny_family("llama")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     torch.manual_seed(5)
@@ -106,7 +106,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path, whole: Path) -> Path:
-    """A folder of its own with an adapter."""
+    """A separate folder with an adapter."""
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_bytes((whole / name).read_bytes())
     return tmp_path
@@ -237,7 +237,7 @@ def test_mutated_files_are_read_or_refused(files: Path, reader: AdapterReader) -
 
 
 def test_experts_one_by_one_and_in_stacks(tmp_path: Path) -> None:
-    """As PEFT wrote them with transformers 4, and one of two stacked parameters."""
+    """As PEFT wrote them with transformers 4, and as one adapter of two stacked parameters."""
     model = tiny_mixture("qwen3_moe")
     reader = reader_of(save_model(tmp_path / "model", model))
     stacked = get_peft_model(

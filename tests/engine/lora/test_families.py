@@ -1,4 +1,4 @@
-"""Every family with adapters, in one batch with and without them, against PEFT's unmerged model in float32."""
+"""Every family with adapters, in one batch with and without them, compared with PEFT's unmerged model in float32."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from ...support.engine.tiny_models import prompts, tiny_family, tiny_mixture
 from ..models.conftest import PagedRun, assert_run_is
 
 CPU = torch.device("cpu")
-#: The slots that the sequences' adapters are in, and which adapter is there: a slot is another number than an adapter.
+#: Slots of the sequences' adapters, and the adapter in each slot: their numbers differ.
 SLOTS, HELD = [0, 2, -1, 2], {0: 1, 2: 0}
 
 
 class WithAdapters:
-    """A model of a family with two adapters of PEFT's, and what serves it.
+    """A family's model with two PEFT adapters, and the engine's model.
 
     Args:
-        options: of the engine.
-        kernels, backend: that compute it; None: the CPU's.
+        options: options of the engine.
+        kernels, backend: kernels and backend to use; None for the CPU's.
 
     Attributes:
-        adapters: of PEFT's, beside transformers' model.
+        adapters: PEFT's adapters, with transformers' model.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class WithAdapters:
             self._loaded.activate(slot, number)
 
     def run(self, prompts: list[list[int]], slots: list[int], seed: int = 0, new_tokens: int = 12) -> PagedRun:
-        """Computes these prompts together, each with the adapter in its slot."""
+        """Run these prompts together, each with the adapter in its slot."""
         self._rows.adapters[: len(slots)] = torch.tensor(slots)
         return PagedRun(self._model, prompts, new_tokens=new_tokens, seed=seed, dtype=self._dtype, rows=self._rows)
 
     def check(self, slots: list[int], prompts: list[list[int]], run: PagedRun) -> None:
-        """That each sequence is what PEFT computes with its adapter, which is not what the model itself does."""
+        """Assert that each sequence equals PEFT's with its adapter, and differs from the base model's."""
         base = self.adapters.reference(-1)
         for slot, sequence, prompt in zip(slots, run.sequences, prompts, strict=True):
             reference = self.adapters.reference(HELD.get(slot, -1))
@@ -93,7 +93,7 @@ class WithAdapters:
                 assert (reference(prompt) - base(prompt)).abs().max() > 0.01
 
     def drop(self, number: int) -> None:
-        """Forgets an adapter."""
+        """Drop an adapter."""
         self._loaded.drop(number)
 
 
@@ -107,7 +107,7 @@ def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "mixtral", "gpt_oss", "dbrx", "deepseek_v3"])
 def test_a_sequence_is_the_same_alone_and_beside_other_adapters(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Bit for bit: the first sequence's adapter is the second one, and the other leaves."""
+    """Bitwise equal: the first sequence has the second adapter, and the other one is dropped."""
     model = WithAdapters(name, tmp_path, dtype)
     together = model.run(prompts(), SLOTS)
     model.drop(HELD[2])

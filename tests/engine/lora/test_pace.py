@@ -1,4 +1,4 @@
-"""A load pauses as long as it has worked, and not before it has worked for a moment."""
+"""A load pauses as long as it has worked, after a minimum of work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_pauses_follow_work(monkeypatch: pytest.MonkeyPatch) -> None:
     worked += 0.0009
     paced.give_way()
     assert not pauses
-    worked += 0.0031  # what was too short to pause for counts, too
+    worked += 0.0031  # work that was too short for a pause also counts
     paced.give_way()
     paced.give_way()
     assert pauses == [pytest.approx(0.004 * pace._PAUSE)]

@@ -1,4 +1,4 @@
-"""A model driven at its seam: no scheduler and no engine, only steps over a paged cache.
+"""A model without scheduler and engine: only steps over a paged cache.
 
 Sequences are cut into chunks of random sizes and computed together, decodes beside chunks, in shuffled blocks.
 """
@@ -36,7 +36,7 @@ _BLOCK = 8
 
 @dataclass(eq=False)
 class Sequence:
-    """One sequence's tokens, and the logits of each position computed so far."""
+    """One sequence's tokens, and the logits of all positions computed so far."""
 
     tokens: list[int]
     blocks: list[int]
@@ -45,10 +45,10 @@ class Sequence:
 
 @dataclass
 class PagedRun:
-    """Runs `model` greedily on several prompts at once; afterwards `sequences` hold tokens and logits.
+    """Runs `model` greedily on several prompts at once; then `sequences` contain tokens and logits.
 
     Attributes:
-        rows: the model's rows of the batch, where operations depend on them: sequence i has row i.
+        rows: the batch's rows, for operations that depend on them: sequence i has row i.
     """
 
     model: Model
@@ -63,7 +63,7 @@ class PagedRun:
         rng = random.Random(self.seed)
         longest = max(map(len, self.prompts)) + self.new_tokens
         each = -(-longest // _BLOCK)
-        blocks = list(range(1, 1 + each * len(self.prompts)))  # after the null block
+        blocks = list(range(1, 1 + each * len(self.prompts)))  # 0 is the null block
         rng.shuffle(blocks)
         self.sequences = [
             Sequence(list(prompt), blocks[index * each : (index + 1) * each])
@@ -110,7 +110,7 @@ class PagedRun:
         token_rows = torch.tensor(batch_rows)
         self.rows.begin(token_rows)
         hidden = self.model.forward(inputs)
-        if not any(len(s.logits) for s in self.sequences):  # once: the same again, of some rows alone
+        if not any(len(s.logits) for s in self.sequences):  # once: again, for a subset of rows
             for rows in (tokens[:0], range(len(tokens) - 1, len(tokens)), range(0, len(tokens), 3)):
                 kept = torch.tensor(rows, dtype=torch.int64)
                 self.rows.begin(token_rows, kept)
@@ -126,7 +126,7 @@ class PagedRun:
 
 
 def _cache(spec: CacheSpec, group: int, blocks: int, dtype: torch.dtype) -> KVCache:
-    # What a sequence has not written must not matter.
+    # Unwritten cache entries must not matter.
     key = torch.full((blocks, _BLOCK, spec.num_kv_heads, spec.head_dim), torch.nan, dtype=dtype)
     if spec.latent:
         return KVCache(key, key[..., : spec.value_head_dim], group)
@@ -140,9 +140,7 @@ def load_decoder(
     backend: AttentionBackend | None = None,
     kernels: Kernels | None = None,
 ) -> Decoder:
-    """The native model of a Hugging Face folder; with this backend and these kernels, if not those that the engine
-    chooses.
-    """
+    """Load the native model of a Hugging Face folder, by default with the engine's choice of backend and kernels."""
     config = ModelConfig.from_dict(read_config(folder))
     cpu = torch.device("cpu")
     build = Build(dtype, backend or attention_backend(cpu, served(dtype)), kernels or select_kernels(cpu, dtype))
@@ -157,9 +155,9 @@ Reference = Callable[[list[int]], torch.Tensor]
 
 
 def assert_run_is(run: PagedRun, reference: Reference) -> None:
-    """Each position's logits are the reference's, and each new token its greedy choice.
+    """Assert that each position's logits are the reference's, and each new token its greedy choice.
 
-    `reference` gives [tokens, vocabulary] for a whole sequence. A token may differ where its two best are within 1e-3.
+    `reference` gives [tokens, vocabulary] for a whole sequence. A token may differ if its two best are within 1e-3.
     """
     for prompt, sequence in zip(run.prompts, run.sequences, strict=True):
         computed = sequence.tokens[:-1]

@@ -1,7 +1,7 @@
-"""A model hub of one's own: as much of its HTTP interface as downloads need, with faults to order.
+"""A fake model hub: the parts of the HTTP interface that downloads need, with injectable faults.
 
-Needs nothing but Python, so that it runs in a pod as well. Real: huggingface_hub on the other side, TCP, the names of
-commit and blobs (SHA-256 of large files, git's SHA-1 of others).
+It needs only Python, so that it can run in a pod. Real: huggingface_hub as the client, TCP, the names of commit and
+blobs (SHA-256 of large files, git's SHA-1 of others).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 COMMIT = "c0ffee" + "0" * 34
-#: What a transfer is made of.
+#: Bytes of a piece of a transfer.
 _PIECE = 64 * 1024
-#: Seconds between pieces of a transfer that is held: so few that nobody thinks the hub is gone.
+#: Seconds between pieces of a held transfer, short enough for the client not to give up.
 _TRICKLE_S = 5
 
 
 class Refusal(NamedTuple):
-    """How the hub answers everything."""
+    """The hub's response to all requests."""
 
     status: int
     code: str = ""
     message: str = ""
 
 
-#: To who shows no token.
+#: The response to clients without a token.
 GATED = Refusal(401, "GatedRepo", "Access to model org/model is restricted.")
 
 
 class Fetched(NamedTuple):
-    """A GET of a file: its path, and the first byte that was asked for."""
+    """A GET of a file: its path, and the first requested byte."""
 
     path: str
     start: int
@@ -47,18 +47,18 @@ class FakeHub:
     """One repository, ``org/model`` at `COMMIT`.
 
     Args:
-        files: path → content; .safetensors and what is above 10 MiB are LFS files.
-        address: to listen on.
-        token: the one that may read; none: everybody may.
+        files: contents by path; .safetensors files and those above 10 MiB are LFS files.
+        address: address to listen on.
+        token: token with read access; none for public access.
 
     Attributes:
-        url: for HF_ENDPOINT.
-        refusal: answers everything, while it is set.
-        failures: so many requests get 503 first.
-        pause_s: after each piece of a file.
-        hold_at: after so many bytes of a file, the first transfer of it only trickles until its connection ends.
-        fetched: files as they were asked for, in order.
-        tokens: authorization headers seen.
+        url: value of HF_ENDPOINT.
+        refusal: response to all requests, while it is set.
+        failures: number of requests that get 503 first.
+        pause_s: pause after each piece of a file, in seconds.
+        hold_at: bytes after which the first transfer of a file only trickles until its connection ends.
+        fetched: requested files, in order.
+        tokens: received authorization headers.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class FakeHub:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Ends it; connections are refused from then on."""
+        """Stop serving; further connections are refused."""
         self._server.shutdown()
         self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answers a request."""
-        if not request.path.startswith(("/api/models/", "/org/")):  # the library asks for things of its own
+        """Answer a request."""
+        if not request.path.startswith(("/api/models/", "/org/")):  # the library also requests other things
             _send(request, 404)
             return
         with self.lock:
@@ -159,7 +159,7 @@ class FakeHub:
 
 @contextmanager
 def fake_hub(files: Mapping[str, bytes]) -> Iterator[FakeHub]:
-    """A hub, until the end of the block."""
+    """Run a hub during the block."""
     hub = FakeHub(files)
     try:
         yield hub

@@ -1,7 +1,7 @@
 """Writes tiny GGUF files from transformers' models, by the rules of llama.cpp's converter.
 
-Names come from the ``gguf`` library's tensor name maps. What the converter does to tensors of some families is done
-here in its direction, so that reading is tested by undoing it.
+Names come from the ``gguf`` library's tensor name maps. The converter's transformations of some families' tensors are
+applied here, so that reading is tested by inverting them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-#: transformers' model type → GGUF's architecture.
+#: GGUF's architecture by transformers' model type.
 ARCHITECTURES = {
     "bloom": "bloom",
     "cohere": "command-r",
@@ -92,15 +92,15 @@ def write(
     dequantized: bool = False,
     quantize: Callable[[np.ndarray[Any, Any], gguf.GGMLQuantizationType], np.ndarray[Any, Any]] = gguf.quants.quantize,
 ) -> Path:
-    """Writes `model`.
+    """Write `model`.
 
     Args:
         extra: further metadata, without the architecture's prefix.
         tensors: further tensors, under GGUF's names.
-        architecture: GGUF's, if not that of the model's type.
-        stored: the type of each matrix, by GGUF's name. What llama.cpp does not quantize is float32 anyway.
-        dequantized: write numbers as float32, but those that are left of them in their type.
-        quantize: makes the blocks of a type.
+        architecture: GGUF's architecture, by default that of the model's type.
+        stored: type of each matrix, by GGUF's name. Tensors that llama.cpp does not quantize are float32 anyway.
+        dequantized: write the quantized values as float32.
+        quantize: creates the blocks of a type.
     """
     arch = architecture or ARCHITECTURES[model.config.model_type]
     writer = _begun(model, path, arch, extra)
@@ -125,11 +125,13 @@ def write(
 
 
 def write_header(model: PreTrainedModel, path: Path, stored: dict[str, gguf.GGMLQuantizationType]) -> Path:
-    """Writes a file with a model's metadata, with the names, shapes and types of its tensors, and with a hole in place
-    of the numbers, so that the model may be on the meta device.
+    """Write a file with a model's metadata and its tensors' names, shapes and types, but with a hole instead of the
+    data.
+
+    The model may be on the meta device.
 
     Args:
-        stored: the type of each tensor, by GGUF's name.
+        stored: type of each tensor, by GGUF's name.
     """
     arch = ARCHITECTURES[model.config.model_type]
     writer = _begun(model, path, arch)
@@ -155,7 +157,7 @@ def write_header(model: PreTrainedModel, path: Path, stored: dict[str, gguf.GGML
 
 
 def named_tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors as the converter leaves them, under GGUF's names."""
+    """Yield the converted tensors, under GGUF's names."""
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[arch], model.config.num_hidden_layers)
     for name, tensor in _tensors(model).items():
@@ -167,7 +169,7 @@ def named_tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torc
 
 
 def _begun(model: PreTrainedModel, path: Path, arch: str, extra: dict[str, Any] | None = None) -> gguf.GGUFWriter:
-    """A writer with a model's metadata."""
+    """Return a writer with a model's metadata."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in {**_metadata(model), **(extra or {})}.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -177,7 +179,7 @@ def _begun(model: PreTrainedModel, path: Path, arch: str, extra: dict[str, Any] 
 
 
 def is_plain(name: str, values: torch.Tensor) -> bool:
-    """Whether llama.cpp leaves that tensor as it is (its ``tensor_allows_quantization``)."""
+    """Return whether llama.cpp does not quantize this tensor (its ``tensor_allows_quantization``)."""
     return values.dim() < 2 or "norm" in name or "ffn_gate_inp" in name or name == "position_embd.weight"
 
 
@@ -231,7 +233,7 @@ def _metadata(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The model's tensors as the converter leaves them, still under transformers' names."""
+    """Return the converted tensors, still under transformers' names."""
     config, kind = model.config, model.config.model_type
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -291,12 +293,12 @@ def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _turned(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Half-split rotary pairs become neighbours."""
+    """Reorder rotary pairs from split halves to neighbours."""
     return tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 
 
 def _by_part(tensor: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """Queries, keys and values of one key head after the other become all queries, all keys, all values."""
+    """Reorder queries, keys and values from per KV head to all queries, all keys, all values."""
     grouped = tensor.reshape(kv_heads, heads // kv_heads + 2, -1, *tensor.shape[1:])
     query, key, value = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
     return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in (query, key, value)])

@@ -1,6 +1,7 @@
-"""A tiny Llama in each format of quantized checkpoints: random codes, in tensors of the right names, shapes and dtypes.
+"""A tiny Llama in each format of quantized checkpoints: random codes in tensors with the right names, shapes and
+dtypes.
 
-What the numbers mean does not matter here. Each is what a checkpoint looks like before somebody damages it.
+The values do not matter here. Each is a valid checkpoint, which tests then damage.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass
 class Folder:
-    """A checkpoint, in memory."""
+    """A checkpoint in memory."""
 
     quantization: dict[str, Any] | None
     tensors: Tensors
     config: dict[str, Any] = field(default_factory=lambda: dict(CONFIG))
 
     def write(self, path: Path) -> Path:
-        """Writes it to `path`, which must exist."""
+        """Write it to `path`, which must exist."""
         config = self.config | ({} if self.quantization is None else {"quantization_config": self.quantization})
         (path / "config.json").write_text(json.dumps(config))
         save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, path / "model.safetensors")
@@ -63,7 +64,7 @@ class Folder:
 
 
 def folder(name: str, layers: int = LAYERS) -> Folder:
-    """The checkpoint in one of `FORMATS`, of so many layers."""
+    """Return the checkpoint in one of `FORMATS`, with this number of layers."""
     torch.manual_seed(0)
     quantization, components = FORMATS[name]
     tensors: Tensors = {
@@ -224,7 +225,7 @@ _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, 
 _BITSANDBYTES = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["lm_head"]}
 _FOUR_BITS = _BITSANDBYTES | {"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
 
-#: Its quantization_config and the components of a module of so many outputs and inputs, by name.
+#: By name: quantization_config, and the tensors of a module by its outputs and inputs.
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[int, int], Tensors]]] = {
     "gptq": (_GPTQ | {"sym": True, "checkpoint_format": "gptq", "lm_head": False}, _gptq(4, 32, symmetric=True)),
     "gptq 8 bits": (_GPTQ | {"bits": 8, "checkpoint_format": "gptq_v2"}, _gptq(8, 32)),

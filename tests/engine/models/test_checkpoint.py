@@ -1,4 +1,4 @@
-"""MODEL → a checkpoint: what is found, what it says about itself, and what is no model."""
+"""From MODEL to a checkpoint: lookup, metadata, and errors."""
 
 from __future__ import annotations
 

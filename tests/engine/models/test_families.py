@@ -1,7 +1,8 @@
-"""Every family against transformers: logits at every position and 64 greedy tokens, in fp32, batched, chunked, cached.
+"""Every family compared with transformers: logits at every position and 64 greedy tokens, in fp32, batched, chunked,
+cached.
 
-Each model is tiny, random and wide, and has random norms and biases, since ones and zeros hide mistakes. It is saved as
-a real Hugging Face folder and read back, so names and layouts of the files are proven, not only the arithmetic.
+Models are tiny, random and wide, with random norms and biases, since ones and zeros hide errors. Each is saved as a
+real Hugging Face folder and read back, so that names and layouts of files are tested too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def test_family_equals_transformers(
 
 @pytest.mark.parametrize("name", ["gemma2", "cohere2", "mpt clip", "falcon 40b", "stablelm 12b"])
 def test_with_torchs_attention(name: str, tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
-    """Where there are no CPU kernels, and on other devices."""
+    """For devices without CPU kernels."""
     theirs = tiny_family(name)
     theirs.save_pretrained(tmp_path)
     ours = decoder_of(tmp_path, backend=SdpaBackend())
@@ -53,12 +54,12 @@ def test_with_torchs_attention(name: str, tmp_path: Path, decoder_of: Any, paged
     "name", ["mistral", "gemma2", "gemma3", "cohere2", "falcon rw", "bloom", "mpt clip", "opt 350m", "gptj", "olmo2"]
 )
 def test_through_the_engine(name: str, tmp_path: Path, tiny_llama: Path) -> None:
-    """In chunks, batched, with prefix hits, and preempted: the cache has no room for all at once."""
+    """In chunks, batched, with prefix hits, and preempted: the cache is too small for all at once."""
     theirs = tiny_family(name)
     theirs.save_pretrained(tmp_path)
     for file in tiny_llama.glob("tokenizer*"):
         shutil.copy(file, tmp_path)
-    blocks = {"gemma3": 500, "cohere2": 350}.get(name, 80)  # one layer in so many sees everything
+    blocks = {"gemma3": 500, "cohere2": 350}.get(name, 80)  # one of several layers has full attention
     llm = LLM(str(tmp_path), block_size=4, num_gpu_blocks_override=blocks, max_model_len=160, max_num_batched_tokens=24)
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     todo = [*prompts(), [*prompts()[0][:40], 7]]
@@ -75,7 +76,7 @@ def test_through_the_engine(name: str, tmp_path: Path, tiny_llama: Path) -> None
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None:
-    """At the sizes of the family's default config, in bfloat16, where wide norms take more."""
+    """For the sizes of the family's default config, in bfloat16, in which wide norms take more."""
     config = ModelConfig.from_dict({"architectures": [architecture]})
     with torch.device("meta"):
         model = Decoder(config, Build(torch.bfloat16, SdpaBackend(), REFERENCE), config.default_model_len)
@@ -90,7 +91,7 @@ def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None
 def test_a_sequence_is_the_same_alone_and_together(
     name: str, dtype: torch.dtype, tmp_path: Path, decoder_of: Any, paged_run: Any
 ) -> None:
-    """Bit for bit, however both are cut into chunks."""
+    """Bitwise equal, however both are cut into chunks."""
     tiny_family(name).save_pretrained(tmp_path)
     ours = decoder_of(tmp_path, dtype=dtype)
     together = paged_run(ours, prompts(), new_tokens=8, dtype=dtype)

@@ -1,5 +1,6 @@
-"""Generated GGUF headers: families × types of blocks, mixed as llama.cpp mixes them. The weights, and the keys and
-values, that follow from a header are counted independently: by the gguf library, and by transformers' config."""
+"""Generated GGUF headers: families × block types, mixed like llama.cpp does. Sizes of weights and of the KV cache are
+counted independently, by the gguf library and by transformers' config.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ from stoker_engine.sizing.weight_sizes import weight_bytes
 from ...support.engine.tiny_configs import GGUF
 from . import llama_cpp
 
-#: Types of rows of any 256 numbers, and those that llama.cpp takes where rows are no multiple of that.
+#: Types for rows that are multiples of 256, and llama.cpp's replacements for other rows.
 LARGE: Final = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XS")
 SMALL: Final = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "MXFP4")
-#: The tiny models' sizes → drawn ones.
+#: Random sizes by the tiny models' sizes.
 WIDER: Final = {
     "hidden_size": 512, "n_embd": 512, "d_model": 512, "intermediate_size": 1280, "moe_intermediate_size": 256,
     "shared_expert_intermediate_size": 512, "kv_lora_rank": 256, "q_lora_rank": 256, "qk_nope_head_dim": 64,
@@ -35,7 +36,7 @@ ALWAYS: Final = ("dbrx", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2")
 
 
 class Generated:
-    """A header that a seed draws."""
+    """A seeded random header."""
 
     def __init__(self, seed: int) -> None:
         self._draw = draw = random.Random(seed)
@@ -61,7 +62,7 @@ class Generated:
         self.types = {name: self._type(name, tensor) for name, tensor in self.tensors.items()}
 
     def _type(self, name: str, tensor: torch.Tensor) -> GGMLQuantizationType:
-        """As llama.cpp: one type for most matrices, another for some, and numbers where rows are no whole blocks."""
+        """Choose as llama.cpp: one type for most matrices, another for some, none for rows without whole blocks."""
         if llama_cpp.is_plain(name, tensor):
             return GGMLQuantizationType.F32
         preferred = self.other_type if "down" in name or name.startswith(("output.", "token_embd.")) else self.main_type
@@ -71,7 +72,7 @@ class Generated:
         raise AssertionError(name)
 
     def counted(self) -> float:
-        """Bytes of the weights in bfloat16, where blocks of the types that have kernels stay."""
+        """Return the bytes of the weights in bfloat16; blocks of types with kernels stay."""
         total = 0
         for name, tensor in self.tensors.items():
             kind = self.types[name]
@@ -83,7 +84,7 @@ class Generated:
 
 
 def cached(config: Any) -> int:
-    """Numbers of keys and values that a token keeps in all layers."""
+    """Return the elements of keys and values per token, over all layers."""
     if getattr(config, "kv_lora_rank", None):
         return int(config.num_hidden_layers * (config.kv_lora_rank + config.qk_rope_head_dim))
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

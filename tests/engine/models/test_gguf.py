@@ -1,4 +1,4 @@
-"""Reading GGUF: long arrays are passed over without losing the way."""
+"""Reading GGUF: long arrays are skipped correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF's types computed from their blocks: the bits of the same numbers in float32, of every family."""
+"""Models computed from GGUF's blocks: the bits of the dequantized values in float32, for every family."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ pytestmark = pytest.mark.skipif(
     cpu_library(_CPU, torch.float32) is None, reason="without the kernel, files are dequantized as they are loaded"
 )
 
-#: Sizes that become multiples of a block; the others are heads' and counts.
+#: Sizes that become multiples of a block; the others are sizes of heads, and counts.
 _WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "n_embd", "d_model", "ffn_hidden_size")
 _FURTHER = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "shared_expert_intermediate_size")
 
 
 def _in_blocks(options: dict[str, Any], size: int = 32) -> dict[str, Any]:
-    """`options` with rows that are whole blocks of `size` numbers."""
+    """Return `options` with rows that are multiples of `size`."""
     wider = dict(options)
     for key, value in options.items():
         if isinstance(value, dict):
@@ -65,7 +65,7 @@ def _in_blocks(options: dict[str, Any], size: int = 32) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several ranks, where nothing is computed."""
+    """One of several ranks, without computation."""
 
     rank: int
     size: int
@@ -79,10 +79,10 @@ class Shard:
 def _model(
     path: Path, dtype: torch.dtype = torch.float32, ranks: Communicator | None = None, in_panels: bool = False
 ) -> Decoder:
-    """A rank's share of the model of a file, and that it takes what the sums say.
+    """Load a rank's shard of the model, and check its bytes with the memory arithmetic.
 
     Args:
-        in_panels: what can be is packed; sums have another order then, and not all types of blocks can be.
+        in_panels: pack the types that can be packed; this changes the order of sums.
     """
     checkpoint = find_checkpoint(EngineArgs(str(path)))
     ranks = ranks or SingleRank()
@@ -101,7 +101,7 @@ def _write(
     stored: Callable[[str], GGMLQuantizationType] = lambda name: _Q8,
     size: int = 32,
 ) -> tuple[Path, Path]:
-    """A file in blocks, and one of the same numbers in float32."""
+    """Write a file in blocks, and one with the same values in float32."""
     kind, options = GGUF[name]
     theirs = random_model(kind, _in_blocks(options, size))
     paths = folder / "blocks.gguf", folder / "float32.gguf"
@@ -120,7 +120,7 @@ def _held(model: Decoder) -> int:
 
 
 def _matrices(model: Decoder) -> set[str]:
-    """The parameters that are in blocks."""
+    """Return the names of parameters in blocks."""
     return {name for name, target in model.weight_targets().items() if target.stored is not None}
 
 
@@ -145,7 +145,7 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("name", ["bloom", "gemma3", "gpt2", "llama biases", "olmo2", "phi3", "qwen3"])
 def test_blocks_in_panels(name: str, kind: str, tmp_path: Path, paged_run: Any) -> None:
-    """Near the same numbers in bfloat16; and the same bits whether a whole prompt is one step or one of several."""
+    """Near the same values in bfloat16; and bitwise equal whether a prompt is one step or several."""
     if select_kernels(_CPU, torch.bfloat16).block_panels is None:
         pytest.skip("this processor multiplies rows")
     paths = _write(name, tmp_path, lambda name: GGMLQuantizationType[kind], size=GGUF_FORMATS[kind].numbers)
@@ -163,7 +163,7 @@ def test_blocks_in_panels(name: str, kind: str, tmp_path: Path, paged_run: Any) 
         assert (got - exact).norm() <= 0.25 * exact.norm()  # what bfloat16 itself rounds away is a third of it
 
 
-#: Types by the rows that they fit: whole blocks of 32, or of 256.
+#: Types by the rows that they support: multiples of 32, or of 256.
 _TYPES = {
     size: [GGMLQuantizationType[format.name] for format in GGUF_FORMATS.values() if format.numbers <= size]
     for size in (32, 256)
@@ -188,7 +188,7 @@ _TYPES = {
     ],
 )
 def test_types_are_mixed(name: str, size: int, seed: int, tmp_path: Path, paged_run: Any) -> None:
-    """Each matrix of a file in a type that is drawn."""
+    """Each matrix of a file has a random type."""
     drawn = dict[str, GGMLQuantizationType]()
 
     def stored(name: str) -> GGMLQuantizationType:
@@ -222,7 +222,7 @@ def test_parts_that_are_stored_otherwise_are_matrices_of_their_own(tmp_path: Pat
     assert torch.equal(*(torch.stack(run.sequences[0].logits) for run in ran))
 
 
-#: What 4 ranks can share in whole blocks, not all of it equally.
+#: Sizes that 4 ranks can share in whole blocks, partly unequally.
 _SHARED: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 128},
     "deepseek_v3": {"hidden_size": 64, "v_head_dim": 32, "moe_intermediate_size": 128, "intermediate_size": 224},

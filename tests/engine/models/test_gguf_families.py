@@ -1,4 +1,4 @@
-"""GGUF of every family: written by llama.cpp's rules from a tiny model of transformers, read back, compared in fp32."""
+"""GGUF of every family: a tiny transformers model is written by llama.cpp's rules, read back, and compared in fp32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...support.engine.tiny_configs import GGUF, SIZES, VOCABULARY
 from ...support.engine.tiny_models import random_model, reference_of, tiny_gguf
 from . import llama_cpp
 
-#: Families whose GGUF transformers reads itself: then its reading judges our writer, too.
+#: Families whose GGUF transformers reads itself, which tests the writer too.
 READ_BY_TRANSFORMERS = ("bloom", "falcon 7b", "gemma2", "llama", "qwen2", "starcoder2")
 
 

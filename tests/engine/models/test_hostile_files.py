@@ -1,6 +1,6 @@
-"""A model's files are others' work, or damaged: each either loads or is refused with a sentence.
+"""A model's files are untrusted or damaged: each either loads, or is refused with a message.
 
-Nothing else is raised, nothing is read for ever, and no memory is taken for what a damaged count promises.
+No other exception is raised, reading ends, and no memory is allocated for a damaged count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Change = Callable[..., Path]
 
 @pytest.fixture
 def changed(tiny_llama: Path, tmp_path: Path) -> Change:
-    """A copy of a tiny model whose `file` holds other bytes, or its JSON other fields."""
+    """Return a copy of a tiny model whose `file` contains other bytes, or other JSON fields."""
 
     def change(file: str, content: bytes | None = None, **fields: Any) -> Path:
         folder = tmp_path / str(random.getrandbits(64))
@@ -45,7 +45,7 @@ def changed(tiny_llama: Path, tmp_path: Path) -> Change:
 
 
 def _load(folder: Path) -> bool:
-    """Whether the model and its tokenizer load."""
+    """Return whether the model and its tokenizer load."""
     args = EngineArgs(str(folder), num_gpu_blocks_override=8, max_num_batched_tokens=64, max_num_seqs=4)
     try:
         Engine.from_args(args)
@@ -172,7 +172,7 @@ def test_indexes(changed: Change, index: dict[str, Any]) -> None:
 
 
 def _gguf(path: Path, **fields: Any) -> bytes:
-    """A small GGUF file with all that a Llama's metadata hold."""
+    """Return a small GGUF file with all of a Llama's metadata."""
     writer = GGUFWriter(path, "llama")
     numbers = {"block_count": 1, "embedding_length": 32, "attention.head_count": 2, "context_length": 64}
     for key, value in {**numbers, "feed_forward_length": 32, **fields}.items():
@@ -200,7 +200,7 @@ def _gguf(path: Path, **fields: Any) -> bytes:
 
 
 def _read_gguf(path: Path) -> bool:
-    """Whether it can be read as far as its config and its tokenizer."""
+    """Return whether its config and tokenizer can be read."""
     ends = []
     for read in (lambda: find_checkpoint(EngineArgs(str(path))), lambda: Tokenizer.load(path)):
         try:
@@ -219,7 +219,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_cache")
 def test_damaged_gguf_files(tmp_path: Path) -> None:
-    """Cut short anywhere, and bytes of the metadata changed."""
+    """Truncated anywhere, and with changed bytes of the metadata."""
     path = tmp_path / "model.gguf"
     whole = _gguf(path)
     assert _read_gguf(path)
@@ -263,7 +263,7 @@ def test_gguf_metadata_that_make_no_sense(tmp_path: Path, fields: dict[str, Any]
 
 
 def _metadata(value: bytes, count: int = 1, tensors: int = 0) -> bytes:
-    """A GGUF file of one key, `value` its type and what follows."""
+    """Return a GGUF file with one key; `value` is its type and the following bytes."""
     key = b"general.name"
     return b"GGUF" + struct.pack("<IQQ", 3, tensors, count) + struct.pack("<Q", len(key)) + key + value
 

@@ -1,6 +1,6 @@
-"""Quantized checkpoints are others' work, or damaged: each either loads or is refused with a sentence.
+"""Quantized checkpoints are untrusted or damaged: each either loads, or is refused with a message.
 
-Every format is damaged in its config.json, in each of its tensors, and, drawn by a seed, in several places at once.
+Every format is damaged in its config.json, in each of its tensors, and randomly in several places at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker_engine.engine import Engine
 from ...support.engine.tiny_models import save_tokenizer
 from .quantized_folders import FORMATS, Folder, folder
 
-#: A module's tensors that may be absent, or that are not computed with.
+#: A module's tensors that may be absent, or that are not used.
 OPTIONAL = ("g_idx", "weight_format", "input_scale", "weight_shape", "weight_zero_point", "quant_map")
 ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, -5, 3, 5, 7, 128, 10**9, 10**30, 0.5, -0.5, float("nan"), float("inf")),
@@ -38,7 +38,7 @@ Load = Callable[[Folder], str | None]
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
-    """No damage makes it take gigabytes."""
+    """No damage may cause an allocation of gigabytes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
@@ -46,7 +46,7 @@ def memory() -> Iterator[None]:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """What is said against a checkpoint; None: it loads."""
+    """Return the error of a checkpoint; None if it loads."""
 
     def read(checkpoint: Folder) -> str | None:
         path = checkpoint.write(tmp_path)
@@ -157,7 +157,7 @@ def test_tensors_of_other_dtypes(load: Load, name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_scales_that_are_no_numbers(load: Load, name: str, value: float) -> None:
-    """In one place of a tensor; e8m0 and e4m3 have no infinity, and what e5m2 or e4m3 cannot hold is nan."""
+    """In one place of a tensor; e8m0 and e4m3 have no infinity, and values out of e5m2's or e4m3's range are NaN."""
     for component in _components(name):
         tensor = folder(name).tensors[f"{MODULE}.{component}"]
         is_e8m0 = name == "mxfp4" and component == "weight_scale"
@@ -237,17 +237,17 @@ def test_serve_ends_with_a_sentence(tmp_path: Path) -> None:
 
 
 def _group(name: str) -> tuple[str, ...]:
-    """Names of the field that says how large groups are, where there are groups."""
+    """Return the names of the group size's field, if the format has groups."""
     return () if name in ("int-quantized", "float-quantized") else ("group_size",)
 
 
 def _components(name: str) -> list[str]:
-    """A module's, by the ends of their names."""
+    """Return a module's tensors, by the ends of their names."""
     return [each.removeprefix(f"{MODULE}.") for each in folder(name).tensors if each.startswith(f"{MODULE}.")]
 
 
 def _paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """To each field of a nest of dictionaries."""
+    """Yield the path to each field of nested dictionaries."""
     if isinstance(value, dict):
         for key, element in value.items():
             yield (*above, key)
@@ -281,7 +281,7 @@ def _and_a_row(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _damage(checkpoint: Folder, name: str, rng: random.Random) -> None:
-    """In one place, in place."""
+    """Damage the checkpoint in one place."""
     key = rng.choice([each for each in checkpoint.tensors if ".layers." in each])
     match rng.choice(["config", "missing", "renamed", "shape", "dtype", "bytes"]):
         case "config":

@@ -1,4 +1,4 @@
-"""Downloads from a hub that is pretended (`fake_hub`), by processes that are real."""
+"""Downloads by real processes from a fake hub (`fake_hub`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def start(hub: FakeHub, tmp_path: Path) -> Iterator[Start]:
-    """Starts processes that locate the model; they share a cache."""
+    """Start processes that locate the model, with a shared cache."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(revision: str = "", **environment: str) -> subprocess.Popen[str]:
@@ -68,13 +68,13 @@ def start(hub: FakeHub, tmp_path: Path) -> Iterator[Start]:
 
 
 def folder(process: subprocess.Popen[str]) -> Path:
-    """Where it found the model, which is checked."""
+    """Return the model's folder, after checking its files."""
     found, _ = folder_and_log(process)
     return found
 
 
 def folder_and_log(process: subprocess.Popen[str]) -> tuple[Path, str]:
-    """Where it found the model, which is checked, and what it logged."""
+    """Return the model's folder, after checking its files, and the log."""
     out, log = process.communicate(timeout=60)
     assert process.returncode == 0, out + log
     found = Path(out.strip())
@@ -85,7 +85,7 @@ def folder_and_log(process: subprocess.Popen[str]) -> tuple[Path, str]:
 
 
 def refused(process: subprocess.Popen[str]) -> TerminationMessage:
-    """Why it did not find the model."""
+    """Return the error with which the process ended."""
     out, log = process.communicate(timeout=60)
     assert process.returncode == 2, out + log
     words = TerminationMessage.parse(out)
@@ -122,7 +122,7 @@ def test_what_a_killed_process_left_damaged_is_fetched_anew(hub: FakeHub, start:
 
 
 def _kill_in_the_middle(process: subprocess.Popen[str], cache: Path) -> int:
-    """Kills it; the bytes it leaves."""
+    """Kill it during the download; return the downloaded bytes."""
     _until_it_downloads(cache)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -150,7 +150,7 @@ def test_a_complete_cache_outlives_a_token(hub: FakeHub, start: Start) -> None:
     assert folder(start(HF_TOKEN="hf_expired")) == found
 
 
-@pytest.mark.slow  # the library is patient
+@pytest.mark.slow  # the library retries for long
 def test_an_incomplete_cache_without_a_hub_is_told(hub: FakeHub, start: Start, tmp_path: Path) -> None:
     folder(start())
     hub.close()
@@ -200,7 +200,7 @@ def test_a_revision_that_is_not_there(start: Start) -> None:
     assert "'v9'" in words.message
 
 
-@pytest.mark.slow  # so are we
+@pytest.mark.slow  # with retries
 def test_no_hub_at_all(hub: FakeHub, start: Start) -> None:
     hub.close()
     words = refused(start())

@@ -1,4 +1,4 @@
-"""A checkpoint's scales of keys and values: under every name that files have for them, used, unused and refused."""
+"""A checkpoint's scales of keys and values: under all names in files, used, unused and refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SPELLINGS = {
 
 
 def with_scales(source: Path, folder: Path, scales: dict[str, torch.Tensor | float], layers: int = 2) -> Path:
-    """A copy of a model that states scales in its first layers."""
+    """Return a copy of a model with scales in its first layers."""
     shutil.copytree(source, folder)
     tensors = load_file(folder / "model.safetensors")
     for layer in range(layers):
@@ -58,7 +58,7 @@ def with_scales(source: Path, folder: Path, scales: dict[str, torch.Tensor | flo
 
 
 def stated(llm: LLM) -> list[tuple[float, float]]:
-    """The scales of each layer's first head."""
+    """Return the scales of each layer's first head."""
     caches = llm.engine.executor.runner.pool.caches  # type: ignore[attr-defined]
     return [(float(cache.key_scales[3, 1, 0]), float(cache.value_scales[3, 1, 0])) for cache in caches]
 
@@ -81,7 +81,7 @@ def test_names(tiny_llama: Path, tmp_path: Path, spelling: str) -> None:
     ids=str,
 )
 def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_path: Path) -> None:
-    """A scale for each head, all of them different; four ranks hold each of two heads twice."""
+    """One scale per head, all different; four ranks hold each of two heads twice."""
     layers, heads = 5, 2
     model = save_model(tmp_path / "plain", tiny_llama_model(num_hidden_layers=layers, num_key_value_heads=heads))
     numbers = torch.arange(1, 2 * layers * heads + 1).view(2, layers, heads) / 64
@@ -106,7 +106,7 @@ def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_
 
 
 def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
-    """transformers' own keys, divided by the scale, as torch's float8 has them."""
+    """transformers' keys, divided by the scale, in torch's float8."""
     folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["compressed-tensors"])
     llm = LLM(str(folder), kv_cache_dtype="fp8_e4m3", num_gpu_blocks_override=8)
     prompt = [7, 300, 41, 5, 6, 90, 8]

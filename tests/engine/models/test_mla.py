@@ -1,4 +1,4 @@
-"""Latent attention over the paged latent cache against transformers', which makes every head's keys and values."""
+"""Latent attention with the paged latent cache, compared with transformers', which expands keys and values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_latent_attention_is_transformers(q_lora_rank: int | None, bias: bool) -
 
 
 def _in_chunks(attention: LatentAttention, x: torch.Tensor, chunks: list[int]) -> torch.Tensor:
-    """One sequence through a shuffled paged cache, a chunk a step."""
+    """Compute one sequence with a shuffled paged cache, one chunk per step."""
     spec = attention.config.cache
     assert (spec.num_kv_heads, spec.latent) == (1, True)
     keys = torch.zeros(6, BLOCK, 1, spec.head_dim)

@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer against transformers' own routers and experts."""
+"""The mixture-of-experts layer, compared with transformers' routers and experts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HIDDEN, SIZE, EXPERTS, TOP = 32, 24, 8, 3
 _SHAPE = {"hidden_size": HIDDEN, "num_experts_per_tok": TOP, "moe_intermediate_size": SIZE}
 _GROUPS = {"n_routed_experts": EXPERTS, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
 
-#: name → transformers' module, and the same in our terms.
+#: By name: transformers' module, and the same layer's config.
 CASES: dict[str, tuple[Any, MoEConfig]] = {
     "mixtral": (
         lambda: MixtralSparseMoeBlock(
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[Any, MoEConfig]] = {
 
 
 def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
-    """Fills our layer from transformers' module, whose names differ by family."""
+    """Copy the weights of transformers' module, whose names differ by family."""
     targets = {name.removeprefix("layers.0."): target.tensor for name, target in ours.weight_targets().items()}
 
     def find(*ends: str) -> torch.Tensor:
@@ -138,7 +138,7 @@ def test_the_layer_is_transformers(name: str) -> None:
 
 
 def assert_layer_is(name: str, build: Build) -> None:
-    """The layer of a case, with these kernels, gives what transformers' module gives."""
+    """Assert that a case's layer with these kernels gives the results of transformers' module."""
     make, config = CASES[name]
     torch.manual_seed(0)
     theirs = make().float().eval()

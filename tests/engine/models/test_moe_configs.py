@@ -1,6 +1,6 @@
-"""config.json of the mixtures of experts as the hub has them; transformers, which reads and writes them, judges.
+"""config.json of mixtures of experts from the hub, compared with transformers, which reads and writes them.
 
-The published sizes are checked by the number of weights that they add up to, in billions, as the models' cards say.
+Published sizes are checked by the total number of weights, in billions, as stated in the model cards.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _V2: dict[str, Any] = {
     "vocab_size": 102400,
 }
 
-#: name → architecture, config, weights in billions.
+#: By name: architecture, config, weights in billions.
 HUB: dict[str, tuple[str, dict[str, Any], float]] = {
     "Mixtral-8x7B": (
         "MixtralForCausalLM",

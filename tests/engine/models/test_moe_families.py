@@ -1,7 +1,8 @@
-"""Mixtures of experts and latent attention against transformers: logits and 64 greedy tokens, batched, chunked, cached.
+"""Mixtures of experts and latent attention, compared with transformers: logits and 64 greedy tokens, batched, chunked,
+cached.
 
-Each checkpoint is read in both spellings: three matrices an expert, as the hub has them, and transformers 5's stacks.
-Router weights are wide, so that two experts' scores are rarely close.
+Each checkpoint is read in both spellings: three matrices per expert, as on the hub, and transformers 5's stacks. Router
+weights are wide, so that two experts' scores are rarely close.
 """
 
 from __future__ import annotations

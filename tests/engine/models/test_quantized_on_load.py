@@ -1,4 +1,4 @@
-"""``--quantization int8|int4|fp8``: the model is the one whose matrices were quantized and written down as numbers."""
+"""``--quantization int8|int4|fp8`` equals a model whose matrices were quantized, dequantized and saved."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_ranks_hold_parts_of_the_same_matrices(name: str, tmp_path: Path) -> Non
 
 @dataclass(frozen=True)
 class Rank(SingleRank):
-    """One of two, which only loads."""
+    """One of two ranks, which only loads."""
 
     rank: int
     size: int = 2
@@ -134,7 +134,7 @@ class Rank(SingleRank):
 
 @pytest.mark.parametrize("method", ON_LOAD)
 def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
-    """The outputs are those of a checkpoint that holds what was rounded."""
+    """Outputs equal those of a checkpoint with the rounded values."""
     theirs = random_model("llama", {**SIZES, "vocab_size": 512}).bfloat16()
     save_model(tmp_path / "model", theirs)
     stored = ON_LOAD[method]
@@ -212,7 +212,7 @@ def test_no_number_is_no_weight(name: str, tensor: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "llama biases", "phi3"])
 def test_matrices_in_panels(name: str, method: str, tmp_path: Path, paged_run: Any) -> None:
-    """Near what rows give that are multiplied as they lie; and the same bits however a prompt is cut into steps."""
+    """Near the results of unpacked rows; and bitwise equal however a prompt is cut into steps."""
     kernels = select_kernels(CPU, torch.bfloat16)
     if kernels.block_panels is None:
         pytest.skip("this processor multiplies rows")

@@ -1,5 +1,6 @@
-"""Rotary positions that depend on the longest sequence: fixed once, and equal to transformers' on either side of the
-original length."""
+"""Rotary embeddings that depend on the longest sequence: fixed once, and equal to transformers' on both sides of the
+original length.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_one_side_of_the_original_length(
 
 
 def test_the_length_matters(tmp_path: Path, decoder_of: Any, paged_run: Any) -> None:
-    """Else the tests above would prove nothing."""
+    """Verifies that the tests above are meaningful."""
     torch.manual_seed(0)
     _longrope().float().save_pretrained(tmp_path)
     runs = [paged_run(decoder_of(tmp_path, max_model_len=n), [[5, 6, 7, 8]], new_tokens=1) for n in (_ORIGINAL, 99)]

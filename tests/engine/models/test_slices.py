@@ -1,7 +1,6 @@
-"""Ranks read the parts of weights that they hold, and nothing else.
+"""Ranks read exactly the parts of weights that they hold.
 
-Each target of a model is cut along a dimension that is drawn, at places that are drawn, and each part is loaded by
-itself.
+Each target of a model is cut along a random dimension at random places, and each part is loaded separately.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from . import llama_cpp
 
 @dataclass
 class _Targets:
-    """A model of weight targets alone."""
+    """A model that consists of weight targets."""
 
     config: ModelConfig
     named: dict[str, WeightTarget]
@@ -52,7 +51,7 @@ class _Targets:
 
 @dataclass
 class _Counted:
-    """A safetensors file that counts the bytes of what is taken from it."""
+    """A safetensors file that counts the bytes read from it."""
 
     file: Any
     read: list[int] = field(default_factory=list)
@@ -78,7 +77,7 @@ class _Counted:
 
 
 def _cut(tensor: torch.Tensor, dim: int, start: int, size: int) -> WeightTarget:
-    """A target for the part of a weight that begins at `start` along `dim`, where the whole has `size`."""
+    """Return a target for the part of a weight from `start` along `dim`, where the whole has `size`."""
     shares = [Shard.whole(length) for length in tensor.shape]
     shares[dim] = Shard(start, tensor.shape[dim], size)
     return WeightTarget.of(tensor, *shares)
@@ -89,7 +88,7 @@ def _cuts(size: int, ranks: int, rng: random.Random) -> list[int]:
 
 
 def _parts(whole: dict[str, WeightTarget], ranks: int, rng: random.Random) -> list[dict[str, WeightTarget]]:
-    """Each rank's weight targets. Not all are cut, and no gate over the shared experts, which is a vector in GGUF."""
+    """Return each rank's targets. Some stay whole, as do gates over shared experts, which are vectors in GGUF."""
     shares: list[dict[str, WeightTarget]] = [{} for _ in range(ranks)]
     for name, target in whole.items():
         shape = target.full_shape
@@ -128,7 +127,7 @@ def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Weigh
     ],
 )
 def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int, tmp_path: Path) -> None:
-    """And of its ends; a tied head on another stage is read there as well."""
+    """And the ends that it holds; a tied head on another stage is read there as well."""
     tiny_gguf(name).save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
@@ -169,7 +168,7 @@ def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
 
 @dataclass
 class _Seat(SingleRank):
-    """A rank that never talks to the others."""
+    """A rank that never communicates."""
 
     rank: int
     size: int
@@ -179,7 +178,7 @@ class _Seat(SingleRank):
     ("name", "ranks"), [("dbrx", 2), ("dbrx", 4), ("deepseek_v3", 4), ("gpt_oss", 2), ("mixtral", 4), ("qwen2_moe", 2)]
 )
 def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Path) -> None:
-    """Whole ones, also where all of a layer's are in one tensor, whichever way round."""
+    """Whole experts, also if all of a layer's are in one tensor, transposed or not."""
     tiny_gguf(name).save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
@@ -272,7 +271,7 @@ def test_parts_of_quantized_tensors(
 
 
 def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
-    """Q4_K, which the library does not write: small scales, and any numbers."""
+    """Return Q4_K blocks, which the library cannot write: small scales, and random codes."""
     import numpy as np
 
     blocks = np.frombuffer(rng.randbytes(np.prod(shape) // 256 * 144), dtype=np.uint8).reshape(-1, 144).copy()

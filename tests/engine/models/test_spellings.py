@@ -1,6 +1,6 @@
-"""Families whose code is remote only, and files as the hub has them: an equivalent model's weights, renamed.
+"""Families with remote code only, and the hub's files: an equivalent model's weights, renamed.
 
-What differs between Qwen 1 or InternLM and a Llama with biases is how the files spell and fuse the same tensors.
+Qwen 1 and InternLM differ from a Llama with biases only in how files name and fuse the same tensors.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_an_equivalent_models_weights_renamed(
 def test_files_without_the_models_prefix(
     make: Any, prefix: str, tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any
 ) -> None:
-    """As the first GPT-2 and BLOOM files are, with their masks beside the weights."""
+    """Like the first GPT-2 and BLOOM files, with masks beside the weights."""
     torch.manual_seed(0)
     theirs = randomized(make())
     theirs.save_pretrained(tmp_path)
@@ -204,7 +204,7 @@ def test_falcon_before_it_had_that_name(tmp_path: Path, decoder_of: Any, paged_r
 
 
 def test_gemma_3_with_its_vision_tower(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
-    """A multimodal checkpoint as transformers writes it: only the text decoder is taken."""
+    """A multimodal checkpoint as written by transformers: only the text decoder is used."""
     torch.manual_seed(0)
     text = {
         **{key: value for key, value in _SIZES.items() if key != "vocab_size"},

@@ -1,4 +1,4 @@
-"""Ranks that share a model, each a thread with its part of the weights, against the model that is whole."""
+"""Ranks that share a model, each a thread with its shard of the weights, compared with the whole model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker_engine.sizing.weight_sizes import Sharding, stage_weight_bytes, weig
 from ...support.engine.served import served
 from ...support.engine.tiny_models import random_model
 
-_VOCABULARY = 131  # which nothing divides
+_VOCABULARY = 131  # a prime
 
 #: Heads that 2, 3 and 4 ranks can share, and an MLP that they share unequally.
 _SIZES: dict[str, Any] = {
@@ -58,7 +58,7 @@ _LATENT: dict[str, Any] = {
 _GPT2 = {"n_embd": 96, "n_inner": 101, "n_layer": 2, "n_head": 12, "n_positions": 256}
 _BLOOM = {"hidden_size": 96, "n_layer": 2, "n_head": 12}
 
-#: name → transformers' model type, and the config.
+#: By name: transformers' model type, and config.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _SIZES),
     "llama biases, tied": ("llama", {**_SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -84,7 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {**_LATENT, "q_lora_rank": 16, "n_shared_experts": 1}),
 }
 
-#: Every model on as many ranks as can share its heads; and mixtures on ranks that share out whole experts.
+#: Every model with each number of ranks that can share its heads; and mixtures with whole experts per rank.
 CASES = [
     (name, size, False)
     for name, (_, options) in MODELS.items()
@@ -105,13 +105,13 @@ CASES = [
 
 
 def save(name: str, folder: Path) -> None:
-    """Saves the tiny random model with that name in `MODELS`."""
+    """Save the tiny random model with that name in `MODELS`."""
     model_type, options = MODELS[name]
     random_model(model_type, {"vocab_size": _VOCABULARY, **options}, std=0.2).save_pretrained(folder)
 
 
 class Together:
-    """What threads that stand for ranks have between them: a table, and a barrier before and after it is read."""
+    """Shared state of threads that act as ranks: a table, and a barrier before and after it is read."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -119,7 +119,7 @@ class Together:
         self.barrier = threading.Barrier(size, timeout=60)
 
     def exchange(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' `x`."""
+        """Return all ranks' `x`."""
         self.table[rank] = x.clone()
         self.barrier.wait()
         every = [each for each in self.table if each is not None]
@@ -146,7 +146,7 @@ class ThreadRanks:
 
 
 def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Decoder:
-    """One rank's part of the model in `folder`."""
+    """Load one rank's shard of the model in `folder`."""
     config, cpu = ModelConfig.from_dict(read_config(folder)), torch.device("cpu")
     backend, kernels = attention_backend(cpu, served(torch.float32)), select_kernels(cpu, torch.float32)
     build = Build(torch.float32, backend, kernels, ranks, whole_experts=whole_experts)
@@ -157,7 +157,7 @@ def load(folder: Path, ranks: Communicator, whole_experts: bool = False) -> Deco
 
 
 def on_every_rank(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
-    """What `work` returns on each rank."""
+    """Return what `work` returns on each rank."""
     together = Together(size)
 
     def guarded(rank: int) -> Any:
@@ -172,7 +172,7 @@ def on_every_rank(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
 
 
 def part_of(model: Decoder, ranks: Communicator) -> Any:
-    """`model` with a config of the caches that one of `ranks` keeps, as a test's runner makes them, and all logits."""
+    """Return `model` with a config of the caches of one rank, as a test's runner creates them, and all logits."""
     size = ranks.size
     layers = tuple(
         replace(layer, attention=replace(layer.attention, num_kv_heads=-(-layer.attention.num_kv_heads // size)))
@@ -216,7 +216,7 @@ def test_ranks_compute_what_one_computes(
 
 @pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
 def test_the_ranks_parts_are_the_whole(name: str, size: int, whole_experts: bool, tmp_path: Path) -> None:
-    """Each number of a weight is in some rank's target, at the place that its shard says."""
+    """Each element of a weight is in some rank's target, at its place by the shard."""
     save(name, tmp_path)
     parts = [
         load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).weight_targets() for rank in range(size)

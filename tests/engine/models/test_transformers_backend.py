@@ -1,4 +1,4 @@
-"""Models that only transformers knows, on our paged attention: against transformers alone; and those it must refuse."""
+"""Models that only transformers knows, with Stoker's paged attention, compared with transformers; refused models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict loading: nothing missing, nothing unused, and the spellings of several wrappers."""
+"""Strict loading: no missing or unused tensors, and the names of several wrappers."""
 
 from __future__ import annotations
 

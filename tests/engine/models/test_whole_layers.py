@@ -1,4 +1,4 @@
-"""Layers in one call of the CPU's kernels: the bits of their operations one by one, of every family that has such."""
+"""Layers in one call of the CPU's kernels have the bits of separate operations, for every family that supports it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ WHOLE = (
     "qwen2",
     "qwen3",
 )
-#: Whose layers have something else: norms with biases, norms over all heads, experts, attention beside the MLP.
+#: Families with other layers: norms with biases, norms over all heads, experts, parallel attention and MLP.
 IN_PARTS = ("gpt2", "olmo2", "mixtral", "falcon 7b")
 
-#: So that rows are whole blocks.
+#: Sizes for which rows are whole blocks.
 _IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
@@ -62,7 +62,7 @@ def _loaded(path: Path, dtype: torch.dtype, max_model_len: int = 128) -> Decoder
 @pytest.mark.parametrize("stored", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", WHOLE)
 def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
-    """Of numbers and of blocks; prompts of one token, and beyond windows and blocks."""
+    """Unquantized and in blocks; prompts of one token, and beyond windows and blocks."""
     kind, options = GGUF[name]
     format = GGMLQuantizationType[stored]
     if stored == "Q8_0":
@@ -77,7 +77,7 @@ def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gemma3", "phi3"])
 def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
-    """More rows than an MLP takes at once, and around that; keys of several parts."""
+    """More rows than an MLP processes at once, and numbers around that; keys of several splits."""
     kind, options = GGUF[name]
     path = tmp_path / "model.gguf"
     llama_cpp.write(random_model(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
@@ -90,7 +90,7 @@ def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, page
 def test_layers_that_cannot_be_whole_are_between_those_that_can(
     tmp_path: Path, paged_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four layers two in a row are computed as one, and the last one, which makes only the rows that are wanted."""
+    """Of four layers, two consecutive ones run in one call, and the last, which computes only the needed rows."""
     kind, options = GGUF["gemma3"]
     path = tmp_path / "model.gguf"
     tiny = random_model(kind, {**options, "num_hidden_layers": 4})
@@ -107,7 +107,7 @@ def test_layers_that_cannot_be_whole_are_between_those_that_can(
 
 
 def _same_in_parts(model: Decoder, run: Callable[[], Any]) -> None:
-    """What `run` gives has the same bits when each layer's operations are called one by one."""
+    """Assert that `run` gives the same bits when each layer's operations are called one by one."""
     assert [each.whole is not None for each in model.runs] == [True]
     whole = run()
     model.runs = [LayerRun(0, model.runs[0].layers)]

@@ -1,7 +1,7 @@
-"""Families with sliding windows through the engine, against transformers, where windows, tiles and blocks end askew.
+"""Families with sliding windows in the engine, compared with transformers, with unaligned windows, tiles and blocks.
 
-Windows are smaller than the kernel's tile (64 keys), equal to it and no multiple of it, nor of the block; prompts end
-around all these borders, and go on past the window. All is seeded by the case. The cache is guarded (`guarded_cache`).
+Windows are smaller than the kernel's tile (64 keys), equal to it, and no multiple of it or of the block; prompts end
+around all these borders, and continue beyond the window. Cases are seeded. The cache is guarded (`guarded_cache`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heads, agents and executors whose ranks run a fake model (`exec.crashing_rank`), all of them on this machine."""
+"""Heads, agents and executors whose ranks run a fake model (`exec.crashing_rank`), all on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZE, REMOTE, STEP_TIMEOUT_S = 4, 2, 20.0
 
 @dataclasses.dataclass
 class Agent:
-    """One that runs in a thread of this process, and how that ended."""
+    """An agent in a thread of this process, with its result."""
 
     agent: NodeAgent
     thread: threading.Thread
@@ -45,7 +45,7 @@ class Agent:
 
 
 class Nodes:
-    """What a test starts."""
+    """The processes and agents that a test starts."""
 
     def __init__(self, folder: Path) -> None:
         self.deaths, self.model = folder / "deaths", folder / "model"
@@ -78,7 +78,7 @@ class Nodes:
             (self.deaths / f"{point}-{rank}").write_text(how)
 
     def forget(self) -> None:
-        """Ranks that are started from now on live."""
+        """Make ranks that are started from now on live."""
         for file in self.deaths.iterdir():
             file.unlink()
 
@@ -115,7 +115,7 @@ class Nodes:
         return executor
 
     def process(self, rank: int) -> psutil.Process:
-        """A rank's; the agent's ranks are this process's children too."""
+        """Return a rank's process; the agent's ranks are also this process's children."""
         (found,) = (
             child
             for child in psutil.Process().children()
@@ -126,8 +126,8 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    """At the end no process, thread of an agent or descriptor is left."""
-    with rendezvous_at("127.0.0.1"):  # the first of a process leaves two descriptors of libuv's behind
+    """At the end no process, agent thread or descriptor may be left."""
+    with rendezvous_at("127.0.0.1"):  # the first one of a process leaves two libuv descriptors open
         pass
     before, open_files = set(psutil.Process().children(recursive=True)), psutil.Process().num_fds()
     made = Nodes(tmp_path)

@@ -1,12 +1,12 @@
-"""Machines for tests: each has a network, mounts (and /dev/shm), IPC and processes of its own; TCP alone joins them.
+"""Simulated machines: each has its own network, mounts (and /dev/shm), IPC and processes; only TCP connects them.
 
     machine 0: bridge, 10.177.N.1 ─┬─ machine 1: eth0, 10.177.N.2
                                    └─ machine 2: eth0, 10.177.N.3
 
-By IPv6 they are fd00:177::1, ::2, ::3.
+Their IPv6 addresses are fd00:177::1, ::2, ::3.
 
-Linux namespaces, made with unshare(1) and ip(8), which root may. All processes of a machine end with its first one, and
-that ends with the test's process.
+They are Linux namespaces, created with unshare(1) and ip(8), which requires root. All processes of a machine end with
+its first one, and that ends with the test's process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBERS = itertools.count(os.getpid() % 200)
 
 
 def cannot() -> str:
-    """Why there can be no machines here; empty where there can."""
+    """Return why machines cannot be created; empty if they can."""
     if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
         return f"needs {', '.join(missing)}"
     tried = subprocess.run(["unshare", "-n", "-m", "-i", "-p", "--fork", "true"], capture_output=True, text=True)
@@ -37,10 +37,10 @@ def cannot() -> str:
 
 
 class Machine:
-    """A machine without a network yet.
+    """A machine, initially without a network.
 
     Attributes:
-        address: in the network of all machines.
+        address: address in the machines' network.
     """
 
     def __init__(self, address: str) -> None:
@@ -55,15 +55,15 @@ class Machine:
         self.run("ip", "link", "set", "lo", "up")
 
     def enter(self, *words: str) -> list[str]:
-        """The command that runs `words` on this machine."""
+        """Return the command that runs `words` on this machine."""
         return ["nsenter", "-t", str(self.pid), "-n", "-m", "-i", "-p", "--", *words]
 
     def run(self, *words: str) -> str:
-        """Runs a command; returns what it prints."""
+        """Run a command; return its output."""
         return subprocess.run(self.enter(*words), check=True, capture_output=True, text=True, timeout=60).stdout
 
     def start(self, *words: str, log: Path, **environment: str) -> subprocess.Popen[bytes]:
-        """Starts a Python program in the background; its output goes to `log`."""
+        """Start a Python program in the background; its output goes to `log`."""
         with log.open("wb") as output:
             return subprocess.Popen(
                 self.enter(sys.executable, *words),
@@ -74,7 +74,7 @@ class Machine:
             )
 
     def processes(self, *words: str) -> list[psutil.Process]:
-        """Those of this machine with all `words` in their command lines, known by their numbers outside of it."""
+        """Return this machine's processes with all `words` in their command lines, by their pids outside of it."""
         found = []
         pid_namespace = Path(f"/proc/{self.pid}/ns/pid").readlink()
         for process in psutil.process_iter():
@@ -89,7 +89,7 @@ class Machine:
         return found
 
     def close(self) -> None:
-        """Ends all its processes."""
+        """End all its processes."""
         assert self._first.stdin is not None
         self._first.stdin.close()
         self._first.wait(120)
@@ -121,17 +121,17 @@ class Machines:
         return self.all[index]
 
     def cut(self, index: int) -> None:
-        """Pulls a machine's cable."""
+        """Disconnect a machine."""
         self.all[0].run("ip", "link", "set", f"port{index}", "down")
 
     def fix(self, index: int) -> None:
-        """Puts it in again."""
+        """Reconnect a machine."""
         self.all[0].run("ip", "link", "set", f"port{index}", "up")
 
 
 @contextmanager
 def machines(count: int) -> Iterator[Machines]:
-    """Some machines, which end with the block."""
+    """Run some machines during the block."""
     made: Any = None
     try:
         made = Machines(count)

@@ -1,6 +1,7 @@
-"""A model on several machines answers as on one; machines that die, are cut off, or leave are survived or said.
+"""A model on several machines gives the results of one machine; dead, disconnected or leaving machines are survived or
+reported.
 
-Real: all of it, on machines that share nothing but a network (`machines`).
+Nothing is faked, on machines that share only a network (`machines`).
 """
 
 from __future__ import annotations
@@ -151,11 +152,11 @@ def test_a_model_on_two_machines(
     assert not two[1].processes("stoker_engine.exec.rank_main")
 
 
-@pytest.mark.slow(drawn=False)  # engines' lives are drawn: the same, and more
+@pytest.mark.slow(drawn=False)  # the test with two engines covers more
 def test_a_life_of_two_machines(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    """A rank is killed, its agent is, the cable is pulled; each time the cause is said and the model served again."""
+    """A rank is killed, its agent too, the network cut; each time the cause is reported, and the model served again."""
     served = Served(two, tiny_llama, tmp_path)
     served.wait_ready()
     assert served.complete() == alone[0][0]
@@ -209,7 +210,7 @@ def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama
     status, _ = served.ask("/v1/completions", {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": 12})
     assert status in (500, 503)  # ranks are looked at without requests too
     served.wait_log("rank 1 of 2 on node 1 (" + two[1].address + ") was stopped")
-    assert served.server.wait(120) == 1  # a stuck engine is not loaded again: its machine may be ill
+    assert served.server.wait(120) == 1  # a stuck engine is not restarted: its machine may be faulty
     os.kill(served.process(1, "--headless").pid, signal.SIGTERM)
     assert served.agent.wait(60) == 0
     assert not two[1].processes("stoker_engine.exec.rank_main")
@@ -219,8 +220,11 @@ def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama
 def test_a_life_of_two_engines_on_two_machines(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    """Copy 1's ranks are on node 1. Whatever happens to it, to its agent or to its cable, engine 0 answers, the cause
-    is said, and in the end both serve."""
+    """Engine 1's ranks are on node 1.
+
+    Whatever happens to it, to its agent or to its network, engine 0 serves, the cause is reported, and finally both
+    serve.
+    """
     served = Served(two, tiny_llama, tmp_path, data_parallel_size=2, step_timeout=20)
     other_engine, rank_main = "engine 1 (of 2)", "stoker_engine.exec.rank_main"
 

@@ -1,4 +1,4 @@
-"""Which nodes a head admits: their arguments, version, model and key, and those that do not come in time."""
+"""Which nodes a head admits, by arguments, version, model and key, and nodes that do not arrive in time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_nodes_must_have_the_same_version_and_model(nodes: Nodes, monkeypatch: p
 
 
 def test_another_key(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head goes on waiting for a node with the right one."""
+    """The head keeps waiting for a node with the right key."""
     monkeypatch.setenv("STOKER_NODE_KEY", "the right one")
     found: list[BaseException | None] = []
 
@@ -104,7 +104,7 @@ def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
-    """It is hung up on, and not taken in by a head that will never end it."""
+    """Its connection is closed; a stopping head must not admit a node that it will never end."""
     head = nodes.head()
     line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port), 120))
     try:

@@ -1,4 +1,4 @@
-"""Where ranks are: every rank is on one node, nodes have equally many, and what a node is told agrees with the head."""
+"""Placement of ranks: each is on one node, nodes have equal numbers, and a node's placement agrees with the head's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
 
 @given(LAYOUTS)
 def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
-    """Each rank of a node, and nobody else, has another place there; the places are all there are."""
+    """Each rank of a node has a different local rank; all local ranks are used."""
     tensor, stages, engines, nodes = layout
     placement = RankPlacement.of(_args(*layout))
     found: dict[int, list[tuple[int, int]]] = {}

@@ -1,7 +1,8 @@
-"""Ranks of another node die, stop, hang; so does its agent; strangers come: who waits is told what happened, and where.
+"""Ranks of another node die, stop or hang; so does its agent; strangers connect: waiting requests get the cause and the
+node.
 
 Real: the executor, the head, the agent, the processes, TCP on this machine. Faked: the model, as in
-`exec.crashing_rank`, of which two ranks are here and one there.
+`exec.crashing_rank`, of which two ranks are local and one is remote.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def test_one_ends_and_all_do_and_then_live_again(point: str, rank: int, how: str
     assert re.search(where, str(ended.value))
     wait_until(_no_ranks, "a rank lives on")
     if executor is not None:
-        executor._close()  # as its process would have ended
+        executor._close()  # as if its process had ended
     nodes.forget()
     again = nodes.executor()
     run_steps(again, 3)
@@ -143,7 +144,7 @@ def test_killed_at_any_moment(seed: int, nodes: Nodes) -> None:
 
 
 def test_the_head_first_and_strangers_meanwhile_and_after(nodes: Nodes) -> None:
-    """Random bytes, connections that say nothing, half a greeting, lengths that no message has: none of them hurts."""
+    """Random bytes, silent connections, half a handshake, invalid lengths: none has an effect."""
     chance = random.Random(0)
     strangers: list[socket.socket] = []
 
@@ -176,7 +177,7 @@ def test_the_head_first_and_strangers_meanwhile_and_after(nodes: Nodes) -> None:
         stranger.close()
 
 
-#: What JSON can hold and no node says, once it has shown that it knows the key.
+#: Valid JSON that no node sends, after authentication with the key.
 NONSENSE = [
     "[]",
     "null",
@@ -196,7 +197,7 @@ NONSENSE = [
 
 
 def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """It is hung up on, and other nodes come as before."""
+    """The connection is closed, and other nodes are admitted as before."""
     head = nodes.head()
     for nonsense in NONSENSE:
         line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port)))

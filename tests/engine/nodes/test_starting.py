@@ -1,4 +1,4 @@
-"""``stoker serve`` on one of several machines, before the others are there: what it says, and how it stops."""
+"""``stoker serve`` on one of several machines, before the others have joined: its log, and how it stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _free_port() -> int:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts the command on a node of two."""
+    """Start the command on one of two nodes."""
     with ExitStack() as started:
 
         def start(words: Sequence[object], **environment: str) -> subprocess.Popen[str]:
@@ -69,7 +69,7 @@ def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_node_that_looks_for_its_model_can_be_stopped(start: Start, signum: signal.Signals, tmp_path: Path) -> None:
-    """A hub that takes the connection, and says nothing."""
+    """The hub accepts the connection, and does not respond."""
     with socket.create_server(("127.0.0.1", 0)) as hub:
         environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
         node = start(

@@ -1,7 +1,7 @@
-"""A rank that does what a test asks of it. Run as ``collective_rank.py RANK SIZE FD TIMEOUT_S FOLDER WHAT``.
+"""A scripted rank. Run as ``collective_rank.py RANK SIZE FD TIMEOUT_S FOLDER WHAT``.
 
-WHAT is ``operations``: everything in `OPERATIONS` is done on what `given` makes, and the results are saved in FOLDER;
-or how rank 1 leaves the others alone: ``exit``, ``sleep``, ``close``. What that raises in the others is saved.
+WHAT is ``operations``: everything in `OPERATIONS` is applied to `rank_input`, and the results are saved in FOLDER; or
+how rank 1 leaves the others: ``exit``, ``sleep``, ``close``. The errors of the others are saved.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from stoker_engine.parallel.torch_communicator import World
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, 1), (1, 64), (7, 33), (256, 48), (0, 8), (5,), (2, 3, 17))
-#: Of the last dimension, by rank; the first as many as there are ranks count.
+#: Widths of the last dimension, by rank; as many are used as there are ranks.
 WIDTHS = ((8, 8, 8), (9, 9, 7), (1, 0, 5), (5, 4, 4), (0, 0, 0))
 
 
 def rank_input(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """What that rank brings; of very different sizes, so that sums depend on their order."""
+    """Return the rank's input; elements have very different sizes, so that sums depend on their order."""
     generator = torch.Generator().manual_seed(1000 * rank + sum(shape))
     exponents = torch.randint(-6, 7, shape, generator=generator)
     return (torch.randn(shape, generator=generator) * 2.0**exponents).to(dtype)
 
 
 def operations(ranks: Communicator) -> dict[str, list[torch.Tensor]]:
-    """Results by operation, in the order of `DTYPES` × `SHAPES` or `WIDTHS`."""
+    """Return results by operation, in the order of `DTYPES` × `SHAPES` or `WIDTHS`."""
     done: dict[str, list[torch.Tensor]] = {name: [] for name in ("sums", "again", "rows", "gathered", "sent")}
     for dtype in DTYPES:
         for shape in SHAPES:

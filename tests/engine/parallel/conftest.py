@@ -1,4 +1,4 @@
-"""Ranks on accelerators that are not there."""
+"""Ranks on simulated accelerators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stoker_engine.parallel.layout import RankLayout
 
 @pytest.fixture
 def meet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, RankLayout], Joined]]:
-    """Makes a rank meet the others, who are not there."""
+    """Join a rank with simulated other ranks."""
     begin = distributed.init_process_group
 
     def fake(backend: str, *, store: Any, rank: int, world_size: int, timeout: Any) -> None:
         begin("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
     monkeypatch.setattr(torch_communicator.distributed, "init_process_group", fake)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # as a rank sets it, for good, in its own process
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # a rank sets it in its own process
     yield lambda rank, layout: join(rank, layout, "file:///dev/null", 1.0)

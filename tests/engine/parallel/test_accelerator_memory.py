@@ -1,5 +1,6 @@
-"""What a rank's accelerator holds against the planner's sums: weights, cache and activations of models as they are,
-whole and shared, by their shapes alone (`fake_device`)."""
+"""Memory of a rank's accelerator compared with the planner: weights, cache and activations of real models, whole and
+sharded, by shapes only (`fake_device`).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ TOKENS: Final = 8192
 
 
 class Case(NamedTuple):
-    """A model, and how it is served."""
+    """A model with its serving options."""
 
     config: dict[str, Any]
     sizes: dict[str, Any]
@@ -67,7 +68,7 @@ CASES: Final = {
 }
 
 
-#: Whose ranks hold more than others' do: biases that are added to sums, norms of all ranks' heads, sizes of heads.
+#: Families whose ranks hold more than others: biases added to sums, norms over all ranks' heads, head sizes.
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "GPTNeoX": {"num_key_value_heads": 32, "layer_norm_eps": 1e-5, "use_parallel_residual": True},
     "Cohere": {"layer_norm_eps": 1e-5, "logit_scale": 0.25, "use_qk_norm": True},
@@ -76,14 +77,14 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
 
 
 class Held(NamedTuple):
-    """Bytes: once the model is there, and the most that a step of prompts takes besides."""
+    """Bytes of the loaded model, and the additional peak of a prompt step."""
 
     loaded: int
     step: int
 
 
 def held(case: Case, meet: Meet, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> Held:
-    """By the first rank."""
+    """Return the memory of the first rank."""
     sizes = {"max_model_len": TOKENS, "max_num_batched_tokens": TOKENS, **case.sizes, **sizes}
     args = EngineArgs("m", device="cuda", **sizes)
     layout = RankLayout.of(args)
@@ -103,7 +104,7 @@ def held(case: Case, meet: Meet, monkeypatch: pytest.MonkeyPatch, **sizes: Any) 
             joined.close()
 
 
-#: What says no more than the others.
+#: Cases that are covered by others.
 SLOW: Final = ("Llama-3-70B int4 by 8", "Mixtral-8x7B by 8", "DeepSeek-V3 fp8 by 8")
 
 
@@ -111,7 +112,7 @@ SLOW: Final = ("Llama-3-70B int4 by 8", "Mixtral-8x7B by 8", "DeepSeek-V3 fp8 by
 def test_all_that_is_held_is_within_three_hundredths_of_what_is_planned(
     name: str, meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache takes what the sums leave; so all together must be what may be used."""
+    """The cache takes what remains, so that the total must equal the usable memory."""
     case = CASES[name]
     found = held(case, meet, monkeypatch, max_num_seqs=64)
     args = EngineArgs("m", **case.sizes)

@@ -1,4 +1,4 @@
-"""What ranks on accelerators say to each other in a step, traced on fake devices.
+"""Communication of ranks on accelerators during a step, traced on fake devices.
 
 Real: the runner, the model's layers, the groups, torch.distributed's calls. Fake: tensors (`fake_device`), and the
 backend, which moves nothing (torch's own fake process group).
@@ -43,7 +43,7 @@ from ...support.engine.fake_device import (
 def trace(
     meet: Callable[[int, RankLayout], Joined], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[list[DeviceTrace]]]:
-    """Traces what each rank of a layout does in `steps`, or the first few: [rank][step]."""
+    """Trace each rank of a layout in `steps`, or in the first few: [rank][step]."""
 
     def run(
         config: dict[str, Any], steps: list[Step], ranks: int | None = None, **sizes: Any
@@ -76,7 +76,7 @@ Trace = Callable[..., list[list[DeviceTrace]]]
 
 
 def called(traced: list[list[DeviceTrace]]) -> list[list[list[Call]]]:
-    """What ranks call: [rank][step]."""
+    """Return the ranks' calls: [rank][step]."""
     return [[step.calls for step in of_rank] for of_rank in traced]
 
 
@@ -90,11 +90,11 @@ def test_two_sums_a_layer_and_one_gather(tensor: int, experts: str | None, trace
     assert all(of_rank == traced[0] for of_rank in traced), "ranks of a stage do not do the same"
     for calls, num_tokens in zip(traced[0], (25, 2), strict=True):
         sums = [call for call in calls if call.operation == "allreduce"]
-        # Behind its attention the last layer computes the two tokens that have logits.
+        # After its attention, the last layer computes only the two tokens that have logits.
         sizes = [num_tokens] * (2 * 4 - 1) + [2, 2]
         assert sums == [Call("allreduce", (size, 4096), torch.bfloat16) for size in sizes]
         [gather] = [call for call in calls if call.operation != "allreduce"]
-        assert gather == Call("allgather_base", (2 * 16,), torch.uint8)  # of each row a number and its place
+        assert gather == Call("allgather_base", (2 * 16,), torch.uint8)  # each row's value and index
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 3), (2, 2)])

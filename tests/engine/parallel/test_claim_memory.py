@@ -1,4 +1,4 @@
-"""Memory that is there before it is used."""
+"""Memory is claimed before it is used."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MIB = 1 << 20
 
 
 def resident() -> int:
-    """Bytes of memory that this process has written."""
+    """Return the bytes of resident memory of this process."""
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) << 10
 
 
 @pytest.fixture
 def fresh() -> torch.Tensor:
-    """64 MiB that nobody wrote."""
+    """Return 64 MiB of untouched memory."""
     return torch.from_numpy(np.frombuffer(mmap.mmap(-1, 64 * MIB, mmap.MAP_PRIVATE), dtype=np.uint8))
 
 

@@ -1,4 +1,4 @@
-"""What a container allows, as the kernel writes it."""
+"""A container's limits, in the kernel's files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_threads_stay_within_the_containers_processors(
         device.limit_threads()
         assert torch.get_num_threads() == threads
         torch.set_num_threads(4)
-        for limit in (2, None, 8):  # whoever comes later and knows of nobody changes nothing
+        for limit in (2, None, 8):  # later calls without further information change nothing
             device.limit_threads(limit)
             assert torch.get_num_threads() == min(2, threads)
     finally:

@@ -1,4 +1,4 @@
-"""What the system was told of a tensor's memory."""
+"""Advice to the kernel about a tensor's memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def _of_mapping(address: int, name: str) -> list[str]:
-    """What /proc/self/smaps says by that name of the mapping of an address."""
+    """Return the lines with this name in /proc/self/smaps for the mapping of an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()
@@ -33,8 +33,8 @@ def _is_advised(address: int) -> bool:
 
 
 def test_whole_pages_of_a_matrix_are_asked_for() -> None:
-    """And what is written there stays."""
-    # Memory of its own, since what the allocator hands out may lie in large pages that another matrix asked for.
+    """Data written there stays."""
+    # Its own mapping: memory from the allocator may lie in huge pages requested for another matrix.
     tensor = torch.frombuffer(mmap.mmap(-1, 40 << 20), dtype=torch.uint8)
     middle = tensor.data_ptr() + (20 << 20)
     assert not _is_advised(middle)
@@ -45,7 +45,7 @@ def test_whole_pages_of_a_matrix_are_asked_for() -> None:
 
 
 def test_small_tensors_beside_each_other_share_large_pages() -> None:
-    """Also where memory was in use before: it is moved. What lies far from all of them stays as it is."""
+    """Also if the memory was used before: it is moved. Tensors far from all others stay in place."""
     mapping = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(mapping, dtype=torch.uint8).fill_(3)
     many = list(memory[: 20 << 20].split(300_000))

@@ -1,4 +1,4 @@
-"""How ranks that are processes meet: in shared memory where all can, else as they can everywhere."""
+"""How ranks that are processes join: by shared memory if all can, otherwise by torch.distributed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ joined.close()
         ("kernels,kernels", "ShmCommunicator"),
         ("kernels,nothing", "TorchCommunicator"),
         pytest.param("nothing,kernels", "TorchCommunicator", marks=pytest.mark.slow),
-        pytest.param("no memory,no memory", "TorchCommunicator", marks=pytest.mark.slow),  # they do without
+        pytest.param("no memory,no memory", "TorchCommunicator", marks=pytest.mark.slow),  # without shared memory
     ],
 )
 def test_ranks_meet_where_all_can(have: str, kind: str) -> None:

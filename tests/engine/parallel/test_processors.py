@@ -1,4 +1,4 @@
-"""Which processors ranks compute on: drawn machines with holes, uneven nodes and hyperthreads; the kernel's files."""
+"""CPUs of ranks: random machines with holes, uneven nodes and hyperthreads; the kernel's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker_engine.parallel.processors import Machine, ProcessorShare, bind, cro
 
 
 def draw(chance: random.Random) -> Machine:
-    """1 – 8 nodes; some processors are offline or forbidden, some nodes have none, some machines name no nodes."""
+    """Draw 1 – 8 nodes; some CPUs are offline or forbidden, some nodes have none, some machines list no nodes."""
     num_nodes, num_cores, threads = chance.randint(1, 8), chance.randint(1, 12), chance.choice((1, 1, 2, 4))
     total = num_nodes * num_cores
     cores = [frozenset(number + total * thread for thread in range(threads)) for number in range(total)]
@@ -27,7 +27,7 @@ def draw(chance: random.Random) -> Machine:
     if chance.random() < 0.2:
         nodes.insert(chance.randrange(num_nodes), frozenset())  # memory without processors
     if chance.random() < 0.2:
-        nodes = nodes[: chance.randrange(num_nodes)]  # the others are not named
+        nodes = nodes[: chance.randrange(num_nodes)]  # the others are not listed
     quota = chance.choice((None, None, chance.uniform(0.1, 2 * total)))
     return Machine(allowed, tuple(nodes), tuple(cores) if chance.random() < 0.8 else (), quota)
 
@@ -60,19 +60,19 @@ def test_drawn_machines(seed: int) -> None:
     used = frozenset[int]().union(*(share.processors for share in shares))
     if count >= len(nodes):
         assert all(share.processors in nodes for share in shares)
-        for node in nodes:  # one lies idle only where a rank on it would have fewer cores than any other one
+        for node in nodes:  # a node is idle only if a rank on it would have fewer cores than all others
             if not node & used:
                 idle = sum(bool(core & node) for core in cores)
                 for other in nodes:
                     ranks = sum(share.processors == other for share in shares)
                     assert idle * ranks <= sum(bool(core & other) for core in cores)
-    else:  # no node has two owners, and none lies idle
+    else:  # no node has two owners, and none is idle
         assert used == machine.allowed
         assert sum(len(share.processors) for share in shares) == len(used)
 
 
 def test_two_sockets() -> None:
-    """32 cores with hyperthreads: a socket has 0 – 15 and 32 – 47, the other one the rest."""
+    """32 cores with hyperthreads: one socket has 0 – 15 and 32 – 47, the other the rest."""
     cores = tuple(frozenset({number, number + 32}) for number in range(32))
     nodes = (parse_cpulist("0-15,32-47"), parse_cpulist("16-31,48-63\n"))
     machine = Machine(frozenset(range(64)), nodes, cores)
@@ -122,7 +122,7 @@ def test_threads_that_are_started_later_are_bound_too() -> None:
         thread.start()
         thread.join()
         assert found == [{one}]
-        bind(ProcessorShare(frozenset({max(before) + 500}), 1, False))  # there is none: nothing changes
+        bind(ProcessorShare(frozenset({max(before) + 500}), 1, False))  # no such CPU: nothing changes
         assert os.sched_getaffinity(0) == {one}
     finally:
         os.sched_setaffinity(0, before)

@@ -1,7 +1,7 @@
-"""Sums, joins and copies in shared memory, against the same done by torch on what all ranks bring.
+"""Reductions, gathers and broadcasts in shared memory, compared with torch's results on all ranks' inputs.
 
-Ranks are threads where only results matter, which the memory cannot tell from processes; and processes, forked from
-this one, where they are killed and stopped.
+Ranks are threads if only results matter, which shared memory cannot distinguish from processes; they are forked
+processes if they are killed and stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SUMMED = (*FLOATS, torch.int64, torch.int32)
 SENT = (*SUMMED, torch.uint8, torch.bool, torch.float8_e4m3fn)
 SIZES = [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)]
-#: Elements around everything that lengths are compared with: vectors, one pass (32 KiB), a slot (256 KiB), two slots.
+#: Elements around all size thresholds: vectors, one pass (32 KiB), a slot (256 KiB), two slots.
 EDGES = (0, 1, 4, 8, 16, 32, 64, 640, 8192, 16384, 65536, 131072, 262144)
 
 
@@ -54,7 +54,7 @@ def region() -> Iterator[int]:
 
 
 def together(size: int, work: Callable[[ShmCommunicator], T], timeout_s: float = 120, spin_us: float = 50) -> list[T]:
-    """What `work` returns in each of that many ranks, which are threads."""
+    """Return what `work` returns in each of `size` ranks, which are threads."""
     with region() as fd, ThreadPoolExecutor(size) as pool:
         members = [ShmCommunicator(rank, size, fd, timeout_s, kernels(), spin_us) for rank in range(size)]
         return list(pool.map(work, members))
@@ -65,7 +65,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Bit for bit, but for what kind of not-a-number a number is."""
+    """Assert bitwise equality, except for the kind of NaN."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     if found.dtype in FLOATS:
         assert torch.equal(found.isnan(), expected.isnan())
@@ -74,7 +74,9 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def rank_input(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """What that rank brings: of very different sizes, so that sums depend on their order; some are odd or signed 0."""
+    """Return the rank's input: elements have very different sizes, so that sums depend on their order; some are NaN,
+    infinite or signed zeros.
+    """
     generator = torch.Generator().manual_seed(seed * 64 + rank)
     if not dtype.is_floating_point:
         return torch.randint(0, 100, shape, generator=generator).to(dtype)
@@ -91,7 +93,7 @@ def summed(parts: list[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of those that ranks do together; `widths` by rank."""
+    """An operation of all ranks; `widths` by rank."""
 
     name: str
     dtype: torch.dtype
@@ -205,7 +207,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 class Forked:
-    """Ranks that are processes, each of which does operations until it is told to end or one fails.
+    """Ranks that are processes; each runs operations until the test ends it or one fails.
 
     They are forked, so that torch need not be imported again, and use only what works after a fork: the kernels.
     """
@@ -238,7 +240,7 @@ class Forked:
                     outcome = "wrong"
                 rounds += 1
                 if rounds == 3:
-                    os.write(write, b"+")  # under way
+                    os.write(write, b"+")  # running
         except BaseException as error:
             outcome = f"{type(error).__name__} {error}"
         os.write(write, outcome.encode())
@@ -249,7 +251,7 @@ class Forked:
             assert os.read(pipe, 1) == b"+"
 
     def last_words(self, rank: int) -> str:
-        """Waits until the rank has ended."""
+        """Wait until the rank has ended, and return its last message."""
         text = b""
         while more := os.read(self.pipes[rank], 4096):
             text += more
@@ -285,15 +287,15 @@ ENDS = [
 def test_nobody_waits_forever_for_a_rank_that(how: signal.Signals, size: int, seed: int) -> None:
     chance = random.Random(seed)
     with forked(size, seed, spin_us=chance.choice((0, 50))) as ranks:
-        time.sleep(chance.uniform(0, 0.1))  # sleeps: the moment of the death is drawn
+        time.sleep(chance.uniform(0, 0.1))  # sleeps: random moment of the death
         victim = chance.randrange(size)
         os.kill(ranks.pids[victim], how)
         for rank in set(range(size)) - {victim}:
             report = ranks.last_words(rank)
             assert report.startswith("RankLostError") and f"rank {rank} of {size} waited in vain" in report, report
             late = report.partition("for rank ")[2].partition(" (")[0].split(", ")
-            assert str(victim) in late, report  # the others too, where the machine let them wait as long
-        if how == signal.SIGSTOP:  # and who wakes up too late continues with nothing either
+            assert str(victim) in late, report  # other ranks too, if they waited as long
+        if how == signal.SIGSTOP:  # a rank that wakes up too late must not continue either
             os.kill(ranks.pids[victim], signal.SIGCONT)
             assert "waited in vain" in ranks.last_words(victim)
 
@@ -304,9 +306,9 @@ def test_short_stops_change_nothing() -> None:
         for _ in range(20):
             victim = ranks.pids[chance.randrange(3)]
             os.kill(victim, signal.SIGSTOP)
-            time.sleep(chance.uniform(0, 0.02))  # sleeps: how long it is stopped is drawn
+            time.sleep(chance.uniform(0, 0.02))  # sleeps: random duration of the stop
             os.kill(victim, signal.SIGCONT)
-            time.sleep(chance.uniform(0, 0.005))  # sleeps: the moment of the next stop is drawn
-        os.kill(ranks.pids[0], signal.SIGKILL)  # not one of them found a wrong sum until here
+            time.sleep(chance.uniform(0, 0.005))  # sleeps: random moment of the next stop
+        os.kill(ranks.pids[0], signal.SIGKILL)  # no rank found a wrong sum so far
         os.kill(ranks.pids[1], signal.SIGKILL)
         assert ranks.last_words(0) == ranks.last_words(1) == ""

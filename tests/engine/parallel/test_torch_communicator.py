@@ -1,4 +1,4 @@
-"""Sums, joins and copies between real processes, against the same done by torch on what all of them bring."""
+"""Reductions, gathers and broadcasts between real processes, compared with torch's results on all inputs."""
 
 from __future__ import annotations
 

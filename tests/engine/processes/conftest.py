@@ -29,7 +29,7 @@ MakeLLM = Callable[..., AsyncLLM]
 
 @pytest.fixture
 def make_llm(tiny_llama: Path) -> Iterator[MakeLLM]:
-    """Makes clients, not loaded yet; they are shut down in the end."""
+    """Create clients that are not loaded yet; they are shut down at the end."""
     made: list[AsyncLLM] = []
 
     def make(model: str | None = None, step: str | None = None, **options: float) -> AsyncLLM:

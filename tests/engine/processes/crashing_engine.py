@@ -1,22 +1,22 @@
-"""An engine process that dies where it is told to. Run as ``crashing_engine.py DEATHS …``, with `main`'s arguments.
+"""An engine process that dies at scripted points. Run as ``crashing_engine.py DEATHS …``, with `main`'s arguments.
 
-Real: the process's main loop, scheduler, KV manager, pipe. Faked: the model; nothing here imports torch, so that a
-life begins in a fraction of a second. DEATHS is a folder; a file in it is a point of a life, each of its lines how to
-die there, once. Whoever reaches that point takes the first line and dies so. A file ``POINT-COPY`` is for one of
-several engines of the model:
+Real: the process's main loop, scheduler, KV manager, pipe. Faked: the model; torch is not imported, so that a start
+takes a fraction of a second. DEATHS is a folder with a file per point of a life; each line is a way to die there, once.
+A process that reaches the point takes the first line, and dies like that. A file ``POINT-ENGINE`` is for one of several
+engines of the model:
 
     start   before anything is received              N          by signal N (19: it is only stopped)
     load    while the model is loaded                raise      by an exception of its own
     take    with a request, before its first step    memory     by a MemoryError
-    step    in a step, before any token is sent      exit       without a word
-    token   in the 20th step from now                hang       not at all, but it goes no further
+    step    in a step, before any token is sent      exit       without a message
+    token   in the 20th step from now                hang       does not die, but hangs
                                                      argument   by what loading may raise
     send    with half of a message in the pipe       unpicklable, junk   with outputs that cannot be sent, or read
 
     adapter   while an adapter is loaded
 
-An adapter's path is a file of DEATHS, or ``FILE-COPY`` where there is one. Its text is the digest; or `wrong: …`, which
-is what is wrong with it; or `wait`, until it says something else. Tokens of requests with an adapter are odd.
+An adapter's path is a file of DEATHS, or ``FILE-ENGINE`` if that exists. Its text is the digest; or `wrong: ERROR`; or
+`wait`, until the text changes. Tokens of requests with an adapter are odd.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BLOCKS, VOCABULARY = 256, 300
 
 
 class Junk:
-    """Cannot be read again."""
+    """Cannot be unpickled."""
 
     def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
         return _junk, (0,)
@@ -54,13 +54,13 @@ def _junk(_: int) -> NoReturn:
 
 
 def planned(point: str) -> Path | None:
-    """Where it says how to die at that point, if it does."""
+    """Return the file with the deaths at that point, or None."""
     files = (DEATHS / point, DEATHS / f"{point}-{COPY}")
     return next((file for file in files if file.exists()), None)
 
 
 def come_to(point: str) -> str | None:
-    """Dies, if this life ends here; the words for what others must do are returned."""
+    """Die, if a death is planned here; return ways to die that the caller must carry out."""
     file = planned(point)
     if file is None:
         return None
@@ -84,7 +84,7 @@ def come_to(point: str) -> str | None:
 
 
 class Adapters:
-    """Adapters whose content is what files say."""
+    """Adapters whose content is given by files."""
 
     def __init__(self) -> None:
         self.in_slots: dict[int, int] = {}
@@ -112,7 +112,7 @@ class Adapters:
 
 
 class Runner:
-    """Each token follows from the one before."""
+    """Each token is a function of the previous one."""
 
     def __init__(self, *_: object, **options: object) -> None:
         come_to("load")

@@ -1,4 +1,4 @@
-"""All engines of a model have the same adapters, also those that died meanwhile.
+"""All engines of a model have the same adapters, including restarted ones.
 
 Faked: the model and its adapters, in `crashing_engine.py`. Real: processes, pipes, schedulers.
 """
@@ -29,7 +29,7 @@ LOADED = LoadedAdapter("content", 8, 100, 0.5)
 
 
 def write(path: Path, text: str) -> None:
-    """Gives a file another content at once: an engine may be reading it."""
+    """Replace a file's content atomically: an engine may be reading it."""
     beside = path.with_suffix(".new")
     beside.write_text(text)
     beside.replace(path)
@@ -64,7 +64,7 @@ async def kill(llm: AsyncLLM, engine: int = 0) -> None:
 
 @pytest.fixture
 def run(tiny_llama: Path, tmp_path: Path) -> Callable[..., None]:
-    """Runs a test with a client."""
+    """Run a test with a client."""
 
     def run(test: Callable[[AsyncLLM], Awaitable[None]], engines: int = 1, **options: int) -> None:
         async def main() -> None:
@@ -77,7 +77,7 @@ def run(tiny_llama: Path, tmp_path: Path) -> Callable[..., None]:
 
 
 def test_one_engine(run: Callable[..., None], tmp_path: Path) -> None:
-    """Starting processes takes seconds, so these share them."""
+    """Starting processes takes seconds, so these checks share them."""
     write(tmp_path / "a", "content")
     write(tmp_path / "bad", "wrong: a rank of 99")
 
@@ -137,7 +137,7 @@ async def a_load_that_nobody_waits_for_leaves_nothing(llm: AsyncLLM, folder: Pat
 
 
 def dropped(folder: Path) -> list[int]:
-    """The adapters that an engine's runner was asked to drop."""
+    """Return the adapters that an engine's runner was told to drop."""
     file = folder / "dropped"
     return [int(number) for number in file.read_text().split()] if file.exists() else []
 
@@ -163,7 +163,7 @@ def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[
             assert "have changed" in (llm.adapter_error(2) or "")
             with pytest.raises(RequestFailedError, match="have changed"):
                 await tokens(llm, 2)
-        else:  # the other one has it
+        else:  # the other engine has it
             assert llm.adapter_error(2) is None
             for index in range(6):
                 assert [token % 2 for token in await tokens(llm, 2, f"s{index}")] == [1] * 6
@@ -214,7 +214,7 @@ def test_an_engine_that_dies_while_it_loads_has_it_when_it_is_back(run: Callable
 
 
 def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[..., None], tmp_path: Path) -> None:
-    """It has it before it takes requests."""
+    """The restarted engine has the adapter before it accepts requests."""
     for name in "ab":
         write(tmp_path / name, "content")
 

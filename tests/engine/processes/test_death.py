@@ -1,4 +1,4 @@
-"""The engine process dies, stops, hangs: whoever waits for it is told, and health tells the truth."""
+"""The engine process dies, stops or hangs: waiting requests end with an error, and health reports the truth."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SLOW_STEP = "time.sleep(0.02)"
 
 
 async def _in_flight(llm: AsyncLLM) -> Any:
-    """A stream that has started."""
+    """Return a stream that has started."""
     stream = llm.generate("in flight", [5], LONG)
     await anext(stream)
     return stream
 
 
 async def _ends(stream: Any) -> None:
-    """Waits until the stream ends with the engine's death, a minute at most: the machine may be busy."""
+    """Wait until the stream ends with the engine's death, at most a minute: the machine may be busy."""
     async with asyncio.timeout(60):
         with pytest.raises(EngineDeadError):
             async for _ in stream:
@@ -68,7 +68,7 @@ def test_killed(make_llm: Any) -> None:
 
 
 def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub may have newer ones by now, or be gone."""
+    """The hub may have newer files meanwhile, or be unreachable."""
 
     async def run() -> None:
         llm = make_llm()
@@ -120,7 +120,7 @@ def test_tokenizer_process_that_starts_after_shutdown_ends(make_llm: Any, monkey
 
 
 def test_dead_is_not_stopped() -> None:
-    """A process that has ended is there until somebody has asked of what; with much memory it takes a while."""
+    """An ended process exists until it is reaped; with much memory, its end takes a while."""
     process = object.__new__(EngineProcess)
     with subprocess.Popen(["true"]) as ended:
         process.pid = ended.pid
@@ -146,7 +146,7 @@ def test_stopped(make_llm: Any) -> None:
 
 
 async def _stopped_while_nobody_waits(llm: AsyncLLM) -> None:
-    """Then it is not killed, and may go on."""
+    """Then it is not killed, and may continue."""
     os.kill(llm.engines[0].process.pid, signal.SIGSTOP)
     await _until(lambda: not llm.is_ready)
     os.kill(llm.engines[0].process.pid, signal.SIGCONT)
@@ -159,7 +159,7 @@ def test_a_step_that_hangs(make_llm: Any) -> None:
         await llm.load()
         asked_at = time.monotonic()
         stream = await _in_flight(llm)
-        # Loading takes longer than that, and on a busy machine so may the first step.
+        # Loading takes longer than that, and so may the first step on a busy machine.
         llm.engines[0].watchdog.step_timeout = 1.0
         await _ends(stream)
         assert time.monotonic() - asked_at > 1
@@ -194,7 +194,7 @@ def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
 
 
 def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's count is faked here; a container with a limit is tested in a real cluster."""
+    """The kernel's counter is faked here; the end-to-end tests use a container with a limit."""
     counts = iter([4, 5])
     monkeypatch.setattr("stoker_engine.processes.engine_process.oom_kills", lambda: next(counts))
 

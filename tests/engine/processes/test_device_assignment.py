@@ -1,4 +1,4 @@
-"""Which part of a machine each engine of the model has. Faked: the machine's accelerators."""
+"""The devices and CPUs of each engine of the model. Faked: the machine's accelerators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3, nnodes=2, master_addr="10.0.0.1")
     shown = []
-    for engine in range(2):  # of the third one, no rank is here
+    for engine in range(2):  # the third engine has no rank on this node
         monkeypatch.setenv(VISIBLE, "0,1,2")
         assign_devices(args, engine)
         shown.append(os.environ[VISIBLE])
@@ -71,7 +71,7 @@ def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest
 def test_engines_share_the_processors_time(
     engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one node, of whose 8 cores the container has the time of 4. Ranks take their shares themselves."""
+    """On one node with 8 cores and a CPU quota of 4. Ranks choose their own parts."""
     affinity = frozenset(os.sched_getaffinity(0))
     machine = Machine(frozenset(range(8)), quota=4)
     monkeypatch.setattr(Machine, "current", lambda: machine)

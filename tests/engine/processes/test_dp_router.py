@@ -1,4 +1,4 @@
-"""Which engine gets a request, against the rule itself, computed again from all that happened."""
+"""The engine for each request, compared with the rule recomputed from the whole history."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ MANY = 10_000
 
 
 def _prompt(*parts: tuple[str, int]) -> list[int]:
-    """Parts of so many tokens; those of the same name are the same."""
+    """Return the concatenation of parts with these lengths; parts of the same name are equal."""
     return [random.Random(f"{name}/{i}").randrange(150_000) for name, length in parts for i in range(length)]
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
-    """Prompts that share prefixes of every length, engines that die and that report; requests end in any order."""
+    """Prompts share prefixes of all lengths, engines die and report, and requests end in any order."""
     chance = random.Random(seed)
     num_engines = chance.randint(2, 5)
     router = DPRouter(num_engines, block_size, MANY, MANY)
     chunk = router.chunk_tokens
     assert chunk % block_size == 0 and chunk >= block_size
     routed: list[list[tuple[str, list[int]]]] = [[] for _ in range(num_engines)]
-    running: dict[str, tuple[int, int, int]] = {}  # engine, sequences, prompt tokens that wait
+    running: dict[str, tuple[int, int, int]] = {}  # engine, sequences, waiting prompt tokens
     for number in range(300):
         among = sorted(chance.sample(range(num_engines), chance.randint(1, num_engines)))
         name, salt, sequences = str(number), chance.choice(["", "", "salt"]), chance.choice([1, 1, 4])
@@ -98,7 +98,7 @@ def test_ties_are_spread() -> None:
 
 
 def test_a_prefix_that_all_share_spreads_with_the_load() -> None:
-    """No engine has much more than others, though one had the prefix first."""
+    """No engine has much more load than others, although one had the prefix first."""
     router = DPRouter(4, 16, MANY, 256)
     for number in range(200):
         router.begin(str(number), _prompt(("system", 1000), (f"user{number}", 20)), 1, among=range(4))
@@ -123,7 +123,7 @@ def test_engines_without_room_come_last() -> None:
 
 
 def test_what_is_remembered_is_bounded_by_the_cache_it_stands_for() -> None:
-    """And the beginning of a prompt outlives its end."""
+    """The beginning of a prompt is kept longer than its end."""
     router = DPRouter(1, 16, 10 * CHUNK_TOKENS // 16, 256)
     for number in range(50):
         router.begin(str(number), _prompt((f"chat{number}", 8 * CHUNK_TOKENS)), 1, among=[0])
@@ -139,7 +139,7 @@ def test_what_is_remembered_is_bounded_by_the_cache_it_stands_for() -> None:
 
 
 def test_keys_keep_prefixes_apart() -> None:
-    """A prompt goes where its beginning was computed under the same keys."""
+    """A prompt goes to the engine that computed its prefix under the same keys."""
     router = DPRouter(3, 16, 10_000, 64)
     prompt = _prompt(("chat", 4 * CHUNK_TOKENS))
     keys = [NO_KEYS, CacheKeys(root_key=b"adapter"), CacheKeys(spans=(ContentSpan(0, 8, b"image"),))]

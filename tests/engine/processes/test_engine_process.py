@@ -1,4 +1,4 @@
-"""The pipe to an engine process and its end, whatever is in the pipe and whatever the process dies of."""
+"""The pipe to an engine process, with any content, and its end by any cause."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ connection, word = Connection(int(sys.argv[1])), Heartbeat(int(sys.argv[2]))
 
 CRASHING_ENGINE = Path(__file__).with_name("crashing_engine.py")
 
-LARGE = 1 << 20  #: bytes; more than a pipe holds
+LARGE = 1 << 20  #: bytes; more than a pipe's capacity
 
 
 class Listener:
-    """An engine process that runs `body`, and what was heard of it."""
+    """An engine process that runs `body`, with the received messages."""
 
     def __init__(self, body: str, on_message: Callable[[Any], None] | None = None) -> None:
         self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -145,7 +145,7 @@ def test_who_closes_its_pipe_and_lives_is_killed(listen: Listen, monkeypatch: py
 def test_nobody_waits_for_what_cannot_be_killed(
     listen: Listen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process inside the kernel, in a driver that hangs, outlives SIGKILL."""
+    """A process in a hanging kernel driver survives SIGKILL."""
     monkeypatch.setattr(engine_process, "_CLOSE_TIMEOUT_S", 0.1)
     listener = listen("connection.close()\nos.closerange(3, 99)\ntime.sleep(100)")
     kill = listener.process._process.kill
@@ -167,7 +167,7 @@ while True:
 
 
 def test_an_engine_that_waits_for_its_reader_is_not_busy(listen: Listen) -> None:
-    """It sends and sends; the reader is at the first message until it is let go."""
+    """It sends continuously; the reader handles the first message until the test releases it."""
     taken, let_go = threading.Event(), threading.Event()
 
     def take(_: Any) -> None:
@@ -198,7 +198,7 @@ def test_an_engine_that_hangs_while_it_sends_is_busy(listen: Listen, half: str) 
 
 @pytest.mark.parametrize("data, words", [(b"junk", "UnpicklingError"), (b"", "EOFError"), (b"I5\n.", "int is no")])
 def test_the_engine_dies_of_a_message_that_it_cannot_take(tmp_path: Path, data: bytes, words: str) -> None:
-    """It says so, instead of never hearing anything again; while it loads, and when it serves."""
+    """It reports the error, while loading and while serving, instead of ignoring later messages."""
     for loaded in (False, True):
         heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         process = EngineProcess(program=("-P", str(CRASHING_ENGINE), str(tmp_path)))

@@ -1,4 +1,4 @@
-"""What one process writes, another reads whole."""
+"""Values written by one process are read consistently by another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More engines than there is memory for are refused before any process is started."""
+"""Engines that exceed the memory are refused before any process starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
         (EngineArgs("m", data_parallel_size=5), GIB, 4),
         (EngineArgs("m", data_parallel_size=3, tensor_parallel_size=2), GIB, 2),
         (EngineArgs("m", data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=2), GIB, 1),
-        (EngineArgs("m", tensor_parallel_size=64), GIB, None),  # whether ranks can share a model says more
+        (EngineArgs("m", tensor_parallel_size=64), GIB, None),  # the sharding check gives a better error
         (EngineArgs("m", data_parallel_size=8, nnodes=2, master_addr="::1"), GIB, None),
         (EngineArgs("m", data_parallel_size=10, nnodes=2, master_addr="::1"), GIB, 4),
     ],

@@ -1,5 +1,4 @@
-"""An engine process whose ranks die or hang: the client hears which of them, before it would have given up the engine
-itself, and can load another one."""
+"""Ranks that die or hang: the client learns which rank before it would give up the engine, and can restart it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from ...support.waiting import until_async
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
-#: Runs the engine process with ranks that hang: rank `{rank}` in `Runner.{method}`, when it comes there again after
+#: Runs the engine process with a hanging rank: rank `{rank}` hangs in `Runner.{method}` after `{times}` calls.
 #: `{times}` times.
 _HANGING = """
 import sys
@@ -56,7 +55,7 @@ async def _client(model: Path, step_timeout: float = 300.0, code: str = "") -> A
 
 
 async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
-    """One of its ranks, as soon as it is there."""
+    """Wait for a rank's process, and return it."""
 
     def find() -> psutil.Process | None:
         for child in psutil.Process(llm.engines[0].process.pid).children():
@@ -84,7 +83,7 @@ def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama
             await asyncio.wait_for(llm.load(), 120)
             assert llm.is_ready
             assert llm.engine_states == [EngineState(0, True, 2, (), "serving", 256, llm.info.kv_tokens)]
-            (await _rank(llm, 0)).kill()  # nobody waits for it
+            (await _rank(llm, 0)).kill()  # no request waits for it
             death = await asyncio.wait_for(llm.wait_dead(), 120)
             assert type(death) is EngineKilledError
             assert not llm.is_ready
@@ -98,7 +97,7 @@ def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama
 @pytest.mark.parametrize("method, times", [("run", 3), ("_forward", 5), ("__init__", 0)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_named(method: str, times: int, rank: int, tiny_llama: Path) -> None:
-    """Long before that, the machine may be too busy to load in."""
+    """Before that, a busy machine needs time to load."""
     code = _HANGING.format(method=method, rank=rank, times=times)
 
     async def run() -> None:

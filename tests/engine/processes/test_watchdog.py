@@ -1,4 +1,4 @@
-"""Who is killed for standing still, and who is not. In virtual time; the process is faked."""
+"""Which processes the watchdog kills as stuck, in virtual time; the process is faked."""
 
 from __future__ import annotations
 
@@ -53,8 +53,11 @@ def watch(
     handling: bool = False,
     watched_from: float = 0.0,
 ) -> tuple[EngineDeadError | None, float]:
-    """What the process is killed of, and when, if it is within 1,000 s. `frozen`: from when the server does not run,
-    and for how long."""
+    """Return the error and time of the kill, if it is within 1,000 s.
+
+    Args:
+        frozen: start and duration of a period in which the server does not run.
+    """
     now = watched_from
     sleep = asyncio.sleep
 
@@ -100,13 +103,13 @@ def test_long_work_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("since", [10, 49.8, 50.0, 50.2])
 def test_time_in_which_the_server_did_not_run_does_not_count(monkeypatch: pytest.MonkeyPatch, since: float) -> None:
-    """Both were frozen, say, or the engine waited for the server. A step of 20 s goes on for 420 s of the clock."""
+    """Both may have been frozen, or the engine waited for the server. A step of 20 s lasts 420 s by the clock."""
     assert watch(monkeypatch, since=since, until=since + 420, frozen=(50, 400))[0] is None
 
 
 @pytest.mark.parametrize("since, end", [(10, 510), (49.8, 550), (60, 550), (449, 550), (450, 550), (460, 560)])
 def test_a_standstill_is_one_also_after_a_freeze(monkeypatch: pytest.MonkeyPatch, since: float, end: float) -> None:
-    """From 50 to 450."""
+    """The server is frozen from 50 to 450."""
     death, at = watch(monkeypatch, since=since, until=1000, frozen=(50, 400))
     assert death is not None
     assert end - 2 < at < end + 2

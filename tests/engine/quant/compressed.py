@@ -17,12 +17,12 @@ from torch.nn import functional
 
 @dataclass
 class Compressed:
-    """A matrix of random numbers, or `weight`.
+    """A random matrix, or `weight`.
 
     Attributes:
         weights: arguments of its `QuantizationArgs`.
-        inputs: of its activations.
-        tensors: what the library makes of it, by names like ``weight_packed``.
+        inputs: those of its activations.
+        tensors: the library's output, by names like ``weight_packed``.
     """
 
     weights: dict[str, Any]
@@ -54,7 +54,7 @@ class Compressed:
         self.tensors = self.compressor.compress(state, self.scheme)
 
     def _bounds(self, weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least and the largest of the numbers that share a scale."""
+        """Return the minimum and maximum of the elements that share a scale."""
         if args.strategy == "tensor":
             return weight.amin().reshape(1), weight.amax().reshape(1)
         if args.strategy == "block":
@@ -66,7 +66,7 @@ class Compressed:
         return blocks.amin(-1), blocks.amax(-1)
 
     def decompressed(self) -> torch.Tensor:
-        """The library's own answer, computed in float32."""
+        """Decompress with the library, in float32."""
         state = dict(self.tensors)
         if "weight_global_scale" in state:  # its compressor would compute in bfloat16
             codes = unpack_fp4_from_uint8(state["weight_packed"], self.outputs, self.inner, torch.float32)
@@ -78,20 +78,20 @@ class Compressed:
         return found.float()
 
     def stated(self, **changes: Any) -> dict[str, Any]:
-        """The ``quantization_config`` that the library writes, but for `changes`."""
+        """Return the library's ``quantization_config``, with `changes`."""
         config = QuantizationConfig(config_groups={"group_0": self.scheme}, format=self.format, ignore=["lm_head"])
         written: dict[str, Any] = json.loads(json.dumps(config.model_dump(), default=str))
         return written | changes
 
 
 def with_columns_shuffled(case: Compressed, group: int, seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """As the library stored weights quantized in order of activations until version 0.17: groups of any columns.
+    """Store weights with activation order like the library until version 0.17: groups of arbitrary columns.
 
     Args:
-        case: 4-bit integers, whose columns lie in the order of their groups.
+        case: 4-bit integers, whose columns are in the order of their groups.
 
     Returns:
-        Its tensors with ``weight_g_idx``, and the column at each position of its order, int64 [inner].
+        Its tensors with ``weight_g_idx``, and the column at each position of the order, int64 [inner].
     """
     group_of = torch.randperm(case.inner, generator=torch.Generator().manual_seed(seed)) // group
     order = group_of.sort(stable=True).indices

@@ -1,4 +1,4 @@
-"""Checkpoints in pairs, for the tests of whole models."""
+"""Pairs of checkpoints for tests of whole models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .quantized_pairs import Pair, make_pair, source_model
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Callable[[str, str], Pair]:
-    """A model of this family, quantized by this method."""
+    """Return a model of this family, quantized by this method."""
     sources = dict[str, Path]()
 
     def make(family: str, method: str) -> Pair:

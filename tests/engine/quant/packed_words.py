@@ -1,4 +1,4 @@
-"""GPTQ's and AWQ's tensors, packed bit by bit from what they mean."""
+"""GPTQ's and AWQ's tensors, packed bit by bit from their values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-#: Which of eight numbers is at each place of one of AWQ's words.
+#: Index of the value at each place of one of AWQ's words of eight.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """int64 [rows, numbers] → int32 [rows, words]: one long row of bits, the lowest of each number first."""
+    """Pack int64 [rows, values] → int32 [rows, words]: one long row of bits, the lowest bit of each value first."""
     stream = (codes.numpy()[..., None] >> np.arange(bits) & 1).reshape(len(codes), -1)
     octets = np.packbits(np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32))), axis=1, bitorder="little")
     return torch.from_numpy(octets.view("<i4").copy())
@@ -20,10 +20,10 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass
 class Quantized:
-    """Random codes, scales and zero points of a matrix; `group` of -1: one group a row.
+    """Random codes, scales and zero points of a matrix; `group` of -1: one group per row.
 
     Attributes:
-        order: of the columns whose groups are consecutive.
+        order: columns in the order of their groups.
     """
 
     outputs: int
@@ -51,11 +51,11 @@ class Quantized:
 
     @property
     def weight(self) -> torch.Tensor:
-        """float32 [outputs, inner]."""
+        """Return the values, float32 [outputs, inner]."""
         return self.scales.float()[:, self.g_idx] * (self.codes - self.zeros[:, self.g_idx]).float()
 
     def gptq(self, name: str, less_one: bool = True) -> dict[str, torch.Tensor]:
-        """As GPTQ's first version stores it, or with zero points as they are the second."""
+        """Store as GPTQ's first version, or with unchanged zero points as the second."""
         zeros = (self.zeros - int(less_one)) % (1 << self.bits)
         return {
             f"{name}.qweight": pack(self.codes, self.bits).t().contiguous(),
@@ -65,7 +65,7 @@ class Quantized:
         }
 
     def awq(self, name: str) -> dict[str, torch.Tensor]:
-        """As AutoAWQ's version ``gemm`` stores it."""
+        """Store as AutoAWQ's version ``gemm``."""
 
         def words(codes: torch.Tensor) -> torch.Tensor:
             return pack(codes.t().unflatten(-1, (-1, 8))[..., list(_AWQ_ORDER)].flatten(-2), 4)

@@ -1,4 +1,4 @@
-"""Matrices quantized as checkpoints hold them, by the methods that whole models are tested with."""
+"""Matrices quantized as in checkpoints, by the methods of the tests of whole models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_engine.architectures.stored_formats import LARGEST_GROUP
 
 from .compressed import Compressed, with_columns_shuffled
 
-#: A matrix → its tensors by the ends of their names, what it means in float32, and the ``quantization_config``.
+#: A matrix's tensors by the ends of their names, its values in float32, and the ``quantization_config``.
 Quantized = tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, Any]]
 
 
@@ -41,7 +41,7 @@ def _everything(weight: torch.Tensor) -> Quantized:
 
 
 def _fp8(high: int, wide: int) -> Callable[[torch.Tensor], Quantized]:
-    """In blocks as DeepSeek's, of another size."""
+    """In blocks like DeepSeek's, of another size."""
 
     def quantized(weight: torch.Tensor) -> Quantized:
         made = Compressed(
@@ -66,7 +66,7 @@ def _fp8_by_tensor(weight: torch.Tensor) -> Quantized:
 
 
 def _fp8_in_one_block(weight: torch.Tensor) -> Quantized:
-    """Which is larger than any matrix."""
+    """In one block that is larger than any matrix."""
     tensors, numbers, _ = _fp8_by_tensor(weight)
     stated = {"quant_method": "fp8", "weight_block_size": [LARGEST_GROUP, LARGEST_GROUP]}
     return {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"].view(1, 1)}, numbers, stated
@@ -118,7 +118,7 @@ METHODS: dict[str, Callable[[torch.Tensor], Quantized]] = {
 
 
 def quantize_each(method: Callable[[torch.Tensor], Quantized], weight: torch.Tensor) -> Quantized:
-    """Of a matrix, or of each of a stack."""
+    """Quantize a matrix, or each matrix of a stack."""
     if weight.dim() == 2:
         return method(weight)
     made = [method(matrix) for matrix in weight]

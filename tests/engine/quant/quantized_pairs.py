@@ -1,4 +1,4 @@
-"""Quantized checkpoints beside those of the numbers that they mean, and what engines answer with either."""
+"""Quantized checkpoints with dequantized equivalents, and engines' outputs for both."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 PROMPTS = [[5, 6, 7], [11, 200, 3, 17, 90, 41, 8, 150, 33], [2]]
 
-#: What stays as numbers.
+#: Tensors that stay unquantized.
 _NUMBERS = re.compile(r"norm|embed_tokens|lm_head|mlp\.gate\.weight|block_sparse_moe\.gate\.weight|router|bias")
 
-#: All of Llama; of other families what differs.
+#: All methods for Llama; for other families what differs.
 CASES = [
     *(("llama", method) for method in METHODS),
     *((family, method) for family in ("phi3", "mixtral") for method in ("W4A16 asymmetric", "FP8 tensors")),
@@ -80,10 +80,10 @@ Answers = list[tuple[list[int], list[float]]]
 
 @dataclass
 class Pair:
-    """A quantized checkpoint, and one of the numbers that it means.
+    """A quantized checkpoint, and its dequantized equivalent.
 
     Attributes:
-        codes, scales: bytes of what was quantized, as files hold it.
+        codes, scales: bytes of the quantized parts in the files.
     """
 
     quantized: Path
@@ -93,18 +93,18 @@ class Pair:
 
 
 def source_model(family: str) -> PreTrainedModel:
-    """The model whose matrices are quantized."""
+    """Return the model whose matrices are quantized."""
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family.split()[0]](**FAMILIES[family]))
     return model.float()
 
 
 def make_pair(family: str, method: str, folder: Path, source: Path, tokenizer: Path) -> Pair:
-    """Quantizes the model of `source` by a method of `METHODS`.
+    """Quantize the model in `source` by a method of `METHODS`.
 
     Args:
-        folder: where both checkpoints are written.
-        tokenizer: a model's folder, of which both get the tokenizer.
+        folder: folder for both checkpoints.
+        tokenizer: folder of a model whose tokenizer both get.
     """
     config = json.loads((source / "config.json").read_text()) | {"dtype": "float32"}
     numbers, quantized, stated = dict[str, torch.Tensor](), dict[str, torch.Tensor](), {}
@@ -127,7 +127,7 @@ def make_pair(family: str, method: str, folder: Path, source: Path, tokenizer: P
 
 
 def save_checkpoint(folder: Path, tokenizer: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
-    """A checkpoint with the tokenizer of another."""
+    """Save a checkpoint with another model's tokenizer."""
     shutil.copytree(tokenizer, folder, ignore=shutil.ignore_patterns("*.safetensors", "generation_config.json"))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -135,7 +135,7 @@ def save_checkpoint(folder: Path, tokenizer: Path, config: dict[str, Any], tenso
 
 
 def answers_of(folder: Path, **options: Any) -> Answers:
-    """Greedy answers to `PROMPTS`: their tokens, and each token's log-probability."""
+    """Return greedy outputs for `PROMPTS`: tokens, and each token's log-probability."""
     llm = LLM(str(folder), max_model_len=128, num_gpu_blocks_override=64, dtype="float32", **options)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
     outputs = [each.outputs[0] for each in llm.generate(PROMPTS, params, use_tqdm=False)]
@@ -152,7 +152,7 @@ def assert_close(answers: Answers, expected: Answers) -> None:
 
 
 def load_decoder(folder: Path, ranks: Communicator | None = None) -> tuple[Decoder, int]:
-    """The model, or one rank's part of it, and how many bytes the weights of the model were to take."""
+    """Return the model, or one rank's shard, and the planned bytes of its weights."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
     build = Build(
         dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype), ranks or SingleRank()

@@ -1,4 +1,4 @@
-"""Tensors by name that count what is read of them."""
+"""Tensors by name that count the bytes read from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StoredTensors:
     """See `Tensors`.
 
     Attributes:
-        read_bytes: so many were read until now.
+        read_bytes: number of bytes read so far.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -41,5 +41,5 @@ class StoredTensors:
 
 
 def whole(module: StoredModule) -> Part:
-    """All of a module's matrix."""
+    """Return all of a module's matrix."""
     return tuple(slice(0, size) for size in module.shape)

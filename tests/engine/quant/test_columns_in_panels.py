@@ -1,4 +1,4 @@
-"""Matrices whose columns are in the order of their groups (GPTQ's ``desc_act``), packed into panels."""
+"""Matrices with columns in the order of their groups (GPTQ's ``desc_act``), packed into panels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..kernels.group_random import random_groups
 
 
 def test_packed_and_as_it_lies() -> None:
-    """The same rows, and products that differ by what activations lose in 8 bits."""
+    """Lookups are equal, and GEMMs differ by the rounding of activations to 8 bits."""
     kernels = select_kernels(torch.device("cpu"), torch.bfloat16)
     if kernels.block_panels is None:
         pytest.skip("this processor multiplies rows")

@@ -1,4 +1,4 @@
-"""compressed-tensors: what the library's own compressors write, against what it decompresses."""
+"""compressed-tensors: output of the library's compressors, compared with its decompression."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_numbers_are_those_of_the_library(case: Compressed) -> None:
     found = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
     expected = case.decompressed()
     if module.format.row_scale:
-        # The library divides scales by the global one, we multiply them by its reciprocal.
+        # The library divides scales by the global scale; Stoker multiplies by its reciprocal.
         torch.testing.assert_close(found, expected.float(), rtol=3e-7, atol=0)
     else:
         assert torch.equal(found, expected.float())
@@ -132,7 +132,7 @@ def test_parts_are_those_of_the_whole_and_read_no_more(case: Compressed) -> None
             part = module.rows((slice(start, stop), slice(left, right)))
             found = dequantize(part, module.format, right - left, torch.float32)
             assert torch.equal(found, numbers[start:stop, left:right])
-            # Zero points are packed by up to 32 rows, codes by up to 32 columns.
+            # Zero points are packed in groups of up to 32 rows, codes of up to 32 columns.
             share = (stop - start) * (right - left + 64) / (case.outputs * case.inner)
             assert stored.read_bytes <= all_bytes * share + 32 * (case.inner // 16 + 8)
 
@@ -159,7 +159,7 @@ def test_columns_in_order_of_their_groups() -> None:
 
 
 def _with(case: Compressed, **weights: Any) -> dict[str, Any]:
-    """The groups of its config, with other fields of their weights."""
+    """Return the groups of its config, with changed fields of their weights."""
     group = json.loads(json.dumps(case.scheme.model_dump(), default=str))
     return {"group_0": group | {"weights": group["weights"] | weights}}
 
@@ -178,7 +178,7 @@ def test_stacks_of_experts() -> None:
 
 
 def test_integers_padded_to_words() -> None:
-    """As versions before 0.14 packed bits that do not divide a word."""
+    """Like versions before 0.14, which packed bits that do not divide a word."""
     case = Compressed({"num_bits": 3, "group_size": 32})
     words = torch.zeros(case.outputs, -(-case.inner // 10), dtype=torch.int64)
     (module,) = find_modules(_config(case), _stored(case)).values()
@@ -286,7 +286,7 @@ def test_weights_may_be_numbers(stated: dict[str, Any], caplog: pytest.LogCaptur
 
 
 def test_a_group_without_weights_keeps_its_modules() -> None:
-    """Which another group means too, less exactly."""
+    """Another group also matches them, less specifically."""
     groups = {
         "all": {"targets": ["Linear"], "weights": {"num_bits": 8}},
         "one": {"targets": [_NAME], "output_activations": {"num_bits": 8}},

@@ -1,4 +1,4 @@
-"""FP8, Model Optimizer's and MXFP4 checkpoints, against transformers' own dequantization, or torch's arithmetic."""
+"""FP8, Model Optimizer's and MXFP4 checkpoints, compared with transformers' dequantization, or torch's arithmetic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _found(module: GroupedMatrix) -> torch.Tensor:
 
 
 def _by_transformers(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Padded to whole blocks of 128, which it needs."""
+    """It requires padding to whole blocks of 128."""
     *_, rows, columns = weight.shape
     high, wide = (-rows % 128, -columns % 128) if scale.shape[-2:] != (1, 1) else (0, 0)
     padded = torch.nn.functional.pad(weight.view(torch.uint8), (0, wide, 0, high)).view(weight.dtype)

@@ -1,4 +1,4 @@
-"""Whole models of GPTQ, AWQ and bitsandbytes answer as those of the dequantized numbers in float32 do, bit for bit."""
+"""Whole models of GPTQ, AWQ and bitsandbytes have bitwise the outputs of their dequantized values in float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .quantized_pairs import answers_of, assert_close, save_checkpoint, source_m
 
 _NUMBERS = re.compile(r"norm|embed_tokens|lm_head|gate\.weight|router|bias")
 
-#: The name, shape and number of a matrix → its tensors, and what it means.
+#: Maps a matrix's name, shape and number to its tensors and its values.
 Write = Callable[[str, int, int, int], tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
@@ -90,7 +90,7 @@ _METHODS: dict[str, tuple[Write, dict[str, Any]]] = {
     "nf4": (_nf4, {**_BNB, "load_in_4bit": True}),
 }
 
-#: All of Llama; of other families what differs: biases, fused matrices, experts.
+#: All methods for Llama; for other families what differs: biases, fused matrices, experts.
 _CASES = [
     *(("llama", method) for method in _METHODS),
     *(("qwen2", method) for method in ("GPTQ", "int8")),
@@ -101,7 +101,7 @@ _CASES = [
 
 @pytest.fixture(scope="module")
 def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Callable[..., tuple[Path, Path]]:
-    """A quantized checkpoint, and one of the numbers that it means."""
+    """A quantized checkpoint, and its dequantized equivalent."""
     sources = dict[str, Path]()
 
     def make(family: str, method: str, head: bool = False) -> tuple[Path, Path]:
@@ -133,7 +133,7 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Calla
 
 
 def _decoder(folder: Path) -> Decoder:
-    """The model, and that its weights take the bytes that were planned before there were files."""
+    """Load the model; check that its weights take the planned bytes."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
     build = Build(dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype))
     model = checkpoint.load(build, cpu, 128)

@@ -1,4 +1,4 @@
-"""Whole models: a quantized checkpoint answers as one of its dequantized numbers in float32 does, bit for bit."""
+"""Whole models: a quantized checkpoint has bitwise the outputs of its dequantized values in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_quantized_models_answer_as_their_numbers(
 ) -> None:
     pair = pair_of(family, method)
     answers, expected = answers_of(pair.quantized), answers_of(pair.numbers)
-    # In another order sums are others; and the library divides scales where we multiply.
+    # Another order changes sums; and the library divides scales where Stoker multiplies.
     if "order" in method or "NVFP4" in method:
         assert_close(answers, expected)
     else:
@@ -51,7 +51,7 @@ def test_without_kernels_of_the_cpu(
 def test_answers_are_those_of_transformers(
     family: str, method: str, pair_of: Callable[[str, str], Pair], assert_greedy: Callable[..., None]
 ) -> None:
-    """Which loads the quantized checkpoint itself."""
+    """transformers loads the quantized checkpoint itself."""
     pair = pair_of(family, method)
     for prompt, (tokens, _) in zip(PROMPTS, answers_of(pair.quantized), strict=True):
         assert_greedy(pair.quantized, prompt, tokens)
@@ -64,17 +64,17 @@ def test_answers_are_those_of_transformers(
 def test_answers_are_those_of_transformers_with_the_numbers(
     family: str, method: str, pair_of: Callable[[str, str], Pair], assert_greedy: Callable[..., None]
 ) -> None:
-    """Where it quantizes activations, computes in bfloat16, or does not know blocks that end within the matrix."""
+    """For cases in which it quantizes activations, computes in bfloat16, or does not support partial blocks."""
     pair = pair_of(family, method)
     for prompt, (tokens, _) in zip(PROMPTS, answers_of(pair.quantized), strict=True):
         assert_greedy(pair.numbers, prompt, tokens)
 
 
 def _stacks(tensors: dict[str, torch.Tensor], scale: str) -> dict[str, torch.Tensor]:
-    """Mixtral's tensors with its experts in transformers' stacks, as far as they are in blocks of whole rows.
+    """Return Mixtral's tensors with its experts in transformers' stacks, if they are in blocks of whole rows.
 
     Args:
-        scale: what the names of scales end with.
+        scale: end of the names of scales.
     """
     found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in (0, 1):
@@ -101,7 +101,7 @@ def test_stacks_of_experts(pair_of: Callable[[str, str], Pair]) -> None:
 
 
 def test_stacks_of_experts_in_mxfp4(pair_of: Callable[[str, str], Pair]) -> None:
-    """gpt-oss' way to store them, in a family that is computed: its other matrices are numbers."""
+    """gpt-oss' storage, in a family whose other matrices are unquantized."""
     pair = pair_of("mixtral", "MXFP4")
     weights, config = pair.quantized / "model.safetensors", pair.quantized / "config.json"
     numbers, stacked = load_file(pair.numbers / "model.safetensors"), dict[str, torch.Tensor]()

@@ -1,4 +1,4 @@
-"""Weights of whole quantized models: their bytes, the shares of ranks, and what is refused."""
+"""Weights of whole quantized models: bytes, ranks' shards, and refused cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_weights_take_the_bytes_that_files_have(family: str, method: str, pair_o
     model, planned = load_decoder(pair.quantized)
     assert sum(target.tensor.nbytes for target in model.weight_targets().values()) == planned
     if family == "deepseek_v3":
-        return  # whose kv_b_proj is computed with as numbers
+        return  # its kv_b_proj is computed unquantized
     matrices = [
         (target.tensor, target.stored, target.inner)
         for target in model.weight_targets().values()
@@ -34,7 +34,7 @@ def test_weights_take_the_bytes_that_files_have(family: str, method: str, pair_o
         # Zero points of 4 bits are bytes here: half of what a scale takes.
         assert held == pair.codes + pair.scales + pair.scales // 2
     elif method in ("FP8 blocks", "FP8 large blocks", "FP8 tensors", "FP8 in one block"):
-        # Each row has the scales that it shares with others in the file.
+        # Each row has its own copy of scales that rows share in the file.
         groups = sum(blocks.shape[0] * stored.groups(inner) for blocks, stored, inner in matrices)
         assert held == pair.codes + 4 * groups
     elif "NVFP4" in method:
@@ -47,7 +47,7 @@ def test_weights_take_the_bytes_that_files_have(family: str, method: str, pair_o
 
 @dataclass
 class _Rank(SingleRank):
-    """One of several that never speak to each other."""
+    """One of several ranks that never communicate."""
 
     rank: int = 0
     size: int = 2

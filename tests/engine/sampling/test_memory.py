@@ -1,4 +1,4 @@
-"""The memory that sampling takes, against the sums by which the planner counts it."""
+"""Memory of sampling, compared with the planner's arithmetic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
 VOCABULARY, ROWS = 8_000, 12
 
-#: What makes the most copies: rows that are changed, and so flat that top-p must sort the whole vocabulary.
+#: Parameters with the most copies: rows are changed, and so flat that top-p must sort the whole vocabulary.
 WORST = {"top_p": 0.999, "min_p": 1e-9, "logit_bias": {5: 1.0}, "repetition_penalty": 1.1}
 
 
 def peak(run: Callable[[], object]) -> int:
-    """The most bytes of tensors that `run` held at once."""
+    """Return the peak bytes of tensors during `run`."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     held = highest = 0
@@ -73,7 +73,7 @@ def test_the_sampler_stays_within_what_the_planner_counts(
         f"{peak_bytes / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
     )
     if asked is WORST:
-        assert peak_bytes > counted * 0.8  # nor does it count what nobody uses
+        assert peak_bytes > counted * 0.8  # and it does not count unused memory
 
 
 def test_rows_at_a_time_are_drawn_like_rows_at_once() -> None:

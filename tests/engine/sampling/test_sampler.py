@@ -1,4 +1,4 @@
-"""The sampler against plain definitions of its parameters, and transformers' logits processors."""
+"""The sampler, compared with plain definitions of its parameters, and transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _sequence(known: list[int] | None = None, prompt: int = 1, **fields: Any) ->
     return SamplingMetadata(params, seed, known, prompt, num_samples, rules, counts, may_end=not end_tokens)
 
 
-#: The one that the engine uses on this machine.
+#: The kernels that the engine uses on this machine.
 KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""The likeliest token of parts of a vocabulary, against torch's of the whole: ties, and what is no number, anywhere."""
+"""The likeliest token over shards of a vocabulary, compared with torch's over the whole: with ties and NaN anywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KERNELS = {"reference": argmax, "chosen": select_kernels(torch.device("cpu"), t
 
 
 def _logits(chance: random.Random, rows: int, vocabulary: int) -> torch.Tensor:
-    """Few different numbers, so that many are equal, with some that are none."""
+    """Return few different values, so that many are equal, some of them NaN or infinite."""
     numbers = [-1.5, 0.0, 0.25, 1.0, 1.0, -torch.inf]
     hostile = [torch.nan, torch.inf]
     drawn = torch.tensor([[chance.choice(numbers) for _ in range(vocabulary)] for _ in range(rows)])

@@ -1,12 +1,12 @@
-"""A fake model that checks the cache: what it reads must be what was written for those very tokens.
+"""A fake model that checks the cache: what it reads must have been written for exactly these tokens.
 
-A real model's keys at a position depend on all tokens up to it, so the fake cache holds a hash of them. Every
-step copies, writes and reads block by block as a runner would, and its next tokens depend on nothing but the tokens
-known and the seed: whatever the scheduler does, `expected` says what must come out.
+A real model's keys at a position depend on all tokens up to it, so the fake cache holds a hash of them. Every step
+copies, writes and reads block by block like a runner, and its next tokens depend only on the known tokens and the seed:
+`expected` gives the output, whatever the scheduler does.
 
-It knows of sequences only what steps say (`core.step`), in rows of its own. With several steps in flight it runs a step
-as late as it can. A request that is `spoiled` computes poison in the steps that show it by its logits; it spreads to
-whoever reads it. With several batches it is a pipeline: it has no token that it sampled before it is told of it.
+It knows about sequences only what steps contain (`core.step`), in its own rows. With several steps in flight it runs a
+step as late as possible. A request in `spoiled` computes poison in steps whose logits show it; poison spreads to every
+sequence that reads it. With several batches it is a pipeline: it lacks a sampled token until a step contains it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FULL = (CacheGroup(None, (0,), 1),)
 HYBRID = (CacheGroup(None, (0,), 1), CacheGroup(10, (1,), 1), CacheGroup(10, (2,), 1), CacheGroup(3, (3,), 1))
 
 
-#: A group of states beside one of tokens, and states alone.
+#: State groups: with a token group, and alone.
 STATES = (CacheGroup(None, (0,), 1), CacheGroup(None, (1,), 0, "state", 8, 2))
 ONLY_STATES = (CacheGroup(None, (0,), 0, "state", 12, 3),)
 POISON = "poison"
@@ -41,7 +41,7 @@ POISON = "poison"
 
 @dataclass
 class Share:
-    """What one sequence computes in a step, for tests to look at."""
+    """A sequence's part of a step, for inspection by tests."""
 
     id: str
     start: int
@@ -51,7 +51,7 @@ class Share:
 
 @dataclass
 class Batch:
-    """A step, for tests to look at."""
+    """A step, for inspection by tests."""
 
     sequences: list[Share]
     num_tokens: int
@@ -60,7 +60,7 @@ class Batch:
 
 @dataclass
 class Row:
-    """What the fake runner keeps of a sequence."""
+    """The fake runner's state of a sequence."""
 
     spec: EngineRequest
     index: int
@@ -70,7 +70,7 @@ class Row:
     adapter_slot: int = NO_ADAPTER
 
     def key(self, token_ids: Sequence[int]) -> int:
-        """What the cache holds of the last of these tokens: it depends on all of them, and on the adapter."""
+        """Return the cache entry of the last token, which depends on all tokens and the adapter."""
         return hash((self.spec.adapter, *token_ids))
 
     @property
@@ -88,7 +88,7 @@ def offers(known: Sequence[int], count: int) -> list[tuple[int, float]]:
 
 
 def expected(request: EngineRequest) -> list[list[int]]:
-    """What `request` must give, token by token and beam by beam."""
+    """Return the expected output of `request`, by sequence or beam."""
     prompt = request.prompt_token_ids
     if isinstance(request.params, BeamSearchParams):
         search = request.params.new_beams(request.max_tokens, request.eos_token_ids)
@@ -108,11 +108,11 @@ def expected(request: EngineRequest) -> list[list[int]]:
 
 
 class FakeModel:
-    """A scheduler and its fake runner.
+    """A scheduler with its fake runner.
 
     Attributes:
-        spoiled: requests whose logits are no numbers.
-        takes: says how many seconds a step took; 0: it was not measured.
+        spoiled: requests whose logits are NaN.
+        takes: returns the seconds of a step; 0 if it was not measured.
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class FakeModel:
         return deltas
 
     def launch(self) -> None:
-        """As many steps as may be in flight."""
+        """Launch as many steps as may be in flight."""
         while len(self._in_flight) < self._max_in_flight and (scheduled := self.scheduler.schedule()) is not None:
             self.scheduler.check()
             self._in_flight.append(scheduled)
 
     def discard_in_flight(self) -> None:
-        """No step in flight is run, and the rows are lost."""
+        """Drop all steps in flight, and all rows."""
         self._in_flight.clear()
         self._rows.clear()
         self._adapter_in.clear()
@@ -196,7 +196,7 @@ class FakeModel:
         batch = [self._rows[row] for row in step.rows]
         if self.scheduler.adapters is not None:
             assert all(self._adapter_in.get(row.adapter_slot, NO_ADAPTER) == row.spec.adapter for row in batch)
-        known = []  # of each, up to the last token that it computes
+        known = []  # for each, tokens up to the last computed one
         shares = []
         for batch_index, (row, start, length) in enumerate(zip(batch, step.starts, step.lengths, strict=True)):
             draft = drafts.get(batch_index, [])
@@ -231,7 +231,7 @@ class FakeModel:
                 if row.spec.id in self.spoiled:
                     sampled.append(Sampled([], is_corrupted=True))
                     if not self._is_pipeline:
-                        row.token_ids[len(known[batch_index]) - len(draft) :] = [0]  # a step in flight may look at it
+                        row.token_ids[len(known[batch_index]) - len(draft) :] = [0]  # a step in flight may read it
                     continue
                 drawn = self._sample(
                     row, known[batch_index], step.num_samples[batch_index], draft, spoiled[batch_index]
@@ -242,7 +242,7 @@ class FakeModel:
         return StepResult(sampled)
 
     def _sample(self, row: Row, known: list[int], num_samples: int, draft: list[int], spoiled: bool) -> Sampled:
-        wrong = int(spoiled)  # what is drawn from poison is another token
+        wrong = int(spoiled)  # sampling from poison gives another token
         if row.num_candidates:
             return Sampled([], candidates=offers([*known, wrong] if spoiled else known, row.num_candidates))
         if num_samples > 1:
@@ -299,7 +299,7 @@ class FakeModel:
                 self._cache[block, position % BLOCK] = held
 
     def _reads_poison(self, row: Row, start: int, known: list[int]) -> bool:
-        """Whether it does; what else it reads must be its own tokens'."""
+        """Return whether it reads poison; all else that it reads must belong to its own tokens."""
         for group, table in enumerate(row.blocks):
             if self._groups[group].kind == "state":
                 continue
@@ -314,7 +314,7 @@ class FakeModel:
 
 
 class Oracle:
-    """A proposer that knows what will come of the requests it has seen, and is wrong now and then."""
+    """A proposer that knows the output of known requests, and is sometimes wrong."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -1,7 +1,7 @@
-"""Which adapters the scheduler keeps in memory and in slots, and that no request waits forever for its own.
+"""Which adapters the scheduler keeps in memory and in slots, and that no request waits forever for its adapter.
 
-`AdapterModel` is a fake model (`fake_model`) whose loads take some steps. It checks that steps use what is in their
-slots, and that no more is in memory than may be.
+`AdapterModel` is a fake model (`fake_model`) whose loads take several steps. It checks that steps use the adapters in
+their slots, and that memory holds no more adapters than permitted.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class AdapterModel(FakeModel):
     """A fake model with adapters.
 
     Args:
-        load_steps: how many calls of `step` a load takes.
+        load_steps: calls of `step` that a load takes.
 
     Attributes:
-        loaded, evicted: adapters, in the order in which that happened.
-        admitted: by request, the launched steps before its first one.
-        launched: the adapters of each launched step.
+        loaded, evicted: adapters, in order.
+        admitted: by request, the number of steps launched before its first one.
+        launched: adapters of each launched step.
     """
 
     def __init__(self, slots: int, resident: int, adapters: int, load_steps: int = 1, **options: object) -> None:
@@ -165,12 +165,12 @@ def test_a_preempted_sequence_gives_its_slot_back() -> None:
 
 
 def feed(model: AdapterModel, adapter: int, every: int = 2) -> None:
-    """Adds a request every few steps, so that some always run: a slot of this adapter is never empty by itself."""
+    """Add a request every few steps, so that this adapter's slot never becomes empty by itself."""
     if len(model.launched) % every == 0:
         model.add(request(f"{adapter}-{len(model.outputs)}", adapter, LENGTH))
 
 
-#: Steps that a request of `feed` runs.
+#: Number of steps of a request of `feed`.
 LENGTH = 6
 
 
@@ -220,7 +220,7 @@ def test_the_least_recently_used_slot_is_taken() -> None:
 
 
 def test_beams_get_their_slot_while_it_is_reserved_for_another_adapter() -> None:
-    """They wait for each other: were one of them kept out, the others would never leave the slot."""
+    """Beams wait for each other: if one were kept out, the others would never leave the slot."""
     for seed in range(20):
         rng = random.Random(seed)
         model = AdapterModel(slots=1, resident=1, adapters=2, num_blocks=rng.randrange(14, 30), prefix=False)
@@ -306,13 +306,13 @@ def test_whatever_comes_the_outputs_are_right_and_everything_ends(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_request_is_overtaken_for_more_than_a_few_generations(seed: int) -> None:
-    """All requests are of one length, and more adapters are in use than there are slots, all the time."""
+    """All requests have the same length, and more adapters than slots are always in use."""
     rng = random.Random(seed)
     length, slots, adapters = 8, 3, 12
     model = AdapterModel(slots, slots + rng.randrange(4), adapters, num_blocks=400, seqs=12, tokens=64)
     weights = [2.0 ** -rng.randrange(6) for _ in range(adapters)]
     added: dict[str, int] = {}
-    before: dict[str, int] = {}  # how many requests were there
+    before: dict[str, int] = {}  # number of earlier requests
     while len(added) < 300:
         while len(model.scheduler.requests) < 24:
             name = str(len(added))
@@ -320,7 +320,7 @@ def test_no_request_is_overtaken_for_more_than_a_few_generations(seed: int) -> N
             model.add(request(name, rng.choices(range(adapters), weights)[0], length))
         model.step()
     model.drain()
-    # What is before a request in line is at most 24 requests of up to 12 adapters: a generation each of three slots.
+    # At most 24 requests of up to 12 adapters are ahead of a request: one generation for each of three slots.
     waited = [(model.admitted[name] - first) / length for name, first in added.items()]
     assert max(waited) <= adapters / slots + 3
 

@@ -1,4 +1,4 @@
-"""The block pool: least recently used first, never the null block, and it balances."""
+"""The block pool evicts the least recently used block, never the null block, and stays balanced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_shared_block_is_free_when_its_last_user_lets_go() -> None:
     assert not pool.is_free(block)
     pool.release([block])
     assert pool.is_free(block)
-    pool.acquire(block)  # its content is still wanted
+    pool.acquire(block)  # its content is still used
     pool.check([[block]])
 
 

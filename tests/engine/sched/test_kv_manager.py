@@ -1,4 +1,4 @@
-"""What the KV manager looks up: no block of a prefix twice, and nothing again for a sequence that goes on waiting."""
+"""Lookups of the KV manager: none is repeated within a prefix, or for a sequence that keeps waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .fake_model import BLOCK, HYBRID, FakeModel, sampling
 
 
 class Lookups(Counter[tuple[int, BlockHash]]):
-    """Counts what is looked up in a manager's prefix cache."""
+    """Counts the lookups in a manager's prefix cache."""
 
     def __init__(self, kv: KVManager, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def sequence_of(tokens: list[int]) -> Sequence:
 
 
 def longest(kv: KVManager, there: list[set[int]], blocks: int) -> int:
-    """Of a prefix whose blocks `there` are cached, by group: the most that a sequence can begin after."""
+    """Return the longest usable prefix, in blocks, given the cached blocks of each group."""
 
     def fits(length: int) -> bool:
         firsts = (0 if w is None else max(length * BLOCK - w + 1, 0) // BLOCK for w in kv.windows)
@@ -82,7 +82,7 @@ def test_the_head_of_the_line_is_looked_up_again_only_when_it_may_fit(monkeypatc
     runner = sampling("runner", list(range(40)), max_tokens=60)
     fake_model.add(runner)
     fake_model.step()
-    fake_model.add(sampling("waits", [7] * 80, max_tokens=2))  # 20 blocks of 30 that are free; the runner takes them
+    fake_model.add(sampling("waits", [7] * 80, max_tokens=2))  # 20 of 30 free blocks, which the runner holds
     fake_model.scheduler.max_num_seqs = 1
     while fake_model.scheduler.kv.pool.num_free >= 20:
         fake_model.step()
@@ -99,7 +99,7 @@ def test_the_head_of_the_line_is_looked_up_again_only_when_it_may_fit(monkeypatc
 
 
 def test_a_prefix_that_comes_into_use_lets_the_head_of_the_line_in() -> None:
-    """Two requests of one long prompt fit only because they share it, and the second is refused before it is there."""
+    """Two requests with the same long prompt fit only together, and the second is first refused."""
     fake_model = FakeModel(num_blocks=31, tokens=16)
     prompt = list(range(50)) + list(range(30))  # 20 blocks
     for name in "ab":

@@ -1,7 +1,7 @@
-"""How long the last stage of a simulated pipeline waits for work: while it fills, and no more.
+"""Idle time of the last stage in a simulated pipeline: only while it fills.
 
-Each stage takes one unit of time for a step, and a step goes from stage to stage. So step k leaves the last one of p
-stages at max(when step k - 1 does + 1, when k is launched + p); what is more than 1 after step k - 1 is a bubble.
+Each stage takes one unit of time per step. Step k leaves the last of p stages at max(end of step k - 1, plus 1; launch
+of step k, plus p); a longer gap than 1 after step k - 1 is a bubble.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .fake_model import FakeModel, sampling
 
 
 def bubbles(fake_model: FakeModel, stages: int, until: int, later: Sequence[EngineRequest] = ()) -> int:
-    """Units in which the last stage waited, while at least `until` sequences ran or more requests were to come.
+    """Return the idle units of the last stage, while at least `until` sequences run or more requests follow.
 
     Args:
-        later: requests that come one by one, every third step.
+        later: requests that arrive one by one, every third step.
     """
     now, last, waited, waiting = 0, 0, 0, deque(later)
     leaves: deque[int] = deque()
@@ -50,7 +50,7 @@ def pipeline(stages: int, tokens: int = 256) -> FakeModel:
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("surplus", [0, 1, 5])
 def test_sequences_that_decode_keep_all_stages_busy(stages: int, surplus: int) -> None:
-    """It fills once with the prompts, which are one step here, and once more with what they sampled."""
+    """It fills once with the prompts, which are one step here, and once with their first tokens."""
     fake_model = pipeline(stages)
     for index in range(stages + surplus):
         fake_model.add(sampling(str(index), [index, 1, 2], 40))
@@ -77,7 +77,7 @@ def test_prompts_beside_decodes(stages: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_sequences_that_end_at_random(stages: int, seed: int) -> None:
-    """A batch that ends as a whole leaves a gap, until others' sequences are dealt again: one filling at most each."""
+    """A batch that ends completely leaves a gap until sequences are redistributed: at most one filling per gap."""
     chance, fake_model, count = Random(seed), pipeline(stages), 32
     for index in range(count):
         fake_model.add(sampling(str(index), [index, seed], chance.randrange(1, 80)))

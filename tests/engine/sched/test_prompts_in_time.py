@@ -1,6 +1,6 @@
-"""Streams beside long prompts, in virtual time: how long they wait for a token, and the prompt for its first.
+"""Streams beside long prompts, in virtual time: gaps between tokens, and the prompt's time to first token.
 
-The steps of an imagined processor take what one of `PROCESSORS` says, which the scheduler is told as an engine would.
+Steps of a simulated processor take the time given by one of `PROCESSORS`, which the scheduler gets like an engine's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Takes = Callable[[StepWork], float]
 BLOCK = 4
 STEP = 512  # tokens
 
-#: Seconds of a step: n tokens of prompts, p pairs, d decodes.
+#: Seconds of a step: n prompt tokens, p pairs of query and key, d decodes.
 PROCESSORS: dict[str, Takes] = {
     "of few cores": lambda work: 0.05 + 0.0047 * work.num_prompt_tokens + 0.002 * work.num_decodes,
     "that reads long contexts slowly": lambda work: 0.01 + 1e-4 * work.num_prompt_tokens + 2e-7 * work.num_pairs,
@@ -38,12 +38,12 @@ PROCESSORS: dict[str, Takes] = {
 
 
 class Timed:
-    """A scheduler whose steps take time, and sample no matter what.
+    """A scheduler whose steps take time, with arbitrary samples.
 
     Attributes:
         now: seconds.
-        tokens: when each came, by request.
-        steps: what each computed, and how long it took.
+        tokens: arrival times of tokens, by request.
+        steps: work and duration of each step.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Timed:
         self._rng = Random(0)
 
     def add(self, name: str, length: int, max_tokens: int = 1) -> None:
-        """A request of so many tokens."""
+        """Add a request with `length` prompt tokens."""
         self.scheduler.add(sampling(name, [1] * length, max_tokens))
 
     def step(self) -> None:
-        """One step ends. A stage takes its part of a step's time, and each waits for the one before it."""
+        """Complete one step. A stage takes its part of the time, and waits for the one before it."""
         while len(self._in_flight) < self._stages and (scheduled := self.scheduler.schedule()) is not None:
             self._in_flight.append((scheduled, self.now))
         scheduled, launched = self._in_flight.popleft()
@@ -85,7 +85,7 @@ class Timed:
             self.tokens.setdefault(delta.request_id, []).extend([self.now] * len(delta.token_ids))
 
     def until_ended(self, name: str) -> None:
-        """As many steps as it takes."""
+        """Run steps until the request has ended."""
         while name in self.scheduler.requests:
             self.step()
 
@@ -99,7 +99,7 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def serve(timed: Timed, streams: int, length: int) -> tuple[float, list[float], float]:
-    """The gap of streams alone, those beside a prompt of `length` tokens, and how long that took."""
+    """Return the gap of streams alone, the gaps beside a prompt of `length` tokens, and the prompt's duration."""
     for index in range(streams):
         timed.add(f"stream {index}", 6, max_tokens=4000)
     for _ in range(40):
@@ -124,11 +124,11 @@ def test_a_stream_waits_four_decode_steps_and_the_prompt_not_much_longer(
     assert alone == pytest.approx(decode, rel=max(noise, 1e-6))
     fewest = takes(StepWork(BLOCK, BLOCK * 12_000, streams))
     assert percentile(beside, 0.98) <= max(DECODE_STEPS * decode, fewest) * (1.02 + noise / 4)
-    # Were the bound used to the full: all but a decode step's part of it is the prompt's.
+    # With full use of the bound, the prompt gets all but a decode step's part of it.
     chunk = max(
         n for n in range(BLOCK, STEP - streams) if takes(StepWork(n, n * 6000, streams)) <= DECODE_STEPS * decode
     )
-    # The prompt had half of what it would have were the bound used to the full.
+    # The prompt has at least two thirds of the speed that full use of the bound would give it; less with noise.
     ideal = 6000 / chunk * max(takes(StepWork(chunk, chunk * 6000, streams)), decode)
     assert ideal / took >= 1 / (1.5 + 2 * noise)
 
@@ -173,7 +173,7 @@ def test_while_none_decodes_prompts_have_the_step() -> None:
 
 
 def test_what_no_step_has_shown_is_tried_in_small_steps() -> None:
-    """The first prompt is short, so nothing is known of long ones."""
+    """The first prompt is short, so the cost of long ones is unknown."""
     timed = Timed(PROCESSORS["whose host is slow"])
     serve(timed, 1, 5000)
     largest = 6

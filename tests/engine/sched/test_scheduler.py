@@ -1,4 +1,4 @@
-"""The scheduler against a fake model (`fake_model`), under workloads that hypothesis thinks of."""
+"""The scheduler with a fake model (`fake_model`), under hypothesis' workloads."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_admission_given_back_is_looked_up_once() -> None:
     fake_model = FakeModel(num_blocks=64, tokens=40, enable_chunked_prefill=False)
     fake_model.add(sampling("stream", [1] * 30, max_tokens=12))
     fake_model.step()
-    fake_model.add(sampling("whole", [2] * 40, max_tokens=1))  # has no room in a step beside the stream
+    fake_model.add(sampling("whole", [2] * 40, max_tokens=1))  # does not fit into a step beside the stream
     fake_model.drain()
     assert len(fake_model.batches) > 10
     assert fake_model.scheduler.stats().prefix_cache_queries == 70
@@ -143,7 +143,7 @@ def test_a_prompt_is_computed_once_for_all_its_sequences(groups: tuple) -> None:
     fake_model.drain()
     assert fake_model.result("r") == expected(request)
     computed = sum(batch.num_tokens for batch in fake_model.batches)
-    assert computed == 30 + 5 * 11  # and the last tokens are never computed
+    assert computed == 30 + 5 * 11  # the last tokens are never computed
     assert len({tuple(output) for output in fake_model.result("r")}) == 5
 
 
@@ -235,7 +235,7 @@ def test_root_keys_and_content_keep_prefixes_apart() -> None:
     for index, each in enumerate(keys):
         fake_model.add(sampling(str(index), list(range(13)), max_tokens=1, cache_keys=each))
         fake_model.drain()
-    # The other image shares the block before it.
+    # The other image shares the preceding block.
     assert [batch.sequences[0].start for batch in fake_model.batches] == [0, 0, 12, 0, 4, 12, 4]
 
 
@@ -249,7 +249,7 @@ def test_prompt_logprobs_read_no_cached_prefix() -> None:
 
 
 def test_unused_slots_are_few() -> None:
-    """On a ShareGPT-like mix of lengths (log-normal, mean about 330 tokens) less than 4% of the slots lie idle."""
+    """On a ShareGPT-like mix of lengths (log-normal, mean about 330 tokens) less than 4% of the slots are unused."""
     rng = random.Random(0)
     fake_model = FakeModel(num_blocks=100_000, seqs=256, tokens=8192, prefix=False)
     block = 16
@@ -277,7 +277,7 @@ def test_a_step_is_scheduled_while_another_is_in_flight() -> None:
     assert fake_model.scheduler.num_in_flight == 2  # both chunks of the prompt
     fake_model.drain()
     assert fake_model.result("r") == expected(sampling("r", list(range(20)), max_tokens=5))
-    assert [batch.num_tokens for batch in fake_model.batches] == [16, 4, 1, 1, 1, 1]  # no step too many at the end
+    assert [batch.num_tokens for batch in fake_model.batches] == [16, 4, 1, 1, 1, 1]  # no extra step at the end
 
 
 def test_what_is_in_flight_when_a_sequence_ends_counts_for_nothing() -> None:
@@ -289,7 +289,7 @@ def test_what_is_in_flight_when_a_sequence_ends_counts_for_nothing() -> None:
     fake_model.drain()
     assert fake_model.result("r") == expected(ended)
     computed = len(expected(ended)[0])
-    assert len(fake_model.batches) == computed + 1  # the step that nobody could know to be one too many
+    assert len(fake_model.batches) == computed + 1  # the extra step was unpredictable
 
 
 def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> None:
@@ -307,7 +307,7 @@ def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> No
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_flight: int, ended: str) -> None:
-    """Neither what the request computed that shows them, nor what those who shared it computed behind it."""
+    """Neither the request's blocks from the step that shows it on, nor blocks that sharing requests put after them."""
     fake_model = FakeModel(num_blocks=400, tokens=200, in_flight=in_flight, groups=groups)
     prompt = list(range(30)) + list(range(10))
     fake_model.spoiled = {"bad"}
@@ -317,7 +317,7 @@ def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_f
     for request in shares:
         fake_model.add(request)
     fake_model.launch()
-    if in_flight > 1:  # else the step has run
+    if in_flight > 1:  # otherwise the step has run
         aborted = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
         fake_model.scheduler.finish(aborted, FinishReason.ABORT)
         shares = [request for request in shares if request.id != aborted]
@@ -346,18 +346,18 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
         assert fake_model.result(request.id) == expected(request)
     assert fake_model.scheduler.num_corrupted == 1
     fake_model.spoiled = set()
-    after = sampling("after", [*prompt[:36], 0, *range(9)], max_tokens=4)  # nor what those who shared it computed
+    after = sampling("after", [*prompt[:36], 0, *range(9)], max_tokens=4)  # nor are the sharing requests' blocks
     fake_model.add(after)
     fake_model.drain()
     assert fake_model.result("after") == expected(after)
-    fake_model.add(sampling("again", prompt, max_tokens=4))  # finds nothing of it
+    fake_model.add(sampling("again", prompt, max_tokens=4))  # finds none of them
     fake_model.drain()
     assert fake_model.result("again") == expected(sampling("again", prompt, max_tokens=4))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
-    """As after Ctrl-C: nothing of a prefix that was never computed is found, and everybody starts again."""
+    """As after Ctrl-C: blocks that were never computed are not found, and all requests restart."""
     fake_model = FakeModel(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
     submitted = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
     for request in submitted:
@@ -380,7 +380,7 @@ def test_a_state_is_private_and_never_found_again() -> None:
     assert sum(len(batch.copies) for batch in fake_model.batches) == 2 * 2  # two forks, two blocks each
     fake_model.add(sampling("again", list(range(20)), max_tokens=2))
     fake_model.drain()
-    assert fake_model.batches[-2].sequences[0].start == 16  # the prompt's second chunk: none of it was there already
+    assert fake_model.batches[-2].sequences[0].start == 16  # the prompt's second chunk: none of it was cached
 
 
 def test_drafts_save_steps_and_change_nothing() -> None:

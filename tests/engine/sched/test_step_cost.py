@@ -1,4 +1,4 @@
-"""The cost model, from whatever steps took."""
+"""The cost model, for any measured step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.sched.step_cost import StepCost, StepWork
 
 @pytest.mark.parametrize("seed", range(60))
 def test_an_estimate_is_finite_whatever_steps_took(seed: int) -> None:
-    """Also where some took next to nothing, so that a part of the model is 0."""
+    """Also if some steps took almost no time, so that a coefficient of the model is 0."""
     rng = random.Random(seed)
     cost = StepCost()
     for _ in range(rng.randrange(1, 40)):

@@ -1,6 +1,6 @@
-"""What the server's tests share.
+"""Shared fixtures of the server's tests.
 
-Faked: the engine, in `FakeEngine`; where a test takes `llm` or `address` it is the real one, on a tiny model.
+Faked: the engine, in `FakeEngine`; tests that take `llm` or `address` use the real one, on a tiny model.
 Real: everything from the engine client's interface up to ASGI, and from `listen` on, sockets too.
 """
 
@@ -56,7 +56,7 @@ CHAT_TEMPLATE = (
 
 
 class FakeVocabulary:
-    """The vocabulary of `FakeTokenizer`: one token a character."""
+    """The vocabulary of `FakeTokenizer`: one token per character."""
 
     chat_template: str | None = CHAT_TEMPLATE
 
@@ -81,10 +81,10 @@ class FakeVocabulary:
 
 
 class FakeTokenizer:
-    """One token a character.
+    """One token per character.
 
     Attributes:
-        rendered: what the last chat was rendered with.
+        rendered: arguments of the last rendered chat.
         encoded: all texts that were encoded.
     """
 
@@ -112,12 +112,12 @@ class FakeTokenizer:
         return "".join(f"<{m['role']}>{m['content']}" for m in messages)
 
 
-#: Its template writes strings, as those of models that only read do.
+#: The template writes strings, like those of text-only models.
 _STRINGS = ContentForms(lambda messages, tools: "")
 
 
 def fake_logprobs(token: int, top: int) -> PositionLogprobs:
-    """The token has a third of the probability; the likeliest others are the characters after it."""
+    """Return log-probabilities: the token has a third of the probability, the next characters follow."""
     candidates = {token: Logprob(math.log(1 / 3), 2, chr(token))}
     for rank in range(top):
         candidates.setdefault(token + rank + 1, Logprob(math.log(0.5) - rank, rank + 1, chr(token + rank + 1)))
@@ -125,24 +125,24 @@ def fake_logprobs(token: int, top: int) -> PositionLogprobs:
 
 
 class FakeEngine:
-    """Says `answer`, one character a token, to every prompt.
+    """Generates `answer` for every prompt, one character per token.
 
     Attributes:
         error: raised before any token.
         breaks_with: raised after three tokens.
-        hangs_at: nothing comes after that many tokens, of requests that arrive while it is set.
-        waits_for_reader: each token waits until the one before it is taken; else slow readers get several at once.
-        alive: requests that run.
-        asked: the prompt and parameters of each request.
-        options: what else was said of each.
+        hangs_at: number of tokens after which requests hang that arrive while it is set.
+        waits_for_reader: each token waits until the previous one is read; otherwise slow readers get several at once.
+        alive: running requests.
+        asked: prompt and parameters of each request.
+        options: further arguments of each request.
         loading: set once the engine is loaded.
         death: set once it is dead.
-        adapters: that are loaded, by number.
-        adapter_loads: all that were to be loaded.
-        adapters_asked: the adapter of each request.
-        adapters_come: no load ends before.
-        bad_adapters: names of folders → what their load raises.
-        lost_adapters: numbers → why they cannot be used any more.
+        adapters: loaded adapters, by number.
+        adapter_loads: all requested loads.
+        adapters_asked: adapter of each request.
+        adapters_come: event that all loads wait for.
+        bad_adapters: errors of loads, by folder name.
+        lost_adapters: reasons why adapters became unusable, by number.
     """
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class FakeEngine:
         position: int,
         index: int,
     ) -> OutputDelta:
-        """Sequence i of n says each character shifted by i."""
+        """Sequence i of n generates each character shifted by i."""
         token = ord(answer[position]) + index
         delta = OutputDelta(
             request_id=request_id,
@@ -307,7 +307,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def make_service(engine: FakeEngine) -> MakeService:
-    """Makes a service of the fake engine; keywords are fields of FrontendArgs, `engine` changes EngineArgs."""
+    """Create a service of the fake engine; keywords are fields of FrontendArgs, `engine` changes EngineArgs."""
 
     def make(engine_args: dict[str, Any] | None = None, **frontend: Any) -> Service:
         args = EngineArgs("/models/tiny", served_model_name=("tiny", "alias"), **(engine_args or {}))
@@ -333,7 +333,7 @@ MakeClient = Callable[..., TestClient]
 
 @pytest.fixture
 def make_client(make_service: MakeService) -> MakeClient:
-    """Makes a client of a service with these arguments."""
+    """Create a client of a service with these arguments."""
 
     def make(**kwargs: Any) -> TestClient:
         return TestClient(create_app(make_service(**kwargs)), raise_server_exceptions=False)
@@ -346,7 +346,7 @@ Listen = Callable[[FastAPI], AbstractContextManager[tuple[str, int]]]
 
 @pytest.fixture(scope="session")
 def listen() -> Listen:
-    """Serves an app on a real socket of this machine, from a thread."""
+    """Serve an app on a real socket of this machine, from a thread."""
 
     @contextmanager
     def serve(app: FastAPI) -> Iterator[tuple[str, int]]:
@@ -360,7 +360,7 @@ def listen() -> Listen:
         )
         server = uvicorn.Server(config)
         with bind("127.0.0.1", 0) as bound:
-            bound.listen()  # clients wait in line until the thread is there
+            bound.listen()  # connections queue until the thread serves
             thread = threading.Thread(target=server.run, args=([bound],))
             thread.start()
             try:
@@ -373,12 +373,12 @@ def listen() -> Listen:
 
 
 class Serving:
-    """A server in a thread, as `serve` runs it, signals aside.
+    """A server in a thread, as run by `serve`, without signals.
 
     Attributes:
-        url: where it is.
-        service: what it serves.
-        stop: tells it what a signal would.
+        url: its URL.
+        service: the served service.
+        stop: starts the shutdown, like a signal.
     """
 
     def __init__(self, args: ServeArgs, client: Any) -> None:
@@ -398,26 +398,26 @@ class Serving:
             await self.server.serve([self._bound])
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Has the event loop call something."""
+        """Call a function in the event loop."""
         until(lambda: self._loop is not None, "the event loop runs")
         assert self._loop is not None
         self._loop.call_soon_threadsafe(function, *args)
 
     def join(self, seconds: float = HANGING_S) -> None:
-        """Waits until it has ended."""
+        """Wait until it has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the server does not end"
 
 
 @contextmanager
 def serving_fake(engine: FakeEngine, *, enable_lora: bool = False, **frontend: Any) -> Iterator[Serving]:
-    """The fake engine, served with these fields of FrontendArgs."""
+    """Serve the fake engine with these fields of FrontendArgs."""
     served = Serving(ServeArgs(EngineArgs("tiny", enable_lora=enable_lora), FrontendArgs(**frontend)), engine)
     try:
         yield served
     finally:
         for _ in range(2):
-            with suppress(RuntimeError):  # it has ended
+            with suppress(RuntimeError):  # it has ended already
                 served.call(served.server.stop, signal.SIGINT)
         served.join()
 
@@ -447,7 +447,7 @@ wait_until = until
 
 
 def sample(url: str, name: str, **labels: str) -> float:
-    """What /metrics says of the model `tiny`."""
+    """Return a value of /metrics for the model `tiny`."""
     labels = {"model_name": "tiny", "engine": "0", **labels}
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
     samples = [sample for family in families for sample in family.samples if sample.name == name]

@@ -1,4 +1,4 @@
-"""Requests that nobody would send, drawn at random: bodies mutated, fields combined, bytes that are almost HTTP."""
+"""Random unusual requests: mutated bodies, combined fields, bytes that are almost HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import string
 from typing import Any
 
-#: Stands for the folder that adapters may be loaded from, which holds `FOLDERS`.
+#: Placeholder of the folder from which adapters may be loaded, with `FOLDERS`.
 ADAPTERS = "/adapters"
 FOLDERS = ("good", "truncated", "foreign", "empty")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -48,7 +48,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-#: Valid requests; what is odd is put into them.
+#: Valid requests, into which mutations are inserted.
 CORPUS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {**SAMPLING, "prompt": "the quick", "logprobs": 3, "echo": True}),
     ("/v1/completions", {**SAMPLING, "prompt": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}}),
@@ -191,7 +191,7 @@ ODD: list[Any] = [
     *([], [[]], [None], [0] * 2000, [""], ["a"] * 20, [[5] * 600], [-1], [511, 512], [True], {}, {"a": 1}, {"": ""}),
     *({"type": "text"}, {"role": "user"}, {"0": 100}, {"7": 1e9}),
 ]
-#: Fields that go together; a request takes some of them.
+#: Fields that are valid together; a request contains some of them.
 VALID: dict[str, list[Any]] = {
     "model": ["tiny", "ada", "bob", "nobody"],
     "max_tokens": [1, 3, 8, 16],
@@ -272,7 +272,7 @@ HEADS = [
 
 
 def _mutate(rng: random.Random, value: Any) -> Any:
-    """`value` with something odd in some place."""
+    """Return `value` with a random mutation."""
     value = copy.deepcopy(value)
     parents = [value]
     for parent in parents:

@@ -1,4 +1,4 @@
-"""A fake engine that says what a test has written for it."""
+"""A fake engine whose output a test sets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .conftest import FakeEngine, fake_logprobs
 
 
 class ScriptedEngine(FakeEngine):
-    """Says the next of `script` to every request, some characters of it a step, one character a token.
+    """Generates the next entry of `script` for each request, `piece` characters per step, one character per token.
 
     Attributes:
-        script: for each request, the answers of its sequences.
-        piece: characters a step.
+        script: for each request, the outputs of its sequences.
+        piece: characters per step.
     """
 
     def __init__(self, *script: str | Sequence[str], piece: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Who may ask, how much, from where, and under which name."""
+"""Access control: keys, limits, origins, and served names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_keys_in_a_file_are_read_again_when_it_changes(make_client: MakeClient, 
 
 
 def test_keys_in_a_mounted_secret(make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Laid out and changed as the kubelet does: files are links into a hidden folder, which is swapped as a whole."""
+    """Laid out and changed as by the kubelet: files are links into a hidden folder, which is replaced as a whole."""
 
     def mount(version: str, **files: str) -> None:
         folder = tmp_path / f"..{version}"
@@ -166,7 +166,7 @@ def test_without_cors_no_page_may(client: TestClient) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/llm"])
 def test_behind_a_proxys_prefix(make_client: MakeClient, prefix: str) -> None:
-    """Whether the proxy strips the prefix or not."""
+    """For proxies that strip the prefix and proxies that do not."""
     client = make_client(root_path="/llm", api_key=("k",))
     assert client.get(f"{prefix}/health").status_code == 200
     assert client.get(f"{prefix}/v1/models").status_code == 401

@@ -1,4 +1,4 @@
-"""Backpressure: what is turned away, what is counted, and that all of it is given back."""
+"""Backpressure: which requests are refused, what is counted, and that all of it is released."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_prompt_tokens_count_until_the_first_token() -> None:
 
 
 def test_no_request_is_let_in_between(make_service: MakeService, engine: FakeEngine) -> None:
-    """Twenty at once on a server for five: five are served, and what disconnects gives its place back."""
+    """Twenty concurrent requests on a server for five: five are served, and disconnected ones release their slots."""
     engine.hangs_at = 0
     app = create_app(make_service(max_num_queued_reqs=5))
 

@@ -1,7 +1,7 @@
-"""Libraries that agents are built with, as their users write them: OpenAI's SDK and agents SDK, LangChain.
+"""Agent libraries, used like their users do: OpenAI's SDK and agents SDK, LangChain.
 
-Loops go over an engine that says what a model would. What a grammar forces comes from the real engine, a tiny random
-model at a high temperature: whatever it writes must be valid.
+Loops use an engine with scripted output. Output forced by grammars comes from the real engine with a tiny random model
+at a high temperature: whatever it writes must be valid.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def call(name: str, **arguments: Any) -> str:
 
 @contextmanager
 def scripted_server(*script: Any, **engine: Any) -> Iterator[tuple[ScriptedEngine, str]]:
-    """An engine that says this, and its URL."""
+    """Serve an engine with this scripted output; yield it and its URL."""
     scripted = ScriptedEngine(*script, **engine)
     with serving_fake(scripted, tool_call_parser="hermes", reasoning_parser="qwen3") as served:
         yield scripted, f"{served.url}/v1"
@@ -130,7 +130,7 @@ def test_agents_sdk_with_an_output_type_and_tools() -> None:
 
 
 def test_agents_sdk_with_a_required_tool(address: str) -> None:
-    """The real engine: what the random model is forced to call runs, and ends the run."""
+    """With the real engine: the call that the random model is forced to make is executed, and ends the run."""
 
     @function_tool
     def season(city: Literal["Oslo", "Rome"]) -> str:
@@ -172,7 +172,7 @@ def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> Non
         "seed": 10, "max_tokens": 120, "parallel_tool_calls": False,
     }  # fmt: skip
     if stream:
-        # The client raises where a choice is cut off and its tools are pydantic's.
+        # The client raises if a choice is truncated and its tools are pydantic models.
         options["tools"] = [function(name, parameters) for name, parameters in schemas.items()]
         with client.chat.completions.stream(**options) as events:
             for _ in events:

@@ -1,4 +1,4 @@
-"""The answers: whole and streamed, one prompt and several."""
+"""Responses: whole and streamed, for one and several prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def events(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream that ends well."""
+    """Return the events of a stream that ends without error."""
     response = client.post(path, json={**body, "stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")

@@ -1,4 +1,4 @@
-"""One conversation in the words of each API: the model reads the same, and no part of a message is lost on the way."""
+"""The same conversation in each API's format results in the same prompt, and no part of a message is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker_engine.server.openai.chat_request import ChatCompletionRequest
 from stoker_engine.server.responses.request import ResponsesRequest
 from stoker_engine.tokens.tokenizer import Tokenizer
 
-#: Each writes a message; the first iterates over its parts and writes nothing of a string, the second needs a string.
+#: Writers of a message: the first iterates over parts and writes nothing for a string, the second needs a string.
 WRITE_CONTENT = {
     "parts": "{% for p in m.content %}<{{ p['text'] }}>{% endfor %}",
     "string": "<{{ m.content + '' }}>",
@@ -31,7 +31,7 @@ Turn = tuple[str, list[str]]
 
 
 def draw_conversation(draw: random.Random) -> list[Turn]:
-    """Turns: (role, texts). The assistant's first text is its reasoning, its last one the argument of a call."""
+    """Draw turns: (role, texts). The assistant's first text is its reasoning, its last one the argument of a call."""
     number = iter(range(100))
 
     def texts(least: int = 1) -> list[str]:
@@ -46,7 +46,7 @@ def draw_conversation(draw: random.Random) -> list[Turn]:
 
 
 def chat(turns: Sequence[Turn]) -> ChatRequest:
-    """`turns` in a chat."""
+    """Return `turns` as a chat."""
     messages: list[dict[str, Any]] = []
     for index, (role, texts) in enumerate(turns):
         message: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
@@ -62,7 +62,7 @@ def chat(turns: Sequence[Turn]) -> ChatRequest:
 
 
 def responses(turns: Sequence[Turn]) -> ChatRequest:
-    """`turns` in the Responses API."""
+    """Return `turns` in the Responses API."""
     items: list[dict[str, Any]] = []
     for index, (role, texts) in enumerate(turns):
         parts = [{"type": "input_text", "text": text} for text in texts]
@@ -80,7 +80,7 @@ def responses(turns: Sequence[Turn]) -> ChatRequest:
 
 
 def anthropic(turns: Sequence[Turn]) -> ChatRequest:
-    """`turns` in Anthropic's API."""
+    """Return `turns` in Anthropic's API."""
     body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": []}
     for index, (role, texts) in enumerate(turns):
         blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
@@ -99,7 +99,7 @@ def anthropic(turns: Sequence[Turn]) -> ChatRequest:
 
 
 def written(request: ChatRequest, form: str) -> str:
-    """The prompt, of a template that writes content in this form."""
+    """Return the prompt, by a template that writes content in this form."""
     template = TEMPLATE.replace("CONTENT", WRITE_CONTENT[form])
     conversation = request.conversation
     return Tokenizer(Backend(WordLevel({}, "")), {}, template).chat_text(
@@ -138,7 +138,7 @@ def test_a_failed_tool_result_says_so_in_its_first_part() -> None:
 
 @pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "arguments": None}])
 def test_a_call_without_arguments_has_an_empty_object(function: dict[str, Any]) -> None:
-    """Templates write the arguments as JSON: null would be another call."""
+    """Templates write the arguments as JSON: null would be a different call."""
     message = {"role": "assistant", "tool_calls": [{"function": function}]}
     body = ChatCompletionRequest.model_validate({"model": "m", "messages": [message]})
     [call] = body.messages[0].tool_calls or []

@@ -1,4 +1,4 @@
-"""Copies of the model behind one server: each lives and dies by itself, and takes nobody else along.
+"""Data-parallel engines behind one server: each dies and restarts without affecting the others.
 
 Faked: the model, in `crashing_engine.py`. Real: the server, its sockets, the engines' processes, schedulers and blocks.
 """
@@ -39,7 +39,7 @@ def _engines(model: Path, deaths: Path, restarts: int = 0, engines: int = 2) -> 
         wait_until(lambda: llm.is_ready)
         yield CrashingServer(serving, llm, deaths)
     finally:
-        with suppress(RuntimeError):  # it has ended by itself
+        with suppress(RuntimeError):  # it has ended already
             serving.call(serving.server.stop, 2)
         serving.join()
         llm.shutdown()
@@ -48,7 +48,7 @@ def _engines(model: Path, deaths: Path, restarts: int = 0, engines: int = 2) -> 
 
 @pytest.fixture(scope="module")
 def crashing(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashingServer]:
-    """One server for all deaths that it outlives."""
+    """One server for all deaths that it survives."""
     with _engines(tiny_llama, tmp_path_factory.mktemp("engines") / "deaths", 1000, ENGINES) as crashing:
         yield crashing
 
@@ -58,7 +58,7 @@ def _lives(pid: int) -> bool:
 
 
 def _counted(crashing: CrashingServer, name: str) -> list[float]:
-    """What /metrics says of each engine."""
+    """Return a metric of each engine."""
     return [sample(crashing.serving.url, name, engine=str(engine)) for engine in range(len(crashing.llm.engines))]
 
 
@@ -67,7 +67,7 @@ def _all_serve(crashing: CrashingServer) -> bool:
 
 
 def _is_balanced(crashing: CrashingServer) -> bool:
-    """No engine has anything, by its own word and by the router's."""
+    """Return whether no engine has requests, by its own and the router's count."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     router = crashing.llm._router
     assert router is not None
@@ -85,7 +85,7 @@ def test_requests_are_spread_and_counted_by_engine(crashing: CrashingServer) -> 
 
 
 def test_every_api_is_served_by_all_engines(crashing: CrashingServer) -> None:
-    """Whichever has a request, its answer is the same; a stored answer is the server's, and so goes on elsewhere."""
+    """Responses do not depend on the engine; the server stores them, so any engine can continue them."""
     wait_until(lambda: _all_serve(crashing))
     messages = [{"role": "user", "content": "a"}]
     bodies = {
@@ -117,7 +117,7 @@ def test_every_api_is_served_by_all_engines(crashing: CrashingServer) -> None:
 
 @pytest.mark.parametrize("engine, how", [(0, "9"), (1, "raise"), (2, "memory"), (0, "19")])
 def test_an_engine_takes_only_its_own_requests_along(crashing: CrashingServer, engine: int, how: str) -> None:
-    """What it died of does not matter, where others serve. It is loaded again meanwhile."""
+    """The cause of death does not matter while others serve. The engine is restarted meanwhile."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
     crashing.plan(**{f"token-{engine}": how})
@@ -147,7 +147,7 @@ def test_what_nobody_has_seen_anything_of_goes_to_another_engine(
 
 
 def test_prompts_of_one_request_outlive_the_engine_of_some(crashing: CrashingServer) -> None:
-    """Each has an answer, none twice, though they were dealt among all engines."""
+    """Each prompt gets one response, although prompts were distributed over all engines."""
     wait_until(lambda: _all_serve(crashing))
     whole = _whole(crashing)
     crashing.plan(**{"step-1": "9"})
@@ -161,7 +161,7 @@ def test_prompts_of_one_request_outlive_the_engine_of_some(crashing: CrashingSer
 
 
 def test_health_says_how_each_engine_does(tiny_llama: Path, tmp_path: Path) -> None:
-    """An engine that stays dead is named; with the last one the server ends."""
+    """A dead engine is named; when the last one is dead, the server ends."""
     with _engines(tiny_llama, tmp_path / "deaths") as crashing:
         url = crashing.serving.url
         for death in range(BESIDE_OTHERS + 1):
@@ -183,7 +183,7 @@ def test_health_says_how_each_engine_does(tiny_llama: Path, tmp_path: Path) -> N
 
 
 def test_an_engine_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_llama: Path, tmp_path: Path) -> None:
-    """No restart is left for the last engine that serves, but it is not the last one for long."""
+    """No restart is left for the last serving engine, but another one will serve soon."""
     with _engines(tiny_llama, tmp_path / "deaths") as crashing:
         whole, restarts = _whole(crashing), crashing.serving.service.restarts
         os.kill(crashing.llm.engines[1].process.pid, signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_an_engine_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_l
 
 
 def test_an_engine_that_is_stopped_while_it_has_nothing_is_loaded_again(crashing: CrashingServer) -> None:
-    """As soon as anything is asked of the others, which have the answers."""
+    """As soon as there is a request, which other engines serve."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
     os.kill(crashing.llm.engines[1].process.pid, signal.SIGSTOP)
@@ -221,7 +221,7 @@ def test_the_last_engine_that_serves_ends_the_server_by_want_of_memory(tiny_llam
 
 
 def test_an_engine_that_is_refused_when_it_is_loaded_again_is_tried_again(crashing: CrashingServer) -> None:
-    """Arguments that were right once are no reason to end, where others serve: a file may be back in a moment."""
+    """Arguments that were valid once are retried while others serve: a missing file may return."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
     crashing.plan(**{"load-1": "argument"})
@@ -240,7 +240,7 @@ def test_all_engines_may_die_at_once(crashing: CrashingServer) -> None:
 
     async def run() -> list[Any]:
         asked = asyncio.create_task(asyncio.to_thread(_ask_all, crashing, 18))
-        await asyncio.sleep(0.05)  # sleeps: the moment of the deaths; some requests are under way, others not yet
+        await asyncio.sleep(0.05)  # sleeps: moment of the deaths, when some requests are in flight
         for engine in crashing.llm.engines:
             os.kill(engine.process.pid, signal.SIGKILL)
         return await asked

@@ -1,6 +1,6 @@
-"""``stoker serve`` with two engines of two ranks each, of which a process is killed or stopped, and then another: only
-its engine's requests end with an error, which names the cause, and what the server says of itself is true throughout.
+"""``stoker serve`` with two engines of two ranks each, of which one process after another is killed or stopped.
 
+Only requests of its engine end with an error, which names the cause, and the server's reports are true throughout.
 Nothing is faked: real processes, on a tiny model.
 """
 
@@ -29,7 +29,7 @@ from .test_rank_deaths import SECONDS, Served, serving
 ENGINES, RANKS = 2, 2
 CLIENTS, TOKENS = 10, 300
 PROMPTS = [[5, 6, 7 + i, *range(3, 3 + 7 * (i % 4))] for i in range(CLIENTS)]
-#: Who, by what, and what is said of it.
+#: Victim, signal, and expected error.
 DEATHS = [
     ("rank", signal.SIGKILL, "was killed by signal 9"),
     ("engine", signal.SIGKILL, "was killed by signal 9"),
@@ -40,7 +40,7 @@ DEATHS = [
 
 @dataclass
 class Answer:
-    """What a client got: text, and the error that ended it, if one did."""
+    """A client's result: text, and the error that ended it, if any."""
 
     text: str = ""
     error: str = ""
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass
 class Watch:
-    """What /health and /metrics have said, and what of it cannot be true."""
+    """Reports of /health and /metrics, and contradictions in them."""
 
     wrong: list[str] = field(default_factory=list)
     counted: dict[str, float] = field(default_factory=dict)
@@ -66,14 +66,14 @@ class Watch:
 
 
 def _samples(url: str) -> dict[str, float]:
-    """All that /metrics says of the engines, by name and labels."""
+    """Return all metrics of the engines, by name and labels."""
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=SECONDS).text)
     samples = [sample for family in families for sample in family.samples if "engine" in sample.labels]
     return {f"{s.name} {json.dumps(s.labels, sort_keys=True)}": s.value for s in samples}
 
 
 def _each(url: str, metric: str) -> list[float]:
-    """What /metrics says of each engine."""
+    """Return a metric of each engine."""
     by_engine = {
         int(json.loads(n.split(" ", 1)[1])["engine"]): v for n, v in _samples(url).items() if n.split()[0] == metric
     }
@@ -81,7 +81,7 @@ def _each(url: str, metric: str) -> list[float]:
 
 
 def _engine(served: Served, engine: int) -> psutil.Process:
-    """The process of an engine."""
+    """Return the process of an engine."""
     for process in psutil.Process(served.process.pid).children():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
@@ -91,7 +91,7 @@ def _engine(served: Served, engine: int) -> psutil.Process:
 
 
 def _rank(served: Served, engine: int, rank: int) -> psutil.Process:
-    """A rank of an engine."""
+    """Return the process of a rank."""
     for process in _engine(served, engine).children():
         words = process.cmdline()
         if "stoker_engine.exec.rank_main" in words:
@@ -121,7 +121,7 @@ async def _ask(client: httpx.AsyncClient, prompt: list[int], started: asyncio.Se
 
 
 def _ask_all(url: str, victim: psutil.Process | None = None, signum: int = 0) -> list[Answer]:
-    """All prompts at once; when all have started to be answered, something happens to a process."""
+    """Send all prompts concurrently; signal a process once all of them have output."""
 
     async def run() -> list[Answer]:
         started = [asyncio.Semaphore(0) for _ in PROMPTS]
@@ -161,7 +161,7 @@ def test_an_engine_dies_and_the_other_serves(seed: int, tiny_llama: Path, tmp_pa
     chance = random.Random(seed)
     whole = _expected(tiny_llama)
     words = [f"--data-parallel-size={ENGINES}", "--max-engine-restarts=9", "--served-model-name=tiny"]
-    words += [f"--step-timeout={SECONDS}"]  # four ranks start at once, on a busy machine
+    words += [f"--step-timeout={SECONDS}"]  # four ranks start concurrently, on a busy machine
     with serving(tiny_llama, tmp_path, *words) as served:
         url = served.url
         with _watched(url) as watch:
@@ -198,7 +198,7 @@ def test_an_engine_dies_and_the_other_serves(seed: int, tiny_llama: Path, tmp_pa
 
 
 def _expected(model: Path) -> list[str]:
-    """What a single process answers."""
+    """Return the output of a single process."""
     from stoker_engine import LLM, SamplingParams
 
     llm = LLM(str(model), num_gpu_blocks_override=256)

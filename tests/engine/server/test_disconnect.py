@@ -1,4 +1,4 @@
-"""A client that hangs up frees what it held. Sockets are real; the first tests fake the engine."""
+"""A disconnected client's resources are freed. Sockets are real; the first tests fake the engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_hanging_up_frees_blocks(address: str, stream: bool) -> None:
     parts = urlsplit(address)
     where = (str(parts.hostname), int(parts.port or 0))
     aborted = sample(address, "vllm:request_success_total", finished_reason="abort")
-    with asked(where, "/v1/completions", stream, max_tokens=450, n=64):  # so much that it is not over before
+    with asked(where, "/v1/completions", stream, max_tokens=450, n=64):  # long enough not to finish earlier
         wait_until(lambda: sample(address, "vllm:kv_cache_usage_perc") > 0)
     wait_until(lambda: sample(address, "vllm:request_success_total", finished_reason="abort") == aborted + 1)
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
@@ -66,7 +66,7 @@ def test_hanging_up_frees_blocks(address: str, stream: bool) -> None:
 
 
 def asked(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
-    """A connection whose request is sent and whose answer nobody reads."""
+    """Return a connection whose request is sent and whose response is not read."""
     messages = [{"role": "user", "content": "hi"}]
     subject = {"/v1/chat/completions": {"messages": messages}, "/v1/responses": {"input": "hi"}}.get(path)
     extra = {} if path == "/tokenize" else {"ignore_eos": True, "stream": stream}

@@ -1,4 +1,4 @@
-"""Engines that die under many clients: at every point, by every means, once and again. No client ever hangs.
+"""Engines that die under many clients, at every point, in every way, once or repeatedly. No client ever hangs.
 
 Faked: the model, in `crashing_engine.py`. Real: the server, its sockets, the engine's process, scheduler and blocks.
 """
@@ -31,7 +31,7 @@ SECONDS = 120
 
 @dataclass
 class CrashingServer:
-    """A server whose engine dies as `plan` says: by point, how."""
+    """A server whose engine dies as planned: how, by point."""
 
     serving: Serving
     llm: AsyncLLM
@@ -58,7 +58,7 @@ def _crashing_server(model: Path, deaths: Path, restarts: int) -> Iterator[Crash
         wait_until(lambda: llm.is_ready)
         yield CrashingServer(serving, llm, deaths)
     finally:
-        with suppress(RuntimeError):  # it has ended by itself
+        with suppress(RuntimeError):  # it has ended already
             serving.call(serving.server.stop, 2)
         serving.join()
         llm.shutdown()
@@ -66,14 +66,14 @@ def _crashing_server(model: Path, deaths: Path, restarts: int) -> Iterator[Crash
 
 @pytest.fixture(scope="module")
 def crashing(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashingServer]:
-    """One server for all deaths that it outlives."""
+    """One server for all deaths that it survives."""
     with _crashing_server(tiny_llama, tmp_path_factory.mktemp("crashing") / "deaths", 1000) as crashing:
         yield crashing
 
 
 @dataclass
 class Answer:
-    """What a client got. `ended`: whole, by an error event, or by the client itself."""
+    """A client's result. `ended`: whole, by an error event, or by the client itself."""
 
     status: int
     text: str = ""
@@ -112,10 +112,10 @@ async def _ask(
 
 
 def _ask_all(crashing: CrashingServer, clients: int, first: int = 0) -> list[Answer]:
-    """Every second client streams, every sixth leaves when it has text.
+    """Run clients: every second one streams, every sixth disconnects once it has text.
 
-    Before them `first` more stream, and all others wait for their text: whoever dies later has started something,
-    however slowly the others come.
+    Before them, `first` more stream, and the others wait for their text: an engine that dies later has started a
+    response, however slowly the others arrive.
     """
 
     async def run() -> list[Answer]:
@@ -168,7 +168,7 @@ def _is_balanced(crashing: CrashingServer) -> bool:
     ids=str,
 )
 def test_what_nobody_has_seen_anything_of_is_sent_on(crashing: CrashingServer, plan: dict[str, str]) -> None:
-    """It waits for the next engine, and the next; each answer is whole, and nothing in it comes twice."""
+    """They wait for the next engines; each response is complete, and no part of it is repeated."""
     whole = _whole(crashing)
     restarts = sample(crashing.serving.url, "stoker:engine_restarts_total")
     crashing.plan(**plan)
@@ -193,7 +193,7 @@ def test_what_has_begun_fails_and_nobody_hangs(crashing: CrashingServer, how: st
     for answer in answers:
         assert answer.status in (200, 500)
         assert whole.startswith(answer.text)
-        # Who leaves may have all of it: on a busy machine it comes at once.
+        # A client that disconnects may have the whole text: on a busy machine it arrives at once.
         assert answer.ended == "left" or (answer.text == whole) == (answer.ended == "whole")
         assert answer.ended != "error" or answer.text, "of what is told as an event, something was seen"
     assert _whole(crashing) == whole
@@ -201,7 +201,7 @@ def test_what_has_begun_fails_and_nobody_hangs(crashing: CrashingServer, how: st
 
 
 def test_what_may_kill_engines_is_sent_on_once(crashing: CrashingServer) -> None:
-    """A prompt that kills whoever computes it must not use up all restarts."""
+    """A prompt that kills its engine must not use up all restarts."""
     crashing.plan(step="11 raise")
     (answer,) = _ask_all(crashing, 1)
     assert answer.status == 500
@@ -217,7 +217,7 @@ def test_what_may_kill_engines_is_sent_on_once(crashing: CrashingServer) -> None
 def test_without_restarts_left_clients_are_told_to_come_again(
     tiny_llama: Path, tmp_path: Path, restarts: int, plan: dict[str, str]
 ) -> None:
-    """And the server ends, by the last death. Where memory ran out none are left."""
+    """The server ends with the last death. After running out of memory there are no restarts."""
     with _crashing_server(tiny_llama, tmp_path / "deaths", restarts) as crashing:
         crashing.plan(**plan)
         answers = _ask_all(crashing, 12)

@@ -1,4 +1,4 @@
-"""Every error has OpenAI's shape, and is one request's own."""
+"""Every error has OpenAI's format, and affects a single request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of an answer, its shape checked."""
+    """Return the error of a response; check its format."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()
@@ -141,7 +141,7 @@ def test_the_schema_documents_errors_as_they_are(client: TestClient) -> None:
 
 
 def test_golden_openapi(make_client: MakeClient) -> None:
-    """Paths, operation ids, fields and their bounds, of a server with adapters; the prose may change."""
+    """Paths, operation ids, fields and their bounds of a server with adapters; descriptions may change."""
     client = make_client(engine_args={"enable_lora": True})
 
     def without_prose(node: Any) -> Any:

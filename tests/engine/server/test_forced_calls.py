@@ -1,4 +1,4 @@
-"""Calls that a request forces: required and named ones, whole and in events, and the grammars that force them."""
+"""Calls forced by a request: required and named ones, whole and streamed, and the grammars that force them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_what_gpt_oss_is_forced_to_write() -> None:
     markers = re.compile(f"({'|'.join(map(re.escape, MARKERS))})")
 
     def keeps(text: str) -> tuple[bool, bool]:
-        """Whether the grammar may write `text`, and end there."""
+        """Return whether the grammar permits `text`, and may end there."""
         tokens = [
             token for piece in markers.split(text) for token in ([ids[piece]] if piece in ids else piece.encode())
         ]
@@ -197,7 +197,7 @@ def test_forced_calls_are_the_same_wherever_they_are_cut() -> None:
 
 
 class Node(BaseModel):
-    """Refers to itself, as pydantic's schemas of trees do."""
+    """A recursive type, like pydantic's schemas of trees."""
 
     name: str
     children: list[Node] = []

@@ -1,9 +1,9 @@
-"""Requests that nobody would send, to the real server on a tiny model, over real sockets.
+"""Unusual requests to the real server on a tiny model, over real sockets.
 
-Five kinds: what schemathesis makes of the server's own OpenAPI schema, valid fields in all combinations, valid bodies
-with something odd put into them, bytes that are almost HTTP, and clients that hang up. Each that waits must be
-answered, with no 5xx and in OpenAI's shape; and when all are, the pool is balanced, nothing was logged as a mistake of
-ours, and the server still says what transformers says.
+There are five kinds: schemathesis's requests for the server's OpenAPI schema, valid fields in all combinations, mutated
+valid bodies, bytes that are almost HTTP, and clients that disconnect. Each client that waits must get a response, never
+a 5xx, in OpenAI's format. Afterwards the block pool is balanced, no internal error was logged, and the server's output
+still equals transformers'.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ MAX_BYTES = 65536
 
 
 class Fuzzed:
-    """The server under test, and what it answered.
+    """The server under test, with its responses.
 
     Args:
-        adapters: the folder with `odd_requests.FOLDERS`.
+        adapters: folder with `odd_requests.FOLDERS`.
 
     Attributes:
-        statuses: how often each status came.
+        statuses: number of responses by status.
     """
 
     def __init__(self, url: str, adapters: Path) -> None:
@@ -62,7 +62,7 @@ class Fuzzed:
         self._local = threading.local()
 
     def send(self, method: str, path: str, content: bytes, content_type: str) -> None:
-        """Sends a request, and checks its answer."""
+        """Send a request, and check its response."""
         if not hasattr(self._local, "client"):
             self._local.client = httpx.Client(base_url=self.url, timeout=60, headers={"x-api-key": "admin"})
         content = content.replace(ADAPTERS.encode(), self._adapters)
@@ -70,11 +70,11 @@ class Fuzzed:
         self._check(path, response, content)
 
     def send_raw(self, raw: bytes) -> None:
-        """Sends bytes and, so that nothing waits for more of them, a flood; checks what comes back."""
+        """Send bytes, followed by a flood, so that the server does not wait for more; check the response."""
         parts = httpx.URL(self.url)
         received = b""
         with socket.create_connection((parts.host, parts.port or 0), timeout=60) as connection:
-            # It may answer and go before it has read all of that.
+            # It may respond and close before it has read everything.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(raw + b"\r\n\r\n" + b"A" * 3 * MAX_BYTES)
             with contextlib.suppress(ConnectionResetError):
@@ -111,7 +111,7 @@ class Fuzzed:
 
 @pytest.fixture(scope="module")
 def adapters(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An adapter of the model, and some that are none."""
+    """An adapter of the model, and some invalid ones."""
     root = tmp_path_factory.mktemp("adapters")
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     torch.manual_seed(0)
@@ -133,7 +133,7 @@ def served(tiny_llama: Path, adapters: Path, tmp_path_factory: pytest.TempPathFa
     engine = EngineArgs(
         str(tiny_llama),
         served_model_name=("tiny",),
-        num_gpu_blocks_override=64,  # so few that requests are preempted, too
+        num_gpu_blocks_override=64,  # few blocks also cause preemptions
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
         max_num_batched_tokens=64,
@@ -169,7 +169,7 @@ def served(tiny_llama: Path, adapters: Path, tmp_path_factory: pytest.TempPathFa
 def fuzzed(
     served: Serving, tiny_llama: Path, adapters: Path, assert_greedy: AssertGreedy, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Fuzzed]:
-    """The server, which must be as it was when the test is over."""
+    """The server; at the end of the test it must be in its initial state."""
     caplog.set_level(logging.ERROR)
     yield Fuzzed(served.url, adapters)
     mistakes = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
@@ -180,7 +180,7 @@ def fuzzed(
     assert sample(served.url, "vllm:kv_cache_usage_perc") == 0
     assert httpx.get(f"{served.url}/load").json() == {"server_load": 0}
     body = {"prompt": [[5, 6, 7], [8] * 20], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-    for salt in ({}, {"cache_salt": str(random.random())}):  # what is cached, and computed afresh
+    for salt in ({}, {"cache_salt": str(random.random())}):  # cached, and computed again
         whole = {**body, "return_token_ids": True, **salt}
         answer = httpx.post(f"{served.url}/v1/completions", json=whole, timeout=60).json()
         for prompt, choice in zip(body["prompt"], answer["choices"], strict=True):  # type: ignore[call-overload]
@@ -232,7 +232,7 @@ def _combined(fuzzed: Fuzzed, count: int, seed: int) -> None:
 
 
 def _hanging_up(fuzzed: Fuzzed, count: int, seed: int) -> None:
-    """Clients that send a request and go, some of them before they have sent it all."""
+    """Run clients that send a request and disconnect, some of them before it is complete."""
 
     def send(number: int) -> None:
         rng = random.Random(seed + number)
@@ -267,7 +267,7 @@ def test_a_few_hundred_odd_requests(fuzzed: Fuzzed) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # against hanging only
+@pytest.mark.timeout(3600)  # only against hangs
 def test_ten_thousand_odd_requests(fuzzed: Fuzzed, part_of: Callable[[int], int]) -> None:
     _by_schema(fuzzed, part_of(1500))
     _combined(fuzzed, part_of(2500), seed=10_000)

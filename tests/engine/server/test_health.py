@@ -1,4 +1,4 @@
-"""What probes are told, and that they are told the truth."""
+"""Responses to probes are true."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
 def test_only_a_dead_engine_is_waited_for(
     make_service: MakeService, engine: FakeEngine, virtual_time: Any, stuck: bool
 ) -> None:
-    """One that is stuck may never end, and so never be loaded again."""
+    """A stuck engine may never end, so it may never be restarted."""
     service = make_service(max_engine_restarts=3)
     engine.is_ready, engine.is_stuck = False, stuck
 

@@ -1,6 +1,6 @@
-"""What HTTP and JSON leave open, or forbid: each request is answered as it should be, or with a 4xx in OpenAI's shape.
+"""Edge cases of HTTP and JSON: each request gets the right response, or a 4xx in OpenAI's format.
 
-The engine is faked, sockets are real. Beside each row is what the last answer's status must be.
+The engine is faked, sockets are real. Each row contains the expected status of the last response.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def server() -> Iterator[Serving]:
 
 
 def _talk(server: Serving, raw: bytes) -> bytes:
-    """What is answered until the server closes the connection."""
+    """Return all responses until the server closes the connection."""
     url = httpx.URL(server.url)
     with socket.create_connection((url.host, url.port or 0), timeout=60) as connection:
         connection.sendall(raw)
@@ -150,7 +150,7 @@ def test_bodies_sent_one_after_the_other(server: Serving) -> None:
 def test_of_many_wrong_names_one_is_looked_at(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], param: str
 ) -> None:
-    """The event loop does the checking, and others wait for it."""
+    """The check runs in the event loop, and delays other requests."""
     from stoker_engine.server.errors import description
 
     counted: list[int] = []

@@ -1,4 +1,4 @@
-"""Where the server listens: at every address, of both families, unless it is told otherwise."""
+"""Listening addresses: all IPv4 and IPv6 addresses by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says: of requests, of the throughput, in which form."""
+"""Log lines about requests and throughput, and their format."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_throughput_every_ten_seconds_while_busy(
 
 
 def test_the_throughput_is_that_of_all_engines(caplog: pytest.LogCaptureFixture) -> None:
-    """Of one that died only what it had done counts."""
+    """A dead engine counts with what it had done."""
     caplog.set_level(logging.INFO)
 
     async def run() -> None:
@@ -97,7 +97,7 @@ def test_the_throughput_is_that_of_all_engines(caplog: pytest.LogCaptureFixture)
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, left as it was."""
+    """The root logger, restored afterwards."""
     logger = logging.getLogger()
     handlers, level = list(logger.handlers), logger.level
     yield logger

@@ -1,4 +1,4 @@
-"""Adapters as clients see them: chosen by model in every API, listed, loaded and unloaded by those who may."""
+"""Adapters for clients: selected by model in every API, listed, and loaded and unloaded with permission."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MakeAdmin = Callable[..., Service]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that adapters may be loaded from: a, b, and bad."""
+    """A folder from which adapters may be loaded: a, b, and bad."""
     for name in ("a", "b", "bad"):
         (tmp_path / "adapters" / name).mkdir(parents=True)
     (tmp_path / "keys").write_text("admin\n")
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_admin(make_service: MakeService, folder: Path) -> MakeAdmin:
-    """Makes a service that loads adapters at runtime."""
+    """Create a service that loads adapters at runtime."""
 
     def make(**frontend: Any) -> Service:
         given = {
@@ -109,7 +109,7 @@ def test_every_api_chooses_by_model(
 
 
 def _models(text: str) -> list[str]:
-    """The models that the events of a stream name."""
+    """Return the models named in the events of a stream."""
     events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
     whole = [event.get("message") or event.get("response") or event for event in events]
     return [each["model"] for each in whole if "model" in each]
@@ -266,7 +266,7 @@ def test_a_reload_leaves_running_requests_alone(make_admin: MakeAdmin, folder: P
 def test_an_adapter_that_goes_while_a_prompt_is_tokenized(
     make_admin: MakeAdmin, folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was started, so it is a 404 like any other, streamed or not."""
+    """Nothing was started, so it is an ordinary 404, streamed or not."""
 
     async def run() -> None:
         service = make_admin()
@@ -345,7 +345,7 @@ def test_a_server_is_ready_once_each_listed_adapter_has_an_end(engine: FakeEngin
 
 
 def test_a_client_that_leaves_while_its_adapter_loads(engine: FakeEngine, folder: Path) -> None:
-    """The adapter is loaded all the same, so that what another client sees does not depend on this one's patience."""
+    """The load continues, so that other clients' results do not depend on this client."""
     engine.adapters_come.clear()
     admin = {"admin_api_key_file": str(folder.parent / "keys"), "lora_dir": (str(folder),)}
     with serving_fake(engine, enable_lora=True, allow_runtime_lora_updating=True, **admin) as served:

@@ -1,4 +1,4 @@
-"""The examples of adapters do what they say."""
+"""The examples of adapters work as described."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A stream whose client is slower than the engine: fewer events, and the same answer.
+"""A stream to a client slower than the engine has fewer events, and the same content.
 
-On real sockets. What the operating system takes for a client that reads nothing is some kilobytes, the streams here are
-hundreds; what is right is the same server's answer in one piece.
+It uses real sockets. The operating system buffers kilobytes for a client that does not read; these streams have
+hundreds. The expected content is the same server's response without streaming.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHAT = ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": LENGTH})
 
 @contextmanager
 def streaming(server: Serving, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
-    """A connection with little room, on which a stream has been asked for, and nothing of it read."""
+    """Open a connection with small buffers, request a stream, and read nothing."""
     data = json.dumps({**body, "stream": True}).encode()
     url = httpx.URL(server.url)
     with socket.socket() as connection:
@@ -39,7 +39,7 @@ def streaming(server: Serving, path: str, body: dict[str, Any]) -> Iterator[sock
 
 
 def events(connection: socket.socket) -> list[Any]:
-    """All events of a stream that ends well."""
+    """Return all events of a stream that ends without error."""
     received = b""
     while piece := connection.recv(65536):
         received += piece
@@ -56,7 +56,7 @@ def events(connection: socket.socket) -> list[Any]:
 
 @contextmanager
 def served(engine: FakeEngine) -> Iterator[Serving]:
-    """An engine that says so much that a client which reads nothing falls behind."""
+    """An engine with so much output that a client that does not read falls behind."""
     engine.info = replace(engine.info, max_model_len=10**6)
     engine.answer = "".join(chr(0x61 + 7 * i % 500) for i in range(LENGTH))
     with serving_fake(engine) as server:

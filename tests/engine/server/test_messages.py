@@ -1,4 +1,4 @@
-"""/v1/messages with Anthropic's own client: a scripted engine writes what models write, sockets are real."""
+"""/v1/messages with Anthropic's client: a scripted engine writes typical output, sockets are real."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ WITH_TOOLS: Any = {**HELLO, "tools": [WEATHER]}
 
 
 def call(city: str) -> str:
-    """A call as models write it whose format is hermes."""
+    """Return a call in Hermes' format."""
     return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
 
 
 class ScriptedEngine(FakeEngine):
-    """Says one line of its script after the other, then the last one for ever.
+    """Generates the lines of its script one after another, then repeats the last one.
 
     Attributes:
-        stopped_by: the stop string that ends each answer.
+        stopped_by: stop string that ends each output.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ Serve = Callable[..., AbstractContextManager[str]]
 
 @pytest.fixture
 def serve(make_service: MakeService, listen: Listen) -> Serve:
-    """Serves the scripted engine with these flags."""
+    """Serve the scripted engine with these flags."""
 
     @contextmanager
     def serve(**frontend: Any) -> Iterator[str]:
@@ -80,12 +80,12 @@ def serve(make_service: MakeService, listen: Listen) -> Serve:
 
 @pytest.fixture
 def url(serve: Serve, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The server, with what a parametrized test says of it."""
+    """URL of a server with the arguments of a parametrized test."""
     with serve(**getattr(request, "param", {})) as url:
         yield url
 
 
-#: Of a model that thinks until it writes `</think>`.
+#: For a model that reasons until it writes `</think>`.
 thinking = pytest.mark.parametrize("url", [{"reasoning_parser": "qwen3"}], indirect=True)
 
 
@@ -96,7 +96,7 @@ def client(url: str) -> Iterator[Anthropic]:
 
 
 def without_ids(message: Any) -> dict[str, Any]:
-    """A message without the names that the server makes up."""
+    """Return a message without generated ids."""
     data: dict[str, Any] = message.to_dict(exclude_none=True)
     return {**data, "id": "", "content": [{**block, "id": ""} for block in data["content"]]}
 
@@ -223,7 +223,7 @@ def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> Non
 def test_what_is_hard_to_read_is_called_all_the_same(
     url: str, engine: ScriptedEngine, arguments: str, read: Any, forced: bool
 ) -> None:
-    """The whole message has it as far as JSON can be sent, the stream as the model wrote it."""
+    """The whole message contains the valid part of the JSON, the stream contains the model's text."""
     answer_text = arguments if forced else f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
     engine.script = [answer_text] * 2
     request = {**WITH_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}} if forced else WITH_TOOLS
@@ -251,7 +251,7 @@ def test_what_is_too_deep_to_be_read_is_no_call(client: Anthropic, engine: Scrip
 
 @thinking
 def test_tools_run_until_the_model_has_its_answer(client: Anthropic, engine: ScriptedEngine) -> None:
-    """As users of the SDK write it: its runner calls the function and asks again."""
+    """Like users of the SDK: its runner calls the function and sends the next request."""
 
     @beta_tool
     def weather(city: str) -> str:

@@ -1,4 +1,4 @@
-"""Bodies of /v1/messages: what becomes of them is what the same chat becomes; what cannot be is refused by name."""
+"""Bodies of /v1/messages: they result in the same prompt as the same chat; unsupported fields are refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def client(make_client: MakeClient) -> TestClient:
 
 
 def rendered(client: TestClient, engine: FakeEngine, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """What the chat template got."""
+    """Return the arguments of the chat template."""
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
     return engine.tokenizer.rendered
@@ -56,7 +56,7 @@ def called(name: str, id: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-#: Conversations in Anthropic's words and in OpenAI's.
+#: Conversations in Anthropic's and in OpenAI's format.
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"messages": [user("hi")]}, {"messages": [user("hi")]}),
     ({"messages": [user([text("a"), text(""), text("b")])]}, {"messages": [user("a\nb")]}),
@@ -265,7 +265,7 @@ def test_threads_are_refused_by_the_code_that_clients_know(client: TestClient) -
 
 
 def error_of(response: Any, status: int, kind: str) -> str:
-    """The message of an error, its shape checked."""
+    """Return the message of an error; check its format."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"type", "error", "request_id"}
@@ -325,7 +325,7 @@ def test_a_full_queue(make_client: MakeClient, engine: FakeEngine) -> None:
 
 
 def test_very_many_messages_are_no_more_work_than_in_a_chat() -> None:
-    """The event loop answers nobody meanwhile."""
+    """The event loop serves no other request meanwhile."""
     body = {**HELLO, "messages": [{"role": "user", "content": "a"}] * 5000}
     counted, chat = (
         work(lambda kind=kind: kind.model_validate(body)) for kind in (MessagesRequest, ChatCompletionRequest)

@@ -1,4 +1,4 @@
-"""The metrics of a scripted history. Nothing is faked but who tells it."""
+"""Metrics of a scripted history; only the reporting engine is faked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker_engine.sizing.cache_groups import CacheGroup
 
 from ...support import golden
 
-#: vLLM 0.32's names and types, of all that applies here.
+#: Applicable names and types of vLLM 0.32.
 VLLM = {
     "vllm:cache_config_info": "gauge",
     "vllm:num_requests_running": "gauge",
@@ -88,7 +88,7 @@ def families(registry: CollectorRegistry) -> dict[str, Metric]:
 
 
 def finished(reason: FinishReason, **facts: object) -> StepReport:
-    """A step that only reports a request that ended."""
+    """Return a step that only reports a completed request."""
     known: dict[str, object] = {
         "n": 1,
         "max_tokens": 3,
@@ -179,7 +179,7 @@ def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegi
 
 
 def test_a_requests_life(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
-    """Waits 1 s, has its first token 2 s later and two more after 1 s and 2 s."""
+    """It waits 1 s, gets its first token 2 s later, and two more after 1 s and 2 s."""
     metrics.on_step(StepReport(4, 4, 1, IDLE, first_tokens=[FirstToken(3.0, 20, 16)]))
     metrics.on_step(StepReport(1, 0, 1, IDLE, inter_token=[1.0]))
     metrics.on_step(StepReport(1, 0, 1, IDLE, inter_token=[2.0]))
@@ -247,8 +247,7 @@ def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: Collect
 
 
 def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:
-    """One family a metric, a sample an engine; an engine that died has nothing running, and others keep what they
-    have."""
+    """One family per metric, one sample per engine. A dead engine has no running requests; others keep their values."""
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=3), [INFO] * 3)
     serves = [True, False, True]
     for engine in range(3):
@@ -272,7 +271,7 @@ def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:
 
 
 def test_each_engine_shows_its_own_cache_and_that_of_whoever_takes_its_place(registry: CollectorRegistry) -> None:
-    """Devices need not have the same room. What a dead engine had is not shown any more."""
+    """Devices may have different capacities. A dead engine's values are not shown any more."""
     infos = [INFO, replace(INFO, num_blocks=50)]
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), infos)
 
@@ -294,7 +293,7 @@ def test_each_engine_shows_its_own_cache_and_that_of_whoever_takes_its_place(reg
 
 
 def test_adapters_in_use_are_labels_of_one_series(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As vLLM has it: the value is when they last changed. All engines' are one set."""
+    """As in vLLM, the value is the time of the last change. All engines form one set."""
     clock = itertools.count(100)
     monkeypatch.setattr("time.time", lambda: float(next(clock)))
     args = EngineArgs("tiny", data_parallel_size=2, enable_lora=True, max_loras=3)
@@ -350,7 +349,7 @@ def test_a_server_without_adapters_has_none_of_their_metrics(
 
 
 def test_golden_metrics(registry: CollectorRegistry) -> None:
-    """Every series of an engine with two engines, after a request of each end."""
+    """Every series of a server with two engines, after requests with each finish reason."""
     args = EngineArgs("tiny", data_parallel_size=2, enable_lora=True)
     metrics = EngineMetrics(registry, "tiny", args, [INFO] * 2)
     metrics.look_up_adapters({state: lambda: 1 for state in AdapterState})

@@ -1,4 +1,4 @@
-"""OpenAI's own client against the real engine, over real sockets; what it generates is compared with transformers."""
+"""OpenAI's client with the real engine, over real sockets; outputs are compared with transformers'."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def openai_client(address: str) -> OpenAI:
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_llama: Path) -> PreTrainedTokenizerFast:
-    """transformers' own."""
+    """transformers' tokenizer."""
     return AutoTokenizer.from_pretrained(tiny_llama)
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_llama: Path) -> Any:
-    """Log-probabilities of every token at every position, by transformers. (tokens) → [len, vocabulary]"""
+    """Log-probabilities of all tokens at all positions, by transformers. (tokens) → [len, vocabulary]"""
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
 
     def logprobs(token_ids: list[int]) -> torch.Tensor:

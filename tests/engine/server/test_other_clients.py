@@ -1,4 +1,4 @@
-"""Clients that people use besides OpenAI's, as they use them, against the real engine."""
+"""Other clients than OpenAI's, used like their users do, with the real engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ QUESTIONS = [
 def test_lm_eval_scores_as_transformers_does(
     address: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``lm_eval --model local-completions`` on a task of our own: every choice's log-likelihood."""
+    """``lm_eval --model local-completions`` on a custom task: log-likelihoods of all choices."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")

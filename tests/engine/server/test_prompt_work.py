@@ -1,4 +1,4 @@
-"""What prompts cost: nothing where they are too long or nobody waits for them. The engine is faked."""
+"""Cost of prompts: none for prompts that are too long or whose client has gone. The engine is faked."""
 
 from __future__ import annotations
 

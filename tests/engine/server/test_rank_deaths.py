@@ -1,5 +1,7 @@
-"""``stoker serve`` with ranks, whose processes are killed and stopped in turn: whoever waits is told of the cause, the
-whole engine is loaded again where that is allowed, and in the end nothing is left of any of them."""
+"""``stoker serve`` with ranks whose processes are killed and stopped in turn.
+
+Waiting clients get the cause, the whole engine is restarted if permitted, and at the end no process is left.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ from ...support.waiting import until
 from .test_serve_command import SERVE
 
 SIZE = 2
-#: Long for a rank that starts on a busy machine.
+#: Long enough for the start of a rank on a busy machine, in seconds.
 STEP_TIMEOUT_S = 30.0
 SECONDS = 120.0
 
 
 class Served:
-    """A server's process, and those that it has started."""
+    """A server process, with the processes that it has started."""
 
     def __init__(self, model: Path, last_words: Path, *words: str) -> None:
         self.last_words = last_words
@@ -51,18 +53,18 @@ class Served:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Return its log so far."""
         return "".join(self.lines)
 
     @property
     def url(self) -> str:
-        """Where it serves, once it does."""
+        """Wait until it serves, and return its URL."""
         self.until(lambda: "serving " in self.log or self.process.poll() is not None, "it does not serve")
         assert "serving " in self.log, f"it has ended: {self.log}"
         return next(line.split()[-1] for line in self.lines if "serving " in line)
 
     def find(self, name: str) -> psutil.Process | None:
-        """Its own process or one of those it has started now: ``server``, ``tokenizer``, ``engine``, ``rank 1``."""
+        """Return its own process or a current child: ``server``, ``tokenizer``, ``engine``, ``rank 1``."""
         module, _, number = {
             "tokenizer": "stoker_engine.tokens.tokenizer_worker",
             "engine": "stoker_engine.processes.main",
@@ -77,7 +79,7 @@ class Served:
         return None
 
     def wait_for(self, name: str) -> psutil.Process:
-        """The same, as soon as it is there."""
+        """Wait for this process, and return it."""
         found: list[psutil.Process] = []
 
         def find() -> bool:
@@ -89,7 +91,7 @@ class Served:
         return found[0]
 
     def ended(self) -> int:
-        """Its exit code, in the end."""
+        """Wait for its end, and return its exit code."""
         self.until(lambda: self.process.poll() is not None, "it does not end")
         return int(self.process.returncode)
 
@@ -103,14 +105,14 @@ class Served:
         until(holds, lambda: f"{otherwise}: {self.log}", every=0.02)
 
     def check_nothing_is_left(self) -> None:
-        """Asserts that all its processes end with it, also those that were stopped."""
+        """Assert that all its processes end with it, including stopped ones."""
         self._all()
         self.process.kill()
         self.process.wait()
         self.until(lambda: not any(map(_lives, self.seen.values())), "a process outlives the server")
 
     def _all(self) -> list[psutil.Process]:
-        """Those that live; all that ever were are kept in mind."""
+        """Return the living processes, and remember all."""
         with contextlib.suppress(psutil.Error):
             server = psutil.Process(self.process.pid)
             self.seen |= {process.pid: process for process in [server, *server.children(recursive=True)]}
@@ -123,14 +125,14 @@ class Served:
 
 @contextmanager
 def serving(model: Path, folder: Path, *words: str) -> Iterator[Served]:
-    """A server, of which nothing is left in the end, neither processes nor shared memory."""
+    """Run a server; at the end neither processes nor shared memory may remain."""
     before = _shared_memory()
     served = Served(model, folder / "termination-log", *words)
     try:
         yield served
     finally:
         served.check_nothing_is_left()
-        served.until(lambda: _shared_memory() <= before, "shared memory is left")  # others' tests' goes away, too
+        served.until(lambda: _shared_memory() <= before, "shared memory is left")  # other tests' too
 
 
 def _shared_memory() -> set[Path]:
@@ -151,7 +153,7 @@ def _answer(url: str, max_tokens: int = 4) -> int:
 
 @contextmanager
 def _in_flight(url: str) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has started."""
+    """Yield the lines of a stream that has started."""
     body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
         lines = filter(None, lines_of(answer.iter_bytes()))
@@ -160,7 +162,7 @@ def _in_flight(url: str) -> Iterator[Iterator[str]]:
 
 
 def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_path: Path) -> None:
-    """First under traffic, then while nobody asks; that is once too often."""
+    """First under traffic, then while idle; the latter exceeds the permitted restarts."""
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=1", "--log-format=json") as served:
         url = served.url.rstrip('"}')
         first = [served.wait_for(name) for name in ("engine", "rank 0", "rank 1")]
@@ -214,7 +216,7 @@ def test_asked_to_stop_it_finishes_what_it_began(signum: signal.Signals, tiny_ll
 
 
 PROCESS_KINDS = ("server", "tokenizer", "engine", "rank 0", "rank 1")
-#: Those that are seen in every run.
+#: Cases that are tested in every run.
 QUICK = {("rank 1", signal.SIGSTOP, True), ("engine", signal.SIGKILL, False)}
 
 
@@ -230,14 +232,14 @@ QUICK = {("rank 1", signal.SIGSTOP, True), ("engine", signal.SIGKILL, False)}
 def test_whoever_dies_or_stops_nobody_is_left_behind(
     process_kind: str, signum: signal.Signals, loads: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """The server recovers, or ends by itself, or else is killed: nothing is left of it then."""
+    """The server recovers, ends by itself, or is killed: afterwards no process is left."""
     chance = random.Random(f"{process_kind} {signum} {loads}")
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=1") as served:
         if loads:
             victim = served.wait_for(process_kind)
-            time.sleep(chance.random())  # sleeps: the moment of the death is drawn
+            time.sleep(chance.random())  # sleeps: random moment of the death
             victim.send_signal(signum)
-            time.sleep(chance.random())  # sleeps: and the moment of what follows
+            time.sleep(chance.random())  # sleeps: random moment of the next event
         else:
             url, victim = served.url, served.wait_for(process_kind)
             with contextlib.suppress(httpx.HTTPError), _in_flight(url) as lines:

@@ -1,4 +1,4 @@
-"""Reasoning apart from the answer, whole and streamed; the tokens that it took; what chat repeats of a conversation."""
+"""Reasoning separated from the answer, whole and streamed; its number of tokens; the echo of a conversation."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_reasoning_tokens_are_the_same_in_whatever_deltas_they_come(ends: Sequen
             num_tokens = 0
             for piece in (tokens[:first], tokens[first:second], tokens[second:]):
                 num_tokens += len(piece)
-                # The parser knows it late, as if its text still waited.
+                # The parser reports it late, as if its text were held back.
                 counting.add(piece, [Reasoning("x")] if piece else [], is_reasoning=num_tokens < len(tokens))
             assert counting.count == expected
     none = ReasoningTokens(ends, is_reasoning=True)
@@ -128,7 +128,7 @@ def test_models_that_do_not_reason_have_no_such_usage() -> None:
     ],
 )
 def test_echo(stream: bool, fields: dict[str, Any], echoed: str) -> None:
-    """As in vLLM: the last message comes first, where its role is the answer's."""
+    """As in vLLM: the last message comes first, if its role is the answer's."""
     messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     client = openai_client(ScriptedEngine([" fine.", " cold."]))
     extra = {"messages": messages, "echo": True, **fields}

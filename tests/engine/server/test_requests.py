@@ -1,4 +1,4 @@
-"""What is accepted, and what is refused by name."""
+"""Accepted requests, and refused ones with the name of the field."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ASKING: dict[str, Any] = {
     "priority": 1,
     "vllm_xargs": {"a": 1},
 }
-#: What is sampled by, as a body says it: the same in both.
+#: Sampling fields of a body, equal in both APIs.
 SAMPLING: dict[str, Any] = {
     "n": 2,
     "temperature": 0.5,

@@ -1,4 +1,4 @@
-"""/v1/responses: what it takes, how that becomes a chat, and what is kept of it. The engine is faked."""
+"""/v1/responses: accepted bodies, their conversion to chats, and what is stored. The engine is faked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine() -> FakeEngine:
 
 
 def ask(client: TestClient, **body: Any) -> dict[str, Any]:
-    """The answer of a request that is fine."""
+    """Return the response to a valid request."""
     response = client.post(PATH, json={"input": "hi", **body})
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -182,7 +182,7 @@ def test_items_become_messages(items: list[Any], expected: list[Any]) -> None:
 
 
 def test_no_text_of_an_item_is_lost() -> None:
-    """Whatever the order: each text stands in the messages, once and in its place."""
+    """In any order, each text appears once in the messages, in its place."""
     rng = random.Random(0)
     for _ in range(300):
         texts = [f"<{number}>" for number in range(rng.randint(1, 9))]
@@ -375,18 +375,18 @@ def test_another_key_sees_nothing(make_client: MakeClient) -> None:
 
 @pytest.mark.parametrize("keys", [("one", "two"), ()])
 def test_the_key_that_counts_is_the_one_that_is_valid(make_client: MakeClient, keys: tuple[str, ...]) -> None:
-    """Clients send "EMPTY" where they want no key, and a valid one beside it, in Anthropic's header."""
+    """Clients send "EMPTY" as a dummy key, and a valid one in Anthropic's header."""
     client = make_client(api_key=keys)
     one, two = ({"authorization": "Bearer EMPTY", "x-api-key": key} for key in ("one", "two"))
     where = f"{PATH}/{client.post(PATH, json={'input': 'a'}, headers=one).json()['id']}"
     error_of(client.get(where, headers=two), 404)
     assert client.get(where, headers=one).status_code == 200
-    if keys:  # it does not matter where it is
+    if keys:  # in either header
         assert client.get(where, headers={"authorization": "Bearer one"}).status_code == 200
 
 
 def test_answers_have_names_of_their_own(client: TestClient) -> None:
-    """A proxy may give all requests of a session one id."""
+    """A proxy may use the same id for all requests of a session."""
     ids = {client.post(PATH, json={"input": "a"}, headers={"x-request-id": "r"}).json()["id"] for _ in range(3)}
     assert len(ids) == 3
     assert all(each.startswith("resp_r_") for each in ids)
@@ -423,7 +423,7 @@ def test_input_items_are_listed_in_pages(client: TestClient) -> None:
 
 
 def test_a_conversation_grows_no_larger_than_a_request_may_be(make_client: MakeClient) -> None:
-    """Else many small requests could each ask for the work of a large one."""
+    """Otherwise many small requests could each cause the work of a large one."""
     client = make_client(max_request_bytes=2000)
     answer = ask(client)
     lengths = []

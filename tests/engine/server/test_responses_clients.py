@@ -1,7 +1,6 @@
-"""OpenAI's client, its agents' SDK and LangChain against /v1/responses, as their users write them.
+"""OpenAI's client, its agents SDK and LangChain with /v1/responses, used like their users do.
 
-Against the real engine on a tiny model; and, where a model must call tools, against a faked one that says what it is
-told to. Sockets are real.
+They use the real engine on a tiny model and, where a model must call tools, a scripted one. Sockets are real.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def fake_url(make_service: MakeService, listen: Listen) -> Iterator[str]:
-    """A server of the faked engine, whose model writes calls as Hermes does, and thinks as Qwen 3."""
+    """URL of a server with the fake engine, whose model writes calls like Hermes, and reasons like Qwen 3."""
     app = create_app(make_service(tool_call_parser="hermes", reasoning_parser="qwen3"))
     with listen(app) as (host, port):
         yield f"http://{host}:{port}/v1"
@@ -115,7 +114,7 @@ def test_a_conversation_is_gone_on_with(real: OpenAI) -> None:
 
 
 class Place(BaseModel):
-    """What the model is to write."""
+    """Output type of the model."""
 
     model_config = {"extra": "forbid"}
     name: Literal["Oslo", "Bergen"]
@@ -123,7 +122,7 @@ class Place(BaseModel):
 
 
 def test_parsed_by_openais_client(real: OpenAI) -> None:
-    """A schema's finite: whatever a random model likes best, it ends, and is what was asked for."""
+    """A finite schema: whatever a random model prefers, its output ends, and is valid."""
     request: Any = {"model": "tiny", "temperature": 1.5, "text_format": Place, "max_output_tokens": 200}
     whole = real.responses.parse(input="where?", **request)
     assert whole.status == "completed"
@@ -183,7 +182,7 @@ def test_a_stream_that_is_closed_frees_its_blocks(real: OpenAI, address: str) ->
 
 
 def test_a_tool_loop(engine: FakeEngine, fake: OpenAI) -> None:
-    """As OpenAI's guide writes it: the output goes back with the results, whole."""
+    """As in OpenAI's guide: the whole output is sent back with the results."""
     tools: Any = [
         {
             "type": "function",

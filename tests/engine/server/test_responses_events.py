@@ -1,5 +1,6 @@
-"""Parts of an answer → a response and its events. What is right is OpenAI's: the types of its SDK, and how it puts a
-response together from a stream."""
+"""From parts of an answer to a response and its events, compared with OpenAI's SDK: its types, and how it accumulates a
+response from a stream.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def started() -> Response:
 
 
 def random_parts(rng: random.Random) -> list[Part]:
-    """An answer: thoughts, texts and calls in any order."""
+    """Return an answer: reasoning, texts and calls in random order."""
     parts: list[Part] = []
     for _ in range(rng.randint(0, 6)):
         text = "".join(rng.choices(["a", "é", "🦊", "\n", " ", '"', "\\", "\x00"], k=rng.randint(1, 5)))
@@ -82,7 +83,7 @@ def random_parts(rng: random.Random) -> list[Part]:
 
 
 def pieces(rng: random.Random, parts: list[Part]) -> Iterator[list[Part]]:
-    """The same in steps, texts cut anywhere."""
+    """Yield the parts in steps, with texts split anywhere."""
     step: list[Part] = []
     for part in parts:
         remaining = getattr(part, "text", None)
@@ -111,7 +112,7 @@ def write(
 
 
 def without_names(response: Response) -> Any:
-    """What does not depend on when it was made."""
+    """Return a response without ids and times."""
     written = response.model_dump(exclude={"completed_at"})
     for item in written["output"]:
         item.pop("id")
@@ -292,7 +293,7 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
 
 
 def test_half_a_character_may_be_written(make_client: MakeClient, engine: FakeEngine) -> None:
-    """It is answered as it is; where the conversation goes on, something else stands for it."""
+    """It is returned unchanged; when the conversation continues, it is replaced."""
     engine.info = replace(engine.info, max_model_len=4096)
     arguments = '{"a": "\\ud800"}'
     engine.answer = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
@@ -329,7 +330,7 @@ def test_a_call_that_a_stop_string_cut_off_is_not_to_be_run(piece: int) -> None:
 def test_a_call_that_was_cut_off_is_gone_on_with(
     make_client: MakeClient, engine: FakeEngine, limit: int, by_id: bool
 ) -> None:
-    """The model reads what it wrote."""
+    """The model gets its own incomplete call as part of the prompt."""
     engine.info = replace(engine.info, max_model_len=4096)
     engine.answer = '{"a": 1, "b": "xyz"}'[:limit]
     client = make_client(tool_call_parser="hermes")
@@ -349,7 +350,7 @@ def test_a_call_that_was_cut_off_is_gone_on_with(
 
 
 def streamed(client: TestClient, **body: Any) -> list[Any]:
-    """The events of a stream, whose lines name their types."""
+    """Return the events of a stream; check that its lines name their types."""
     answer = client.post("/v1/responses", json={**body, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
     events = []
@@ -361,7 +362,7 @@ def streamed(client: TestClient, **body: Any) -> list[Any]:
 
 
 class _Replayed(Stream[Any]):
-    """A stream of events that are there."""
+    """A stream of given events."""
 
     def __init__(self, events: list[Event]) -> None:
         self.response = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""How often a server outlives its engine, and who waits for that."""
+"""How often a server restarts its engine, and which requests wait for that."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_so_many_an_hour() -> None:
 
 
 async def turns() -> None:
-    """Lets all tasks do what they can."""
+    """Run all tasks as far as possible."""
     for _ in range(50):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""``stoker serve`` as a process: what it prints, how it stops, with which exit code."""
+"""``stoker serve`` as a process: output, termination, exit codes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SERVE = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end."""
+    """Run the command to its end."""
     argv = [sys.executable, "-c", SERVE, *words]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
 
 
 @contextmanager
 def serving(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Runs the command until it serves; yields the process and the server's URL."""
+    """Run the command until it serves; yield the process and the server's URL."""
     argv = [str(model), "--host=127.0.0.1", "--port=0", "--num-gpu-blocks-override=256", *words]
     process = subprocess.Popen([sys.executable, "-c", SERVE, *argv], stderr=subprocess.PIPE, text=True)
     try:
@@ -54,7 +54,7 @@ def serving(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], s
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and the rest of the log."""
+    """Wait for its end; return exit code and the rest of the log."""
     _, log = process.communicate(timeout=60)
     return process.returncode, log
 
@@ -140,7 +140,7 @@ def test_ctrl_c_stops_it_and_probes_leave_no_trace(tiny_llama: Path) -> None:
         for path in ("/health", "/metrics", "/v1/models"):
             httpx.get(url + path)
         process.send_signal(signal.SIGINT)
-        code, log = ended(process)  # a person does not wait for the grace
+        code, log = ended(process)  # Ctrl-C skips the grace period
     assert code == 0, log
     assert "/v1/models" in log
     assert "/health" not in log
@@ -201,7 +201,7 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
 
 
 def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> None:
-    """Only what was in flight fails; an engine that dies once too often ends the process."""
+    """Only requests in flight fail; one death more than permitted ends the process."""
     with serving(tiny_llama, "--max-engine-restarts=1") as (process, url):
         parent = psutil.Process(process.pid)
 
@@ -213,7 +213,7 @@ def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> 
             return httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code
 
         with ThreadPoolExecutor() as pool:
-            in_flight = pool.submit(answer, 450, n=64)  # so much that it is still in flight when the engine dies
+            in_flight = pool.submit(answer, 450, n=64)  # long enough to be in flight when the engine dies
             until(lambda: _running(httpx.get(f"{url}/metrics").text) >= 1)
             engine.kill()
             assert in_flight.result(60) == 500
@@ -294,7 +294,7 @@ def test_a_file_that_is_not_there_is_told_in_a_sentence(tiny_llama: Path, words:
 
 
 def _until_handled(pid: int, signum: signal.Signals) -> None:
-    """Waits until a process has a handler for a signal."""
+    """Wait until a process has a handler for a signal."""
 
     def handles() -> bool:
         caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line)
@@ -304,7 +304,7 @@ def _until_handled(pid: int, signum: signal.Signals) -> None:
 
 
 def test_two_engines_are_one_server(tiny_llama: Path) -> None:
-    """The outputs of one, in any order of requests; SIGTERM waits for those of both, and leaves no process."""
+    """Outputs equal a single engine's, in any order of requests; SIGTERM waits for both, and leaves no process."""
     body = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     prompts = [[5, 6, 7 + i % 3, *range(3, 3 + 9 * (i % 5))] for i in range(12)]
 

@@ -1,4 +1,4 @@
-"""Adapters served by the real engine, over sockets: tokens are PEFT's, through evictions, reloads and restarts."""
+"""Adapters served by the real engine, over sockets: tokens equal PEFT's, through evictions, reloads and restarts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def models(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[P
 
 @pytest.fixture
 def served(tiny_llama: Path, models: dict[Path, Any], tmp_path: Path) -> Iterator[Serving]:
-    """A server with adapter a, of which memory holds two and a step one."""
+    """A server with adapter a, with room for two adapters in memory and one per step."""
     first, *_ = models
     (tmp_path / "keys").write_text("admin")
     shutil.copytree(first, tmp_path / "a")
@@ -108,7 +108,7 @@ def test_tokens_are_pefts(served: Serving, models: dict[Path, Any]) -> None:
     with ThreadPoolExecutor(12) as pool:  # one slot, two in memory, three adapters
         for name, found in zip("abc" * 8, pool.map(tokens, "abc" * 8), strict=True):
             assert found == expected[name]
-    load("b", "c", load_inplace=True)  # its prefix blocks of before are not its own any more
+    load("b", "c", load_inplace=True)  # its earlier prefix blocks are invalid now
     assert tokens("b") == expected["c"]
 
     client: Any = served.service.client

@@ -1,7 +1,7 @@
-"""Clients that send or take so slowly that they would hold the server for good.
+"""Clients that send or read so slowly that they would occupy the server forever.
 
-First with real sockets and short limits, waiting for what must happen; then what must not happen, on a connection with
-a transport of the test's own, in virtual time.
+First with real sockets and short limits, waiting for what must happen; then, for what must not happen, with a fake
+transport in virtual time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 
 def _connect(url: str) -> socket.socket:
-    """A connection whose own side has little room."""
+    """Open a connection with small buffers."""
     parts = httpx.URL(url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -41,7 +41,7 @@ def _connect(url: str) -> socket.socket:
 
 
 def _talk(server: Serving, *pieces: bytes) -> bytes:
-    """What comes until the connection is closed."""
+    """Return everything received until the connection is closed."""
     received = b""
     with _connect(server.url) as connection:
         for piece in pieces:
@@ -109,11 +109,12 @@ def test_a_body_that_nobody_reads_does_not_keep_its_connection(engine: FakeEngin
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reader_that_takes_nothing_is_cut_off(engine: FakeEngine, stream: bool) -> None:
-    """A stream long before its end, though its events would fit into what an operating system buffers by default; and
-    an answer that is complete does not hold its connection."""
+    """A stream is cut long before its end, although its events would fit into default socket buffers; and a complete
+    response does not occupy its connection.
+    """
     engine.info = replace(engine.info, max_model_len=10**6)
     engine.answer = "x" * 5000 if stream else "€" * 2000
-    engine.hangs_at = 3000  # so that only an abort ends the stream
+    engine.hangs_at = 3000  # only an abort ends the stream
     body = json.dumps({"prompt": "a", "max_tokens": len(engine.answer), "stream": stream, "n": 1 if stream else 64})
     with serving(engine, send_timeout=0.2) as server, _connect(server.url) as connection:
         connection.sendall(HEAD % len(body) + body.encode())
@@ -123,7 +124,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(engine: FakeEngine, stream: bool
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written. `buffered` bytes of it are still here."""
+    """Keeps written data, of which `buffered` bytes are unsent."""
 
     def __init__(self) -> None:
         super().__init__({"socket": socket.socket()})
@@ -160,7 +161,7 @@ class FakeTransport(asyncio.Transport):
 
 
 async def echo_length(scope: Any, receive: Any, send: Any) -> None:
-    """Answers how long a request's body is."""
+    """Respond with the length of a request's body."""
     length = 0
     while True:
         message = await receive()
@@ -172,7 +173,7 @@ async def echo_length(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Connected:
-    """A connection, and the transport that a test plays."""
+    """A connection with a fake transport."""
 
     def __init__(self, **frontend: Any) -> None:
         config = Config(echo_length, log_config=None, lifespan="off", timeout_keep_alive=75)
@@ -182,7 +183,7 @@ class Connected:
         self.protocol.connection_made(self.transport)
 
     async def send(self, data: bytes, seconds: float = 0) -> None:
-        """Sends bytes, and lets time pass."""
+        """Send bytes, and let time pass."""
         self.protocol.data_received(data)
         await elapse(seconds)
 
@@ -217,7 +218,7 @@ def test_a_head_has_one_limit_for_all_of_it(virtual_time: VirtualTime) -> None:
 
 
 def test_a_slow_body_is_read(virtual_time: VirtualTime) -> None:
-    """In pieces that are far apart, for hours."""
+    """In pieces far apart, for hours."""
 
     async def main() -> None:
         connected = Connected()
@@ -234,7 +235,7 @@ def test_a_slow_body_is_read(virtual_time: VirtualTime) -> None:
 
 @pytest.mark.parametrize("first", [b"", b"a" * 10**6])
 def test_a_body_that_is_too_slow_is_not_read_on(virtual_time: VirtualTime, first: bytes) -> None:
-    """Whatever came before: a client may not save up time."""
+    """Regardless of earlier speed: a client cannot accumulate time."""
 
     async def main() -> None:
         connected = Connected()
@@ -258,7 +259,7 @@ def test_a_body_at_any_rate_with_rate_0(virtual_time: VirtualTime) -> None:
 
 
 def test_a_slow_reader_is_served(virtual_time: VirtualTime) -> None:
-    """It takes a byte whenever the limit is nearly over; then none."""
+    """It reads a byte shortly before each deadline; then it stops."""
 
     async def main() -> None:
         connected = Connected()

@@ -1,4 +1,4 @@
-"""From the first moment to the last: loading, the way out, death. The engine is faked, sockets are real."""
+"""Lifecycle: loading, shutdown, death. The engine is faked, sockets are real."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _post(url: str, **fields: Any) -> httpx.Response:
 
 
 class PendingRequest:
-    """A request on its way, in a thread."""
+    """A request in flight, in a thread."""
 
     def __init__(self, url: str, **fields: Any) -> None:
         self.response: httpx.Response | None = None
@@ -79,7 +79,7 @@ def test_told_to_stop_while_it_loads_it_ends_at_once(engine: FakeEngine) -> None
 
 
 def test_the_way_out(engine: FakeEngine) -> None:
-    """In flight before, arriving in the grace, arriving after it."""
+    """Requests in flight before, during and after the grace period."""
     engine.hangs_at = 3
     with (
         serving(engine, shutdown_grace=5, shutdown_timeout=60) as server,
@@ -90,7 +90,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         assert kept.get("/ready").status_code == 200
         engine.hangs_at = None
         server.call(server.server.stop, signal.SIGTERM)
-        in_grace = kept.post("/v1/completions", json={"prompt": "a"})  # first, as the grace starts again with it
+        in_grace = kept.post("/v1/completions", json={"prompt": "a"})  # first, because it restarts the grace period
         assert in_grace.status_code == 200
         assert in_grace.headers["connection"] == "close"
         assert kept.get("/ready").status_code == 503
@@ -114,7 +114,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
 
 
 def test_the_grace_begins_anew_with_each_request_but_not_for_ever(make_service: MakeService, virtual_time: Any) -> None:
-    """A client that still sends requests here has not heard that the server leaves."""
+    """A client that still sends requests has not noticed that the server is leaving."""
 
     async def main() -> None:
         service = make_service(shutdown_grace=3, shutdown_timeout=12)
@@ -136,15 +136,15 @@ def test_the_grace_begins_anew_with_each_request_but_not_for_ever(make_service: 
 
 
 def test_a_connection_ends_with_the_stream_that_began_before_the_end(engine: FakeEngine) -> None:
-    """Its head promised to keep the connection, where the next request would meet a closed server."""
+    """Its headers promised keep-alive, but the next request would meet a closed server."""
     engine.hangs_at = 3
     with serving(engine, shutdown_grace=0, shutdown_timeout=300) as server:
-        server.call(server.service.lifecycle.enter)  # another request, for which the server stays
+        server.call(server.service.lifecycle.enter)  # another request, which keeps the server running
         body = b'{"prompt": "a", "stream": true}'
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
         head += "Content-Type: application/json"
         with ThreadPoolExecutor() as pool:
-            streamed = pool.submit(_talk, server.url, head.encode() + b"\r\n\r\n" + body)  # reads until it is closed
+            streamed = pool.submit(_talk, server.url, head.encode() + b"\r\n\r\n" + body)  # reads until the end
             wait_until(lambda: len(engine.alive) == 1)
             server.call(server.server.stop, signal.SIGTERM)
             wait_until(lambda: server.service.lifecycle.closed)
@@ -202,7 +202,7 @@ def test_a_dead_engine_ends_it(engine: FakeEngine) -> None:
 
 
 def test_idle_it_sleeps(engine: FakeEngine) -> None:
-    """No clock ticks in the event loop: nothing is scheduled to run again."""
+    """While idle, no timer is scheduled in the event loop."""
     with serving(engine) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         due: list[float] = []
@@ -275,7 +275,7 @@ def test_odd_requests_that_are_http(engine: FakeEngine) -> None:
 
 
 def _talk(url: str, raw: bytes) -> bytes:
-    """What a server says to some bytes until it closes the connection."""
+    """Return the server's response to some bytes, until it closes the connection."""
     parts = httpx.URL(url)
     with socket.create_connection((parts.host, parts.port or 0), timeout=60) as connection:
         connection.sendall(raw)

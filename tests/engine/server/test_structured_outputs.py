@@ -1,4 +1,4 @@
-"""response_format and structured_outputs over HTTP, on the real engine with a tiny random model: what ends is valid."""
+"""response_format and structured_outputs over HTTP, on the real engine with a tiny model: complete output is valid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
 HOT: dict[str, Any] = {"temperature": 1.5, "max_tokens": 300, "seed": 5}
-#: What answers look like → whether a text is one.
+#: Constraints, each with a check of the output.
 CONSTRAINTS: dict[str, tuple[dict[str, Any], Any]] = {
     "response_format json_schema": ({"response_format": FORMAT}, lambda text: valid(text)),
     "json": ({"structured_outputs": {"json": SCHEMA}}, lambda text: valid(text)),

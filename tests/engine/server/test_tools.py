@@ -1,5 +1,8 @@
-"""Tools in chat, over an engine that says what a model would: which calls come out, whole and streamed, and what asks
-for them. How each model writes calls is tested with its parser."""
+"""Tools in chat, with an engine of scripted output: resulting calls, whole and streamed, and the fields that request
+them.
+
+The models' formats of calls are tested with their parsers.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def serve(engine: ScriptedEngine, **frontend: Any) -> TestClient:
 
 
 def openai_client(engine: ScriptedEngine, **frontend: Any) -> OpenAI:
-    """OpenAI's own client of such an engine, whose calls are Hermes'."""
+    """Return OpenAI's client of such an engine, whose calls are in Hermes' format."""
     client = serve(engine, **{"tool_call_parser": "hermes", **frontend})
     return OpenAI(base_url="http://testserver/v1", api_key="none", http_client=client, max_retries=0)
 
@@ -219,7 +222,7 @@ def test_many_parts_are_merged_in_linear_time() -> None:
     assert all(
         type(one) is not type(next) or isinstance(one, ToolCallStart) for one, next in itertools.pairwise(joined)
     )
-    # In no time; where each piece is added to those before, not within the test's own timeout.
+    # This is fast; if each piece were appended to all previous ones, it would exceed the test's timeout.
     assert merged([Content("some text ")] * 2_000_000) == [Content("some text " * 2_000_000)]
 
 

@@ -1,4 +1,4 @@
-"""``X-Stoker-Usage: 1``: a stream's events say what was counted so far, so that one that breaks off has its count."""
+"""``X-Stoker-Usage: 1``: a stream's events contain the current usage, so that an interrupted stream has its count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def streamed(client: TestClient, path: str, body: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
-    """The events, but for the times in them."""
+    """Return the events without their times."""
     headers = {"x-request-id": "one", **headers}
     answer = client.post(path, json={**ASKED[path], **body, "stream": True}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -45,7 +45,7 @@ def test_the_same_events_with_a_count(client: TestClient, path: str, body: dict[
     usages = [event.pop("stoker_usage") for event in counted if "stoker_usage" in event]
     if path in ("/v1/chat/completions", "/v1/completions"):
         assert counted == plain
-    else:  # ids of items are made again for each answer
+    else:  # ids of items differ between responses
         assert [event["type"] for event in counted] == [event["type"] for event in plain]
     whole = client.post(path, json={**ASKED[path], "n": body["n"]} if "n" in body else ASKED[path]).json()
     usage = whole["usage"]

@@ -1,6 +1,6 @@
-"""uvicorn's internals are those that `uvicorn_internals` lists, and still what they were.
+"""The used internals of uvicorn are those listed in `uvicorn_internals`, and are unchanged.
 
-How they behave is tested where we rely on it: the way out in test_stopping.py, limits in test_slow_clients.py and
+Their behaviour is tested by what depends on it: shutdown in test_stopping.py, limits in test_slow_clients.py and
 test_hostile_http.py.
 """
 
@@ -30,7 +30,7 @@ def class_of(module: object, name: str) -> ast.ClassDef:
 
 
 def names_in(node: ast.ClassDef, *of: str) -> Iterator[str]:
-    """Attributes of ``self.<of>`` that a class uses; its methods too where `of` is nothing."""
+    """Yield attributes of ``self.<of>`` that a class uses; also its methods if `of` is empty."""
     prefix = ast.unparse(ast.parse(".".join(("self", *of))))
     for each in ast.walk(node):
         if isinstance(each, ast.Attribute) and ast.unparse(each.value) == prefix:

@@ -1,4 +1,4 @@
-"""How layers are grouped to share one pool of blocks."""
+"""Grouping of layers that share one pool of blocks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Memory of adapters: the sums are over the sites that a rank's model has, and nothing that an adapter holds is left
-out of them."""
+"""Memory of adapters: the sums cover all sites of a rank's model, and everything that an adapter holds."""
 
 from __future__ import annotations
 
@@ -57,14 +56,14 @@ SPLITS = [Sharding(), Sharding(tensor=2), Sharding(tensor=4), Sharding(pipeline=
 
 @dataclass
 class FirstRank(SingleRank):
-    """A rank that never talks to the others."""
+    """A rank that never communicates."""
 
     rank: int
     size: int
 
 
 def of_sites(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int:
-    """Bytes of an adapter of `rank` at every operation of the stage's first rank, in elements of 2 bytes."""
+    """Return an adapter's bytes at all operations of the stage's first rank, with 2 bytes per element."""
     total = 0
 
     def extend(linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
@@ -87,7 +86,7 @@ def of_sites(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int
 
 
 def absorbed(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int:
-    """Bytes at the two matrices that latent attention absorbs. A's columns are the latent vector at both."""
+    """Return the bytes at the two matrices that latent attention absorbs; A's columns are the latent vector at both."""
     layers, total = Stage(stage, split.pipeline).layers(len(config.layers)), 0
     for index in layers:
         attention = config.layers[index].attention
@@ -141,7 +140,7 @@ def test_adapters_take_from_the_cache() -> None:
         assert use.num_blocks < without.num_blocks
 
 
-#: Modules as files name them, and what holds them here.
+#: Modules as files name them, and the modules that contain them in the engine.
 TARGETS: list[tuple[str, tuple[str, ...], set[str]]] = [
     ("LlamaForCausalLM", ("q_proj", "v_proj"), {"q", "v"}),
     ("LlamaForCausalLM", ("embed_tokens", "lm_head"), {"embed", "lm_head"}),

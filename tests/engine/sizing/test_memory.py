@@ -1,4 +1,4 @@
-"""Memory sums: what stages and shards hold adds up to the model, and quantized sizes to published ones."""
+"""Memory arithmetic: stages and shards add up to the model, and quantized sizes equal published ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_tensor_shard_holds_its_share_and_replicates_scarce_kv_heads() -> None
     whole = weight_bytes(config, 2)
     norms = 2 * sum(size.numbers for size in weight_sizes(config) if size.units == 1)
     assert weight_bytes(config, 2, tensor=8) == (whole - norms) // 8 + norms
-    # Sixteen devices and eight KV heads: every head is there twice.
+    # Sixteen devices and eight KV heads: every head exists twice.
     kv = 2 * 32 * 2 * 8 * 128 * 4096
     assert weight_bytes(config, 2, tensor=16) == (whole - norms - kv) // 16 + kv // 8 + norms
     per_token = [
@@ -126,7 +126,7 @@ def test_the_stage_with_the_least_room_decides_the_blocks() -> None:
 
 
 def test_a_stage_without_a_group_still_has_room_for_the_others() -> None:
-    """Gemma's groups are cut over the whole model; a stage holds its layers' part of each."""
+    """Gemma's groups are formed over the whole model; a stage holds its layers' part of each."""
     config = ModelConfig.from_dict(GEMMA)
     one = stage_block_bytes(config, NUMBERS, Sharding())
     two = stage_block_bytes(config, NUMBERS, Sharding(pipeline=2))

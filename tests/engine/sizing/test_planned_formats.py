@@ -1,4 +1,4 @@
-"""What the planner foresees of a quantized model is what the engine finds in its files, weight by weight."""
+"""The planned formats of a quantized model's weights equal those that the engine finds in its files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 CATALOGUE = Path(__file__).parents[3] / "operator/stoker_operator/plan/catalogue.yaml"
 
 
-#: What says nothing of head, embedding and routers.
+#: Configs without information about head, embedding and routers.
 _SILENT: list[dict[str, Any]] = [
     {"quant_method": "gptq", "bits": 4, "group_size": 32},
     {"quant_method": "awq", "bits": 4, "group_size": 32},

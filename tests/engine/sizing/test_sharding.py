@@ -1,4 +1,4 @@
-"""Which models ranks can share: what is said beforehand is what becomes of the layers, either way."""
+"""Which models ranks can share: the check in advance agrees with the layers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ FORMATS: list[StoredFormat] = [
 
 @dataclass
 class Seat(SingleRank):
-    """A rank that never talks to the others."""
+    """A rank that never communicates."""
 
     rank: int
     size: int
 
 
 def drawn(dice: random.Random) -> dict[str, Any]:
-    """A config of what models have, and of what none has."""
+    """Draw a config with typical and with unusual sizes."""
     heads = dice.choice([1, 2, 3, 4, 6, 8, 12])
     config: dict[str, Any] = {
         "vocab_size": dice.choice([5, 7, 97, 128]),
@@ -78,7 +78,7 @@ def drawn(dice: random.Random) -> dict[str, Any]:
 
 
 def stored(config: ModelConfig, dice: random.Random) -> WeightFormats:
-    """Some kinds of its matrices in blocks, if any; experts of a layer alike."""
+    """Store some kinds of its matrices in blocks; experts of a layer are alike."""
     if dice.random() < 0.4:
         return ALL_NUMBERS
     kinds = ("q", "k", "v", "o", "gate", "up", "down", "experts.down", "shared.down", "experts.gate", "experts.up")
@@ -86,7 +86,7 @@ def stored(config: ModelConfig, dice: random.Random) -> WeightFormats:
     formats: dict[str, StoredFormat | None] = {}
     for module, matrix in matrices(config):
         each = chosen.get(matrix.weight)
-        # What a file stores so is whole blocks.
+        # A file stores whole blocks.
         if isinstance(each, GroupFormat):
             each = each.for_rows(matrix.inner)
         if each is not None and matrix.inner % each.column_multiple == 0:
@@ -95,7 +95,7 @@ def stored(config: ModelConfig, dice: random.Random) -> WeightFormats:
 
 
 def refusal(config: ModelConfig, ranks: int, formats: WeightFormats, *, whole_experts: bool = False) -> str:
-    """What the layers of any rank say; empty: nothing."""
+    """Return the error of any rank's layers; empty if there is none."""
     for rank in range(ranks):
         linear = with_formats(formats, lambda _: UNQUANTIZED)
         seat = Seat(rank, ranks)
@@ -124,7 +124,7 @@ def test_what_is_objected_to_is_what_layers_refuse(seed: int) -> None:
 
 
 def test_the_draws_are_of_all_kinds() -> None:
-    """Or else the test above would compare little."""
+    """Otherwise the test above would compare little."""
     reasons: list[str] = []
     for seed in range(60):
         dice = random.Random(seed)

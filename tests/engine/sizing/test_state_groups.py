@@ -1,4 +1,4 @@
-"""Layers that keep one state of each sequence: what published models take, and what changes nothing for the others."""
+"""Layers with one state per sequence: sizes of published models, and no effect on other layers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_published_hybrids(specs: list[LayerCache], block: int, state: int, per_
     assert per_sequence == math.ceil(state / block)
     for length in (1, 16, 17, 4096):
         assert blocks_per_sequence(groups, length, 2048, 16) == math.ceil(length / 16) + per_sequence
-    # A pool of all but one block holds one sequence of one block's tokens less.
+    # A pool with one block less holds a sequence with one block's tokens less.
     assert longest_sequence(groups, per_sequence + 256, 2048, 16, 100_000) == 4096
     assert longest_sequence(groups, per_sequence, 2048, 16, 100_000) == 0
 
@@ -98,7 +98,7 @@ def test_states_follow_the_tensor_shards_that_have_a_dimension() -> None:
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_each_stage_has_room_for_its_part_of_a_table(every: int, stages: int) -> None:
-    """All stages go by the same tables: what a stage has of a state must fit as many blocks as the whole model's."""
+    """All stages use the same tables: a stage's part of a state must take as many blocks as the whole model's."""
     config = hybrid(layers=8, every=every, state=JAMBA_STATE)
     numbers = Numbers(2, BF16, 16, 2048, 256)
     [whole] = [group for group in model_cache_groups(config, 16, BF16) if group.kind == "state"]
@@ -125,7 +125,7 @@ def test_a_states_tensors_fill_its_blocks_without_overlap(seed: int) -> None:
     assert all(specs[layer].kind == group.kind for group in groups for layer in group.layers)
     tokens = [spec for spec in specs if spec.kind == "tokens"]
     states = [spec for spec in specs if spec.kind == "state"]
-    # Layers that keep tokens are grouped as if there were no others.
+    # Layers that store tokens are grouped as if there were no others.
     assert [g.bytes_per_token for g in groups if g.kind == "tokens"] == [
         g.bytes_per_token for g in (cache_groups(tokens, block_size, kv) if tokens else ())
     ]
@@ -151,7 +151,7 @@ def test_a_states_tensors_fill_its_blocks_without_overlap(seed: int) -> None:
 
 
 def random_specs(rng: random.Random) -> list[LayerCache]:
-    """Some layers of each of up to four kinds, in any order."""
+    """Return some layers of up to four kinds, in any order."""
     kinds: list[LayerCache] = [
         CacheSpec(rng.randint(1, 3), rng.choice([4, 5, 8]), rng.choice([4, 8])),
         CacheSpec(rng.randint(1, 3), 8, 8, sliding_window=rng.choice([4, 64])),
@@ -165,18 +165,18 @@ def random_specs(rng: random.Random) -> list[LayerCache]:
 
 @dataclass(frozen=True)
 class Recurrent(LayerConfig):
-    """A layer that keeps a state in place of keys and values."""
+    """A layer with a state instead of keys and values."""
 
     state: StateSpec = MAMBA_2
 
     @property
     def cache(self) -> LayerCache:
-        """Its state."""
+        """Return its state."""
         return self.state
 
 
 def hybrid(layers: int, every: int, state: StateSpec) -> ModelConfig:
-    """A Llama in which every so many-th layer keeps `state`."""
+    """Return a Llama in which every `every`-th layer keeps `state`."""
     config = ModelConfig.from_dict({**LLAMA, "num_hidden_layers": layers})
     made: list[LayerConfig] = []
     for index, layer in enumerate(config.layers):

@@ -1,4 +1,4 @@
-"""Tokenizers of every kind, built on the spot."""
+"""Tokenizers of every kind, built on the fly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def llama() -> Backend:
 
 
 def gemma() -> Backend:
-    """SentencePiece with byte fallback, every space told."""
+    """SentencePiece with byte fallback; all spaces are kept."""
     return _byte_fallback(decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]))
 
 
@@ -59,7 +59,7 @@ def metaspace() -> Backend:
 
 
 def stripped() -> Backend:
-    """The start stripped, of each token and of the text."""
+    """The start is stripped, of each token and of the text."""
     parts = [decoders.Strip("a", 1, 0), decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
     return _byte_fallback(decoders.Sequence(parts))
 
@@ -94,7 +94,7 @@ def no_decoder() -> Backend:
 
 
 def unstreamable() -> Backend:
-    """A decoder that looks at the text as a whole."""
+    """A decoder that needs the whole text."""
     return _byte_fallback(
         decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Replace(Regex("q.*k"), "Q")])
     )

@@ -1,4 +1,4 @@
-"""Chat templates against transformers' ``apply_chat_template``, on templates as model makers write them."""
+"""Chat templates compared with transformers' ``apply_chat_template``, on typical templates."""
 
 from __future__ import annotations
 

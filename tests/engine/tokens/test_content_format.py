@@ -1,4 +1,4 @@
-"""Whatever form a chat template wants content in, and however it reads it: no text is dropped."""
+"""No text is lost, whatever form of content a chat template expects, and however it reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_engine.tokens.tokenizer import Tokenizer
 
 from .test_chat_template import CHATML, GEMMA, LLAMA_3
 
-#: Bodies of a loop over messages, in which `m` is one: each writes parts, and nothing of a string.
+#: Bodies of a loop over messages `m`: each writes parts, and nothing for a string.
 PARTS_ONLY = {
     "loop": "{% for p in m.content %}{{ p.text }}{% endfor %}",
     "loop by type": "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}",
@@ -45,13 +45,13 @@ PARTS_ONLY = {
     "vlm2vec": "<|{{ m.role }}|>\n{% for part in m.content %}{% if part.type == 'image_url' %}<|image_1|>"
     "{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<|end|>\n",
 }
-#: Each writes one part, and nothing of a string or of further parts.
+#: Each writes one part, and nothing for a string or further parts.
 FIRST_PART_ONLY = {
     "index": "{{ m.content[0].text }}",
     "first": "{{ (m['content'] | first)['text'] }}",
     "last": "{% set p = m.content | last %}{{ p.text }}",
 }
-#: Each writes a string; of parts nothing, their spelling, or it raises.
+#: Each writes a string; for parts it writes nothing or their repr, or raises.
 STRINGS_ONLY = {
     "print": "{{ m.content }}",
     "add": "{{ '[' + m['content'] + ']' }}",
@@ -78,7 +78,7 @@ FIRST, SECOND = "Was ist das?\nÄh", "<b>and</b> 'this'"
 
 
 def template(body: str) -> str:
-    """A template whose messages are written by `body`."""
+    """Return a template whose messages are written by `body`."""
     return f"{MACROS}{{% for m in messages %}}[{{{{ m.role }}}}]{body}\n{{% endfor %}}"
 
 
@@ -106,7 +106,8 @@ def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: st
         assert "'type'" not in written and '"type"' not in written
 
 
-#: Whole templates, as models' files have them: an outer loop that asks what the first part is, parts collected in a
+#: Whole templates, like those of models: an outer loop that checks the first part, parts collected in a namespace, one
+#: message only, strings and parts distinguished, strict turns.
 #: namespace, one message only, strings and parts told apart, strict turns.
 IDEFICS_3 = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
 {% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
@@ -180,7 +181,7 @@ LLAMA_32_VISION = """{%- set image_ns = namespace(has_images=false) %}
         {%- endif %}
         {{- '<|eot_id|>' }}
 {%- endfor %}"""
-#: Each with the roles of the conversations that it takes.
+#: Each with the roles of the conversations that it accepts.
 WHOLE = {
     "idefics 3": (IDEFICS_3, ["user", "system user", "user assistant user"]),
     "vlm2vec": (VLM2VEC, ["user"]),

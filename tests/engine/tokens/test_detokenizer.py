@@ -1,4 +1,4 @@
-"""Streamed text, joined, is the whole text, for every kind of tokenizer and any tokens."""
+"""Concatenated streamed text equals the whole text, for every kind of tokenizer and any tokens."""
 
 from __future__ import annotations
 

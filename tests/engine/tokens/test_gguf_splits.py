@@ -1,4 +1,4 @@
-"""How text is split, by GGUF's names, against transformers' tokenizers of families, or what their makers publish."""
+"""Pre-tokenizers by GGUF's names, compared with transformers' tokenizers of families, or with published ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDINGS = ["'s", "'LL", "'re", " the", "don't", "HelloWorld", "   ", "\n\n  ", "
 
 
 def drawn(count: int, digits: bool = True) -> list[str]:
-    """Texts of all kinds of characters."""
+    """Return texts with all kinds of characters."""
     chance = random.Random(3)
     pieces = [*LETTERS * 2, *OTHERS, *(DIGITS if digits else ""), *(e for e in ENDINGS if digits or e.isascii())]
     pieces = [piece for piece in pieces if digits or not any(map(str.isdigit, piece))]
@@ -31,13 +31,13 @@ def drawn(count: int, digits: bool = True) -> list[str]:
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """Ours."""
+    """Return Stoker's pre-tokenizer."""
     splits = [Split(Regex(expression), "isolated") for expression in SPLITTINGS[name].expressions]
     return pre_tokenizers.Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def of_class(name: str) -> PreTokenizer:
-    """What transformers' class for a family splits by."""
+    """Return the pre-tokenizer of transformers' class for a family."""
     import transformers
 
     made: PreTokenizer = getattr(transformers, name)().backend_tokenizer.pre_tokenizer
@@ -45,7 +45,7 @@ def of_class(name: str) -> PreTokenizer:
 
 
 def tiktokens() -> PreTokenizer:
-    """What transformers takes for tokenizers of tiktoken, of which Llama 3's is one."""
+    """Return transformers' pre-tokenizer for tiktoken's tokenizers, such as Llama 3's."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     return pre_tokenizers.Sequence(
@@ -54,7 +54,7 @@ def tiktokens() -> PreTokenizer:
 
 
 def published(*parts: str | PreTokenizer) -> PreTokenizer:
-    """A tokenizer.json's, of expressions and others' parts."""
+    """Return the pre-tokenizer of a tokenizer.json, composed of expressions and other pre-tokenizers."""
     made = [Split(Regex(part), "isolated") if isinstance(part, str) else part for part in parts]
     return pre_tokenizers.Sequence([*made, ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -74,7 +74,7 @@ REFERENCES: dict[str, Callable[[], PreTokenizer]] = {
 @pytest.mark.parametrize("name", REFERENCES)
 def test_text_is_split_as_the_family_splits_it(name: str) -> None:
     found, expected = pre_tokenizer(name), REFERENCES[name]()
-    # Falcon's cuts further at digits, which no token of its vocabulary has beside anything else.
+    # Falcon's also splits at digits, which its vocabulary never combines with other characters.
     for text in drawn(300, digits=name != "falcon"):
         assert found.pre_tokenize_str(text) == expected.pre_tokenize_str(text), text
 

@@ -1,4 +1,6 @@
-"""Grammars are compiled where that may be ended: hostile ones take little, and hurt nobody. Processes are real."""
+"""Grammars are compiled in a process that can be killed: hostile ones are limited, and affect no others. Processes are
+real.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 from ...support.waiting import until_async
 from ..grammar.malformed_grammars import constraints, growing
 
-#: It takes longer to be compiled than anybody may take.
+#: Compiling it takes longer than the limits.
 ENDLESS: dict[str, Any] = {
     "json": {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 30)]}
 }
@@ -37,7 +39,7 @@ def fail(*_):
 grammar_compiler.GrammarCompiler.__init__ = fail
 tokenizer_worker.main(__import__("sys").argv[1:])
 """
-#: It ends its process.
+#: Crashes its process.
 CRASHING = {"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} r{i + 1} | "x"\n' for i in range(3000)) + 'r3000: "y"'}
 
 
@@ -134,7 +136,7 @@ def test_a_worker_that_is_killed_is_not_the_grammar_s_fault(folder: Path, monkey
 
 
 def endless(number: int) -> StructuredOutputs:
-    """One that is unlike those of other numbers."""
+    """Return an endless grammar, different for each number."""
     return StructuredOutputs(json={**ENDLESS["json"], "title": f"{number}"})
 
 
@@ -228,7 +230,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for regex in ("a", "b", "c", "a", "c"):  # three are too many
             await kept.get(StructuredOutputs(regex=regex), compile_grammar)
         assert compiled == ["a", "b", "c", "a"]
-        for _ in range(2):  # what took too much is tried again
+        for _ in range(2):  # a grammar that exceeded the limits is tried again
             with pytest.raises(RequestError):
                 await kept.get(StructuredOutputs(regex="busy"), compile_grammar)
         assert compiled[-2:] == ["busy", "busy"]

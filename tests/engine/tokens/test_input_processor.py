@@ -1,4 +1,4 @@
-"""Whatever a request can be refused for is refused before it touches the engine."""
+"""Invalid requests are refused before they reach the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No prompt that fits is refused by its length, whatever the tokenizer makes of it."""
+"""No prompt that fits is refused for its length in characters, with any tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens as the engine tells them → text as a stream tells it."""
+"""From the engine's tokens to a stream's text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def feed(
     steps: list[list[int]],
     last: FinishReason | None = FinishReason.LENGTH,
 ) -> tuple[list[OutputDelta], list[bool]]:
-    """What is told of one sequence, and at which of the steps the engine is told to stop it."""
+    """Return the output of one sequence, and the steps at which the engine is told to stop it."""
     processor = OutputProcessor(tokenizer)
     processor.add(request(params))
     outputs, stops = [], []
@@ -167,7 +167,7 @@ def test_logprobs_carry_their_tokens_text(tokenizer: Tokenizer) -> None:
 def test_a_request_may_be_forgotten_while_its_text_is_made(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """By the event loop, which is not kept waiting; also if another request has got its name meanwhile."""
+    """By the event loop, which must not wait; also if another request has the same id meanwhile."""
     processor = OutputProcessor(tokenizer)
     processor.add(request(SamplingParams()))
     token, interrupted = tokenizer.token, threading.Event()

@@ -1,4 +1,4 @@
-"""From the thread that reads the engine to whoever writes an answer: nothing is lost, doubled or out of order."""
+"""From the thread that reads the engine to a response's coroutine: nothing is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker_engine.tokens.output_stream import OutputStream
 
 
 def generated(request: str, index: int, length: int, logprobs: bool) -> list[OutputDelta]:
-    """What a sequence gets, step by step: up to three tokens, whose text may come later."""
+    """Return a sequence's deltas by step: up to three tokens, whose text may come later."""
     chance = random.Random(f"{request}/{index}/{length}")
     deltas, token = list[OutputDelta](), 0
     for step in range(length):
@@ -43,7 +43,7 @@ def generated(request: str, index: int, length: int, logprobs: bool) -> list[Out
 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
-    """By the definition: text, tokens and log-probabilities one after the other, the rest from the last."""
+    """Merge by the definition: concatenated text, tokens and log-probabilities, the rest from the last delta."""
     text, tokens, logprobs = "", list[int](), list[dict[int, Logprob]]()
     for delta in deltas:
         text += delta.text
@@ -135,7 +135,7 @@ def test_an_error_comes_after_what_came_before_it_and_once(failed: bool) -> None
 
 
 def test_a_thread_that_puts_while_the_loop_takes() -> None:
-    """A step at a time, as the engine's reading thread does it, with three sequences and a reader that dawdles."""
+    """One step at a time, like the engine's reading thread, with three sequences and a slow reader."""
 
     async def run() -> None:
         stream, loop = OutputStream(), asyncio.get_running_loop()

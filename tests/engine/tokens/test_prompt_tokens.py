@@ -1,4 +1,4 @@
-"""A prompt is truncated, then checked, whatever its length is against the model's."""
+"""A prompt is first truncated, then its length is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings end the text wherever it is cut into deltas, and never leak."""
+"""Stop strings end the text wherever it is split into deltas, and are never part of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def feed(watcher: StopStrings, pieces: list[str]) -> tuple[list[str], str | None
 
 
 def naive(stops: list[str], include: bool, pieces: list[tuple[str, bool]]) -> tuple[list[str], str | None]:
-    """What `StopStrings` does, by the letter: each beginning of each string tried at each place."""
+    """Do what `StopStrings` does, naively: try each prefix of each string at each position."""
     emitted, text, released, unwatched = list[str](), "", 0, 0
     for piece, watch in pieces:
         for letter in piece:
@@ -58,7 +58,7 @@ def test_each_delta_is_that_of_the_naive_search(
 
 
 class CountedText(str):
-    """Counts the characters that are taken from it."""
+    """Counts the characters read from it."""
 
     __slots__ = ("taken",)
 

@@ -1,4 +1,4 @@
-"""The bytes of tokens against what the ``tokenizers`` library decodes."""
+"""Bytes of tokens, compared with the ``tokenizers`` library's decoding."""
 
 from __future__ import annotations
 

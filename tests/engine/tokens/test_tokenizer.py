@@ -1,4 +1,4 @@
-"""Tokenizers as files have them, against transformers on the same files."""
+"""Tokenizers from files, compared with transformers on the same files."""
 
 from __future__ import annotations
 

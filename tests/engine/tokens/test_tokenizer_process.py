@@ -1,4 +1,4 @@
-"""The tokenizer in a process of its own. Processes are real; the tokenizer is small."""
+"""The tokenizer in its own process. Processes are real; the tokenizer is small."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(byte_level: Backend, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def run(folder: Path, check: Callable[[TokenizerProcess], Awaitable[None]]) -> None:
-    """Runs `check` with a tokenizer's process, of which nothing is left afterwards."""
+    """Run `check` with a tokenizer process, which must be gone afterwards."""
 
     async def checked() -> None:
         tokenizer = TokenizerProcess(folder, TEMPLATE)
@@ -159,7 +159,7 @@ def test_whatever_dies_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch
     async def check(tokenizer: TokenizerProcess) -> None:
         expected = await tokenizer.encode(["hello"])
         for kinds in (["worker"], ["process"], ["process", "worker"]):
-            # A worker outlives the process that forked it, and goes on working.
+            # A worker survives the process that forked it, and continues to work.
             worker = tokenizer._lanes["small"].worker
             assert worker is not None and tokenizer._process is not None
             pids = {"worker": worker.pid, "process": tokenizer._process.pid}
@@ -233,7 +233,7 @@ def test_a_template_of_a_request_is_rendered_as_one_of_the_model(folder: Path) -
 
 
 def test_a_confined_worker_can_open_nothing(folder: Path) -> None:
-    """Whatever a template may find a way to."""
+    """Whatever a template may gain access to."""
 
     async def check(tokenizer: TokenizerProcess) -> None:
         worker = await tokenizer._fork(tokenizer._lanes["untrusted"].fork)

@@ -1,4 +1,4 @@
-"""Envoy's real program with our configuration: what reaches which server, and what reaches none."""
+"""Envoy's real program with the gateway's configuration: which requests reach which server, and which none."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CHAT = "/v1/chat/completions"
 
 
 class Gateway:
-    """Envoy between a scripted picker and two servers that say who they are and what they got."""
+    """Envoy between a scripted picker and two servers that return their name and the request."""
 
     def __init__(self, picker: Any, url: str, servers: list[str], grpc_server: Any) -> None:
         self.picker, self.url, self.servers, self.grpc_server = picker, url, servers, grpc_server
 
     async def raw(self, text: bytes) -> bytes:
-        """The whole answer to these bytes."""
+        """Send these bytes, and return the whole response."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(text)
@@ -107,7 +107,7 @@ def test_what_reaches_which_server() -> None:
             assert status == 413
             assert seen["error"]["type"] == "invalid_request_error"
 
-            # A server that is none of this endpoint's is never tried, nor another in its place.
+            # An address that is no server of the endpoint is never used, nor replaced by another server.
             gateway.picker.destination = "127.0.0.1:1"
             status, seen, headers = await post()
             assert status == 503

@@ -1,4 +1,4 @@
-"""A proxy that asks a picker as Envoy does, and is as strict; and a picker to ask."""
+"""A strict proxy that calls a picker as Envoy does, and a picker for it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 
 from ...support.waiting import until_async
 
-#: How a body is sent.
+#: Ways to send a body.
 MODES = {"buffered": ProcessingMode.BUFFERED, "streamed": ProcessingMode.FULL_DUPLEX_STREAMED}
 
 
 @dataclass
 class Outcome:
-    """What the picker said about a request: where it goes, without which headers, or what it is answered."""
+    """The picker's decision on a request: its servers and removed headers, or an immediate response."""
 
     servers: list[str] = field(default_factory=list)
     removed: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Outcome:
 
 
 class Proxy:
-    """Asks the picker at `address`."""
+    """Calls the picker at `address`."""
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         options = [("grpc.max_send_message_length", 64 * 2**20), ("grpc.use_local_subchannel_pool", 1)]
@@ -59,12 +59,12 @@ class Proxy:
         self.stub = external_processor_pb2_grpc.ExternalProcessorStub(self.channel)
 
     async def post(self, path: str, body: Any, mode: str = "buffered", **options: Any) -> Outcome:
-        """Asks about a request with a body: bytes, or what is sent as JSON."""
+        """Ask about a request with a body: bytes, or an object that is sent as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.ask("POST", path, data, mode, **options)
 
     async def get(self, path: str, **options: Any) -> Outcome:
-        """Asks about a request without a body."""
+        """Ask about a request without a body."""
         return await self.ask("GET", path, None, **options)
 
     async def ask(
@@ -79,7 +79,7 @@ class Proxy:
         chunk: int = 16_384,
         trailers: bool = False,
     ) -> Outcome:
-        """Asks about a request, and checks each word that comes back."""
+        """Ask about a request, and validate all parts of the response."""
         call = self.stub.Process()
         try:
             await call.write(head(method, path, headers or {}, mode, subset, ends=body is None))
@@ -97,7 +97,7 @@ class Proxy:
                 ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=body, end_of_stream=not trailers))
             )
             answer = await call.read()
-        assert await call.read() is grpc.aio.EOF  # it ends its stream
+        assert await call.read() is grpc.aio.EOF  # the picker ends its stream
         assert await call.code() == grpc.StatusCode.OK
         where = answer.WhichOneof("response")
         if where == "immediate_response":
@@ -136,7 +136,7 @@ class Proxy:
 def head(
     method: str, path: str, headers: Mapping[str, str], mode: str = "buffered", subset: Any = None, *, ends: bool
 ) -> ext_proc.ProcessingRequest:
-    """A stream's first message."""
+    """Return a stream's first message."""
     message = ext_proc.ProcessingRequest()
     message.protocol_config.request_body_mode = MODES[mode]
     message.request_headers.end_of_stream = ends
@@ -161,9 +161,9 @@ async def _send(call: Any, body: bytes | None, chunk: int, trailers: bool) -> No
 
 
 async def _write(call: Any, message: ext_proc.ProcessingRequest) -> None:
-    """Without effect where the picker has answered and ended the call, as it may at the head.
+    """Write a message; ignore errors if the picker has responded and ended the call, as it may after the headers.
 
-    `call.write` makes that an error of the whole call, now and then, and so loses an answer that is there to be read.
+    `call.write` sometimes makes that an error of the whole call, and so loses a response that could still be read.
     """
     with suppress(cygrpc.InternalError):
         await call._cython_call.send_serialized_message(message.SerializeToString())
@@ -177,7 +177,7 @@ def _answered(response: ext_proc.ImmediateResponse) -> Outcome:
 def _routed(response: ext_proc.ProcessingResponse, common: ext_proc.CommonResponse) -> Outcome:
     headers = {each.header.key: each.header.raw_value.decode() for each in common.header_mutation.set_headers}
     assert common.clear_route_cache
-    assert not common.HasField("body_mutation")  # the body is passed on as it came
+    assert not common.HasField("body_mutation")  # the body is unchanged
     destination = headers.pop("x-gateway-destination-endpoint")
     assert response.dynamic_metadata["envoy.lb"]["x-gateway-destination-endpoint"] == destination
     cluster = headers.pop("x-stoker-cluster")
@@ -191,7 +191,7 @@ def _routed(response: ext_proc.ProcessingResponse, common: ext_proc.CommonRespon
 
 @dataclass
 class Picking:
-    """A picker that runs, and what it works with."""
+    """A running picker with its objects."""
 
     server: PickerServer
     model_registry: ModelRegistry
@@ -201,25 +201,25 @@ class Picking:
     proxy: Proxy
 
     def say(self, load: ServerLoad) -> None:
-        """All servers say this, now."""
+        """All servers report this load now."""
         now = asyncio.get_running_loop().time()
         for name, picker in self.pickers.items():
             for server in self.model_registry.endpoints[name].servers:
                 picker.observe(server, load, now, now)
 
     async def until_waiting(self, model: str, number: int) -> None:
-        """Until so many requests wait."""
+        """Wait until `number` requests are queued."""
         await until_async(lambda: self.count("queue_length", model=model) == number)
 
     def count(self, name: str, **labels: str) -> float:
-        """What a metric says."""
+        """Return a metric's value."""
         return self.registry.get_sample_value(f"stoker:gateway_{name}", labels) or 0.0
 
 
 def model_registry(
     models: Mapping[str, Sequence[str]], session_header: str | None = None, authorization: str | None = None
 ) -> ModelRegistry:
-    """These models, with these servers."""
+    """Return a registry of these models, with these servers."""
     return ModelRegistry(
         {
             name: Endpoint(name, f"cluster-{number}", tuple(servers), session_header, authorization)
@@ -229,7 +229,7 @@ def model_registry(
 
 
 def pickers_of(models: ModelRegistry, now: float) -> dict[str, EndpointPicker]:
-    """One for each model."""
+    """Return one picker per model."""
     made = {name: EndpointPicker() for name in models.endpoints}
     for name, picker in made.items():
         picker.set_servers(models.endpoints[name].servers, now)
@@ -245,7 +245,7 @@ async def picking(
     keyring: Keyring | None = None,
     authorization: str | None = None,
 ) -> AsyncIterator[Picking]:
-    """A picker for these models, at a port of its own."""
+    """Run a picker for these models, on its own port."""
     clock = clock or asyncio.get_running_loop().time
     known, registry = model_registry(models, session_header, authorization), CollectorRegistry()
     made = pickers_of(known, clock())
@@ -261,6 +261,6 @@ async def picking(
 
 
 def chat(model: str, *texts: str, **more: Any) -> dict[str, Any]:
-    """A conversation in which user and assistant take turns."""
+    """Return a conversation with alternating user and assistant messages."""
     roles: Iterable[str] = ("user", "assistant") * len(texts)
     return {"model": model, "messages": [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)], **more}

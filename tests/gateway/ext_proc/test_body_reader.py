@@ -1,4 +1,4 @@
-"""Large bodies: clients take turns, what nobody waits for is not read, and what takes too long is refused for good."""
+"""Large bodies: clients take turns, abandoned bodies are not parsed, and those that take too long are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 
 class _Slow(BodyReader):
-    """Reads a body each time that it is let, and notes which."""
+    """Parses one body each time it is permitted to, and records which."""
 
     def __init__(self, **chosen: Any) -> None:
         super().__init__(at_once=0, **chosen)
@@ -58,7 +58,7 @@ def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
         assert sorted(reader.read_bodies) == sorted(
             [b"b", b"c", *(body for number, body in enumerate(many) if number not in cancelled)]
         )
-        # One that is being read and leaves makes room.
+        # A client that leaves while its body is parsed makes room.
         reading, waits = (asyncio.create_task(reader.read(CHAT, body, owner="a")) for body in (b"x", b"y"))
         for _ in range(20):
             await asyncio.sleep(0)

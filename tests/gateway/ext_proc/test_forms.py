@@ -1,4 +1,4 @@
-"""Forms: their text fields are found, and what servers may read otherwise is refused."""
+"""Multipart forms: their text fields are found, and ambiguous forms are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The queue of an endpoint with scaling, in virtual time: what is held, for how long, and in which order it goes."""
+"""The queue of an endpoint with scaling, in virtual time: which requests are held, for how long, and in which order
+they are sent.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ SCALING = Scaling("one", "a", 100.0)
 
 
 class _Endpoint:
-    """An endpoint with scaling, with two served names that share what is held. Its servers are not ready."""
+    """An endpoint with scaling whose two served names share the queue. Its servers are not ready."""
 
     def __init__(self, max_held: int = 50, max_bytes: int = 10_000) -> None:
         self.clock = asyncio.get_running_loop().time
@@ -62,7 +64,7 @@ class _Endpoint:
             self.extensions.setdefault(name, []).append(seconds)
 
         def ended(outcome: str, seconds: float) -> None:
-            assert name not in self.ended  # once
+            assert name not in self.ended  # only once
             self.ended[name] = outcome, seconds
 
         ask = RoutingRequest()
@@ -81,7 +83,7 @@ class _Endpoint:
 
 
 def kinds(tasks: list[asyncio.Task[Pick | Refusal]]) -> list[str]:
-    """What became of requests: a refusal's kind, ``sent``, or ``waits``."""
+    """Return the results of requests: a refusal's kind, ``sent``, or ``waits``."""
     found = []
     for task in tasks:
         choice = task.result() if task.done() else None
@@ -101,10 +103,10 @@ def test_held_requests_go_in_order_and_not_all_to_the_first_server(virtual_time:
         await elapse(0.01)
         assert at.order == names[:FIRST_REQUESTS]
         assert at.queues[0].num_queued() == 40 - FIRST_REQUESTS and at.queues[0].num_held() == 0
-        at.report(running=4, waiting=4)  # it has no room for more
+        at.report(running=4, waiting=4)  # no room for more
         await elapse(0.01)
         assert len(at.order) == FIRST_REQUESTS
-        at.report(SERVERS[1])  # another one becomes ready
+        at.report(SERVERS[1])  # another server becomes ready
         await elapse(0.01)
         assert at.order == names[: 2 * FIRST_REQUESTS]
         at.report(SERVERS[1], running=8)  # it has room: it gets twice as many
@@ -129,7 +131,7 @@ def test_a_backlog_is_never_sent_all_at_once(virtual_time: Run) -> None:
         batches = []
         while len(at.order) < 400:
             before = len(at.order)
-            at.report(running=before)  # none waits: it has room
+            at.report(running=before)  # no request waits there: it has room
             await elapse(0.2)
             batches.append(len(at.order) - before)
         assert batches == [8, 16, 32, 64, 64, 64, 64, 64, 24]
@@ -138,7 +140,7 @@ def test_a_backlog_is_never_sent_all_at_once(virtual_time: Run) -> None:
             at.report(running=400)
             await elapse(0.2)
         assert len(await at.begin(*(f"b{number:03}" for number in range(200)))) == 200
-        assert len(at.order) == 600  # it has long been ready, so its reports say whether it is full
+        assert len(at.order) == 600  # ready for long: its reports show whether it is full
 
     virtual_time(main)
 
@@ -148,7 +150,7 @@ def test_a_hold_ends_after_its_time_and_not_before(virtual_time: Run) -> None:
         at = _Endpoint()
         first = await at.begin("a1", size=10)
         await elapse(50.0)
-        at.say(hold_s=10.0)  # of new ones
+        at.say(hold_s=10.0)  # for new requests
         second = await at.begin("a2")
         await elapse(12.0)
         assert kinds(first + second) == ["waits", "held"]
@@ -174,7 +176,7 @@ def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: R
         await elapse(ANNOUNCED_S - 1)
         at.report()
         assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held() == 2
-        await elapse(2.1)  # it is not withdrawn
+        await elapse(2.1)  # the announcement is not withdrawn
         assert kinds(tasks) == ["sent"] * 2 and at.order == ["a0", "a1", "a2"]
         at.say(phase=Phase.DRAINING, drain="w2")
         tasks = await at.begin("a3")
@@ -184,7 +186,7 @@ def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: R
         assert kinds(tasks) == ["waits"]
         at.report()
         await elapse(5)
-        assert kinds(tasks) == ["waits"]  # a server that is leaving may say that it is ready
+        assert kinds(tasks) == ["waits"]  # a terminating server may report that it is ready
         at.say(phase=Phase.ACTIVE)
         await elapse(0.01)
         assert kinds(tasks) == ["sent"]
@@ -220,7 +222,7 @@ def test_bounds_are_of_all_served_names_together(virtual_time: Run) -> None:
         tasks[0].cancel()
         await elapse(0.01)
         assert at.hold.num_held == 3
-        assert kinds(await at.begin("a6", size=1001)) == ["not held"]  # alone it is too much, and displaces nothing
+        assert kinds(await at.begin("a6", size=1001)) == ["not held"]  # too large by itself: it displaces nothing
         large = await at.begin("a7", size=900)
         assert kinds(large) == ["waits"] and at.hold.held_bytes == 900
         for each in (*tasks[1:], *large):
@@ -253,7 +255,7 @@ def test_a_failed_start_answers_what_waits_and_not_what_comes_for_the_next_start
         await elapse(0.01)
         assert kinds(tasks) == ["not started"] * 3
         assert kinds(await at.begin("a4")) == ["not started"]
-        at.say(phase=Phase.ZERO)  # the operator has given up; the next request has it start again
+        at.say(phase=Phase.ZERO)  # the operator has given up; the next request triggers a new start
         later = await at.begin("a5")
         assert kinds(later) == ["waits"]
         at.say(phase=Phase.ACTIVE, start_failure="")
@@ -261,7 +263,7 @@ def test_a_failed_start_answers_what_waits_and_not_what_comes_for_the_next_start
         await elapse(0.01)
         assert kinds(later) == ["sent"]
         at.say(start_failure="one pod crashes")
-        assert isinstance(await at.ask("a6"), Pick)  # another one serves
+        assert isinstance(await at.ask("a6"), Pick)  # another server serves
         assert (at.hold.num_held, at.hold.held_bytes) == (0, 0)
 
     virtual_time(main)
@@ -296,11 +298,11 @@ def test_what_became_of_held_requests_is_reported(virtual_time: Run) -> None:
         await at.begin("b1", "b2")
         await at.begin("b3", check=refuse)
         await at.begin("b4")  # no room
-        await at.begin("c1")  # it takes the place of the last one of the key that holds more
+        await at.begin("c1")  # it displaces the last request of the key with more held requests
         await elapse(20.0)
         at.report()
         await elapse(0.01)
-        await at.begin("d1")  # it does not wait
+        await at.begin("d1")  # it need not wait
         at.report(ready=False)
         at.report(running=4, waiting=4)
         await at.begin("d2")  # it waits for room, and is not held

@@ -1,4 +1,4 @@
-"""Streams that no proxy should send: each ends with an answer or a status, and none of them in an error of ours."""
+"""Malformed streams of a proxy: each ends with a response or a status, never with an internal error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BODIES = (
 
 
 def _stream(rng: random.Random) -> list[ext_proc.ProcessingRequest]:
-    """What a proxy might send."""
+    """Return a random stream of messages."""
     headers = {"x-request-id": rng.choice(["r", "", "é" * 200]), "content-length": rng.choice(["7", "", "x", "9" * 99])}
     headers = {name: value for name, value in headers.items() if rng.random() < 0.5}
     subset = rng.choice([None, None, [], ["10.0.0.1:80"], [{}], "x", 1.5])

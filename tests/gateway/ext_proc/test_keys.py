@@ -1,4 +1,4 @@
-"""Who may ask the picker for what, and under whose name servers are asked."""
+"""Keys at the picker: which requests they permit, and the key with which servers are polled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 def key(name: str, *models: str, priority: int = 0, expires: float | None = None) -> Key:
-    """A key whose text is its name."""
+    """Return a key whose text is its name."""
     return Key(name, digest_of(name), models, priority=priority, expires=expires)
 
 
@@ -125,21 +125,21 @@ def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: p
     endpoint = Endpoint("m", "c", servers, authorization="k3", earlier_authorizations=("k2", "k1"))
     now = 0.0
     keys = ServerKeys(lambda: now)
-    assert keys.alike(endpoint, servers) == (servers, "k3")  # nothing is known of them
+    assert keys.alike(endpoint, servers) == (servers, "k3")  # unknown servers
     for _ in range(2):
         keys.accepted(one, "k1", [endpoint])
         keys.accepted(two, "k3", [endpoint])
     [warning] = caplog.messages
     assert one in warning and "k1" not in warning and "k3" not in warning
-    keys.accepted(three, "k0")  # which is not remembered any more
+    keys.accepted(three, "k0")  # it is no longer remembered
     assert keys.alike(endpoint, servers) == ((one,), "k1")
     assert keys.alike(endpoint, (two, one, three)) == ((two, three), "k3")
     keys.keep(servers[1:])
-    keys.keep(servers)  # it is back
+    keys.keep(servers)  # the server has returned
     assert keys.alike(endpoint, servers) == ((one,), "k1")
     keys.keep(servers[1:])
     now = 301.0
-    keys.keep(servers[1:])  # another server has its address by now
+    keys.keep(servers[1:])  # another server may have its address by now
     assert keys.alike(endpoint, servers) == (servers, "k3")
     open_to_all = Endpoint("m", "c", servers)
     keys.accepted(one, "")
@@ -187,7 +187,7 @@ def test_responses_are_found_by_the_key_that_made_them_however_it_is_sent() -> N
             path = "/v1/responses/resp_r_0123abcd"
             assert (await picker.proxy.get(path, headers={"x-api-key": "all"})).servers == list(MODELS["b"])
             assert (await picker.proxy.get(path, headers=bearer("b"))).status == 404
-            # The key may be changed so that it is not for the model any more.
+            # The key may lose its permission for the model meanwhile.
             picker.server.set_keyring(Keyring([key("all", "org/*")]))
             assert (await picker.proxy.get(path, headers=bearer("all"))).status == 404
 

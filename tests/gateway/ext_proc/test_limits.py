@@ -1,4 +1,4 @@
-"""Limits of keys, as who asks the picker sees them."""
+"""Limits of keys, as the picker's clients see them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHER = "sk-stoker-other-0123"
 
 @asynccontextmanager
 async def limited(of: Limits, **more: Any) -> AsyncIterator[Picking]:
-    """A picker with a key that has these limits, and another one without any."""
+    """Run a picker with a key that has these limits, and another key without limits."""
     keyring = Keyring([Key("tenant", digest_of(TEXT), limits=of), Key("other", digest_of(OTHER))])
     async with picking({"a": SERVERS}, keyring=keyring, **more) as made:
         yield made
@@ -67,8 +67,8 @@ def test_requests_beyond_the_limit_are_refused_in_openais_words() -> None:
             assert "x-ratelimit-limit-tokens" not in refused.headers
             anthropic = await post(picker, chat("a", "x", max_tokens=1), path="/v1/messages")
             assert (anthropic.status, anthropic.json["error"]["type"]) == (429, "rate_limit_error")
-            assert (await post(picker, chat("a", "x"), OTHER)).servers  # whose limits are its own
-            assert picker.count("requests_total", model="a", outcome="limited") == 0  # which model is not known there
+            assert (await post(picker, chat("a", "x"), OTHER)).servers  # another key, with its own limits
+            assert picker.count("requests_total", model="a", outcome="limited") == 0  # the model is unknown then
             assert picker.count("requests_total", model="", outcome="limited") == 2
 
     asyncio.run(main())
@@ -87,7 +87,8 @@ def test_tokens_are_reserved_and_what_could_never_run_is_told_so() -> None:
             assert never.status == 429 and "retry-after" not in never.headers
             assert never.headers["x-should-retry"] == "false"
             assert "must be reduced" in never.json["error"]["message"]
-            # Who does not say how long an answer may be is not refused for our default, once all is there.
+            # A request without a maximum length is not refused because of the default, once the full limit is
+            # available.
             waits = await post(picker, chat("a", "x"))
             assert "retry-after" in waits.headers
 
@@ -121,7 +122,7 @@ def test_a_request_that_is_not_sent_gives_its_tokens_and_its_place_back(how: str
                 outcome = await post(picker, chat("a", "x", max_tokens=900))
                 return outcome if outcome.servers else None
 
-            outcome = await until_async(served, every=0.02)  # the cancellation takes its time
+            outcome = await until_async(served, every=0.02)  # the cancellation takes time
             assert outcome is not None
             assert 0 <= int(outcome.metadata["x-ratelimit-remaining-tokens"]) <= 100
             busy = await post(picker, chat("a", "x", max_tokens=1))
@@ -131,7 +132,7 @@ def test_a_request_that_is_not_sent_gives_its_tokens_and_its_place_back(how: str
 
 
 class _EndsEarly:
-    """A stream that its proxy ends while the route is being written, which the proxy has read by then or has not."""
+    """A stream that its proxy ends while the route is being written, before or after reading it."""
 
     def __init__(self, body: bytes, *, read: bool) -> None:
         self.messages = [
@@ -171,7 +172,7 @@ def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy
         for _ in range(3):
             await asyncio.sleep(0)
         again = await limiter.reserve(key, 900, 0.0)
-        if read:  # its tokens count, and it does not count as under way for ever
+        if read:  # its tokens count, and it does not stay in flight forever
             assert isinstance(again, Denial) and again.what == "tokens"
             again = await limiter.reserve(key, 10, 0.0)
         assert isinstance(again, Grant)
@@ -215,6 +216,6 @@ def test_hostile_numbers_reserve_something_sane(name: str, number: str) -> None:
         try:
             request = read_request(path, body)
         except RequestError:
-            continue  # no JSON that anyone reads
+            continue  # not valid JSON for any parser
         assert type(request.answer_tokens) is int
         assert 1 <= request.prompt_tokens + request.answer_tokens < 2**50

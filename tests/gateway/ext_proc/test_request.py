@@ -1,4 +1,4 @@
-"""What is read of requests' bodies, and what hostile ones cost."""
+"""Parsing of request bodies, and the cost of hostile ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAT, COMPLETIONS, RESPONSES, MESSAGES = (
 )
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
-#: Prompts that begin alike when the shorter conversation does, by API.
+#: Conversations by API; each starts with the shorter one.
 _TURNS: list[dict[str, Any]] = [
     {"role": "system", "content": "be kind"},
     {"role": "user", "content": "hello " * 300},
@@ -60,7 +60,7 @@ def test_a_longer_conversation_begins_as_the_shorter_one(name: str, items: list[
         text = prompt_text({"tools": TOOLS, "instructions": "be brief", name: items[:number]})
         assert text.startswith(before) and len(text) > len(before)
         before = text
-        if number:  # each word counts
+        if number:  # each word matters
             different = json.loads(json.dumps(items[:number]).replace(" rain", " snow").replace("hello", "hallo"))
             assert (prompt_text({name: different}) != prompt_text({name: items[:number]})) == (
                 different != items[:number]
@@ -120,7 +120,7 @@ _INNER = ("role", "content", "type", "text", "name", "output", "arguments", "too
 
 
 def _value(rng: random.Random, depth: int = 5) -> Any:
-    """Any JSON, more often than not of a shape that is looked into."""
+    """Return random JSON, mostly of a shape that the parser inspects."""
     kind = rng.randrange(12 if depth else 8)
     if kind < 8:
         return (None, True, 0, -(2**63), 2**70, 1.5, "", "\x00é😀")[kind]
@@ -166,7 +166,7 @@ def test_hostile_bodies_are_read_or_refused() -> None:
         except RequestError as error:
             assert error.message and error.status == 400
     assert read > 50
-    assert read_request(CHAT, b'{"model":"a","model":"m"}').model == "m"  # the last counts, as for engines
+    assert read_request(CHAT, b'{"model":"a","model":"m"}').model == "m"  # the last one applies, as in engines
 
 
 def test_large_bodies_are_read_elsewhere_and_come_out_the_same() -> None:
@@ -182,7 +182,7 @@ def test_large_bodies_are_read_elsewhere_and_come_out_the_same() -> None:
                 with pytest.raises(RequestError) as elsewhere:
                     await reader.read(CHAT, body)
                 assert vars(direct.value) == vars(elsewhere.value)
-            # Who goes away leaves the others their own results.
+            # A cancelled request does not affect the results of the others.
             cancelled = [asyncio.ensure_future(reader.read(COMPLETIONS, bodies[2])) for _ in range(3)]
             await asyncio.sleep(0)
             for each in cancelled:

@@ -1,4 +1,4 @@
-"""The line before an endpoint whose servers are saturated, in virtual time."""
+"""The queue of an endpoint whose servers are saturated, in virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVER = "10.0.0.1:80"
 
 
 class _Line:
-    """A line before one server that takes `room` requests when it says so."""
+    """A queue for one server that accepts `room` requests per report."""
 
     def __init__(self, max_waiting: int = 10, hold_s: float = 5.0) -> None:
         self.clock = asyncio.get_running_loop().time
@@ -36,7 +36,7 @@ class _Line:
         self.line.wake()
 
     async def ask(self, name: str, priority: int = 0) -> Pick | Refusal:
-        """Asks as the key that `name` begins with."""
+        """Send a request with the key that `name` begins with."""
         ask, terms = RoutingRequest(), WaitTerms(name[0], priority)
         choice = self.line.at_once(ask) or await self.line.wait(ask, terms)
         if isinstance(choice, Pick):
@@ -89,7 +89,7 @@ def test_so_many_wait_for_so_long(virtual_time: Run, max_waiting: int) -> None:
         tasks = await line.begin(*(f"a{number}" for number in range(max_waiting + 3)))
         await elapse(0.01)
         assert [task.done() for task in tasks] == [False] * max_waiting + [True] * 3
-        other_key = await line.begin("b")  # who floods gives way, where there is a place to give
+        other_key = await line.begin("b")  # the key with more requests loses its place
         assert len(line.line) == max_waiting
         await elapse(4.9)
         assert sum(not task.done() for task in tasks + other_key) == max_waiting
@@ -143,13 +143,13 @@ def test_who_waits_for_one_server_holds_up_nobody_else(virtual_time: Run, wants:
         line.picker.set_servers([SERVER, other_server], 0)
         held = [asyncio.create_task(line.line.wait(wants, WaitTerms("a"))) for _ in range(3)]
         await elapse(0.001)
-        for key in ("a", "b"):  # whoever asks: they wait for that server, not for their keys
+        for key in ("a", "b"):  # for all keys: they wait for that server, not for their turn
             choice = await line.line.wait(RoutingRequest(), WaitTerms(key))
             assert isinstance(choice, Pick) and choice.servers[0] == other_server
         assert len(line.line) == 3 and not any(each.done() for each in held)
         line.say(room=1)
         await elapse(0.001)
-        assert [each.done() for each in held] == [True, False, False]  # in the order they came
+        assert [each.done() for each in held] == [True, False, False]  # in order of arrival
         line.say(room=64)
         for each in held:
             choice = await each

@@ -1,4 +1,4 @@
-"""Who holds which response."""
+"""Which server stores which response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_responses_are_found_by_the_names_that_servers_give_them() -> None:
     assert holders.of("me", "mine") == two
     for unknown in ("", "resp_", "resp_id", "resp_id_ffff0000", "mine_0123", "_" * 9):
         assert holders.of("me", unknown) is None
-    holders.sent("me", two, 4, "id_0123abcd", None)  # the same request again, elsewhere
+    holders.sent("me", two, 4, "id_0123abcd", None)  # the same request again, on another server
     assert holders.of("me", "resp_id_0123abcd_ffff0000") == two
 
 
@@ -45,5 +45,5 @@ def test_a_response_is_held_by_the_server_that_answered() -> None:
     holders.answered("another", 2, two.server)
     holders.answered("m", 2, one.server)
     assert [holders.of("me", name) for name in names] == [one, two, one]
-    holders.answered("m", 1, one.server)  # it has ended before
+    holders.answered("m", 1, one.server)  # it has ended already
     assert holders.of("me", names[1]) == two

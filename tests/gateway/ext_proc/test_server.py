@@ -1,4 +1,4 @@
-"""The picker's server, asked as Envoy asks it."""
+"""The picker's server, called as Envoy calls it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_response_is_gone_on_with_and_found_where_it_was_made() -> None:
             mine, server = next(iter(made.items()))
             name = mine.removeprefix("resp_").removesuffix("_0123abcd")
             other_client = {"authorization": "Bearer another's", "x-request-id": name}
-            for number in range(8):  # wherever the same name leads another, it leads me where it did
+            for number in range(8):  # another client's equal request id does not change the route
                 body = {"model": "a", "input": f"another's {number} {LONG}"}
                 await picker.proxy.post("/v1/responses", body, headers=other_client)
                 assert (await picker.proxy.get(f"/v1/responses/{mine}")).servers == [server]
@@ -228,7 +228,7 @@ def test_who_finds_all_servers_saturated_waits_until_one_is_not() -> None:
             more = await picker.proxy.post("/v1/completions", {"model": "a", "prompt": "4"})
             assert more.status == 429 and more.json["error"]["type"] == "rate_limit_error"
             assert int(more.headers["retry-after"]) >= 1
-            waiting.pop(0).cancel()  # its client has gone
+            waiting.pop(0).cancel()  # its client disconnects
             await picker.until_waiting("a", 2)
             assert not any(each.done() for each in waiting)
             now = asyncio.get_running_loop().time()
@@ -263,7 +263,7 @@ def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
         watching.CopyFrom(started)
         watching.observability_mode = True
         unknown.CopyFrom(started)
-        unknown.protocol_config.request_body_mode = 0  # no body at all
+        unknown.protocol_config.request_body_mode = 0  # without a body mode
         wrong = [
             [body], [ext_proc.ProcessingRequest()], [started, started], [watching], [unknown],
             [ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders())],
@@ -281,7 +281,7 @@ def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
 def test_log_lines_about_requests_name_each_ones_id(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of requests at once, and of one that named itself by what is no id."""
+    """Of concurrent requests, and of one with an invalid id."""
 
     async def main() -> None:
         async with picking({"a": THREE}) as picker:
@@ -355,7 +355,7 @@ def test_it_listens_on_a_socket_file_and_with_tls(tmp_path: Path) -> None:
         assert await ask(Proxy(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(new)))
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(Proxy(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(old)))
-        files.key.write_text("no key")  # half written
+        files.key.write_text("no key")  # partially written
         assert await ask(Proxy(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(new)))
         await server.stop(0)
         with pytest.raises(OSError, match="cannot listen"):

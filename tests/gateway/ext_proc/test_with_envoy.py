@@ -1,4 +1,4 @@
-"""The picker beside the real Envoy, with as little configuration as the protocol takes; servers are stand-ins."""
+"""The picker with the real Envoy, with the least configuration that the protocol requires; servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BODY_LIMIT = 24 * 2**20
 
 @dataclass
 class Behind:
-    """What is behind Envoy: a picker, and servers that answer with what they got."""
+    """Everything behind Envoy: a picker, and servers that return the request."""
 
     folder: Path
     model_registry: ModelRegistry = field(default_factory=ModelRegistry)
@@ -43,11 +43,11 @@ class Behind:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def waited(self) -> float:
-        """How many requests for b have waited."""
+        """Return the number of requests for b that have waited."""
         return self.registry.get_sample_value("stoker:gateway_queue_seconds_count", {"model": "b"}) or 0
 
     def say(self, load: ServerLoad) -> None:
-        """All servers say this."""
+        """All servers report this load."""
 
         def observe() -> None:
             for name, picker in self.pickers.items():
@@ -98,7 +98,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
 
 
 async def _server(name: str) -> web.AppRunner:
-    """A server that says what it was asked."""
+    """Run a server that returns the request."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -107,7 +107,7 @@ async def _server(name: str) -> web.AppRunner:
             await response.prepare(request)
             for number in range(5):
                 await response.write(b"data: %d\n\n" % number)
-                await asyncio.sleep(0.02)  # sleeps: a server whose stream comes in parts
+                await asyncio.sleep(0.02)  # sleeps: a server that streams slowly
             return response
         headers = {"x-server": f"127.0.0.1:{port}", "x-model": name, "x-trace": request.headers.get("traceparent", "")}
         return web.Response(body=body, headers=headers)
@@ -125,7 +125,7 @@ async def _server(name: str) -> web.AppRunner:
 def envoy(
     request: pytest.FixtureRequest, behind: Behind, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    folder = tmp_path_factory.mktemp("envoy")  # another one each time: in a drawn order the two ways take turns
+    folder = tmp_path_factory.mktemp("envoy")  # a new one each time: in random order the two modes alternate
     config, ports = folder / "envoy.json", folder / "addresses"
     config.write_text(json.dumps(_config(behind.model_registry, behind.folder / "picker.sock", request.param)))
     binary = envoy_binary()
@@ -212,7 +212,7 @@ def _picker(socket: Path) -> dict[str, Any]:
 
 
 def _cluster(endpoint: Endpoint, by_header: bool) -> dict[str, Any]:
-    """Believes the header, or the metadata."""
+    """Route by the header, or by the metadata."""
     policies, name = f"{_TYPE}extensions.load_balancing_policies", "x-gateway-destination-endpoint"
     source = {"header": name} if by_header else {"metadata": {"key": "envoy.lb", "path": [{"key": name}]}}
     policy = {"name": "other", "typed_config": {"@type": f"{policies}.random.v3.Random"}}
@@ -247,7 +247,7 @@ def test_requests_go_where_the_picker_says_and_bodies_as_they_came(envoy: httpx.
         behind.say(ServerLoad())
         answers.append(envoy.post("/v1/completions", json=body, headers={"traceparent": "00-ab"}))
     assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.headers["x-server"] for answer in answers}) == 1  # its prompt's beginning is there
+    assert len({answer.headers["x-server"] for answer in answers}) == 1  # the prompt's prefix is cached there
     assert answers[0].json() == body and answers[0].headers["x-trace"] == "00-ab"
     assert envoy.post("/v1/completions", json=body | {"model": "b"}).headers["x-model"] == "b"
     for text in (b'{"model": "b" }', b'{"model" : "b", "x": "%s"}' % (b"\xc3\xa9" * 50_000)):
@@ -274,7 +274,7 @@ def test_what_the_picker_answers_comes_to_the_client(envoy: httpx.Client) -> Non
 def test_a_large_body_passes_and_a_larger_one_does_not(envoy: httpx.Client, behind: Behind) -> None:
     body = json.dumps({"model": "b", "prompt": "x" * 20_000_000}).encode()
     assert envoy.post("/v1/completions", content=body).content == body
-    with contextlib.suppress(httpx.WriteError):  # it is told so before it has sent all, and may not listen then
+    with contextlib.suppress(httpx.WriteError):  # the response may arrive before the upload ends
         assert envoy.post("/v1/completions", content=b" " * (_BODY_LIMIT + 2**21)).status_code == 413
     behind.say(ServerLoad())
 

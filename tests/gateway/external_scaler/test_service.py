@@ -1,4 +1,4 @@
-"""KEDA's external push scaler, called as KEDA calls it. Messages are encoded here by the protocol's field numbers."""
+"""KEDA's external push scaler, called as KEDA calls it. Messages are encoded by the protocol's field numbers."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ BUSY, IDLE = b"\x08\x01", b""  # IsActiveResponse: result = 1
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field with bytes in it, shorter than 128."""
+    """Encode a field of fewer than 128 bytes."""
     assert len(content) < 128
     return bytes([number << 3 | 2, len(content)]) + content
 
 
 def reference(**metadata: str) -> bytes:
-    """A ScaledObjectRef."""
+    """Encode a ScaledObjectRef."""
     entries = [field(3, field(1, key.encode()) + field(2, value.encode())) for key, value in metadata.items()]
     return field(1, b"demo") + field(2, b"ns") + b"".join(entries)
 
 
 def request_for(trigger: bytes, name: str) -> bytes:
-    """A GetMetricsRequest."""
+    """Encode a GetMetricsRequest."""
     return field(1, trigger) + field(2, name.encode())
 
 
 def metric(name: str, value: float) -> bytes:
-    """A MetricSpec's or MetricValue's message with a list of one; proto3 leaves out a 0."""
+    """Encode a list with one MetricSpec or MetricValue; proto3 omits zeros."""
     return field(1, field(1, name.encode()) + (b"\x19" + struct.pack("<d", value) if value else b""))
 
 
@@ -52,7 +52,7 @@ def report(engines: dict[str, EngineReport] | None = None, **counts: int) -> Gat
 
 
 class _Replicas:
-    """Replicas that report what a test says."""
+    """Replicas that report what a test sets."""
 
     def __init__(self, **reports: GatewayReport | None) -> None:
         self.reports: dict[str, GatewayReport | None] = reports
@@ -63,15 +63,15 @@ class _Replicas:
         return dict(self.reports)
 
     async def next_poll(self) -> None:
-        """The next call polls again: the last one is a period ago."""
-        await asyncio.sleep(2 * service._PERIOD_S)  # sleeps: a poll is made by a call alone
+        """Wait until the next call polls again."""
+        await asyncio.sleep(2 * service._PERIOD_S)  # sleeps: only calls trigger polls
 
     async def close(self) -> None:
         pass
 
 
 class _Client:
-    """Calls the service with bytes."""
+    """Calls the service with raw bytes."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -143,7 +143,7 @@ def test_a_missing_report_is_never_answered_as_zero() -> None:
                 assert code is grpc.StatusCode.UNAVAILABLE and "1 of the gateway's replicas" in words and "b" in words
             replicas.reports = {"a": report(held=1), "b": None}
             await replicas.next_poll()
-            assert await client.call("IsActive", trigger) == BUSY  # one request is enough to know
+            assert await client.call("IsActive", trigger) == BUSY  # one pending request suffices
             assert (await client.error("GetMetrics", ask))[0] is grpc.StatusCode.UNAVAILABLE
             replicas.reports = {}
             await replicas.next_poll()
@@ -178,7 +178,7 @@ def test_a_stream_reports_what_changes_and_nothing_while_a_report_is_missing() -
             stream = client.stream(reference(target="1"))
             first = asyncio.create_task(stream.read())
             await until_async(lambda: replicas.num_polls > 3)
-            assert not first.done()  # it is unknown whether it is idle
+            assert not first.done()  # its activity is unknown
             replicas.reports["b"] = report()
             assert await first == IDLE
             replicas.reports["b"] = report(held=1)
@@ -205,7 +205,7 @@ def test_a_stream_repeats_a_wake_while_requests_are_held(monkeypatch: pytest.Mon
             replicas.reports["a"] = report(in_flight=1)
             following, polls = asyncio.create_task(stream.read()), replicas.num_polls
             await until_async(lambda: replicas.num_polls > polls + 10)
-            # One more may have been on its way.
+            # One more may have been in flight.
             if following.done():
                 following, polls = asyncio.create_task(stream.read()), replicas.num_polls
                 await until_async(lambda: replicas.num_polls > polls + 10)

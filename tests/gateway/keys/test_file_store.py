@@ -1,4 +1,4 @@
-"""Keys that are made and revoked in a file which people edit too."""
+"""Keys created and revoked in a file that users edit too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of keys that changes under the gateway, in the ways files do."""
+"""A key file that is replaced and edited while the gateway runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def watched(path: Path) -> AsyncIterator[Callable[[], asyncio.Future[Keyring]]]:
-    """What waits for the next keyring."""
+    """Watch a file; yield a function that waits for the next keyring."""
     keyrings = asyncio.Queue[Keyring]()
     task = asyncio.create_task(KeyFile(path).watch(keyrings.put_nowait))
     yield lambda: asyncio.ensure_future(asyncio.wait_for(keyrings.get(), 60))
@@ -45,7 +45,7 @@ async def watched(path: Path) -> AsyncIterator[Callable[[], asyncio.Future[Keyri
 
 
 async def looked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the file has been looked at three times."""
+    """Wait until the file has been checked three times."""
     looks = list[Path]()
     with monkeypatch.context() as patched:
         read = key_file.read_bytes
@@ -70,10 +70,10 @@ def test_each_way_of_changing_a_file_is_seen(tmp_path: Path) -> None:
             assert set((await next_one()).keys) == {"k0", "k1"}
             beside = tmp_path / "beside"
             beside.write_text(text("k1"))
-            beside.replace(path)  # by another file
+            beside.replace(path)  # replaced by another file
             assert set((await next_one()).keys) == {"k1"}
             stamp = path.stat()
-            path.write_text(text("k2"))  # of the same size, and back-dated
+            path.write_text(text("k2"))  # same size, and an older time stamp
             os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
             assert set((await next_one()).keys) == {"k2"}
             for number, folder in enumerate(folders):  # as a mounted ConfigMap changes

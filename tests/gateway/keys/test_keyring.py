@@ -1,4 +1,4 @@
-"""Keys by their text, and the models that they are for."""
+"""Lookup of keys by their text, and the models that they permit."""
 
 from __future__ import annotations
 

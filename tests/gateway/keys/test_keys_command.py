@@ -1,4 +1,4 @@
-"""``stoker keys``: what it prints, keeps, and refuses."""
+"""``stoker keys``: its output, what it stores, and what it refuses."""
 
 from __future__ import annotations
 

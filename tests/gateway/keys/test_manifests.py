@@ -1,4 +1,4 @@
-"""Keys as manifests of Secrets: what is written is read again, and what is wrong makes no key."""
+"""Keys as Secret manifests: written ones can be read back, invalid ones yield no key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANY = st.recursive(
 
 
 def stored(manifest: Any) -> Any:
-    """As an API server writes it."""
+    """Return the manifest as an API server stores it."""
     made = copy.deepcopy(manifest)
     made["data"] = {name: base64.b64encode(text.encode()).decode() for name, text in made.pop("stringData").items()}
     return json.loads(json.dumps(made))
@@ -48,7 +48,7 @@ def test_a_key_is_read_as_it_was_written(key: Key) -> None:
     assert manifests.read(yaml.safe_load(yaml.safe_dump(manifest))) == key
     assert manifests.read(stored(manifest)) == key
     item = {name: value for name, value in stored(manifest).items() if name not in ("apiVersion", "kind")}
-    assert manifests.read(item) == key  # of a list
+    assert manifests.read(item) == key  # an item of a list
 
 
 FULL = manifests.write(Key("k", digest_of("x"), ("m",), Limits(1, 2, 3), 4, 5e9))

@@ -1,5 +1,6 @@
-"""What the gateway reads of an API server, over real HTTP: lists in pages, watches, versions that expire. The real one
-is in the end-to-end tests; this one lies, dawdles and dies as a test says.
+"""The parts of an API server that the gateway uses, over real HTTP: paginated lists, watches, expiring versions.
+
+The end-to-end tests use a real one; this one sends wrong, slow or no responses as a test sets.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class StandInApi:
 
     Attributes:
         kinds: by path, objects by namespace and name.
-        refused: by path, the status that it is answered with.
+        refused: by path, the status of its responses.
         requests: paths of requests, and whether they were watches.
-        page: objects of a list's answer.
+        page: number of objects per page of a list.
     """
 
     def __init__(self) -> None:
@@ -44,54 +45,54 @@ class StandInApi:
         self.port = 0
 
     def start(self) -> None:
-        """Answers; again at the same port, if it did before."""
+        """Start to serve, at the same port as before if it was started already."""
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:
-        """Refuses connections, and ends those there are."""
+        """Refuse connections, and end existing ones."""
         assert self._server is not None
         self._server.shutdown()
         self._server.server_close()
         self.break_off()
 
     def break_off(self) -> None:
-        """Ends watches in the middle."""
+        """End watches in the middle of an event."""
         with self._lock:
             for watchers in self._watchers.values():
                 for each in watchers:
                     each.put(None)
 
     def expire(self) -> None:
-        """Forgets what happened: no earlier version can be watched on from."""
+        """Expire the history: no earlier version can be watched."""
         with self._lock:
             self._version += 1
             self._oldest = self._version
             self._events = {path: [] for path in self.kinds}
 
     def put(self, path: str, seen: Object) -> None:
-        """Creates or replaces an object."""
+        """Create or replace an object."""
         self._happens(path, "MODIFIED", seen)
 
     def delete(self, path: str, namespace: str, name: str) -> None:
-        """Deletes an object."""
+        """Delete an object."""
         self._happens(path, "DELETED", self.kinds[path][(namespace, name)])
 
     def say(self, path: str, event: Object) -> None:
-        """Sends an event as it is, to those who watch now."""
+        """Send a raw event to current watches."""
         with self._lock:
             for each in self._watchers[path]:
                 each.put(event)
 
     def watchers(self, path: str) -> int:
-        """How many watch."""
+        """Return the number of watches."""
         with self._lock:
             return len(self._watchers[path])
 
     def kubeconfig(self, folder: Path) -> Path:
-        """How it is reached."""
+        """Write a kubeconfig for it."""
         path = folder / "kubeconfig"
         path.write_text(
             json.dumps(
@@ -183,7 +184,7 @@ class StandInApi:
 
             def _chunk(self, event: Object) -> None:
                 line = json.dumps(event).encode() + b"\n"
-                half = len(line) // 2  # events come in any pieces
+                half = len(line) // 2  # events arrive in pieces of any size
                 for part in (line[:half], line[half:]):
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
                     self.wfile.flush()
@@ -202,7 +203,7 @@ class StandInApi:
 
 
 def endpoint(name: str, namespace: str = "one", served: str | None = None, **more: Any) -> Object:
-    """An InferenceEndpoint that the gateway serves."""
+    """Return an InferenceEndpoint that the gateway serves."""
     created = more.pop("created", "2026-01-01T00:00:00Z")
     return {
         "metadata": {"namespace": namespace, "name": name, "generation": 1, "creationTimestamp": created},
@@ -212,7 +213,7 @@ def endpoint(name: str, namespace: str = "one", served: str | None = None, **mor
 
 
 def slice_of(name: str, *servers: str, namespace: str = "one", ready: bool = True) -> Object:
-    """The slice of an endpoint's Service, with servers that share a port."""
+    """Return an EndpointSlice of an endpoint's Service, with servers that share a port."""
     hosts = [server.rpartition(":")[0].strip("[]") for server in servers]
     ports = {int(server.rpartition(":")[2]) for server in servers} or {80}
     assert len(ports) == 1
@@ -225,6 +226,6 @@ def slice_of(name: str, *servers: str, namespace: str = "one", ready: bool = Tru
 
 
 def secret(name: str, namespace: str = "one", **entries: str) -> Object:
-    """A Secret."""
+    """Return a Secret."""
     data = {entry.replace("_", "-"): base64.b64encode(text.encode()).decode() for entry, text in entries.items()}
     return {"metadata": {"namespace": namespace, "name": name}, "type": "Opaque", "data": data}

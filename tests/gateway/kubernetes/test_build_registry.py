@@ -1,4 +1,4 @@
-"""Objects of the API server → the model registry."""
+"""From the API server's objects to the model registry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JSON = st.recursive(
 
 
 def _mutations(seen: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all that is in an object."""
+    """Return the paths of all values in an object."""
     inner = seen.items() if isinstance(seen, dict) else enumerate(seen) if isinstance(seen, list) else ()
     return [path] + [each for key, value in inner for each in _mutations(value, (*path, key))]
 
@@ -162,9 +162,9 @@ def test_earlier_keys_are_an_endpoint_s_own_and_few() -> None:
     history, one = KeyHistory(), ("one", "a")
     assert history.update(one, "s", None) == ()
     assert history.update(one, "s", "k1") == ("k1",)
-    assert history.update(("two", "a"), "s", None) == ()  # another one's
-    assert history.update(one, "s-2", None) == ("k1",)  # a new Secret, which may not be read yet
-    assert history.update(one, "s", None) == ()  # it is gone
+    assert history.update(("two", "a"), "s", None) == ()  # another endpoint's
+    assert history.update(one, "s-2", None) == ("k1",)  # a new Secret, not readable yet
+    assert history.update(one, "s", None) == ()  # the Secret was deleted
     assert history.update(one, "s-2", "k2") == ("k2", "k1")
     assert history.update(one, None, None) == (None, "k2", "k1")
     assert history.update(one, "s", "k1") == ("k1", None, "k2")
@@ -251,7 +251,7 @@ _SCALED = {"manager": "keda", "subresource": "scale", "fieldsV1": {"f:spec": {"f
     ("managed_fields", "is_held"),
     [
         ([_OWNER_OF_MODEL, _SCALED], True),
-        # A 0 that was written through the scale subresource has no manager, nor has what is written there later.
+        # A 0 written through the scale subresource has no manager, nor have later writes through it.
         ([_OWNER_OF_MODEL, {"manager": "stoker", "subresource": "status"}], True),
         ([_OWNER_OF_MODEL, {"fieldsV1": {"f:spec": "?"}}, {"fieldsV1": []}, "scale", None], True),
         ([_OWNER_OF_REPLICAS], False),

@@ -1,4 +1,4 @@
-"""``stoker gateway --kubernetes`` with real Envoy, before an API server that a test governs."""
+"""``stoker gateway --kubernetes`` with real Envoy, and an API server that the test controls."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _MAIN = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(
 
 
 class Command:
-    """The command, and how it is asked."""
+    """The running command, with a client."""
 
     def __init__(self, url: str, client: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> None:
         self.url, self.client, self.process = url, client, process
 
     async def status(self, model: str, key: str = "one", prompt: str = "") -> int:
-        """What a request gets."""
+        """Return the status of a request's response."""
         return (await self.ask(model, key, prompt))[0]
 
     async def ask(self, model: str, key: str = "one", prompt: str = "") -> tuple[int, Object]:
-        """What a request gets, and the body."""
+        """Return status and body of a request's response."""
         headers = {"Authorization": f"Bearer {text(key)}"}
         messages = {"messages": [{"role": "user", "content": prompt}]} if prompt else {}
         data = json.dumps({"model": model, **messages}).encode()
@@ -44,7 +44,7 @@ class Command:
             return answer.status, await answer.json()
 
     async def ready(self) -> int:
-        """Whether it wants requests."""
+        """Return the status of the readiness probe."""
         async with self.client.get(f"{self.url}/ready") as answer:
             return answer.status
 
@@ -93,7 +93,7 @@ async def servers(number: int) -> AsyncIterator[list[Server]]:
 
 
 def test_a_key_of_servers_is_rotated_and_no_request_fails(tmp_path: Path) -> None:
-    """One server reads its key when it starts, as vLLM's, and is restarted in the end; the other takes it late."""
+    """One server reads its key at start, like vLLM, and is restarted at the end; the other reads it late."""
 
     async def run() -> None:
         api = StandInApi()
@@ -221,7 +221,7 @@ def test_no_request_fails_while_servers_come_and_go(tmp_path: Path) -> None:
                         statuses.append(await gateway.status("org/a"))
 
                 asking = [asyncio.create_task(ask()) for _ in range(4)]
-                for number in range(1, 13):  # one and only one is there at any time
+                for number in range(1, 13):  # exactly one exists at any time
                     at = every[number % 4]
                     before, seen = len(at.requests), slice_of("a", at.address)
                     api.put(SLICES, seen)
@@ -269,6 +269,6 @@ def test_what_does_not_go_with_a_cluster_is_refused(
 def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
     words = [sys.executable, "-c", _MAIN, "--kubernetes", "--namespace", "gate"]
-    env["KUBECONFIG"] = str(tmp_path / "none")  # it is read when the client is imported
+    env["KUBECONFIG"] = str(tmp_path / "none")  # read on import of the client
     ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1 and ended.stderr.startswith("stoker gateway: no cluster") and ended.stdout == ""

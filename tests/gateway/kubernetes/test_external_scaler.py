@@ -1,5 +1,5 @@
-"""``stoker gateway --external-scaler-listen`` with real Envoy: an endpoint goes to zero and back as KEDA scales it, by
-what the gateway answers.
+"""``stoker gateway --external-scaler-listen`` with real Envoy: an endpoint is scaled to zero and back as by KEDA, by
+the gateway's responses.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Keda:
         )
 
     async def value(self) -> float | None:
-        """The metric's value; None: the call fails."""
+        """Return the metric's value; None if the call fails."""
         request = GetMetricsRequest(scaledObjectRef=_TRIGGER, metricName="pending-requests")
         with suppress(grpc.aio.AioRpcError):
             return float((await self._metrics(request)).metricValues[0].metricValueFloat)
@@ -50,7 +50,7 @@ class _Keda:
 
 
 def _scaled_by_keda() -> Object:
-    """As the API server has it once KEDA has set 0: the 0 has no owner."""
+    """Return the endpoint after KEDA has set 0: the 0 has no managed-fields entry."""
     seen = endpoint("a", replicas=0)
     seen["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:model": {}}}}]
     return seen
@@ -68,7 +68,7 @@ def test_an_endpoint_goes_to_none_and_back_as_keda_scales_it(tmp_path: Path) -> 
         metrics, scaler = _free_port(), _free_port()
         flags = ("--metrics-port", str(metrics), "--external-scaler-listen", f"127.0.0.1:{scaler}")
         async with gateway(tmp_path, pod, flags=flags) as at:
-            # It is not scaled yet, and its requests count nevertheless.
+            # It is not scaled yet, but its requests count.
             at.api.put(ENDPOINTS, endpoint("a"))
             assert await until_async(lambda: _status(at)) == 200
             async with grpc.aio.insecure_channel(f"127.0.0.1:{scaler}") as channel:
@@ -100,7 +100,7 @@ def test_an_endpoint_goes_to_none_and_back_as_keda_scales_it(tmp_path: Path) -> 
                 assert {status for status, _ in answers} == {200}
                 assert all(held is not None and held > 0 for _, held in answers)
 
-                # A person's manifest turns it off: nothing is held.
+                # A user's manifest sets 0: nothing is held.
                 seen = endpoint("a", replicas=0)
                 seen["metadata"]["managedFields"] = [{"manager": "me", "fieldsV1": {"f:spec": {"f:replicas": {}}}}]
                 at.api.put(ENDPOINTS, seen)
@@ -135,7 +135,7 @@ async def _is(keda: _Keda, expected: float) -> bool:
 
 
 async def _is_scaled(at: Gateway) -> bool:
-    """Whether the gateway knows that something scales the endpoint: then it reports how long it has been idle."""
+    """Return whether the gateway knows that the endpoint is scaled: then it reports its idle time."""
     assert (await at.ask())[0] == 200
     state = await at.state()
     return state is not None and "idleSeconds" in state
@@ -147,7 +147,7 @@ async def _has_engine(at: Gateway) -> bool:
 
 
 async def _next(activity: Any, expected: bool) -> bool:
-    """Reads until this is reported; a True is repeated while requests are held."""
+    """Read until `expected` is reported; True is repeated while requests are held."""
     while (await activity.read()).result is not expected:
         pass
     return True

@@ -1,4 +1,4 @@
-"""``stoker gateway --kubernetes`` with real Envoy, whose endpoint goes from one server to none and back."""
+"""``stoker gateway --kubernetes`` with real Envoy, with an endpoint that goes from one server to none and back."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Pod:
     """A server with an engine's paths.
 
     Attributes:
-        ready: whether it wants requests.
+        ready: whether it reports that it is ready.
         gate: requests are answered while it is set.
-        slots: requests that run at once; others wait, as it reports.
-        got: what the requests' prompts said, in the order in which they came.
+        slots: number of concurrent requests; it reports further ones as waiting.
+        got: prompts of the requests, in order of arrival.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Pod:
 
 
 class Gateway:
-    """The command, before an API server with one endpoint with scaling."""
+    """The command, with an API server that has one endpoint with scaling."""
 
     def __init__(self, api: StandInApi, client: aiohttp.ClientSession, process: Any) -> None:
         self.api, self.client, self.process = api, client, process
@@ -88,20 +88,20 @@ class Gateway:
         self.statuses: list[int] = []
 
     def say(self, phase: str, drain: str = "", **more: Any) -> None:
-        """The operator writes this to the endpoint's status."""
+        """Write this to the endpoint's status, as the operator does."""
         seen: Object = endpoint("a", scaling={"minReplicas": 0, "maxReplicas": 3, "holdSeconds": 100})
         seen["status"]["scaling"] = {"phase": phase, "drain": drain, **more}
         self.api.put(ENDPOINTS, seen)
 
     def pods(self, *pods: Pod, ready: bool = True) -> None:
-        """The endpoint's pods are these."""
+        """Set the endpoint's pods."""
         if pods:
             self.api.put(SLICES, slice_of("a", *(each.address for each in pods), ready=ready))
         else:
             self.api.delete(SLICES, "one", "a-x")
 
     async def ask(self, prompt: str = "") -> tuple[int, float | None]:
-        """The status of an answer, and how long its request was held."""
+        """Return the status of a response, and how long its request was held."""
         data = json.dumps({"model": "org/a", "messages": [{"role": "user", "content": prompt}]}).encode()
         headers = {"Authorization": f"Bearer {text('one')}"}
         async with self.client.post(self.url + CHAT, data=data, headers=headers) as answer:
@@ -111,7 +111,7 @@ class Gateway:
             return answer.status, None if held is None else float(held)
 
     async def state(self) -> Object | None:
-        """What the autoscaler reads of the endpoint; None: the gateway does not say."""
+        """Return the gateway's report for the autoscaler; None if it sends none."""
         with suppress(aiohttp.ClientError):
             async with self.client.get(f"{self.metrics}/scaling") as answer:
                 if answer.status == 200:
@@ -121,7 +121,7 @@ class Gateway:
         return None
 
     async def until(self, **expected: Any) -> Object:
-        """Until it says this of the endpoint."""
+        """Wait until it reports this about the endpoint."""
         last: Object = {}
 
         async def holds() -> bool:
@@ -133,7 +133,7 @@ class Gateway:
         return last
 
     def picker(self) -> int:
-        """The picker's process."""
+        """Return the picker's process id."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         names = {int(each): Path(f"/proc/{each}/cmdline").read_bytes() for each in children}
         return next(each for each, line in names.items() if b"stoker_gateway.cli.picker" in line)
@@ -190,7 +190,7 @@ def test_no_request_fails_from_one_server_to_none_and_back(tmp_path: Path) -> No
             asked = []
 
             async def ask_one_more() -> bool:
-                """Whether the announcement has arrived: then a request is held."""
+                """Return whether the announcement has arrived: then a request is held."""
                 asked.append(asyncio.create_task(at.ask(str(len(asked)))))
                 state = await at.state()
                 return state is not None and state["held"] > 0
@@ -201,7 +201,7 @@ def test_no_request_fails_from_one_server_to_none_and_back(tmp_path: Path) -> No
             first.gate.set()
             assert (await under_way)[0] == 200
             await at.until(drained="w1", inFlight=0)
-            assert len(first.got) == num_sent  # it got nothing after
+            assert len(first.got) == num_sent  # it got no more requests
 
             at.say("Zero", "w1")
             first.ready = False
@@ -211,7 +211,7 @@ def test_no_request_fails_from_one_server_to_none_and_back(tmp_path: Path) -> No
             assert state["held"] > 0
             while len(asked) < 40:
                 asked.append(asyncio.create_task(at.ask(str(len(asked)))))
-                await at.until(held=len(asked) - (num_sent - 2))  # so that the order in which they come is known
+                await at.until(held=len(asked) - (num_sent - 2))  # makes the order of arrival known
             second.ready = False
             at.say("Active")
             at.pods(second, ready=False)
@@ -220,7 +220,7 @@ def test_no_request_fails_from_one_server_to_none_and_back(tmp_path: Path) -> No
             second.gate.clear()
             second.ready = True
             in_order = [str(number) for number in range(num_sent - 2, len(asked))]
-            # It has room for four and reports that others wait, so the rest is not sent to it.
+            # It has room for four and reports waiting requests, so the rest is not sent to it.
             await until_async(lambda: _reports(at, running=4, waiting=FIRST_REQUESTS - 4))
             assert sorted(second.got, key=int) == in_order[:FIRST_REQUESTS]
             await at.until(held=0, queued=len(in_order) - FIRST_REQUESTS, inFlight=FIRST_REQUESTS)
@@ -249,7 +249,7 @@ def test_traffic_that_does_not_retry_passes_through_all_phases(tmp_path: Path) -
 
             asking = [asyncio.create_task(ask()) for _ in range(6)]
             for number, (leaves, comes) in enumerate(itertools.pairwise(pods)):
-                for word in range(rng.randrange(3)):  # announcements that are withdrawn
+                for word in range(rng.randrange(3)):  # withdrawn announcements
                     at.say("Draining", f"withdrawn {number} {word}")
                     await at.until(held=6)
                     at.say("Active")
@@ -292,7 +292,7 @@ def test_a_picker_that_is_killed_acknowledges_nothing_that_it_does_not_know(tmp_
             await at.until(held=1)
             for _ in range(20):
                 assert "drained" not in (await at.until(inFlight=3))
-                await asyncio.sleep(0.2)  # sleeps: that it is not acknowledged has no event
+                await asyncio.sleep(0.2)  # sleeps: there is no event for a missing acknowledgement
             pod.gate.set()
             assert [status for status, _ in await asyncio.gather(*under_way)] == [200] * 3
             await at.until(drained="w1", inFlight=0, held=1)
@@ -318,7 +318,7 @@ def test_a_start_that_fails_answers_all(tmp_path: Path) -> None:
 
 
 async def _first_answer(at: Gateway) -> int | None:
-    """200, once the gateway knows the key and the endpoint; what came before counts for nothing."""
+    """Return 200 once the gateway knows the key and the endpoint; earlier responses are ignored."""
     status, _ = await at.ask("first")
     at.statuses.clear()
     return status if status == 200 else None
@@ -330,7 +330,7 @@ async def _has_engines(at: Gateway) -> bool:
 
 
 async def _reports(at: Gateway, **expected: float) -> bool:
-    """Whether the first engine's last report is this."""
+    """Return whether the first engine's last report has these values."""
     state = await at.state()
     return bool(state and state["engines"]) and all(
         state["engines"][0][name] == each for name, each in expected.items()

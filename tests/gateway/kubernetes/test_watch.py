@@ -1,4 +1,4 @@
-"""Whatever becomes of watches, what is known comes to be what there is."""
+"""Whatever happens to watches, the known state converges to the actual state."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_is_known_comes_to_be_what_there_is(seed: int) -> None:
                     answer = {"kind": "Status", "code": rng.choice([410, 500, 504, "x"]), "message": "ended"}
                     broken = {"type": rng.choice(["ERROR", "BOOKMARK"]), "object": rng.choice([answer, {}])}
                     api.say(ENDPOINTS, rng.choice([broken, {"type": "ADDED"}]))
-            if rng.random() < 0.3:  # it may have heard of it when the next thing happens
+            if rng.random() < 0.3:  # lets the watch catch up before the next change, sometimes
                 heard = watch.age_s
                 until(lambda heard=heard: heard() == 0)
 
@@ -102,7 +102,7 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again(caplog: pytest.Log
         until(lambda: watch.listed)
         assert list(watch.items()) == [("one", "a")]
         again = "endpoints can be watched again"
-        until(lambda: again in caplog.messages, lambda: caplog.messages)  # it is written after it is listed
+        until(lambda: again in caplog.messages, lambda: caplog.messages)  # logged after the list
         refused = (
             "endpoints cannot be watched: refused with 403; allow the gateway's service account to list and watch"
             " them; the gateway is not ready until they are"

@@ -1,4 +1,4 @@
-"""Limits of one gateway, against the definition: sums over a list of all that was granted."""
+"""Limits of one gateway, compared with their definition: sums over a list of all grants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker_gateway.limits.ratelimit_headers import Denial, Grant, duration
 
 @dataclass
 class Granted:
-    """A request that was granted, as the reference has it."""
+    """A granted request of the reference."""
 
     id: str
     at: float
@@ -31,7 +31,7 @@ def key(requests: int | None = None, tokens: int | None = None, concurrency: int
 
 
 def reserve(limiter: LocalLimiter, of: Key, tokens: int, now: float) -> Grant | Denial:
-    """Here nobody has to be asked, so nothing is waited for."""
+    """Reserve; without peers nothing needs to be awaited."""
     with pytest.raises(StopIteration) as ended:
         limiter.reserve(of, tokens, now).send(None)
     verdict: Grant | Denial = ended.value.value
@@ -42,7 +42,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from([0.0, 0.001, 0.3, 0.999, 1.0, 7.5, 29.0, 59.5, 60.0, 61.0, 400.0]),
         st.one_of(st.integers(0, 60), st.just(101)),
-        st.integers(0, 100),  # how many in a hundred of its tokens the oldest used that ends now; of 0, none ends
+        st.integers(0, 100),  # percentage of its tokens that the oldest open request used when it ends; 0: none ends
     ),
     max_size=120,
 )
@@ -66,7 +66,7 @@ def test_limits_hold_in_every_minute_and_nobody_is_refused_without_need(
             open_[0].ended = True
             used = open_[0].tokens * ends // 100
             limiter.settle(open_[0].id, used, now)
-            if now - open_[0].at < 60:  # what is longer ago is not known any more
+            if now - open_[0].at < 60:  # older grants are forgotten
                 open_[0].tokens = used
         verdict = reserve(limiter, of, amount, now)
         counts = [each for each in granted if now - each.at < 60]  # must count
@@ -115,7 +115,7 @@ def test_over_minutes_the_limit_is_used_and_not_exceeded() -> None:
     limiter, of, random_ = LocalLimiter(), key(requests=300), random.Random(18)
     now, granted = 5000.0, list[float]()
     while now < 5400:
-        now += random_.expovariate(20)  # four times as many as may
+        now += random_.expovariate(20)  # four times the limit
         if isinstance(reserve(limiter, of, 1, now), Grant):
             granted.append(now)
     for begin in granted:
@@ -129,19 +129,19 @@ def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_charged() -
     assert isinstance(first, Grant)
     assert isinstance(reserve(limiter, of, 1, 1.0), Denial)
     limiter.settle(first.id, 30, 2.0)
-    limiter.settle(first.id, 0, 2.0)  # it is settled once
+    limiter.settle(first.id, 0, 2.0)  # a second settlement has no effect
     limiter.settle("unheard of", 0, 2.0)
     second = reserve(limiter, of, 70, 3.0)
     assert isinstance(second, Grant)
     assert isinstance(reserve(limiter, of, 1, 3.0), Denial)
     limiter.settle(second.id, 90, 50.0)
-    # The first has gone at 61, the second's 70 at 64; the 20 that nobody knew of count from 50 on.
+    # The first has expired at 61, the second's 70 at 64; the 20 unreserved tokens count from 50 on.
     refused = reserve(limiter, of, 100, 70.0)
     assert isinstance(refused, Denial) and (refused.used, refused.limit, refused.requested) == (20, 100, 100)
     assert isinstance(reserve(limiter, of, 100, 111.0), Grant)
     third = reserve(limiter, key(tokens=100, name="other"), 100, 0.0)
-    assert isinstance(third, Grant)  # a key's use is its own
-    limiter.settle(third.id, None, 1.0)  # nobody knows: the reservation stands
+    assert isinstance(third, Grant)  # keys are counted separately
+    limiter.settle(third.id, None, 1.0)  # unknown usage: the reservation counts
     assert isinstance(reserve(limiter, key(tokens=100, name="other"), 1, 1.0), Denial)
 
 
@@ -158,7 +158,7 @@ def test_a_place_of_which_nobody_tells_the_end_comes_back() -> None:
     assert isinstance(reserve(limiter, of, 1, LONGEST_S + 1), Grant)
     assert isinstance(reserve(limiter, of, 1, LONGEST_S + 1), Denial)
     assert isinstance(grants[0], Grant)
-    limiter.settle(grants[0].id, 1, LONGEST_S + 2)  # late: its place was given back already
+    limiter.settle(grants[0].id, 1, LONGEST_S + 2)  # late: its slot was released already
     assert isinstance(reserve(limiter, of, 1, LONGEST_S + 2), Denial)
 
 

@@ -1,4 +1,4 @@
-"""Replicas that a name stands for."""
+"""Discovery of replicas by a DNS name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_gateway.limits.peers import Peers
 
 
 def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also as it changes; while nobody answers for names, all stay."""
+    """Also after changes; while name resolution fails, the peers stay."""
     reported: list[set[str]] = []
     answers: list[list[str] | OSError] = [
         OSError("no such name yet"),

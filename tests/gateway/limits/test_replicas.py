@@ -1,4 +1,4 @@
-"""Limits that replicas keep together: real ones over loopback, each with a clock of its own; seeded."""
+"""Limits shared by replicas: real ones over loopback, each with its own clock; seeded."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SKEWS = (0.0, 86_400.25, 7.75)
 
 
 async def run_event_loop(number: int) -> None:
-    """Lets the event loop do what it can so often."""
+    """Run the event loop `number` times."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 class Relay:
-    """A network between two replicas, which can be cut: nothing passes then, and nobody is told."""
+    """A network between two replicas, which can be cut without notice."""
 
     def __init__(self) -> None:
         self.whole = asyncio.Event()
@@ -76,10 +76,10 @@ class Relay:
 
 
 class Replica:
-    """A replica that runs."""
+    """A running replica."""
 
     def __init__(self, skew: float, token: str) -> None:
-        self.seconds = 0.0  # a minute's limits come back only where a test lets time pass
+        self.seconds = 0.0  # limits per minute recover only if a test lets time pass
         self.clock: Callable[[], float] = lambda: self.seconds + skew
         self.limiter = PeerLimiter(token, self.clock)
         self.heard = 0
@@ -98,7 +98,7 @@ class Replica:
         return verdict
 
     async def granted_at_last(self, key: Key, tokens: int) -> Grant:
-        """A grant, as soon as there is one."""
+        """Retry until a request is granted."""
 
         async def granted() -> Grant | None:
             verdict = await self.reserve(key, tokens)
@@ -109,7 +109,7 @@ class Replica:
         return grant
 
     async def flood(self, key: Key, number: int, together: int = 10) -> int:
-        """So many requests, some together; how many were granted."""
+        """Send `number` requests, `together` at a time; return how many were granted."""
         before = len(self.granted)
         for _ in range(number // together):
             await asyncio.gather(*(self.reserve(key) for _ in range(together)))
@@ -124,7 +124,7 @@ class Replica:
 
 
 class Replicas(list[Replica]):
-    """Some replicas, and the networks between them."""
+    """Replicas with the networks between them."""
 
     def __init__(self, replicas: list[Replica]) -> None:
         super().__init__(replicas)
@@ -138,11 +138,11 @@ class Replicas(list[Replica]):
         return next(each for each in self if each is not self.owner(key))
 
     async def until_reached(self, number: int) -> None:
-        """Until each reaches so many others."""
+        """Wait until each replica reaches `number` others."""
         await until_async(lambda: all(len(each.limiter.view.reached) == number for each in self))
 
     async def news(self) -> None:
-        """Until two have told each other all that happened so far: a message may be under way, the next has it all."""
+        """Wait until two replicas have exchanged everything: a message may be in flight, the next contains all."""
         before = [each.heard for each in self]
         await until_async(lambda: all(each.heard >= heard + 2 for each, heard in zip(self, before, strict=True)))
 
@@ -165,10 +165,10 @@ async def replicas(number: int = 2, tokens: tuple[str, ...] = ("t", "t", "t")) -
                     await relay.start(peer.port)
                     made.relays.append(relay)
                     ports.append(relay.port)
-            # Its own address may be among them, as where all of a Service's are listed.
+            # Its own address may be among them, as in the list of a Service's addresses.
             await replica.limiter.set_peers([f"127.0.0.1:{port}" for port in [*ports, replica.port]])
         async with asyncio.timeout(60):
-            # Until a replica has heard itself at its own address, it takes that for one more, and a part for less.
+            # Until a replica recognizes its own address, it counts one replica too many, and uses a smaller part.
             await until_async(lambda: all(each.limiter.view.number == number for each in made))
             if len(set(tokens[:number])) == 1:
                 await made.until_reached(number - 1)
@@ -188,7 +188,7 @@ def key(name: str, **limits: int) -> Key:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas wait for each other however slow the machine is: only those that are cut off or dead are lost."""
+    """Replicas wait for each other on any slow machine: only disconnected or dead ones count as lost."""
     monkeypatch.setattr(peer_limiter, "LONGEST_ASK_S", 60.0)
     monkeypatch.setattr(peer_client, "_LOST_S", 60.0)
 
@@ -212,11 +212,11 @@ def test_a_limit_is_for_all_replicas_together(number: int) -> None:
 def test_what_was_used_and_given_back_is_known_everywhere() -> None:
     async def main() -> None:
         async with replicas() as all_:
-            for number in range(6):  # owned by either
+            for number in range(6):  # owned by one of both
                 of = key(f"k{number}", tokens_per_minute=1000, concurrency=1)
                 for first, second in (all_, all_[::-1]):
                     async with asyncio.timeout(60):
-                        held = await first.granted_at_last(of, 450)  # the end of the last may be under way
+                        held = await first.granted_at_last(of, 450)  # the end of the last one may be in flight
                         denied = await second.reserve(of, 1)
                         assert isinstance(denied, Denial) and denied.what == "concurrency"
                         first.settle(held.id, 100)
@@ -237,10 +237,10 @@ def test_an_owner_that_dies_leaves_its_knowledge() -> None:
             assert await survivor.flood(of, 40) == 40
             await all_.news()
             await owner.end()
-            # It may be that it still serves: who remains has half of the limit.
+            # The dead replica might still serve: the remaining one has half of the limit.
             granted = await survivor.flood(of, 300, 50)
             assert 80 <= granted <= 110
-            await survivor.limiter.set_peers([])  # it does not: all of it
+            await survivor.limiter.set_peers([])  # it does not: now it has the full limit
             granted += await survivor.flood(of, 300, 50)
             assert 180 <= granted <= 200
 
@@ -257,7 +257,7 @@ def test_cut_off_each_has_its_part_and_back_together_no_more_than_all() -> None:
             assert all_.granted == 100
             for relay in all_.relays:
                 relay.whole.clear()
-            # Nobody knows it yet; who asks in vain has its part.
+            # No replica knows that yet; one that asks in vain uses its own part.
             assert await asyncio.gather(*(each.flood(of, 20) for each in all_)) == [20, 20]
             assert await cut_off.flood(tiny, 30) == 10
             async with asyncio.timeout(60):
@@ -305,11 +305,10 @@ def test_whatever_happened_in_between_all_know_in_the_end_what_was_used(seed: in
                 if random_.random() < 0.05:
                     relay = random_.choice(all_.relays)
                     (relay.whole.clear if relay.whole.is_set() else relay.whole.set)()
-                await asyncio.sleep(random_.choice([0, 0.01, 0.05]))  # sleeps: replicas live beside each other
+                await asyncio.sleep(random_.choice([0, 0.01, 0.05]))  # sleeps: lets the replicas run
 
         async def let_time_pass(all_: Replicas) -> None:
-            """What was under way when a network was cut is told again as time passes. No minute does, so that no limit
-            comes back."""
+            """Let lost messages be sent again. Less than a minute passes, so no limit recovers."""
             loop = asyncio.get_running_loop()
             began = loop.time()
             while True:

@@ -1,4 +1,4 @@
-"""Asking servers: what they say in the formats of servers, what it costs, and who does not answer."""
+"""Polling of servers: report formats, cost, and servers that do not respond."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LABEL = st.text(st.characters(codec="utf-8"), max_size=12)
 
 
 def metrics_text(engines: Mapping[str, tuple[float, float, float]], model: str = "m") -> bytes:
-    """Metrics as the reference client library writes them."""
+    """Return metrics as the reference client library writes them."""
     registry = CollectorRegistry()
     gauges = [
         Gauge(
@@ -98,7 +98,7 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
         poller = Poller(ask, lambda heard: None, lambda: spent)
         poller.set_servers([f"s{number}" for number in range(1000)])
         task = asyncio.create_task(poller.run())
-        await elapse(30)  # the first period goes by a guess
+        await elapse(30)  # the first period uses an estimated cost
         began, spent_before = loop.time(), spent
         assert poller.period_s == pytest.approx(1000 * 0.002 / CORE_SHARE, rel=0.1)
         assert len(counts) == 1000
@@ -185,7 +185,7 @@ def test_servers_that_requests_wait_for_are_asked_more_often_at_no_higher_cost_o
 
 @asynccontextmanager
 async def a_server(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[str]:
-    """A server that answers by `answers`, which may change; its address."""
+    """Run a server that responds by `answers`, which may change; yield its address."""
 
     async def answer(request: web.BaseRequest) -> web.Response:
         status, body = answers.get(request.path, (404, b""))
@@ -309,5 +309,5 @@ def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
     assert not [ready for time, ready in states if ready and lost < time < 30]
     assert [time for time, ready in states if ready and time > 30]
     sent = [result.sent_at for _, result in heard if result.server == "frozen" and result.load is not None]
-    assert sent == sorted(sent)  # what is older would be ignored
+    assert sent == sorted(sent)  # older ones would be ignored
     assert all(result.load == ServerLoad() for _, result in heard if result.server == "other")

@@ -1,4 +1,4 @@
-"""Where the gateway listens."""
+"""The gateway's listening addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers by the names of their hosts: all addresses, looked up again."""
+"""Servers by host name: all addresses, which are resolved periodically."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_names_are_looked_up_every_half_minute_and_soon_when_all_servers_are_los
             await elapse(30)
             assert changes.pop() == (60.0, ("10.0.0.2:80", "10.0.0.3:80", "10.0.0.9:81"))
             addresses.clear()
-            await elapse(30)  # what cannot be looked up stays
+            await elapse(30)  # addresses stay if resolution fails
             addresses[:] = ["10.0.0.4"]
             lost = True
             await elapse(2)

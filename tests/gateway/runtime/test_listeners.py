@@ -1,4 +1,4 @@
-"""Who is told what a server says."""
+"""Which objects receive a server's reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a change comes: the picker names nothing that Envoy does not know."""
+"""Order of a configuration change: the picker never names a server that Envoy does not know."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ...support.waiting import until_async
 
 
 class SlowReader:
-    """Reads Envoy's files when it is told to, as Envoy does, and says what it has read."""
+    """Reads Envoy's files when permitted, and reports what it has read, as Envoy does."""
 
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
@@ -36,7 +36,7 @@ class SlowReader:
         self.num_queries = 0
 
     def read(self) -> None:
-        """Takes in all files."""
+        """Read all files."""
         content = json.loads(self._settings.clusters_file.read_text())
         self._versions = {"cluster_manager.cds.version_text": content["version_info"]}
         self.servers = {}
@@ -48,7 +48,7 @@ class SlowReader:
             self.servers[name] = {f"{each['address']}:{each['port_value']}" for each in addresses}
 
     async def ask(self, _method: str, _path: str) -> str:
-        """What its administration says."""
+        """Respond as Envoy's admin interface."""
         self.num_queries += 1
         return "".join(f'{name}: "{version}"\n' for name, version in self._versions.items())
 
@@ -71,12 +71,12 @@ def model_registry(**servers: tuple[int, ...]) -> ModelRegistry:
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """When each of Envoy's files was written."""
+    """Return the modification time of each of Envoy's files."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
 
 
 def named(serving: LiveConfig) -> dict[str, set[str]]:
-    """All servers that the picker may name."""
+    """Return all servers that the picker may name."""
     found: dict[str, set[str]] = {}
     for name, picker in serving.pickers.items():
         picks = [picker.pick(RoutingRequest(), 1e9) for _ in range(40)]
@@ -109,7 +109,7 @@ def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while
 def test_whatever_is_gone_is_forgotten_and_never_what_comes(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_ON_THE_WAY_S", 0.01)  # so that what is gone is forgotten in the middle of changes
+    monkeypatch.setattr(module, "_ON_THE_WAY_S", 0.01)  # removed servers are forgotten in the middle of changes
     monkeypatch.setattr(module, "_LOOK_S", 0.002)
     rng = random.Random(seed)
 

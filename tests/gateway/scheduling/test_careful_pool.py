@@ -1,4 +1,4 @@
-"""A pool whose servers get requests only as far as they report: against one that counts each as it should be."""
+"""A pool that sends requests only as far as servers report room, compared with exact counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_servers_get_nothing_before_a_report_and_then_a_number_that_grows(seed: 
     ready = dict.fromkeys(SERVERS, False)
     num_sent = 0
     for _ in range(3000):
-        now += 0.001  # in all, less than what was sent counts for
+        now += 0.001  # in total less than the time for which sent requests count
         if rng.random() < 0.9:
             choice = picker.pick(RoutingRequest(), now)
             may = {each for each in SERVERS if ready[each] and not waiting[each] and sent[each] < allowance[each]}

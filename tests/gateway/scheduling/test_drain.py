@@ -1,4 +1,4 @@
-"""Announcements of the operator's, which hold for some time by this process's clock."""
+"""The operator's announcements, which lapse by this process's clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def scaling(phase: Phase, drain: str = "") -> Scaling:
 def test_an_announcement_lapses_unless_it_is_another_one() -> None:
     drain = Drain()
     drain.update(scaling(Phase.DRAINING, "w1"), 100.0)
-    drain.update(scaling(Phase.DRAINING, "w1"), 100.0 + ANNOUNCED_S - 1)  # again: it is no new one
+    drain.update(scaling(Phase.DRAINING, "w1"), 100.0 + ANNOUNCED_S - 1)  # a repetition is not a new announcement
     assert drain.stops(100.0 + ANNOUNCED_S - 0.01) and drain.word(100.0 + ANNOUNCED_S - 0.01) == "w1"
     assert not drain.stops(100.0 + ANNOUNCED_S) and drain.word(100.0 + ANNOUNCED_S) == ""
     drain.update(scaling(Phase.DRAINING, "w1"), 200.0)

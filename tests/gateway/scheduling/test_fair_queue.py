@@ -1,4 +1,4 @@
-"""The queue: who floods it waits, nobody else does; bounded in number and time."""
+"""The fair queue: only a flooding key waits; number and time are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ITEMS, HOLD = 8, 5.0
 
 
 class AnyUse(RuleBasedStateMachine):
-    """Whatever is done, each item leaves once, in its key's order, in time."""
+    """After any operations, each item leaves once, in its key's order, in time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class AnyUse(RuleBasedStateMachine):
             assert gone_priority <= priority
             lost = self.waiting.pop(displaced)
             if displaced != item:
-                # Nobody loses a place to who would then have more.
+                # No key loses a place to one that would then have more.
                 counts = Counter(each[0] for each in self.waiting.values() if each[1] == lost[1])
                 assert lost[1] < priority or counts[key] <= counts[lost[0]] + 1
 

@@ -1,4 +1,4 @@
-"""Requests under way, counted here and by Envoy, against a model of both."""
+"""Requests in flight, counted by the gateway and by Envoy, compared with a model of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_nothing_is_certain_before_envoy_counts_none_for_long_enough() -> None:
     assert not in_flight.is_none() and in_flight.needs_count
     for at in (0.0, 1.0, ON_THE_WAY_S):
         in_flight.counted(0, at)
-        assert not in_flight.is_none()  # what an earlier picker decided may be on its way
+        assert not in_flight.is_none()  # requests routed by an earlier picker may be in flight
     in_flight.counted(0, ON_THE_WAY_S + 0.25)
     assert in_flight.is_none() and len(in_flight) == 0
     in_flight.sent(1, 10.0)
@@ -31,13 +31,13 @@ def test_requests_of_an_earlier_picker_count_until_envoy_has_none() -> None:
     in_flight = InFlight(0.0)
     in_flight.sent(1, 0.1)
     in_flight.counted(4, 1.0)
-    assert len(in_flight) == 4  # three of them are others
+    assert len(in_flight) == 4  # three of them are an earlier picker's
     in_flight.sent(2, 1.1)
     assert len(in_flight) == 5
     in_flight.ended(1)
-    in_flight.counted(2, 2.0)  # one of the earlier ones, and the second
+    in_flight.counted(2, 2.0)  # one of the earlier ones, and the second one
     assert len(in_flight) == 2
-    in_flight.counted(50, 3.0)  # there are no new ones of an earlier picker
+    in_flight.counted(50, 3.0)  # an earlier picker routes no new requests
     assert len(in_flight) == 2
     in_flight.ended(2)
     in_flight.counted(0, 4.0)
@@ -48,11 +48,11 @@ def test_a_request_whose_end_is_never_reported_is_forgotten_by_two_counts() -> N
     in_flight = InFlight(0.0)
     in_flight.counted(0, 0.0)
     in_flight.sent(1, 1.0)
-    for at in (1.5, 2.9):  # too soon: it may be on its way
+    for at in (1.5, 2.9):  # too early: it may be on its way
         in_flight.counted(0, at)
         assert len(in_flight) == 1
     in_flight.counted(1, 3.0)
-    in_flight.counted(0, 3.1)  # once: it may wait for another try
+    in_flight.counted(0, 3.1)  # one zero: it may wait for a retry
     assert len(in_flight) == 1 and not in_flight.is_none()
     in_flight.counted(0, 3.5)
     assert len(in_flight) == 0 and in_flight.is_none()
@@ -60,8 +60,10 @@ def test_a_request_whose_end_is_never_reported_is_forgotten_by_two_counts() -> N
 
 @pytest.mark.parametrize("seed", range(8))
 def test_none_is_reported_only_while_there_is_none(seed: int) -> None:
-    """Envoy's side is a model: requests of two pickers, each on its way for up to `ON_THE_WAY_S`, with gaps of a retry
-    in which Envoy counts none. This picker's are counted exactly, and all of them once Envoy has been asked."""
+    """Envoy is modelled: requests of two pickers arrive within `ON_THE_WAY_S`, and are not counted during a retry.
+
+    This picker's requests are counted exactly, and all of them once Envoy has been polled.
+    """
     rng = random.Random(seed)
     now, number = 0.0, 0
     arrives: dict[int, float] = {}

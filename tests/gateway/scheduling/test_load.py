@@ -1,4 +1,4 @@
-"""What a server has to do, against an account that forgets nothing."""
+"""A server's estimated load, compared with an account that forgets nothing."""
 
 from __future__ import annotations
 

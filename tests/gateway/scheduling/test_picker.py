@@ -1,4 +1,4 @@
-"""Picking: what must hold whatever happens, and what it is for."""
+"""Routing decisions: invariants, and the intended effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def text_of(seed: int, blocks: float = 4) -> bytes:
 
 
 class AnyLife(RuleBasedStateMachine):
-    """Servers come, go, fail, fill up and speak in any order."""
+    """Servers appear, disappear, fail, fill up and report in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,14 +135,14 @@ def test_two_pickers_agree_though_each_sees_every_other_turn(seed: int, count: i
     system = chance.randbytes(1500)
     pickers = [a_picker(SERVERS[:count]) for _ in range(2)]
     now = 0.0
-    for picker in pickers:  # what all conversations begin with is known to both, and that others follow
+    for picker in pickers:  # both know the common prefix of all conversations
         for _ in range(2):
             picker.pick(ask_of(system + chance.randbytes(600)), now)
     for _ in range(10):
         prompt, homes = system, set()
         for number in range(6):
             prompt += chance.randbytes(700)
-            now += 60.0  # nobody has anything to do by then
+            now += 60.0  # all servers are idle by then
             homes.add(picked(pickers[number % 2].pick(ask_of(prompt), now)))
         assert len(homes) == 1
 
@@ -197,7 +197,7 @@ def test_a_conversation_whose_server_has_gone_finds_a_new_home_for_all_pickers()
         pickers = [a_picker(SERVERS) for _ in range(2)]
         prompt = text_of(seed, 20)
         homes = {picked(picker.pick(ask_of(prompt[: 6 * FIRST_BLOCK]), 0.0)) for picker in pickers}
-        homes.add(picked(pickers[1].pick(ask_of(prompt[: 12 * FIRST_BLOCK]), 60.0)))  # which only one of them sees
+        homes.add(picked(pickers[1].pick(ask_of(prompt[: 12 * FIRST_BLOCK]), 60.0)))  # only one of them knows it
         assert len(homes) == 1
         after = set()
         for picker in pickers:
@@ -235,7 +235,7 @@ def test_a_failed_server_is_tried_again_later_and_later() -> None:
     assert not gets_something(41.5)
     assert gets_something(80.0)
     picker.failed(bad, 80.0)
-    picker.observe(bad, ServerLoad(), 79.9, 80.1)  # was asked before it failed
+    picker.observe(bad, ServerLoad(), 79.9, 80.1)  # polled before it failed
     assert not gets_something(80.5)
     picker.observe(bad, ServerLoad(), 80.6, 80.7)
     assert gets_something(80.8)

@@ -1,4 +1,4 @@
-"""The index of prefixes against a plain account of who was given what."""
+"""The prefix index, compared with a plain list of which server got what."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stoker_gateway.scheduling.prefix_index import FOLLOWED, PrefixIndex
 
 SERVERS = [f"s{number}" for number in range(6)]
-#: Conversations as paths in a tree, whose names are the hashes of their blocks.
+#: Conversations as paths in a tree; the paths' names are the hashes of their blocks.
 PATHS = st.lists(st.sampled_from("ab"), min_size=1, max_size=6).map(
     lambda steps: [("".join(steps[: at + 1])).encode() for at in range(len(steps))]
 )

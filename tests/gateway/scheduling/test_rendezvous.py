@@ -1,4 +1,4 @@
-"""Keys and servers meet: all who know the same servers agree, and little moves when one comes or goes."""
+"""Rendezvous hashing: all pickers with the same servers agree, and few keys move when a server is added or removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = st.sets(st.integers(0, 400).map(lambda number: f"10.0.{number // 256}.{n
 
 
 def weight(key: bytes, server: str) -> int:
-    """What `Rendezvous` finds by bisection, by its definition."""
+    """Return the weight by its definition; `Rendezvous` finds it by bisection."""
     return min((point(server) - probe) % 2**64 for probe in probes(key))
 
 

@@ -1,4 +1,4 @@
-"""A server that answers as a test says, behind Envoy and the picker with the command's configuration."""
+"""A scripted server behind Envoy and the picker, with the command's configuration."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Behind:
-    """What runs.
+    """The running parts.
 
     Attributes:
-        handler: answers the requests that reach a server.
-        ended: requests that have.
+        handler: handles requests at the server.
+        ended: completed requests.
     """
 
     handler: Handler
@@ -43,7 +43,7 @@ class Behind:
     ended: list[CompletedRequest] = field(default_factory=list)
 
     async def next_end(self) -> CompletedRequest:
-        """The oldest that nobody has asked for."""
+        """Return the oldest completed request that was not returned yet."""
         async with asyncio.timeout(60):
             await until_async(lambda: self.ended)
         return self.ended.pop(0)
@@ -55,7 +55,7 @@ async def _none(_: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def behind(handler: Handler | None, addresses: tuple[str, ...] = ()) -> AsyncIterator[Behind]:
-    """A server that answers so, and others at these addresses before it, of the model m."""
+    """Run a server of the model m with this handler, after others at these addresses."""
     made = Behind(handler or _none)
     app = web.Application(client_max_size=64 << 20)
 

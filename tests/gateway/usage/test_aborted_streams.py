@@ -1,4 +1,4 @@
-"""Streams of a real engine whose clients leave: they are charged what was generated, by the engine's own count."""
+"""Streams of a real engine whose clients disconnect are charged for the generated tokens, by the engine's own count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = {
     "/v1/responses": {"input": PROMPT, "max_output_tokens": 400, "store": False},
     "/v1/messages": {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400},
 }
-#: An event with text of the answer, and so with a token at least.
+#: An event with text of the answer, hence with at least one token.
 TEXT = re.compile(rb'"(?:content|text|delta)": ?"[^"]')
 
 
@@ -58,9 +58,9 @@ def test_who_leaves_is_charged_what_was_generated(tmp_path: Path) -> None:
 
                     await until_async(holds)
                 generated = await counted("vllm:generation_tokens_total") - before[0]
-                aborted += ended.aborted  # else it had ended, and was still on its way
+                aborted += ended.aborted  # else it was complete, and still being sent
                 assert not ended.tokens.estimated
-                # The client has read that much; the engine goes on until it hears that the client has left.
+                # The client has read `num_received`; the engine continues until it notices the disconnect.
                 assert num_received <= ended.tokens.output <= generated
                 assert ended.tokens.prompt == await counted("vllm:prompt_tokens_total") - before[1]
                 received += num_received

@@ -1,4 +1,4 @@
-"""The log for billing: no line lost, none twice, whatever happens to the file."""
+"""The billing log: no line is lost or duplicated, whatever happens to the file."""
 
 from __future__ import annotations
 

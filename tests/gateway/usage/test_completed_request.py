@@ -1,4 +1,4 @@
-"""What Envoy's real program tells of requests that ended: their tokens, their servers. Answers arrive as they were."""
+"""Envoy's reports of completed requests: tokens and servers. Responses are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .answering import Behind, behind
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 BODY = b'{"model": "m", "prompt": "abc", "messages": [], "input": ""}'
-#: Texts that look as if they said usage.
+#: Texts that look like usage.
 DECOYS = (
     '"usage": {"prompt_tokens": 666}',
     '\\"usage\\":{"',
@@ -37,7 +37,7 @@ DECOYS = (
 
 
 class Drawn:
-    """An answer drawn from a seed, and what it says of its tokens."""
+    """A seeded random response, and its reported tokens."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -189,7 +189,7 @@ def test_what_costs_nothing_is_told_so() -> None:
             await client.post(at.url + RESPONSES, data=BODY, headers=headers)
             assert (await at.next_end()).tokens == Tokens(3, 0, 4)
             assert (await client.get(f"{at.url}{RESPONSES}/resp_1")).status == 200
-            assert (await at.next_end()).tokens == Tokens()  # the same answer once more
+            assert (await at.next_end()).tokens == Tokens()  # the same response again
             at.handler = _fails
             await client.post(at.url + CHAT, data=BODY)
             ended = await at.next_end()
@@ -206,7 +206,7 @@ def test_what_costs_nothing_is_told_so() -> None:
 def test_the_picker_counts_requests_out_and_hears_of_servers_that_are_not_there() -> None:
     async def main() -> None:
         with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # and does not listen
+            nobody.bind(("127.0.0.1", 0))  # but does not listen
             dead_server = f"127.0.0.1:{nobody.getsockname()[1]}"
             more = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""What answers say of their tokens, in the words of all who say it."""
+"""Token usage in responses, in all formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker_gateway.usage.tokens import Tokens, estimated, reported
 
 COUNTS = st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-#: What no answer should say, and hostile ones may.
+#: Malformed values, possible from hostile servers.
 ODD = st.one_of(
     st.none(), st.booleans(), st.text(max_size=5), st.just(1e300), st.integers(-(1 << 62), -1),
     st.integers(1 << 31, 1 << 62), st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=3), st.none()),

@@ -1,4 +1,4 @@
-"""Metrics of what keys use: no series of a key that is gone."""
+"""Metrics of key usage: no series remains of a removed key."""
 
 from __future__ import annotations
 

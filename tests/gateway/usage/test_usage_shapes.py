@@ -1,4 +1,4 @@
-"""Usage in whatever shape servers say it: cut anywhere, in several events, zero or null, after and without errors."""
+"""Usage in all shapes: split anywhere, in several events, zero or null, after and without errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ERROR = {"error": {"message": 'it says "usage": {', "type": "x"}}
 
 
 class Shape:
-    """An answer drawn from a seed, and what it costs; None where that is an estimate."""
+    """A seeded random response, and its charged tokens; None if they are estimated."""
 
     def __init__(self, seed: int) -> None:
         chance = self.chance = random.Random(seed)
@@ -70,7 +70,7 @@ class Shape:
             more = self.chance.choice([[], running])
             events = [*text, *more, {"choices": [], "usage": whole}, *self.chance.choice([[], text[:1]])]
         if self.fails == "at once":
-            if self.path == MESSAGES:  # an answer that began with its usage says what it took
+            if self.path == MESSAGES:  # a response that starts with its usage reports what was computed
                 events = self.chance.choice([[error], [{"type": "ping"}, error]])
             else:
                 events = [*events[: 2 * (self.path == RESPONSES)], error]

@@ -1,4 +1,4 @@
-"""The Secret, the configuration and what is served: who writes what, when, and what clients see of it."""
+"""The webhook's certificate in Secret, configuration and server: writers, timing, and clients' view."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THEIRS = WebhookSettings("127.0.0.1:0", "stoker-system", "stoker-webhook", exter
 
 
 class Kube:
-    """A Secret and a ValidatingWebhookConfiguration; notes what is written, in order."""
+    """A Secret and a ValidatingWebhookConfiguration; records writes in order."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -74,12 +74,12 @@ class Kube:
         self.written.append(kind)
 
     async def looked_at_again(self) -> None:
-        """Until two more rounds of the keeper's have started: each looks at the Secret once or twice."""
+        """Wait until two more rounds of the keeper have started; each reads the Secret once or twice."""
         before = self.looks
         await until_async(lambda: self.looks >= before + 5)
 
     def store(self, certificate: Certificate | None) -> None:
-        """As somebody else would."""
+        """Write the Secret as another process would."""
         data = {}
         if certificate:
             parts = {"tls.crt": certificate.chain, "tls.key": certificate.key, "ca.crt": certificate.authorities}
@@ -99,7 +99,7 @@ class Kube:
 
 @dataclass
 class Clock:
-    """It begins in the past, so that clients, whose clock is the real one, believe what is made at its end."""
+    """A clock that starts in the past, so that clients, which use real time, accept certificates issued at its end."""
 
     now: datetime
 
@@ -118,7 +118,7 @@ def keeper(kube: Kube, settings: WebhookSettings = OURS, **options: Any) -> Cert
 
 
 async def presented(tls: ssl.SSLContext, authorities: bytes, host: str = "localhost") -> bytes:
-    """The certificate that a client is shown which trusts these authorities."""
+    """Return the certificate that the server presents to a client with this CA bundle."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
     async with server:
         trusting = ssl.create_default_context(cadata=authorities.decode())
@@ -350,7 +350,7 @@ def test_one_of_somebody_else_is_served_and_never_written() -> None:
         theirs = issue(("localhost",), clock.now)
         kube.store(theirs)
         await until_async(lambda: certificate_keeper.loaded)
-        clock.now = datetime.now(UTC)  # to renew it is theirs to do
+        clock.now = datetime.now(UTC)  # its owner must renew it
         renewed = issue(("localhost",), clock.now)
         kube.store(renewed)
         await until_presented(certificate_keeper, theirs.authorities + renewed.authorities, renewed.chain)

@@ -1,4 +1,4 @@
-"""Certificates: whom a TLS client believes, and which ones are kept."""
+"""Certificates: which a TLS client accepts, and which are kept."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def certificate() -> Certificate:
 
 
 def shake_hands(server: Certificate, authorities: bytes, host: str, folder: Path) -> None:
-    """A TLS handshake in memory, judged by OpenSSL.
+    """Do a TLS handshake in memory, with OpenSSL's verification.
 
     Raises:
-        ssl.SSLError: the client does not believe the server.
+        ssl.SSLError: the client does not accept the server's certificate.
     """
     (folder / "chain").write_bytes(server.chain)
     (folder / "key").write_bytes(server.key)

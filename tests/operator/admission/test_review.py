@@ -1,4 +1,4 @@
-"""Reviews and their answers: over HTTPS, as the API server asks, judged by the operator's own rules."""
+"""Reviews and their responses: over HTTPS as the API server sends them, evaluated by the operator's rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRONG = Violation("spec.parallelism", "it needs 8 GPUs, 4 available", "use tenso
 
 
 def review(new: Document | None, old: Document | None = None, **request: Any) -> Document:
-    """A review as the API server sends it."""
+    """Return a review as the API server sends it."""
     fields = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
         "kind": KIND,
@@ -165,7 +165,7 @@ def test_what_is_no_review_is_refused_as_such(malformed: Any) -> None:
 def served(
     check: Check, ask: Callable[[aiohttp.ClientSession, str], Awaitable[None]], folder: Path, metrics: Metrics
 ) -> None:
-    """Runs `ask` beside a webhook that listens on loopback."""
+    """Run `ask` with a webhook that listens on loopback."""
     certificate = issue(("localhost",), datetime.now(UTC))
     (folder / "both").write_bytes(certificate.chain + certificate.key)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -217,7 +217,7 @@ def test_a_bug_is_logged_and_left_to_the_failure_policy(
 
 
 def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Document], catalogue: Any) -> None:
-    """Judged by everything that a manifest is judged by, however many came before."""
+    """A review applies all rules for manifests, at a cost independent of earlier reviews."""
 
     def check(new: Any, _old: Any) -> ReviewVerdict:
         return ReviewVerdict(evaluate(Owner("demo", "default"), new, PlanningContext(catalogue)).violations)

@@ -1,4 +1,4 @@
-"""Specs that break a rule of the API: one or more for each rule, written by hand."""
+"""Specs that break a rule of the API: one or more per rule, written by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER_PASSED = (
     "lower target, or raise engine.maxNumSeqs"
 )
 _RUNNING = {"maxReplicas": 2, "metric": "runningRequests"}
-#: Specs that break a rule, one or more for each.
+#: Specs that break a rule, one or more per rule.
 RULE_BREAKERS = (
     *(
         Wrong(

@@ -1,4 +1,4 @@
-"""Right specs with one field put wrong, in every way that the schema knows."""
+"""Valid specs with one field changed to be wrong, in every way that the schema knows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .spec_cases import (
 
 
 def generated(schema: Schema) -> Iterator[Wrong]:
-    """Every field of the spec's `schema`, wrong in every way; each in a right spec that has the field."""
+    """Yield every field of the spec's `schema`, wrong in every way; each in a valid spec that has the field."""
     seen = set()
     for right in RIGHT.values():
         for path, node in fields(schema, right):
@@ -32,7 +32,7 @@ def generated(schema: Schema) -> Iterator[Wrong]:
 
 
 def fields(schema: Schema, value: Any, path: Path = ()) -> Iterator[tuple[Path, Schema]]:
-    """The fields that `value` has, with the schema of each."""
+    """Yield the fields of `value`, with the schema of each."""
     if path:
         yield path, schema
     if "properties" in schema:
@@ -47,21 +47,21 @@ def fields(schema: Schema, value: Any, path: Path = ()) -> Iterator[tuple[Path, 
 
 
 def at(spec: Any, path: Path) -> Any:
-    """What stands at `path`."""
+    """Return the value at `path`."""
     for step in path:
         spec = spec[step]
     return spec
 
 
 def dotted(path: Path, *, index: bool = True) -> str:
-    """`path` as both judges write it; without indices it names the field of the schema."""
+    """Format `path` as both validators write it; without indices it names the field of the schema."""
     text = "spec"
     for step in path:
         text += f"[{step if index else ''}]" if isinstance(step, int) else f".{step}"
     return text
 
 
-# A fault is done to a spec at a path, and returns the path to be blamed.
+# A fault changes a spec at a path, and returns the path of the expected error.
 def _put(value: Any) -> Any:
     def change(spec: Spec, path: Path) -> Path:
         at(spec, path[:-1])[path[-1]] = value
@@ -87,7 +87,7 @@ def _add(name: str) -> Any:
 
 
 def _faults(node: Schema, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every way to put a field wrong that holds `value`."""
+    """Yield every way to make a field with this value wrong."""
     for kind, other in _OTHER_TYPES.items():
         types = node.get("type") or ("integer", "string")
         if kind not in types and not (kind == "integer" and types == "number"):
@@ -130,12 +130,12 @@ _OTHER_TYPES: dict[str, Any] = {
 
 
 def _mismatch(pattern: str) -> str:
-    """Something that `pattern` does not match."""
+    """Return text that `pattern` does not match."""
     return next(text for text in ("!", " ", "\n") if not re.search(pattern, text))
 
 
 def _engines(item: Any, count: int) -> Iterator[Any]:
-    """So many items like `item`, no two the same."""
+    """Yield `count` different items like `item`."""
     for number in range(count):
         if isinstance(item, dict) and "name" in item:
             yield {**item, "name": f"n{number}"}

@@ -1,9 +1,9 @@
-"""Specs that are right, with what makes them; `rule_breakers` and `schema_faults` make wrong ones.
+"""Valid specs; `rule_breakers` and `schema_faults` make invalid ones.
 
-Two judges are given the same specs: Python here, and a real API server in e2e/apiserver. Wrong ones come from two
-modules. `rule_breakers` are written by hand, one or more for each rule. `schema_faults` takes every field of the schema
-and puts it wrong in every way the schema knows: type, bounds, length, enum, pattern, required, unknown, twice. The rest
-of a right spec stays as it was.
+Two validators get the same specs: Python here, and a real API server in e2e/apiserver. Invalid specs come from two
+modules. `rule_breakers` are written by hand, one or more per rule. `schema_faults` changes every field of the schema in
+every way the schema knows: type, bounds, length, enum, pattern, required, unknown, duplicate. The rest of the valid
+spec is unchanged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DEMO = {"source": "demo://gemma-3-270m"}
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong spec.
+    """An invalid spec.
 
     Attributes:
-        name: what is wrong with it.
+        name: description of the fault.
         spec: the whole spec.
-        field: the field to be blamed.
-        sentence: how what both judges say of it begins; empty where each has its own words.
+        field: field of the expected error.
+        sentence: start of the message of both validators; empty if their messages differ.
     """
 
     name: str
@@ -41,24 +41,24 @@ class Wrong:
 
 
 def spec(**parts: Any) -> Spec:
-    """A minimal spec with these parts."""
+    """Return a minimal spec with these parts."""
     return copy.deepcopy({"model": DEMO, "hardware": CPU, **parts})
 
 
 def claim(*modes: str, **more: Any) -> Spec:
-    """A cache on a claim of these access modes."""
+    """Return a spec with a cache on a claim of these access modes."""
     template = {"spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "1Gi"}}, **more}}
     return {"cache": {"volumeClaimTemplate": template}}
 
 
 def labelled_claim(metadata: Any) -> Spec:
-    """A cache on a claim with labels and annotations."""
+    """Return a spec with a cache on a claim with labels and annotations."""
     cache = claim("ReadWriteMany")
     cache["cache"]["volumeClaimTemplate"]["metadata"] = metadata
     return cache
 
 
-#: What has labels and annotations: its name, its path, and a spec in which it has such a field.
+#: Fields with labels and annotations: name, path, and a spec that has the field.
 METADATA: tuple[tuple[str, str, Callable[[str, Any], Spec]], ...] = (
     ("the pods", "spec.template.metadata", lambda field, keys: spec(template={"metadata": {field: keys}})),
     ("the Service", "spec.service", lambda field, keys: spec(service={field: keys})),
@@ -68,11 +68,11 @@ METADATA: tuple[tuple[str, str, Callable[[str, Any], Spec]], ...] = (
         lambda field, keys: spec(storage=labelled_claim({field: keys})),
     ),
 )
-#: Keys that there cannot be: a label's and an annotation's for each of them.
+#: Invalid keys: a label's and an annotation's.
 WRONG_KEYS = (("a b", "a/b/c"), ("a" * 64, f"{'a' * 254}/b"), ("B.example.com/a", "-a"))
 WRONG_KEY = "Kubernetes does not allow one of these keys; use NAME or PREFIX/NAME, where NAME has at most 63 letters, "
 COMPARES_WITH_NOTHING = {"key": "a", "operator": "In"}
-#: Right specs by name; together they use every field.
+#: Valid specs by name; together they use every field.
 RIGHT: dict[str, Spec] = {
     "minimal": spec(),
     "no replicas": spec(replicas=0),

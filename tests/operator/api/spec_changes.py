@@ -1,4 +1,4 @@
-"""Changes of a spec's storage: what is right, and what is wrong."""
+"""Valid and invalid changes of a spec's storage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .spec_cases import (
 
 @dataclass(frozen=True)
 class Change:
-    """A change of what is stored.
+    """A change of the storage.
 
     Attributes:
         name: what is changed.
-        before, after: ``spec.storage`` as it was and is to be.
-        field: the field to be blamed; empty where nothing is wrong.
-        sentence: what both judges say of it.
+        before, after: ``spec.storage`` before and after.
+        field: field of the expected error; empty for a valid change.
+        sentence: message of both validators.
     """
 
     name: str
@@ -41,7 +41,7 @@ _OTHERWISE = (
     _CLAIM,
     "a claim can be resized, but not changed otherwise; restore it, or delete the endpoint and create it again",
 )
-#: Changes of the cache: what is right, and what is wrong.
+#: Valid and invalid changes of the cache.
 CHANGES = (
     Change("to a claim", None, _EXISTING, *_MOVED),
     Change("from a claim", _EXISTING, None, *_MOVED),

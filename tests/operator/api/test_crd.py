@@ -1,4 +1,4 @@
-"""The generated definition: structural, documented, and the one that is checked in."""
+"""The generated CRD: structural, documented, and equal to the one in the repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def schema() -> dict[str, Any]:
 
 
 def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every field's schema with its path."""
+    """Yield the schema of every field with its path."""
     yield path, node
     for name, field in node.get("properties", {}).items():
         yield from nodes(field, f"{path}.{name}")
@@ -84,7 +84,7 @@ def test_rules_point_at_fields_that_exist() -> None:
             assert rule["message"]
 
 
-#: From https://kubernetes.io/docs/reference/using-api/cel, as of Kubernetes 1.31, and of these what is used.
+#: Used functions of https://kubernetes.io/docs/reference/using-api/cel, as of Kubernetes 1.31.
 CEL_1_31 = {
     "has", "all", "exists", "filter", "map", "size", "matches", "startsWith", "format", "indexOf", "max", "string",
     "double", "quantity", "compareTo", "isCIDR", "cidr", "masked", "ip", "containsIP", "prefixLength",

@@ -1,4 +1,4 @@
-"""What the schema allows at its edges is read, and planned or refused, by every field."""
+"""Values at the edges of the schema, for every field, are read, and planned or refused."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .spec_cases import RIGHT
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 OWNER = Owner("a", "default", "uid")
-#: Beyond any bound a schema states for a number.
+#: Beyond the bounds of all numbers in the schema.
 FAR = 2**63 - 1
-#: Quantities that cost a naive reader all its time, or end it.
+#: Quantities that would take a naive parser very long, or crash it.
 QUANTITIES = ("0", "1e999999", "1e99999999", "1e-99999999", "9" * 64, "1e" + "9" * 62, ".5", "5.", "1n", "9E", "9Ei")
 
 
 def edges(node: dict[str, Any], value: Any) -> st.SearchStrategy[Any]:
-    """Values at the edges of what `node` allows, for a field that holds `value`."""
+    """Return values at the edges of what `node` allows, for a field with this value."""
     if "enum" in node:
         return st.sampled_from(node["enum"])
     if node.get("x-kubernetes-int-or-string"):

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes reads them, at a cost that does not depend on what they say."""
+"""Quantities are parsed as by Kubernetes, at a cost that does not depend on their value."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is said of a manifest that is wrong, word for word, and what a right one means.
+"""Exact messages about invalid manifests, and the meaning of valid ones.
 
-`rule_breakers.py` and `schema_faults.py` have many more wrong ones, which a real API server judges as well.
+`rule_breakers.py` and `schema_faults.py` have many more invalid ones, which a real API server validates too.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def test_what_is_left_out_follows_from_what_is_there(
     assert found.data == data or data is None
     if tensor is None and data is None:
         assert found.data == 1
-    # Where there is a way to use all of them, and something is left to choose, it is found.
+    # If some split uses all GPUs and leaves a choice, it is found.
     if gpus % found.pipeline == 0:
         ways = [
             (t, d)

@@ -1,4 +1,4 @@
-"""What is right is read; what is wrong is refused, and the field is named. No spec makes the operator itself fail."""
+"""Valid specs are read, invalid ones are refused with the name of the field, and no spec makes the operator fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manifest(spec: Any) -> dict[str, Any]:
 
 
 def names(node: dict[str, Any], path: str = "spec") -> set[str]:
-    """The names of all fields below `node`."""
+    """Return the names of all fields below `node`."""
     found = set()
     for name, field in node.get("properties", {}).items():
         found |= {f"{path}.{name}"} | names(field, f"{path}.{name}")
@@ -94,7 +94,7 @@ def test_a_field_that_is_wrong_is_named() -> None:
 
 
 def test_the_operator_refuses_them_as_well(catalogue: Catalogue) -> None:
-    """One that got past the API server, since its definition is older, is reported and not stumbled over."""
+    """A spec that an older CRD let through is reported, and does not make the operator fail."""
     for wrong in (*RULE_BREAKERS, *GENERATED):
         evaluation = evaluate(OWNER, manifest(wrong.spec), PlanningContext(catalogue))
         assert wrong.field in {violation.field for violation in evaluation.refused}, wrong.name
@@ -114,7 +114,7 @@ paths = [(name, path) for name, spec in RIGHT.items() for path, _ in fields(SCHE
 def test_anything_anywhere_is_planned_or_refused(catalogue: Catalogue, where: Any, value: Any) -> None:
     name, path = where
     spec = copy.deepcopy(RIGHT[name])
-    spec.setdefault("engine", {}).setdefault("image", "mine:1")  # the catalogue has none for some
+    spec.setdefault("engine", {}).setdefault("image", "mine:1")  # the catalogue lacks some images
     at(spec, path[:-1])[path[-1]] = value
     evaluation = evaluate(OWNER, manifest(spec), PlanningContext(catalogue))
     assert bool(evaluation.objects) != bool(evaluation.violations)

@@ -1,4 +1,4 @@
-"""Endpoints with more than one workload: each has objects of its own, by kind and workload."""
+"""Endpoints with more than one workload: each workload has its own objects, by kind and workload."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def store() -> Store:
 
 
 def seen(owner: Owner, kind: str, version: int, **metadata: Any) -> dict[str, Any]:
-    """An object of the endpoint, as the API server has it."""
+    """Return an object of the endpoint, as the API server returns it."""
     return {"kind": kind, "metadata": {**owner.metadata(), "resourceVersion": str(version), **metadata}}
 
 
 def decided(document: Any, live: Any, *also: Owner) -> Decision:
-    """The decision on an endpoint that has workloads beside its main one, like that."""
+    """Return the decision on an endpoint with additional workloads."""
 
     def workloads(spec: Spec) -> tuple[Workload, ...]:
         further = (Workload(owner.workload, spec, role=Role.SUPPORTING) for owner in also)
@@ -62,7 +62,7 @@ def test_objects_are_named_after_their_workload() -> None:
 def test_each_workloads_objects_are_found(store: Store) -> None:
     for version, owner in enumerate((OWNER, PREFILL), 1):
         store.put(seen(owner, "Deployment", version))
-    # Who copies our labels makes nothing of ours: objects are known by their names.
+    # Copied labels do not make an object the operator's: objects are known by name.
     store.put(seen(OWNER, "Service", 3, name="copied"))
     found = observe.children(store, OWNER, {Child("Service")})
     assert set(found) == {Child("Deployment"), Child("Deployment", "prefill")}

@@ -1,4 +1,4 @@
-"""The command line of ``stoker operator``: what it means, and what it refuses."""
+"""The command line of ``stoker operator``: its meaning, and what it refuses."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_makes_no_sense_is_refused(argv: list[str], message: str, capsys: p
 
 
 def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
-    """SIGTERM while it still waits for an API server; as PID 1 it would otherwise be lost."""
+    """SIGTERM ends it while it waits for an API server; as PID 1 it would otherwise ignore the signal."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -127,7 +127,7 @@ def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
             text=True,
         )
         silent.settimeout(60)
-        connection, _ = silent.accept()  # it asks, and gets no answer
+        connection, _ = silent.accept()  # its request gets no response
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
         connection.close()

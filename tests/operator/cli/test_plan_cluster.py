@@ -1,4 +1,4 @@
-"""``stoker plan --cluster``: what there is, what is free, and which of it would hold the model."""
+"""``stoker plan --cluster``: existing and free accelerators, and which of them fit the model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ H100S = [node(f"h100-{index}", {GPU: 8}, {PRODUCT: "NVIDIA-H100-80GB-HBM3"}) for
 
 
 class Cluster:
-    """Answers to lists as `kube.Kube` does."""
+    """Responses to lists, as from `kube.Kube`."""
 
     def __init__(self, nodes: list[Any], pods: list[Any] | None) -> None:
         self.objects = {"Node": nodes, "Pod": pods}
@@ -57,7 +57,7 @@ class Cluster:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
-    """Runs the command on a cluster; returns the exit code and what the document says."""
+    """Run the command on a cluster; return the exit code and the document."""
 
     def call(nodes: list[Any], pods: list[Any] | None, *words: str) -> tuple[int, Any]:
         monkeypatch.setattr(kube.Kube, "connect", lambda: Cluster(nodes, pods))
@@ -81,7 +81,7 @@ def test_each_kind_is_a_row(planned: Any) -> None:
     assert list(rows) == ["nvidia-l4", "nvidia-h100-80gb", "amd-mi300x"]
     h100 = rows["nvidia-h100-80gb"]
     assert (h100["nodes"], h100["total"], h100["free"], h100["largestNode"]) == (3, 24, 18, 8)
-    # Four of 131,072 tokens at once take eight; of h100-0, two are left.
+    # Four concurrent requests of 131,072 tokens need eight GPUs; two of h100-0 are free.
     assert (h100["count"], h100["tensor"], h100["maxModelLen"], h100["podsNow"]) == (8, 8, 131072, 2)
     assert h100["maxConcurrency"] >= 4 and h100["verdict"] == "serves"
     assert (rows["amd-mi300x"]["count"], rows["amd-mi300x"]["podsNow"]) == (2, 4)
@@ -103,14 +103,14 @@ def test_what_does_not_serve_is_said(planned: Any) -> None:
     ("live", "held"),
     [
         (pod("p", "a", containers=[wants(2), wants(1)]), 3),
-        (pod("p", "a", "Pending", containers=[wants(2)]), 2),  # bound, and not yet running
-        (pod("p", "", "Pending", containers=[wants(2)]), 0),  # waits for a node
+        (pod("p", "a", "Pending", containers=[wants(2)]), 2),  # bound, not running yet
+        (pod("p", "", "Pending", containers=[wants(2)]), 0),  # not bound to a node
         (pod("p", "a", "Succeeded", containers=[wants(2)]), 0),
         (pod("p", "a", "Failed", containers=[wants(2)]), 0),
         (pod("p", "a", initContainers=[wants(4)], containers=[wants(1)]), 4),
         (pod("p", "a", initContainers=[wants(1)], containers=[wants(2)]), 2),
         (pod("p", "a", initContainers=[wants(1, restartPolicy="Always")], containers=[wants(2)]), 3),
-        # Sidecars run beside what starts after them.
+        # Sidecars keep running beside the containers that start after them.
         (pod("p", "a", initContainers=[wants(2, restartPolicy="Always"), wants(3)], containers=[wants(1)]), 5),
         (pod("p", "a", initContainers=[wants(3), wants(2, restartPolicy="Always")], containers=[wants(1)]), 3),
         (pod("p", "a", containers=[wants(1)], overhead={GPU: "1", "cpu": "100m"}), 2),
@@ -156,7 +156,7 @@ def test_shares_and_shapes_are_what_their_labels_say(planned: Any) -> None:
     _, found = planned(nodes, [], "--model", "Qwen/Qwen3-0.6B", "--max-model-len", "4096")
     rows = {row["accelerator"]: row for row in found["accelerators"]}
     assert rows["nvidia-l4-shared"]["count"] == 1
-    assert rows["google-tpu-v6e"]["count"] == 8  # the topology's chips
+    assert rows["google-tpu-v6e"]["count"] == 8  # chips of the topology
 
 
 def test_pods_that_may_not_be_seen_leave_unknown_what_is_free(planned: Any) -> None:

@@ -1,4 +1,4 @@
-"""``stoker plan``: a table to read, documents to compute with."""
+"""``stoker plan``: a table for people, documents for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LLAMA_405B = ["--model", "meta-llama/Llama-3.1-405B", "--accelerator", "nvidia-h
 
 @pytest.fixture
 def run(capsys: Any) -> Any:
-    """Runs the command; returns exit code, standard output and standard error."""
+    """Run the command; return exit code, standard output and standard error."""
 
     def call(*words: str) -> tuple[int, str, str]:
         code = main(list(words))
@@ -32,7 +32,7 @@ def run(capsys: Any) -> Any:
 
 @pytest.fixture
 def answer(run: Any) -> Any:
-    """The same with ``-o json``: exit code and what the document says."""
+    """Run the command with ``-o json``; return exit code and document."""
 
     def call(*words: str) -> tuple[int, Any]:
         code, out, _ = run(*words, "-o", "json")
@@ -223,7 +223,7 @@ def test_what_is_no_manifest_is_refused(text: str, tmp_path: Path, answer: Any) 
 
 
 class Cluster:
-    """Answers to lists as an API server gives them."""
+    """Responses to lists, as from an API server."""
 
     def __init__(self, held: int) -> None:
         requests = {"limits": {"nvidia.com/gpu": str(held)}}
@@ -287,7 +287,7 @@ def test_the_documentation_shows_what_is_printed(run: Any) -> None:
 
 
 def test_every_reason_is_documented() -> None:
-    """The planner's sources name the reasons; the table of the documentation has each of them."""
+    """Each reason in the planner's sources is in the documentation's table."""
     shared = ROOT / "engine/stoker_engine/sizing/sharding.py"
     paths = [shared, *(ROOT / "operator/stoker_operator/plan").glob("*.py")]
     sources = "\n".join(path.read_text() for path in paths)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def run(monkeypatch: Any, tmp_path: Any, capsys: Any, document: Any) -> Any:
-    """Runs ``stoker up`` on a spec; returns exit code, command line, environment and output."""
+    """Run ``stoker up`` on a spec; return exit code, command line, environment and output."""
 
     def call(*options: str, **spec: Any) -> tuple[int, list[str], dict[str, str], Any]:
         started: list[Any] = []

@@ -1,4 +1,4 @@
-"""What engines tell, and what those that mean harm can do: servers of a few lines, over sockets."""
+"""Facts reported by engines, and limits against malicious ones: small servers on sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def endlessly(first: bytes, more: bytes) -> Talk:
 
 
 class Server:
-    """Answers every connection by the same talk, and counts them."""
+    """Responds to every connection with the same function, and counts connections."""
 
     def __init__(self, talk: Talk) -> None:
         self._talk = talk
@@ -66,7 +66,7 @@ class Server:
                 self.requests.append(connection.recv(65536))
                 self._talk(connection)
             except OSError:
-                pass  # it was hung up
+                pass  # the client closed the connection
 
     def close(self) -> None:
         self.ending.set()
@@ -166,7 +166,7 @@ def test_an_endless_answer_costs_some_megabytes(serve: Any, talk: Talk) -> None:
     server = serve(talk)
     tracemalloc.start()
     try:
-        assert ask(server, seconds=60) is None  # it ends by its size
+        assert ask(server, seconds=60) is None  # the size limit ends it
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -181,7 +181,7 @@ def test_a_drip_ends_in_time_whatever_it_drips(serve: Any, head: bytes) -> None:
             connection.sendall(b"x")
 
     server = serve(drip)
-    assert ask(server, seconds=0.3) is None  # that it comes back at all
+    assert ask(server, seconds=0.3) is None  # that the call returns at all
 
 
 def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

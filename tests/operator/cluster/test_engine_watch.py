@@ -1,4 +1,4 @@
-"""Which engines serve: what engines tell, what those that mean harm can do, and when somebody is told."""
+"""Which engines serve: reports of engines, limits against malicious ones, and when listeners are notified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = Key("ns", "demo")
 
 
 def engine_states(*up: int) -> tuple[EngineState, ...]:
-    """Of as many engines; those that are 0 lack rank 1."""
+    """Return engine states, one per argument; those that are 0 lack rank 1."""
     return tuple(
         EngineState(number, bool(each), 2, () if each else (1,), "so it does", 100 + number, 1600 + number)
         for number, each in enumerate(up)
@@ -34,7 +34,7 @@ def answer(*up: int) -> bytes:
 
 
 class Pod:
-    """An engine of a few lines."""
+    """A minimal engine."""
 
     def __init__(self) -> None:
         self.answers = {"/copies": answer(1, 1)}
@@ -74,7 +74,7 @@ Watch = Callable[..., EngineWatch]
 
 @pytest.fixture
 def watch_with() -> Iterator[Watch]:
-    """Makes watches that ask nobody any more when the test has ended, since their threads go on."""
+    """Create watches that poll nothing after the test: their threads keep running."""
     made: list[EngineWatch] = []
 
     def make(on_change: Callable[[Key], None] = lambda _: None, every: float = 0.02) -> EngineWatch:
@@ -177,7 +177,7 @@ def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> 
         watch.forget_all()
     loop = watch._loop._loop
     assert loop is not None
-    until(lambda: not asyncio.all_tasks(loop), "a pod is watched")  # one request may be under way
+    until(lambda: not asyncio.all_tasks(loop), "a pod is watched")  # one request may be in flight
 
 
 def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_with: Watch) -> None:

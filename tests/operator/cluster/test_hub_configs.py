@@ -1,4 +1,4 @@
-"""Fetching config.json, from an HTTP server that stands in for the hub."""
+"""Fetching config.json from an HTTP server that stands in for the hub."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FILES: dict[str, str | bytes] = {
 
 
 class Hub:
-    """The stand-in: what it was asked for, and where it is."""
+    """The stand-in, with its URL and received requests."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -103,7 +103,7 @@ def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> Non
     assert arrived.get(timeout=60) == ("org/model", "a/b")
     found = configs.get("org/model", "a/b")
     assert found is not None and found["hidden_size"] == 16
-    assert len(hub.requests) == 2  # what is there is not asked for again
+    assert len(hub.requests) == 2  # cached files are not requested again
 
 
 QUANTIZATION, INDEX, WEIGHTS = "hf_quant_config.json", "model.safetensors.index.json", "model.safetensors"
@@ -131,7 +131,7 @@ def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too_and_once(
     configs.fetch(Model(name, None))
     expected = {**SPARSE, **beside}
     assert configs.get(name, None) == expected
-    # One request for each file, and none for what config.json says; the weights' is one for the header alone.
+    # One request per file, and none for those that config.json makes unnecessary; of the weights only the header.
     assert hub.requests == [f"/{name}/resolve/main/{file}" for file in requested]
     for user in ("a", "b"):
         assert configs.get(name, None, Key("default", user)) == expected
@@ -161,7 +161,7 @@ def test_a_hub_that_does_not_answer_costs_one_attempt_and_one_line(
 ) -> None:
     clock = Clock()
     hub.server.shutdown()
-    hub.server.server_close()  # nothing listens there any more
+    hub.server.server_close()  # nothing listens on its port any more
     configs = HubConfigs(lambda *_: None, hub.url, clock)
     with caplog.at_level(logging.INFO):
         for index in range(5):
@@ -265,7 +265,7 @@ def test_memory_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _asks(configs: HubConfigs, model: Model) -> bool:
-    """Whether asking for `model` would queue an attempt; without the thread that works the queue off."""
+    """Return whether a request for `model` would queue an attempt, without the worker thread."""
     configs._start = lambda: None  # type: ignore[method-assign]
     configs.get(*model)
     waits = configs._known[model].waiting

@@ -1,4 +1,4 @@
-"""Lists and watches into the store, and whom it is news for."""
+"""Lists and watches into the store, and which endpoints they concern."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_operator.objects.owner import INSTANCE
 
 
 class FakeKube:
-    """Lists what it is given."""
+    """Returns given lists."""
 
     def __init__(self, *objects: Any, kinds: tuple[str, ...] = ()) -> None:
         self.objects, self.kinds = objects, kinds
@@ -43,10 +43,10 @@ def test_news_is_told_once() -> None:
     watching, _, _ = informer()
     label = {INSTANCE: "demo"}
     assert watching.on_event(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
-    assert watching.on_event(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the echo of what we wrote ourselves
+    assert watching.on_event(KIND, "MODIFIED", seen(KIND, 1)) == set()  # the watch event of the operator's own write
     assert watching.on_event("Pod", "ADDED", seen("Pod", 2, "demo-abc", **label)) == {Key("ns", "demo")}
     assert watching.on_event("Pod", "DELETED", seen("Pod", 3, "demo-abc", **label)) == {Key("ns", "demo")}
-    assert watching.on_event("Service", "ADDED", seen("Service", 4, "other")) == set()  # nobody's
+    assert watching.on_event("Service", "ADDED", seen("Service", 4, "other")) == set()  # no endpoint's
 
 
 def test_a_list_finds_what_a_watch_missed() -> None:

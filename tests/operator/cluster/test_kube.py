@@ -1,4 +1,4 @@
-"""How the cluster is found, and what an API server says when it is too busy, over a socket."""
+"""Configuration of the client, and responses of an overloaded API server, on a socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEASE: Any = {"kind": "Lease", "metadata": {"name": "x", "namespace": "ns"}}
 
 
 class Server:
-    """Answers with what it is given, then with an empty list."""
+    """Sends given responses, then an empty list."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str]] = []
@@ -56,7 +56,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     document = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
     (tmp_path / "config").write_text(yaml.safe_dump({**document, "current-context": "c"}))
-    for module in ("kubernetes.config", "kubernetes.config.kube_config"):  # which was read when it was imported
+    for module in ("kubernetes.config", "kubernetes.config.kube_config"):  # read on import
         monkeypatch.setattr(f"{module}.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
     yield made
     made.http.shutdown()

@@ -1,4 +1,4 @@
-"""Who leads: the decision, and the election of several replicas in virtual time over one Lease."""
+"""Leader election: the decision, and several replicas with one Lease in virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE = LeaseSettings("stoker-system", "stoker")
 
 
 class Server:
-    """One Lease, kept as the API server keeps it. A request takes `latency` seconds; half of it before it counts."""
+    """One Lease, stored like in the API server. A request takes `latency` seconds and takes effect after half of it."""
 
     def __init__(self) -> None:
         self.lease: Object | None = None
@@ -36,7 +36,7 @@ class Server:
 
 
 class Kube:
-    """A replica's way to the server; it can be cut."""
+    """A replica's connection to the server, which can be cut."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -68,7 +68,7 @@ class Kube:
 
 
 class Replica:
-    """One that takes part, and notes when it began and ceased to lead."""
+    """A replica of the election, which records when it starts and stops leading."""
 
     def __init__(self, name: str, server: Server) -> None:
         self.kube = Kube(server)
@@ -85,13 +85,13 @@ class Replica:
         )
 
     def kill(self) -> None:
-        """Ends as by ``kill -9``."""
+        """End as by ``kill -9``."""
         assert self.leadership._task
         self.leadership._task.cancel()
 
 
 class Thread:
-    """Stands for the thread: takes virtual time."""
+    """Stands in for the thread: takes virtual time."""
 
     server: Server
 
@@ -129,9 +129,9 @@ async def watch_for_two_leaders(*replicas: Replica) -> None:
         ({"holderIdentity": "me", "leaseDurationSeconds": 10}, 99, Step.RENEW),
         ({"holderIdentity": "other", "leaseDurationSeconds": 10}, 9.9, Step.WAIT),
         ({"holderIdentity": "other", "leaseDurationSeconds": 10}, 10, Step.TAKE),
-        ({"holderIdentity": "other", "leaseDurationSeconds": 60}, 59, Step.WAIT),  # by the holder's own word
-        ({"holderIdentity": "", "leaseDurationSeconds": 1}, 0, Step.TAKE),  # given up
-        ({"holderIdentity": "other"}, 0, Step.TAKE),  # holds it for no time at all
+        ({"holderIdentity": "other", "leaseDurationSeconds": 60}, 59, Step.WAIT),  # by the holder's own duration
+        ({"holderIdentity": "", "leaseDurationSeconds": 1}, 0, Step.TAKE),  # released
+        ({"holderIdentity": "other"}, 0, Step.TAKE),  # without a duration
         ({}, 0, Step.TAKE),  # made by hand
     ],
 )
@@ -280,7 +280,7 @@ def test_a_lead_that_lapsed_before_its_renewal_came_through_is_another_one(serve
         await elapse(20)
 
         async def late() -> None:
-            # As when the event loop was kept from noticing: nothing timed out, and yet it is too late.
+            # As if the event loop had been blocked: nothing timed out, and yet it is too late.
             replica.leadership._renewed = asyncio.get_running_loop().time() - 8
 
         await replica.leadership._hold(late)

@@ -1,4 +1,4 @@
-"""What was seen, in whatever order it was told."""
+"""The store's content does not depend on the order of events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_was_deleted_is_not_brought_back_by_an_older_sighting() -> None:
 
 
 def test_what_was_written_before_our_deletion_does_not_bring_it_back() -> None:
-    """The answer to a deletion has no version, so another's write just before it may be told after it."""
+    """A deletion's response has no version, so the event of another client's earlier write may arrive after it."""
     told_after = store()
     told_after.put(service("a", 5, uid="1"))
     told_after.remove(service("a", 5, uid="1"))
@@ -110,7 +110,7 @@ def test_objects_are_found_by_endpoint_also_after_their_label_changed() -> None:
 def test_any_order_of_the_same_news_ends_the_same() -> None:
     draw = random.Random(0)
     for _ in range(200):
-        # The true history of three objects: created, changed, now and then deleted.
+        # True history of three objects: created, changed, sometimes deleted.
         history: list[tuple[str, dict[str, Any]]] = []
         alive: dict[str, int] = {}
         born: dict[str, int] = {}
@@ -189,5 +189,5 @@ def test_only_what_a_list_told_contradicts_a_later_one() -> None:
     kept.replace("Service", "", [service("a", 5)], "10")
     assert kept.contradicts(service("a", 4))
     assert not kept.contradicts(service("a", 5)) and not kept.contradicts(service("b", 4))
-    kept.put(service("a", 12))  # by ourselves, say, while a watch's list was under way
+    kept.put(service("a", 12))  # for example an own write, during a watch's list
     assert not kept.contradicts(service("a", 5))

@@ -1,4 +1,4 @@
-"""The operator put together: whom a round of lists wakes."""
+"""The assembled operator: which endpoints a round of lists wakes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Kube:
         return Listing([self.endpoint] if kind == KIND else [], "50")
 
     async def listed_again(self) -> None:
-        """Until two more rounds of lists have started, and what the first one found has been acted on."""
+        """Wait for three more rounds of lists, so that the results of the first one have been acted on."""
         before = self.rounds
         await until_async(lambda: self.rounds >= before + 3)
 
@@ -126,7 +126,7 @@ def test_a_review_waits_a_little_for_a_description(
 
 
 class Lead:
-    """Stands for the election."""
+    """Stands in for the election."""
 
     def __init__(self, controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
         self.epoch: int | None = None
@@ -176,7 +176,7 @@ def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pyt
 
         def work(cluster: Cluster, *_: Any) -> Outcome:
             cluster.writer._check()
-            lead.epoch = 2  # somebody else may have led in between
+            lead.epoch = 2  # another replica may have led in between
             cluster.writer._check()
             raise AssertionError("it may write")
 
@@ -233,7 +233,7 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
         controller._store.replace(KIND, "", [newer], "50")
         listing = asyncio.create_task(controller._relisting.run())
         await elapse(100)
-        controller.on_event(KIND, "MODIFIED", ENDPOINT)  # it may be late
+        controller.on_event(KIND, "MODIFIED", ENDPOINT)  # it may arrive late
         await elapse(100)
         assert rounds == [30], "what was deleted before the watches began"
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""One task an endpoint: coalescing, clock, backoff. In virtual time, without a cluster."""
+"""One task per endpoint: coalescing, delays, backoff, in virtual time and without a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def now() -> float:
 
 
 class Recorder:
-    """A reconcile that takes a second, notes when it ran, and ends as it is told."""
+    """A reconcile that takes a second, records when it ran, and ends with the given result."""
 
     def __init__(self, *outcomes: Outcome | Exception) -> None:
         self.outcomes = list(outcomes)

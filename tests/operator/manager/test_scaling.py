@@ -1,4 +1,4 @@
-"""The loop that scales endpoints: scripted replicas of the gateway over HTTP, hostile and silent ones among them."""
+"""The loop that scales endpoints: scripted gateway replicas over HTTP, including malicious and silent ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 class Gateway:
-    """One replica of the gateway: what it answers, and how often it was asked."""
+    """One gateway replica, with its response and the number of requests."""
 
     def __init__(self) -> None:
         self.answer: Any = report()
@@ -120,7 +120,7 @@ class World:
             await asyncio.gather(task, return_exceptions=True)
 
     def samples(self) -> dict[str, float]:
-        """What ``/metrics`` says of scaling, by name and by labels other than the endpoint's."""
+        """Return the scaling metrics of ``/metrics``, by name and by labels other than the endpoint's."""
         found = {}
         for family in text_string_to_metric_families(self.metrics.text().decode()):
             for sample in family.samples:
@@ -146,13 +146,13 @@ def test_an_endpoint_is_woken_when_its_number_changes(document: Any) -> None:
             async with world.running():
                 await until_async(lambda: world.replicas() == 1)
                 await until_async(lambda: gateway.asked >= 4)
-                assert world.woken == [KEY]  # not with each poll
+                assert world.woken == [KEY]  # not at each poll
                 gateway.answer = report(held=8)
                 await until_async(lambda: world.replicas() == 4)
                 assert len(world.woken) == 2
                 world.put_endpoint(2, maxReplicas=3)
                 await until_async(lambda: world.replicas() == 3)
-                world.put_endpoint(3, maxReplicas=-1)  # refused: the settings stay
+                world.put_endpoint(3, maxReplicas=-1)  # refused: the previous settings apply
                 asked = gateway.asked
                 await until_async(lambda: gateway.asked >= asked + 2)
                 assert world.replicas() == 3
@@ -253,7 +253,7 @@ def test_a_replica_that_does_not_lead_polls_no_gateway(document: Any) -> None:
                 world.working = False
                 await until_async(lambda: world.loop.recommendation(KEY) is None)
                 asked = gateway.asked
-                await asyncio.sleep(1.5)  # sleeps: three polls would be made meanwhile
+                await asyncio.sleep(1.5)  # sleeps: time for three polls
                 assert gateway.asked <= asked + 1
 
     asyncio.run(main())
@@ -337,7 +337,7 @@ def test_metrics_of_what_is_over_disappear(document: Any) -> None:
             world = World(document, GatewaySignals(address))
             async with world.running():
                 await until_async(lambda: "desired_replicas" in world.samples())
-                world.working = False  # at once: another replica may lead by now
+                world.working = False  # immediately: another replica may lead already
                 assert world.samples().keys() == ALWAYS
                 await until_async(lambda: world.loop.recommendation(KEY) is None)
                 world.working = True

@@ -1,4 +1,4 @@
-"""The objects an endpoint becomes: as golden files, and what must hold of all of them."""
+"""The objects of an endpoint: golden files, and properties of all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_render_as_before(example: Path, capsys: Any) -> None:
-    """A difference here restarts every user's pods when they upgrade. Where that is meant: STOKER_GOLDEN=write."""
+    """A difference here restarts every user's pods on upgrade. If it is intended: STOKER_GOLDEN=write."""
     assert main(["-f", str(example)]) == 0
     rendered = capsys.readouterr().out
     golden = GOLDEN / example.name
@@ -38,7 +38,7 @@ def test_the_examples_render_as_before(example: Path, capsys: Any) -> None:
 
 
 def objects(endpoint: Any, **spec: Any) -> dict[str, Any]:
-    """The objects by kind, in a cluster that knows PodMonitors."""
+    """Return the objects by kind, in a cluster with PodMonitors."""
     found = {each["kind"]: each for each in render(endpoint(**spec), Catalogue.load(), pod_monitors=True)}
     assert {each["metadata"]["name"] for each in found.values()} == {"demo"}
     return found
@@ -79,7 +79,7 @@ def test_an_image_that_runs_as_root_is_told_not_to(endpoint: Any) -> None:
     container = spec["containers"][0]
     assert container["command"] == ["vllm"]
     assert container["args"][:2] == ["serve", "org/name"]
-    # torch asks for the name of a user that no password file has.
+    # torch looks up the name of a user that no password file contains.
     assert {"name": "USER", "value": "vllm"} in container["env"]
 
 
@@ -124,7 +124,7 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
     assert "PodDisruptionBudget" not in objects(endpoint, replicas=0)
     budget = rendered(endpoint, "PodDisruptionBudget", replicas=2)["spec"]
     assert budget["maxUnavailable"] == 1
-    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"  # a pod that does not start holds up no drain
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"  # a pod that does not start blocks no drain
     assert budget["selector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
 
 
@@ -229,7 +229,7 @@ def test_pods_that_cannot_share_a_claim_are_refused(endpoint: Any, spec: Any, mo
         assert (problem is None) == shared
         if problem:
             assert str(problem).startswith(f"{field}: claim mine allows ")
-        assert sharing_problem(endpoint(**named, **spec).spec, {}) is None  # pods wait for it, and the status says so
+        assert sharing_problem(endpoint(**named, **spec).spec, {}) is None  # pods wait; the status reports it
     assert sharing_problem(endpoint(**spec).spec, {"mine": modes}) is None
 
 

@@ -1,4 +1,4 @@
-"""Who reaches an endpoint's pods: judged as a network would, by a small reading of NetworkPolicy of our own."""
+"""Which clients reach an endpoint's pods, by a small interpreter of NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker_operator.workloads.composition import Workload
 
 
 class Sender(NamedTuple):
-    """Who sends a request to a pod of namespace default."""
+    """A client of a pod in namespace default."""
 
     namespace: str
     labels: tuple[tuple[str, str], ...] = ()
@@ -75,7 +75,7 @@ def is_peer(peer: Any, sender: Sender) -> bool:
 
 
 def admits(policy: Any, sender: Sender, port: int) -> bool:
-    """Whether the policy lets a connection in; a rule without `from` is for everyone, one without ports for all."""
+    """Return whether the policy admits a connection. Rules without `from` admit all peers, without ports all ports."""
     return any(
         ("ports" not in rule or any(each["port"] == port for each in rule["ports"]))
         and ("from" not in rule or any(is_peer(peer, sender) for peer in rule["from"]))
@@ -108,7 +108,7 @@ def test_who_may_send_requests(document: Any, network_policy: Any, let_in: set[A
     spec = {} if network_policy is None else {"networkPolicy": network_policy}
     policy = policy_of(document, template=SIDECARS, **spec)
     assert [each for each in everyone if admits(policy, each, 8000)] == [each for each in everyone if each in let_in]
-    for port in (9000, 8443, 22):  # a sidecar's, declared or not, is nobody's
+    for port in (9000, 8443, 22):  # a sidecar's ports are closed, declared or not
         assert not any(admits(policy, each, port) for each in everyone), port
 
 
@@ -139,7 +139,7 @@ def test_it_picks_the_pods_and_says_nothing_of_what_they_send(document: Any) -> 
 
 
 def test_changing_it_restarts_no_pod(document: Any) -> None:
-    """Also where a newer operator would build other pods."""
+    """Even if a newer operator would render other pods."""
 
     def pinned(today: Any, live: Any, manifest: Any) -> Any:
         endpoint = Endpoint(Key("default", "demo"), "u", 1, False, manifest, {})
@@ -158,7 +158,7 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
 
 
 def test_every_change_of_it_is_applied(document: Any) -> None:
-    """What is left out of a rule or a peer lets more in, so a policy that has more is not as it should be."""
+    """Missing parts of a rule or peer admit more, so a live policy with extra parts must be changed back."""
     both_selectors = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
     specs = [
         {},

@@ -1,4 +1,4 @@
-"""A user's pod template on ours."""
+"""Merging of a user's pod template into the operator's."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def expression(key: str, *values: str) -> dict[str, Any]:
 
 
 def fits(node: dict[str, str], spec: dict[str, Any]) -> bool:
-    """Kubernetes' rule: one term must hold, with all it says."""
+    """Kubernetes' rule: one term must match with all of its expressions."""
     selector = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
 
     def holds(each: dict[str, Any]) -> bool:
@@ -355,7 +355,7 @@ def test_nonsense_in_the_engines_container_too(patch: Any) -> None:
         assert all(violation.field.startswith("spec.template.spec.containers") for violation in refused.violations)
 
 
-#: What could stand anywhere in a pod.
+#: Text for any field of a pod.
 words = st.sampled_from(
     [
         *("containers", "initContainers", "volumes", "tolerations", "affinity", "nodeSelector", "securityContext"),

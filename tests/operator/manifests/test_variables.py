@@ -1,4 +1,4 @@
-"""``$(NAME)``, as Kubernetes reads it."""
+"""Expansion of ``$(NAME)``, as by Kubernetes."""
 
 from __future__ import annotations
 

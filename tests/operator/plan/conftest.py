@@ -1,4 +1,4 @@
-"""What the planner's tests share."""
+"""Shared fixtures of the planner's tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def document(
     parallelism: dict[str, int] | None = None,
     **engine: Any,
 ) -> dict[str, Any]:
-    """A manifest for runtime vllm, unless `engine` says otherwise."""
+    """Return a manifest for runtime vllm, unless `engine` says otherwise."""
     made: dict[str, Any] = {"accelerator": accelerator, **(hardware or {})}
     if count is not None:
         made["count"] = count
@@ -44,11 +44,11 @@ def document(
 
 @pytest.fixture
 def spec() -> Callable[..., Spec]:
-    """`document`, read."""
+    """Return the parsed `document`."""
     return lambda *args, **parts: parse(document(*args, **parts)).spec
 
 
 @pytest.fixture
 def studied(spec: Callable[..., Spec]) -> Callable[..., Study]:
-    """The study of a `document`."""
+    """Return the study of a `document`."""
     return lambda *args, **parts: study(spec(*args, **parts), Catalogue.load())

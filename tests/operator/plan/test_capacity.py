@@ -1,4 +1,4 @@
-"""What is said of the cluster's nodes."""
+"""Messages about the cluster's nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue: what it holds, what it refuses, and what an administrator lays over it."""
+"""The catalogue: its content, what it refuses, and an administrator's overrides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import plan
 
-#: Every key that users may rely on, with the memory that drivers report, where it has been seen.
+#: All keys that users may rely on, with the memory that drivers report, if it has been observed.
 KEYS = {
     "nvidia-a10g": 23028,
     "nvidia-a100-40gb": 40960,
@@ -56,7 +56,7 @@ def test_each_accelerator_has_what_pods_and_plans_need(catalogue: Catalogue, key
     assert accelerator.memory_mib is not None
     if KEYS[key] is not None:
         assert accelerator.memory_mib == KEYS[key]
-    # Labels of nodes, as the API server takes them.
+    # Labels of nodes, valid for the API server.
     for label, values in accelerator.node_labels.items():
         assert re.fullmatch(r"[a-z0-9.-]+/[A-Za-z0-9._-]+", label)
         assert values
@@ -152,7 +152,7 @@ def test_a_file_extends_and_overrides_the_catalogue(endpoint: Any, tmp_path: Pat
     assert catalogue.accelerators["nvidia-l4"].resource == "nvidia.com/gpu"
     assert catalogue.support("stoker", "cpu").dtypes == ["float32"]
     assert catalogue.support("stoker", "cpu").kv_cache_dtypes == list(KV_CACHE_DTYPES)
-    assert catalogue.support("stoker", "my-gpu").dtypes is None  # nothing is known, and nothing is judged
+    assert catalogue.support("stoker", "my-gpu").dtypes is None  # unknown support is not checked
     assert plan(endpoint().spec, catalogue).image == "stoker/engine-cpu:0.1.0"
 
 

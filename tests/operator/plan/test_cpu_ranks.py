@@ -1,4 +1,4 @@
-"""Ranks that share a pod's processors: its memory is theirs, in equal parts."""
+"""Ranks share a pod's CPUs and its memory, in equal parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_absent_is_one(spec: SpecOf, parallelism: Any, sizes: tuple[int,
 
 
 def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
-    """Two ranks of a pod of 64 GiB hold what one rank of a pod with half of it holds of the same share."""
+    """Each of two ranks in 64 GiB has as much room as the single rank of a 32 GiB pod with the same shard."""
     engines = {"data": 2}
     two = plan(
         spec(QWEN, "cpu", hardware=pod("64Gi"), parallelism=engines, runtime="stoker"), Catalogue.load()
@@ -60,7 +60,7 @@ def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
 
 
 def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
-    """And that would do: what is refused for its memory is accepted with what the remedy says."""
+    """The memory in the remedy of a refused spec suffices."""
     parts: dict[str, Any] = {"parallelism": {"data": 4}, "runtime": "stoker"}
     violation = refused(spec(QWEN, "cpu", hardware=pod("8Gi"), **parts))
     assert violation.reason == "DoesNotFit"
@@ -84,7 +84,7 @@ def test_more_ranks_than_processors_are_warned_about(spec: SpecOf, cpus: str | N
 
 
 def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[..., Study]) -> None:
-    """A CPU is not counted: what is recommended can be written down."""
+    """CPUs have no count: the recommendation can be written in a spec."""
     found = studied(QWEN, "cpu", hardware=pod("96Gi"), parallelism={"data": 2, "tensor": 2}, runtime="stoker")
     assert found.advice is not None
     assert (found.advice.count, found.advice.nodes, found.advice.sizes.used) == (1, 1, 4)
@@ -93,7 +93,7 @@ def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[...
 @pytest.mark.parametrize("accelerator", ["cpu", "nvidia-h100-80gb"])
 @pytest.mark.parametrize("source", [MIXTURE, "pvc://models/mine"])
 def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) -> None:
-    """The planner and the engine say the same."""
+    """The planner and the engine give the same message."""
     hardware = pod("400Gi") if accelerator == "cpu" else {"count": 4}
     parts: dict[str, Any] = {"hardware": hardware, "runtime": "stoker", "image": "mine:1"}
     for expert in (2, 4):
@@ -107,7 +107,7 @@ def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) ->
 
 
 def test_experts_are_dealt_over_one_engine(spec: SpecOf) -> None:
-    """Whole experts weigh what their columns weigh where both divide; vLLM's engines share them besides."""
+    """Whole experts have the size of their columns if both divide; vLLM's engines also share them."""
     h100 = "nvidia-h100-80gb"
     dealt = {"tensor": 4, "expert": 4}
     stoker_plan = plan(spec(MIXTURE, h100, 4, parallelism=dealt, runtime="stoker", image="mine:1"), Catalogue.load())

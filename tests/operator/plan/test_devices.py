@@ -1,4 +1,4 @@
-"""Slices, shares and shapes of slices: one verdict, whoever asks."""
+"""MIG slices, shared GPUs and slice profiles get the same verdict from all callers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def catalogue(tmp_path: Path) -> Catalogue:
 
 
 def against(catalogue: Catalogue, manifest: dict[str, Any]) -> tuple[Violation, ...]:
-    """What admission and reconcile say."""
+    """Return the violations that admission and reconcile report."""
     return evaluate(Owner("demo", "default", "uid"), manifest, PlanningContext(catalogue)).violations
 
 

@@ -1,4 +1,4 @@
-"""What the planner says of sizes is what the engine's layers make of them, either way."""
+"""The planner accepts exactly the sizes for which the engine can build its layers."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.planner import study
 
-#: Reasons that are about the division of a model.
+#: Reasons about the sharding of a model.
 DIVISION = {"HeadsNotDivisible", "KVHeadsNotDivisible", "ShardsNotDivisible", "ExpertsNotDivisible"}
 
 
 @dataclass
 class Seat(SingleRank):
-    """A rank that never talks to the others."""
+    """A rank that never communicates."""
 
     rank: int
     size: int
 
 
 def drawn(dice: random.Random) -> tuple[dict[str, Any], str | None]:
-    """A config, and how it is quantized when it is loaded."""
+    """Return a random config, and how it is quantized on load."""
     heads = dice.choice([2, 4, 6, 8, 12])
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -60,7 +60,7 @@ def drawn(dice: random.Random) -> tuple[dict[str, Any], str | None]:
 
 
 def refused(config: ModelConfig, ranks: int, formats: WeightFormats) -> bool:
-    """Whether any rank's layers do."""
+    """Return whether any rank's layers refuse the config."""
     for rank in range(ranks):
         linear = with_formats(formats, lambda _: UNQUANTIZED)
         try:
@@ -92,7 +92,7 @@ def test_verdicts_are_the_engines(seed: int, spec: Callable[..., Spec]) -> None:
 
 
 def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dict[str, int], device: str) -> str:
-    """What the engine says at its start; empty: nothing."""
+    """Return the engine's error at its start; empty if there is none."""
     config = ModelConfig.from_dict(stated)
     formats = on_load_formats(config, quantization) if quantization else ALL_NUMBERS
     checkpoint: Any = SimpleNamespace(config=config, weight_formats=lambda *_: formats, quantization=None)
@@ -107,7 +107,7 @@ def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dic
             data_parallel_size=sizes["data"],
             enable_expert_parallel=sizes.get("expert", 1) > 1,
         )
-        with pytest.MonkeyPatch.context() as patch:  # there is no such device here, and no file
+        with pytest.MonkeyPatch.context() as patch:  # neither the device nor the files exist
             patch.setattr(check_sharding, "resolve_device", lambda _: torch.device(device))
             patch.setattr(check_sharding, "resolve_dtype", lambda *_: torch.float32)
             check_sharding.refuse_indivisible(args, checkpoint)
@@ -118,7 +118,7 @@ def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dic
 
 @pytest.mark.parametrize("seed", range(60))
 def test_refusals_are_in_the_engines_words(seed: int, spec: Callable[..., Spec]) -> None:
-    """Stages, whole experts and engines too, on each kind of device."""
+    """Also for stages, whole experts and data-parallel engines, on each kind of device."""
     dice = random.Random(1000 + seed)
     stated, quantization = drawn(dice)
     sizes = {"tensor": dice.choice([1, 2, 3, 4]), "pipeline": dice.choice([1, 1, 2, 3]), "data": dice.choice([1, 1, 2])}
@@ -137,6 +137,6 @@ def test_refusals_are_in_the_engines_words(seed: int, spec: Callable[..., Spec])
     refusals = [each.message for each in (*found.refused, *found.unplannable)]
     objection = start_objection(stated, quantization, sizes, "cpu" if accelerator == "cpu" else "cuda")
     assert bool(refusals) == bool(objection), (refusals, objection)
-    # Where two things are wrong, either may be said.
+    # If two things are wrong, either may be reported.
     two = "expert" in sizes and sizes["data"] > 1 and "num_local_experts" not in stated
     assert two or not objection or any(each in objection for each in refusals), (refusals, objection)

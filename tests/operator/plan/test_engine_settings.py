@@ -1,4 +1,4 @@
-"""What decides how memory is used: fields, words, and the runtimes' own defaults."""
+"""Settings that decide how memory is used: fields, arguments, and the runtimes' defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that vLLM serves and our engine does not: their sums are those of transformers' own classes."""
+"""Models that only vLLM serves: predicted sizes equal those of transformers' classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker_operator.plan.model_shapes import Shape, shape_of, table
 from stoker_operator.plan.planner import plan, study
 from stoker_operator.plan.unplannable import Unplannable
 
-#: Transformers' type → the architecture. Encoders are counted without projectors, hence the tolerance.
+#: Architecture by transformers' type. Encoders are counted without projectors, hence the tolerance.
 COUNTED = {
     "llama4": "Llama4ForConditionalGeneration",
     "minimax_m2": "MiniMaxM2ForCausalLM",

@@ -1,4 +1,4 @@
-"""Shards that are not whole: refused with what divides, where an engine would only fail when it loads."""
+"""Uneven shards are refused with sizes that divide; the engine would fail only while loading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_operator.plan.planner import Study, Unplannable, plan
 
 H100 = "nvidia-h100-80gb"
 QWEN_FP8 = "hf://Qwen/Qwen3-30B-A3B-FP8"  # experts of 768, by blocks of 128 × 128
-#: The shape that AutoAWQ made of Qwen2.5-72B before its inner size was padded to 29,696 for this reason.
+#: Shape of AutoAWQ's Qwen2.5-72B before its inner size was padded to 29,696 for this reason.
 AWQ = {
     **table()["Qwen/Qwen2.5-72B-Instruct"],
     "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
@@ -32,7 +32,7 @@ def refusal(spec: Spec, config: Any = None) -> Any:
 
 @pytest.mark.parametrize(("count", "part"), [(4, 192), (8, 96)])
 def test_experts_by_blocks_that_do_not_divide(spec: SpecOf, count: int, part: int) -> None:
-    """vLLM's issue 25292."""
+    """Regression test of vLLM's issue 25292."""
     violation = refusal(spec(QWEN_FP8, H100, count))
     assert (violation.field, violation.reason) == ("spec.parallelism", "ExpertsNotDivisible")
     assert violation.message == (
@@ -93,7 +93,7 @@ def test_an_inner_size_that_is_no_multiple(spec: SpecOf) -> None:
 
 
 def test_deepseek_in_blocks_is_as_its_authors_run_it(spec: SpecOf, studied: Callable[..., Study]) -> None:
-    """Eight H200 with TP 8, or with data and expert parallelism over eight: both are in vLLM's recipes."""
+    """Eight H200 with TP 8, or with data and expert parallelism over eight: both are vLLM's recipes."""
     deepseek = "hf://deepseek-ai/DeepSeek-V3"
     assert plan(spec(deepseek, "nvidia-h200", 8), Catalogue.load()).placement.tensor == 8
     dealt = {"tensor": 1, "data": 8, "expert": 8}

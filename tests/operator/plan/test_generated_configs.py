@@ -1,6 +1,7 @@
-"""Generated configurations: families (mixtures, latent attention, attention sinks, images read beside text) × spellings
-of a quantization × forms of rotary positions × nesting × missing fields. Their weights and keys and values are counted
-independently, in transformers' own classes on meta tensors."""
+"""Generated configurations: families (mixtures, latent attention, attention sinks, vision models) × spellings of a
+quantization × forms of rotary embeddings × nesting × missing fields. Their weights and KV cache are counted
+independently, with transformers' classes on meta tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from stoker_engine.sizing.weight_sizes import weight_bytes
 from stoker_operator.plan.model_shapes import Shape, shape_of
 
 SEEDS = range(48)
-#: Transformers' type → the architecture.
+#: Architecture by transformers' type.
 FAMILIES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -42,16 +43,16 @@ FAMILIES = {
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
 }
-#: Those that read images too, whose positions have three dimensions.
+#: Families with images, whose positions have three dimensions.
 WITH_IMAGES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-#: Those with the mixture and the latent attention of DeepSeek's, and with its mixture alone.
+#: Families with DeepSeek's mixture and latent attention, and those with its mixture.
 LATENT, SHARING = ("deepseek_v2", "deepseek_v3"), ("deepseek_v2", "deepseek_v3", "glm4_moe")
 COUNTED_EXPERTS = {
     "mixtral": "num_local_experts", "qwen3_moe": "num_experts", "olmoe": "num_experts",
     "granitemoe": "num_local_experts", "gpt_oss": "num_local_experts",
 }  # fmt: skip
 MODELOPT = {"producer": {"name": "modelopt"}, "ignore": ["lm_head"]}
-#: What a config says, and bytes of each number of a layer's matrices.
+#: Quantization configs, and bytes per element of a layer's matrices.
 QUANTIZATIONS: list[tuple[dict[str, Any] | None, float]] = [
     (None, 2),
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1),
@@ -72,12 +73,12 @@ ROPES: list[dict[str, Any]] = [
 
 
 class Generated:
-    """A configuration that a seed draws."""
+    """A random configuration."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
         self.kind = draw.choice(list(FAMILIES))
-        heads, size = draw.choice([8, 16]), draw.choice([64, 128])  # a row is long beside its scale
+        heads, size = draw.choice([8, 16]), draw.choice([64, 128])  # rows are long compared with their scale
         self.fields: dict[str, Any] = {
             "hidden_size": heads * size,
             "intermediate_size": 128 * draw.randint(4, 16),
@@ -133,7 +134,7 @@ class Generated:
         self.dtype = draw.choice([{"torch_dtype": "bfloat16"}, {"dtype": "bfloat16"}, {}])
 
     def _ropes(self, size: int) -> list[dict[str, Any]]:
-        """The forms of rotary positions that the family has."""
+        """Return the forms of rotary embeddings that the family has."""
         if self.kind in WITH_IMAGES:
             third = size // 6
             sections = [size // 2 - 2 * third, third, third]
@@ -142,7 +143,7 @@ class Generated:
                 {"rope_scaling": {"rope_type": "default", "mrope_section": sections}},
                 {"rope_scaling": {"type": "mrope", "rope_type": "mrope", "mrope_section": sections}},
             ]
-        if self.kind == "phi3":  # in its files yarn means longrope
+        if self.kind == "phi3":  # its files call longrope yarn
             factors = {"short_factor": [1.0] * (size // 2), "long_factor": [4.0] * (size // 2)}
             stretched = {"max_position_embeddings": 8192, "original_max_position_embeddings": 2048}
             return [
@@ -157,11 +158,11 @@ class Generated:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As a config.json states it."""
+        """Return the content of config.json."""
         text = {**self.fields, **self.rope, "model_type": self.kind}
         stated = {"quantization_config": self.quantization} if self.quantization else {}
         if self.kind in WITH_IMAGES:
-            # Older files have the text model's fields beside the encoder's, newer ones within text_config.
+            # Older files store the text model's fields beside the encoder's, newer ones in text_config.
             text = {"text_config": text} if self.inside or self.kind == "qwen3_vl" else text
             tied = {"tie_word_embeddings": self.fields["tie_word_embeddings"]}
             return {
@@ -175,9 +176,9 @@ class Generated:
         return {"architectures": ["LlavaForConditionalGeneration"], "text_config": inner, **outer, **tied, **self.dtype}
 
     def _encoder(self) -> dict[str, Any]:
-        """The encoder of images, as each family spells it."""
+        """Return the vision encoder's config, as each family spells it."""
         width = self.fields["hidden_size"]
-        if self.kind == "qwen2_vl":  # what others call hidden_size is its embed_dim
+        if self.kind == "qwen2_vl":  # embed_dim is hidden_size in other families
             return {
                 **{name: value for name, value in self.vision.items() if name != "intermediate_size"},
                 "embed_dim": 512, "hidden_size": width, "mlp_ratio": 4,
@@ -186,7 +187,7 @@ class Generated:
         return {**self.vision, **deep, "out_hidden_size": width}
 
     def counted(self, runtime: str) -> tuple[float, int]:
-        """Bytes of the weights, and numbers of the KV cache a token, by transformers."""
+        """Return the bytes of the weights, and the KV elements per token, by transformers."""
         make = CONFIG_MAPPING[self.kind]
         if self.kind in WITH_IMAGES:
             outer = {"tie_word_embeddings": self.fields["tie_word_embeddings"], "pad_token_id": None}
@@ -202,7 +203,7 @@ class Generated:
             matrix = ".layers." in name and each.dim() >= 2 and not name.endswith(("gate.weight", "router.weight"))
             if self.kind == "gpt_oss":
                 matrix = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
-            # Our engine computes latent attention with it as numbers, whatever the file has.
+            # Stoker computes latent attention with this weight unquantized, whatever the file's format.
             matrix = matrix and not (runtime == "stoker" and "kv_b_proj" in name)
             total += each.numel() * (self.bytes_each if matrix else 2)
         if self.kind in LATENT:
@@ -220,6 +221,6 @@ def test_sizes_are_those_of_transformers(seed: int) -> None:
         shape = shape_of(ModelSource.parse("hf://org/model"), generated.config, runtime)
         assert isinstance(shape, Shape), (shape, generated.config)
         assert sum(layer.attention.cache.numbers_per_token for layer in shape.config.layers) == cached
-        # Our engine gives each row of a block, or of a matrix, scales of its own.
+        # Stoker uses separate scales for each row of a block, or of a matrix.
         tolerance = 0.01 if runtime == "vllm" else 0.035
         assert weight_bytes(shape.config, 2, formats=shape.formats) == pytest.approx(weights, rel=tolerance), runtime

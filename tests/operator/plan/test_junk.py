@@ -1,5 +1,6 @@
-"""Whatever a hub gives for a config.json, and whatever sizes are asked for, the planner has an answer: a plan, or a
-refusal. It never fails, and never does much for it."""
+"""For any config.json of a hub and any sizes, the planner returns a plan or a refusal. It never fails, and its work is
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from stoker_operator.plan.planner import plan, planned_ways_out, study
 from ...support.work import work
 from .conftest import LLAMA_405B, document
 
-#: Steps, of which a second has more than ten million. To read a quantized mixture of 200 layers takes two million, as
+#: Largest number of steps; a second has more than ten million. Reading a quantized mixture of 200 layers takes two
+#: million, since each expert's name is matched; each way to split adds some thousands.
 #: each expert's name is matched; each way adds some thousands.
 MOST_WORK = 3_000_000
 CONFIGS = [dict(config) for name, config in table().items() if "/" in name]
@@ -86,7 +88,7 @@ def test_junk_is_not_known_rather_than_believed(change: dict[str, Any]) -> None:
 
 
 def test_a_verdict_is_there_before_an_admission_gives_up() -> None:
-    """The slowest kind: nothing fits, so that all ways and larger machines are tried."""
+    """The slowest case: nothing fits, so that all splits and larger machines are tried."""
     spec = parse(document(LLAMA_405B, "nvidia-h100-80gb", 8)).spec
     study(spec, Catalogue.load())  # reads the tables
 
@@ -106,7 +108,7 @@ def test_a_verdict_is_there_before_an_admission_gives_up() -> None:
     ],
 )
 def test_a_deep_model_on_many_gpus_is_bounded_work(model: str, accelerator: str, runtime: str) -> None:
-    """By sizes that the model cannot be split by, or that a rule refuses: all ways are tried, and ways out."""
+    """The given sizes do not divide the model, or a rule refuses them: all splits and remedies are tried."""
     config = {name: value for name, value in table()[model].items() if name != "layer_types"}
     config["num_hidden_layers"] = 200
     for sizes in (None, {"tensor": 48, "data": 1}):

@@ -1,6 +1,7 @@
-"""Plans against what is known of models and accelerators: published sizes, arithmetic, and how their authors run them.
+"""Plans compared with known facts about models and accelerators: published sizes, arithmetic, and their authors'
+recipes.
 
-Each row says why it is so. What rests on vLLM's own use of memory is only judged by bounds.
+Each row states its source. Values that depend on vLLM's own use of memory are only checked by bounds.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ EIGHT_DEALT: Final = {"tensor": 8, "expert": 8}
 
 
 class Fact(NamedTuple):
-    """What is known of a model on accelerators.
+    """A known fact about a model on accelerators.
 
     Attributes:
-        model, accelerator, count: a pod.
-        why: how it is known.
-        refused: the reason of the refusal; empty: it runs.
+        model, accelerator, count: the pod.
+        why: source of the fact.
+        refused: reason of the refusal; empty if it runs.
         gigabytes: weights on each accelerator.
-        length: the least that its longest sequence is.
-        max_length: the most that it is.
-        parallelism, engine: more of the spec.
+        length: smallest expected value of the longest sequence.
+        max_length: largest expected value.
+        parallelism, engine: further parts of the spec.
     """
 
     model: str
@@ -155,7 +156,7 @@ def test_bytes_that_a_token_keeps(model: str, bytes_per_token: int, why: str) ->
     [(OSS_120B, 18, {128: 18}), (GEMMA_27B, 10, {1024: 52}), (SCOUT, 12, {8192: 36})],
 )
 def test_layers_that_keep_a_window(model: str, full: int, windows: dict[int, int]) -> None:
-    """As their model cards say: every second, every sixth and every fourth layer sees everything."""
+    """By their model cards, every second, sixth and fourth layer has full attention."""
     shape = shape_of(ModelSource.parse(f"hf://{model}"), None, "vllm")
     assert isinstance(shape, Shape)
     seen = [layer.sliding_window for layer in shape.config.layers]

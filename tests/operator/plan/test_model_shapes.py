@@ -1,4 +1,4 @@
-"""The table of well-known models, against the sizes that are published of them and against transformers."""
+"""The table of well-known models, compared with published sizes and with transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from stoker_engine.sizing.weight_sizes import weight_bytes, weight_sizes
 from stoker_operator.plan.model_shapes import Shape, shape_of, table
 from stoker_operator.plan.unplannable import Unplannable
 
-#: Numbers of weights, as the hub shows them of each repository (tied heads counted once, DeepSeek-V3 without the layer
+#: Numbers of weights that the hub shows for each repository (tied heads counted once, DeepSeek-V3 without the layer for
+#: multi-token prediction).
 #: that predicts a second token).
 PUBLISHED = {
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
@@ -67,7 +68,7 @@ PUBLISHED = {
     "bigscience/bloom": 176_247_271_424,
     "bigscience/bloom-560m": 559_214_592,
 }
-#: The same of models that other runtimes serve, and of those that also see, whose projectors are not counted.
+#: The same for models of other runtimes, and for vision models without their projectors.
 PUBLISHED_ELSEWHERE = {
     "meta-llama/Llama-4-Scout-17B-16E": 108_641_793_536,
     "meta-llama/Llama-4-Maverick-17B-128E": 401_583_781_376,
@@ -112,7 +113,7 @@ def test_every_entry_is_a_model_whose_size_is_known(name: str) -> None:
     shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape), shape
     num_weights = sum(size.numbers for size in weight_sizes(shape.config))
-    # Chat models and quantized ones are as large as the model they were made from, but for padded matrices.
+    # Chat models and quantized ones are as large as their base model, except for padded matrices.
     assert any(abs(num_weights - size) <= 0.01 * size for size in (PUBLISHED | PUBLISHED_ELSEWHERE).values())
 
 
@@ -120,7 +121,7 @@ def test_every_entry_is_a_model_whose_size_is_known(name: str) -> None:
     "name", ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "google/gemma-2-9b", "microsoft/phi-4"]
 )
 def test_transformers_reads_the_same_shape(name: str) -> None:
-    """What the table leaves out is what transformers' own config class leaves out."""
+    """Fields missing in the table have the default of transformers' config class."""
     shape = shape_of(source(name), None)
     assert isinstance(shape, Shape)
     kind = {"LlamaForCausalLM": "llama", "Qwen3MoeForCausalLM": "qwen3_moe", "Gemma2ForCausalLM": "gemma2"}

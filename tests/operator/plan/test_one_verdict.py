@@ -1,4 +1,4 @@
-"""Over seeded manifests: plan and admission say the same, and what is recommended passes the judge."""
+"""For seeded manifests, plan and admission agree, and recommendations pass validation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWNER = Owner("demo", "default", "uid")
 
 
 def manifest(dice: random.Random) -> dict[str, Any]:
-    """A manifest of what users write, some of it wrong."""
+    """Return a typical manifest, sometimes with errors."""
     maybe = dice.random
     source = f"hf://{dice.choice(MODELS)}" if maybe() < 0.9 else "pvc://models/mine"
     engine: dict[str, Any] = {"runtime": dice.choice(["vllm", "vllm", "vllm", "stoker"])}
@@ -64,7 +64,7 @@ def manifest(dice: random.Random) -> dict[str, Any]:
 
 
 def judged(document: dict[str, Any]) -> set[str]:
-    """What admission and reconcile say."""
+    """Return the reasons that admission and reconcile report."""
     return {str(violation) for violation in evaluate(OWNER, document, PlanningContext(CATALOGUE)).violations}
 
 
@@ -92,7 +92,7 @@ def test_what_is_recommended_passes_the_judge(seed: int) -> None:
             found = study(parse(document).spec, CATALOGUE)
         except Refused:
             continue
-        # Quantizations, lengths and the like are the author's, whatever the sizes.
+        # Quantization, lengths and similar come from the author, independent of the sizes.
         of_sizes = {"DoesNotFit", "MaxModelLenDoesNotFit", "HeadsNotDivisible", "KVHeadsNotDivisible"}
         of_sizes |= {"ShardsNotDivisible", "ExpertsNotDivisible", "ExpertMismatch", "TooFewLayers"}
         if found.advice is None or any(each.reason not in of_sizes for each in found.unplannable):
@@ -104,7 +104,7 @@ def test_what_is_recommended_passes_the_judge(seed: int) -> None:
 
 
 def written(document: dict[str, Any], advice: Advice) -> dict[str, Any]:
-    """The manifest with what is recommended in it."""
+    """Return the manifest with the recommendation applied."""
     expert = {"expert": advice.option.expert} if advice.option.expert > 1 else {}
     return {
         **document,

@@ -1,4 +1,4 @@
-"""Quantized models that our engine does not load: the plan refuses what the engine's start does, in its words."""
+"""Quantized models that Stoker's engine cannot load: the plan gives the same message as the engine at its start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(spec: Spec, config: dict[str, Any]) -> Violation:
 
 
 def started(folder: Path, config: dict[str, Any], quantization: str | None = None) -> str:
-    """What the engine says at its start."""
+    """Return the engine's error at its start."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     with pytest.raises((ModelError, ArgumentError)) as caught:
@@ -75,7 +75,7 @@ def test_what_is_not_quantized_when_it_is_loaded_is_refused_by_the_plan_too(
     assert plan(spec("hf://org/model", "nvidia-h100-80gb", 1, **engine), Catalogue.load(), config).unknown
 
 
-#: Of families of ours: by a method that is read, in a way that is not.
+#: Configs of supported families and quantization methods, in unsupported variants.
 UNREAD: Final[dict[str, dict[str, Any]]] = {
     "an algorithm": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
     "bits": {"quant_method": "gptq", "bits": 5, "group_size": 128},

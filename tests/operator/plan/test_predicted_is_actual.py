@@ -1,6 +1,7 @@
-"""A plan's blocks are the engine's: a manifest is planned and rendered, and the engine is started by its words.
+"""Predicted and actual numbers of KV blocks are equal: a manifest is planned and rendered, and the engine is started
+with the rendered arguments.
 
-The container is pretended: its memory limit is the file that the kernel would write. All else is real.
+The container is simulated: its memory limit is the file that the kernel would write. Everything else is real.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SIZES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama whose cache is large."""
+    """A tiny Llama with a large cache."""
     folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**_SIZES, num_hidden_layers=4, num_key_value_heads=4)).save_pretrained(folder)
@@ -52,7 +53,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with windows, so that the cache has several groups."""
+    """A tiny Gemma with windows, so that the cache has several groups."""
     folder = tmp_path_factory.mktemp("gemma")
     torch.manual_seed(0)
     config = Gemma3TextConfig(**_SIZES, num_hidden_layers=6, num_key_value_heads=4, sliding_window=512)
@@ -112,7 +113,7 @@ def test_predicted_blocks_are_allocated_blocks(
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny mixture, whose experts ranks may share out."""
+    """A tiny mixture, whose experts can be distributed over ranks."""
     folder = tmp_path_factory.mktemp("mixtral")
     torch.manual_seed(0)
     config = MixtralConfig(**_SIZES, num_hidden_layers=3, num_key_value_heads=2, num_local_experts=3)
@@ -146,7 +147,7 @@ def test_ranks_allocate_what_is_predicted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each rank of a pod, by the sums it does at its start."""
+    """Each rank of a pod, by the calculation at its start."""
     folder: Path = request.getfixturevalue(model)
     memory = {"limits": {"memory": "12Gi"}}
     document = {
@@ -175,7 +176,7 @@ def test_ranks_allocate_what_is_predicted(
 
 
 def _bytes(memory: str) -> int:
-    """The limit in bytes, as the kubelet writes it."""
+    """Return the limit in bytes, as the kubelet writes it."""
     units = {"Gi": 1024**3, "Mi": 1024**2, "G": 1000**3}
     unit = next(unit for unit in units if memory.endswith(unit))
     return int(memory.removesuffix(unit)) * units[unit]

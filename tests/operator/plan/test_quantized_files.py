@@ -1,4 +1,4 @@
-"""How large quantized checkpoints are, by every spelling in which public files say that they are quantized."""
+"""Sizes of quantized checkpoints, for all spellings of quantization in public files."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_exceptions_are_counted_by_whatever_name_the_text_model_has(begins: str)
     assert stored_bytes({**LLAMA_405B, "quantization_config": stated}, "vllm") == pytest.approx(416.4e9, rel=0.002)
 
 
-#: A matrix of Llama's, and what files hold of it: tensors of (shape, bytes of a number).
+#: A matrix of Llama, and its tensors in files: (shape, bytes per element).
 OUTPUTS, INNER, GROUP = 4096, 14336, 128
 FILES: dict[str, tuple[dict[str, Any], list[tuple[tuple[int, ...], int]]]] = {
     "FP8 blocks": (
@@ -209,12 +209,12 @@ def test_a_matrix_takes_the_bytes_of_its_tensors(method: str, runtime: str) -> N
     down = shape.formats.stored("layers.0.down")
     assert down is not None and shape.formats.stored("embed") is None
     expected = sum(prod(sizes) * bytes_each for sizes, bytes_each in tensors)
-    # Our engine gives each row of a block scales of its own: 4 bytes for 128.
+    # Stoker has separate scales for each row of a block: 4 bytes per 128 elements.
     tolerance = 0.035 if (method, runtime) == ("FP8 blocks", "stoker") else 0.01
     assert down.matrix_bytes(OUTPUTS, INNER) == pytest.approx(expected, rel=tolerance)
 
 
-#: Methods by which files hold a scale for each tensor, and how many bytes of scales each tensor has.
+#: Methods with one scale per tensor, and the bytes of scales per tensor.
 BY_TENSOR: dict[str, tuple[dict[str, Any], float, int]] = {
     "ModelOpt FP8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, 1, 4),
     "ModelOpt NVFP4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5 + 1 / 16, 4),
@@ -254,7 +254,7 @@ def test_what_is_not_quantized_has_the_dtype_of_the_files(
     name: str, size: float, runtime: str, spec: Callable[..., Spec]
 ) -> None:
     config = {field: value for field, value in table()[name].items() if field != "torch_dtype"}
-    files = {**config, "dtype": "bfloat16"}  # as `checkpoint_files` finds it
+    files = {**config, "dtype": "bfloat16"}  # as found by `checkpoint_files`
     tested_spec = spec(f"hf://{name}", "nvidia-h100-80gb", 1, runtime=runtime, maxModelLen=1024, image="x")
     for tensors in (None, files):
         found = plan(tested_spec, Catalogue.load(), tensors).estimate

@@ -1,4 +1,4 @@
-"""What is recommended, what Auto makes of it, and what is warned about."""
+"""Recommendations, the effect of Auto, and warnings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sizes(study: Study) -> tuple[int, ...]:
 
 
 def test_what_only_fits_is_not_what_serves(studied: Studied) -> None:
-    """TP 2 × DP 4 holds the weights and a sequence of 13,472 tokens, where the model takes 131,072."""
+    """TP 2 × DP 4 fits the weights and a sequence of 13,472 tokens, but the model supports 131,072."""
     assert sizes(studied(LLAMA_31_70B, H100, 8)) == (8, 1, 1)  # ten of them; three with TP 4
 
 
@@ -42,7 +42,7 @@ def test_what_only_fits_is_not_what_serves(studied: Studied) -> None:
         (3, None, (4, 1, 2)),
         (4, None, (8, 1, 1)),
         (10, None, (8, 1, 1)),
-        (11, None, (8, 1, 1)),  # none holds as many: the nearest
+        (11, None, (8, 1, 1)),  # no split serves as many: the nearest
         (4, 32768, (4, 1, 2)),
         (4, 3000, (2, 1, 4)),
         (5, 3000, (4, 1, 2)),
@@ -70,7 +70,7 @@ def test_copies_that_share_experts_stay_together(studied: Studied) -> None:
     advice = studied(QWEN_MOE, H100, 4).advice
     assert advice is not None and not advice.apart
     assert (advice.count, advice.replicas, advice.sizes) == (4, 1, (1, 1, 4))
-    # Those of our own engine share nothing, unless whole experts are dealt.
+    # Stoker's data-parallel engines share nothing, unless they distribute whole experts.
     apart = studied(QWEN_MOE, H100, 4, runtime="stoker", image="x").advice
     assert apart is not None and apart.apart
 
@@ -129,7 +129,7 @@ def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
     assert "use 8 × nvidia-h100-80gb per engine" in warning
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism={"data": 4}).warnings
     assert "use tensor 8, data 1" in warning
-    # Who says how long sequences are has nothing cut, and who asks for one at once has too few of none.
+    # No warning about lengths with an explicit length, nor about concurrency with a single request.
     assert not planned(spec, LLAMA_31_70B, H100, 2, maxModelLen=3000).warnings
     assert not planned(spec, LLAMA_31_70B, H100, 8).warnings
 

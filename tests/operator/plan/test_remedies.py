@@ -1,5 +1,6 @@
-"""Whatever is refused, what is named as a way out is accepted: drawn models, machines and wishes, and every remedy that
-can be read back, tried."""
+"""Remedies of refused specs are accepted: for random models, machines and settings, every remedy that can be parsed is
+tried.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from stoker_operator.reconcile.evaluate import Configs, PlanningContext, evaluat
 
 from .conftest import document
 
-#: Both runtimes have an image for all accelerators, so that each can be the other's remedy.
+#: A catalogue in which both runtimes have an image for all accelerators, so that each can be the other's remedy.
 CATALOGUE: Final = Catalogue.load().model_copy(
     update={
         "runtimes": {name: dict.fromkeys(("cuda", "rocm", "cpu", "tpu"), f"{name}:1") for name in ("stoker", "vllm")}
@@ -59,7 +60,7 @@ SIZES: Final = (
 
 
 def drawn(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A manifest, and the config.json of its model, where it has one."""
+    """Return a random manifest, and its model's config.json if it has one."""
     draw = random.Random(seed)
     name = draw.choice(MODELS)
     config = CONFIGS.get(name)
@@ -91,7 +92,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 def merged(manifest: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
-    """A manifest with one field of its spec changed; None removes it."""
+    """Return a manifest with one field of its spec changed; None removes it."""
     made = copy.deepcopy(manifest)
     *path, last = field.removeprefix("spec.").split(".")
     inside = made["spec"]
@@ -109,12 +110,12 @@ def shared(manifest: dict[str, Any], sizes: dict[str, str | None], count: int | 
 
 
 def tried(manifest: dict[str, Any], violation: Violation) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each way out that a remedy names, with the manifest that it makes of this one."""
+    """Yield each remedy of a violation, with the changed manifest."""
     text, field = violation.remedy, violation.field
     for found in re.finditer(rf"(?:use |or |with ){SIZES}(?: \(recommended(?P<better>[^)]*)\))?", text):
         before = text[: found.start("tensor")]
         if before.endswith(("which fits with tensor ", "data 1 with tensor ")) or "runtime: " in before:
-            continue  # with more than sizes
+            continue  # the remedy names more than sizes
         if count := re.search(r"use hardware\.count (\d+) with tensor $", before):
             yield "smaller pods", shared(manifest, sizes_of(found), int(count[1]))
         elif count := re.search(r"use at least (\d+) × \S+ with tensor $", before):
@@ -163,12 +164,12 @@ def refusals(manifest: dict[str, Any], config: dict[str, Any] | None) -> tuple[V
 
 
 def named(seed: int) -> set[str]:
-    """Tries the remedies of what a seed draws; their kinds."""
+    """Try the remedies for a seed; return their kinds."""
     manifest, config = drawn(seed)
     try:
         against = refusals(manifest, config)
     except Refused:
-        return set()  # a rule of the API, which is no plan
+        return set()  # a rule of the API, not of the planner
     reasons, kinds = {each.reason for each in against}, set()
     for violation in against:
         assert violation.remedy
@@ -202,7 +203,7 @@ TOPOLOGY: Final = "cloud.google.com/gke-tpu-topology"
 
 
 def drawn_uneven(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A manifest whose sizes rarely come to what it has, on one pod or several, or that selects some slice."""
+    """Return a manifest whose sizes rarely match its accelerators, on one or several pods, or with a MIG slice."""
     draw = random.Random(seed)
     manifest, config = drawn(seed)
     made = merged(merged(manifest, "hardware.resources", None), "hardware.accelerator", "nvidia-h100-80gb")
@@ -218,7 +219,7 @@ def drawn_uneven(seed: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 def planned(manifest: dict[str, Any], config: dict[str, Any] | None) -> tuple[Violation, ...]:
-    """All that is said against a manifest, as an admission would."""
+    """Return all violations of a manifest, as admission does."""
     try:
         plan(parse(manifest).spec, CATALOGUE, config)
     except Refused as refused:
@@ -227,14 +228,14 @@ def planned(manifest: dict[str, Any], config: dict[str, Any] | None) -> tuple[Vi
 
 
 def of_sizes(violations: tuple[Violation, ...], kind: str) -> list[str]:
-    """Those among them that other sizes, counts or lengths would end; sizes of one count end none about its slice."""
+    """Return the reasons that other sizes, counts or lengths could fix; sizes alone do not fix those about a slice."""
     reasons = ("MaxModelLenDoesNotFit", "DoesNotFit")
     fields = ("spec.parallelism", "spec.hardware", *(() if kind == "sizes" else ("spec.template",)))
     return [str(each) for each in violations if each.field.startswith(fields) or each.reason in reasons]
 
 
 def named_by_rules(seed: int) -> set[str]:
-    """Tries what is named instead of sizes that the manifest's own rules refuse; its kinds."""
+    """Try the remedies for sizes that the API's rules refuse; return their kinds."""
     manifest, config = drawn_uneven(seed)
     kinds = set()
     for violation in planned(manifest, config):
@@ -305,7 +306,7 @@ def test_sizes_that_the_model_cannot_be_split_by_are_not_named(count: int, sizes
 
 
 def test_admission_names_sizes_by_the_config_that_is_there() -> None:
-    """The webhook judges by what is in memory: sizes are planned where the model's config.json is."""
+    """The webhook uses only cached data: it plans sizes if the model's config.json is available."""
     manifest = document(
         "hf://org/exaone", "nvidia-h100-80gb", 6, parallelism={"tensor": 4, "data": 1}, runtime="stoker"
     )

@@ -1,7 +1,7 @@
-"""The contract for parallelism: every row of the tables that users know vLLM's sizes by.
+"""The contract for parallelism: all rows of the tables of vLLM sizes that users know.
 
-Manifests that break tensor × data are refused by the API's own rule, before a planner sees them; what it says is
-judged here as well, since it is the same table.
+Manifests with a wrong tensor × data are refused by the API's own rule before planning; its message is checked here too,
+since it comes from the same table.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_what_is_absent_is_what_is_left(
 
 @pytest.mark.parametrize(
     ("source", "tensor", "gigabytes"),
-    # Two hold the weights of 70B, and beside them a single sequence of 8,192 tokens: that serves nobody.
+    # Two GPUs hold the weights of 70B and a single sequence of 8,192 tokens: too little to serve.
     [(LLAMA_8B, 1, 16), (LLAMA_70B, 4, 140)],
 )
 def test_the_fewest_80_gb_gpus_that_serve_a_model(studied: Studied, source: str, tensor: int, gigabytes: float) -> None:
@@ -68,7 +68,7 @@ def test_the_fewest_80_gb_gpus_that_serve_a_model(studied: Studied, source: str,
 
 
 def test_405b_in_16_bits_does_not_fit_8_gpus_of_80_gb(spec: Callable[..., Spec]) -> None:
-    """The table says that it did: 810 GB in 8 × 80 GB."""
+    """The table claims that it fits: 810 GB in 8 × 80 GB."""
     with pytest.raises(Unplannable) as refused:
         plan(spec(LLAMA_405B, "nvidia-h100-80gb", 8), Catalogue.load())
     (violation,) = refused.value.violations
@@ -110,7 +110,8 @@ def test_more_engines_leave_each_less_memory_for_its_cache(studied: Studied) -> 
         ),
         strict=True,
     )
-    # 32 layers × 2 × 8 KV heads × 128 numbers × 2 bytes are 128 KiB a token, of 75 GiB a GPU less weights. The null
+    # 32 layers × 2 × 8 KV heads × 128 elements × 2 bytes are 128 KiB per token, of 75 GiB per GPU less weights. The
+    # null block holds no sequence's tokens.
     # block holds no sequence's tokens.
     assert tokens == (2_191_456 - 16, 1_033_600 - 16, 458_768 - 16)
     assert [round(size / 1e9, 1) for size in weights] == [4.0, 8.0, 16.1]
@@ -123,7 +124,7 @@ def test_more_engines_leave_each_less_memory_for_its_cache(studied: Studied) -> 
 
 
 def test_70b_on_8_gpus_is_two_engines_of_four(studied: Studied) -> None:
-    """Four engines of two would fit, with room for one sequence each."""
+    """Four engines of two GPUs would fit, with room for one sequence each."""
     best = recommended(studied(LLAMA_70B, "nvidia-h100-80gb", 8).options)
     assert best is not None and best.sizes == (4, 1, 2)
 

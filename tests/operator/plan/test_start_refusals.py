@@ -1,5 +1,6 @@
-"""A config.json of a family that the engine refuses when it starts is refused by the plan, in the same words; over all
-families, and options that some of them lack."""
+"""The plan refuses a config.json with the same message as the engine at its start, for all families, and options that
+some of them lack.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SIZES: Final[dict[str, Any]] = {
     "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
     "rotary_dim": 8,
 }  # fmt: skip
-#: What at least one family refuses, or computes with.
+#: Options that at least one family refuses or uses.
 OPTIONS: Final[tuple[dict[str, Any], ...]] = (
     {},
     {"hidden_act": "silu"},
@@ -63,7 +64,7 @@ OPTIONS: Final[tuple[dict[str, Any], ...]] = (
 
 
 def start(config: dict[str, Any]) -> str:
-    """What the engine says when it reads the config and builds the model; empty: nothing."""
+    """Return the engine's error while it reads the config and builds the model; empty if there is none."""
     try:
         read = ModelConfig.from_dict(config)
         if why := why_not_computed(compute_dtype(None, read.dtype, quantized=False, on_cpu=True)):

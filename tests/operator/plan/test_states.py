@@ -1,4 +1,4 @@
-"""What the planner says of layers that keep one state of each sequence, however long it is."""
+"""Plans of models with recurrent layers, which keep one state per sequence of any length."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = EngineSettings(0.9, 256, 2048, 16)
 
 @dataclass(frozen=True)
 class Recurrent(LayerConfig):
-    """A layer that keeps a state in place of keys and values."""
+    """A layer with a state instead of keys and values."""
 
     @property
     def cache(self) -> LayerCache:
@@ -33,7 +33,7 @@ class Recurrent(LayerConfig):
 
 
 def bench(every: int) -> Bench:
-    """Eight layers, of which all but every so many-th keep a state; 0: all of them do."""
+    """Eight layers, of which every `every`-th has attention and the others a state; 0: all have a state."""
     config = ModelConfig.from_dict(
         {
             "architectures": ["LlamaForCausalLM"],
@@ -56,7 +56,7 @@ def bench(every: int) -> Bench:
 
 @pytest.mark.parametrize(("every", "block", "blocks_of_states"), [(0, STATE_BYTES, 8), (4, 2 * 2 * 512 * 2 * 16, 4)])
 def test_sequences_are_counted_whole(every: int, block: int, blocks_of_states: int) -> None:
-    if every:  # six layers' states in blocks of 16 tokens of two layers of attention
+    if every:  # states of six layers, in blocks of 16 tokens of two attention layers
         assert blocks_of_states == -(-6 * STATE_BYTES // block)
     found, problem = estimate(bench(every), ONE_DEVICE)
     use = memory_use(bench(every).shape.config, NUMBERS, Device(8 * GIB, 0.9, on_cpu=False))

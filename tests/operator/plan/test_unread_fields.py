@@ -1,4 +1,4 @@
-"""Fields of other families in a config.json change no size: a family is counted by what its own classes read."""
+"""Other families' fields in a config.json change no size: only the fields that a family's classes read count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from stoker_engine.sizing.weight_sizes import weight_sizes
 from stoker_operator.plan.foreign_models import foreign_config
 
-#: Of every kind that transformers has classes of: mixtures, and models that are none.
+#: Model types of all kinds that transformers has: mixtures and dense models.
 KINDS: Final = {
     "apertus": "ApertusForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -46,7 +46,7 @@ SMALL: Final[dict[str, Any]] = {
     "max_position_embeddings": 128,
     "pad_token_id": None,
 }
-#: Fields by which some family states a size.
+#: Fields that state a size in some family.
 FIELDS: Final[dict[str, Any]] = {
     "moe_intermediate_size": 96,
     "num_experts": 12,

@@ -1,4 +1,4 @@
-"""What the planner refuses: each with its reason, the field to blame, and a way out that is one."""
+"""What the planner refuses: each with its reason, field, and a valid remedy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from stoker_operator.plan.planner import Study, Unplannable, plan, study
 
 from .conftest import LLAMA_8B, LLAMA_70B, MISTRAL_7B
 
-QWEN_05B = "hf://Qwen/Qwen2.5-0.5B-Instruct"  # 14 heads, 2 of keys and values
+QWEN_05B = "hf://Qwen/Qwen2.5-0.5B-Instruct"  # 14 heads, 2 KV heads
 QWEN_MOE = "hf://Qwen/Qwen3-30B-A3B"
 QWEN_FP8 = "hf://Qwen/Qwen3-8B-FP8"
 QWEN_AWQ = "hf://Qwen/Qwen2.5-72B-Instruct-AWQ"
 LLAMA_31_8B = "hf://meta-llama/Llama-3.1-8B-Instruct"
 
-#: Bytes of all tensors of the demo model's file, by the gguf library. Its norms are float32, and Gemma's always are.
+#: Bytes of all tensors of the demo model's file, by the gguf library. Its norms are float32, as always for Gemma.
 DEMO_BYTES = 246_587_904
 
 SpecOf = Callable[..., Spec]
@@ -47,12 +47,12 @@ def test_a_default_that_heads_do_not_allow_names_the_recommended_sizes(spec: Spe
 
 
 def test_kv_heads_are_divided_or_replicated(spec: SpecOf) -> None:
-    qwen = "hf://Qwen/Qwen2.5-7B-Instruct"  # 28 heads, 4 of keys and values
+    qwen = "hf://Qwen/Qwen2.5-7B-Instruct"  # 28 heads, 4 KV heads
     sizes = {"tensor": 7, "data": 1}
     (violation,) = refused(spec(qwen, "nvidia-l4", 7, parallelism=sizes))
     assert violation.message == "tensor 7 neither divides the model's 4 key-value heads nor is a multiple of them"
     assert violation.reason == "KVHeadsNotDivisible"
-    phi = "hf://microsoft/Phi-3-medium-4k-instruct"  # 40 heads, 10 of keys and values
+    phi = "hf://microsoft/Phi-3-medium-4k-instruct"  # 40 heads, 10 KV heads
     assert plan(spec(phi, "nvidia-l4", 20, parallelism={"tensor": 20}), Catalogue.load())
 
 
@@ -100,7 +100,7 @@ def test_spread_experts_are_planned(spec: SpecOf) -> None:
     )
     assert spread.placement.expert and not split.placement.expert
     assert spread.estimate and split.estimate
-    # 30.5 billion weights, of which 29 are experts': a quarter of these instead of half.
+    # 30.5 billion weights, of which 29 billion are experts': each GPU has a quarter of these instead of half.
     assert spread.estimate.weight_bytes_per_gpu < 0.6 * split.estimate.weight_bytes_per_gpu
 
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
     has_image = catalogue.model_copy(update={"runtimes": images})
     (violation,) = study(tested_spec, has_image, config).unplannable
     assert violation.remedy.endswith(", or use runtime: stoker")
-    # Where another runtime has no image, or does not read the file either, it is not named.
+    # Another runtime without an image, or without support for the file, is not recommended.
     (violation,) = study(tested_spec, catalogue, config).unplannable
     assert "runtime: stoker" not in violation.remedy
     del config["quantization_config"]["load_in_8bit"]
@@ -203,7 +203,7 @@ def test_an_absent_length_is_the_largest_that_fits_and_is_passed_on(spec: SpecOf
     assert planned.estimate
     assert planned.max_model_len == planned.estimate.max_model_len
     assert planned.max_model_len is not None and 2048 < planned.max_model_len < 131072
-    # All that there is, less what a prediction on a GPU may be wrong by.
+    # All available memory, less the error margin of a GPU prediction.
     assert planned.estimate.kv_tokens_per_copy is not None
     assert planned.max_model_len / planned.estimate.kv_tokens_per_copy == pytest.approx(1 - margin, abs=0.001)
     assert planned.estimate.max_concurrency == 1
@@ -239,7 +239,7 @@ def test_less_than_2048_tokens_serve_nobody(spec: SpecOf) -> None:
     layers = next(layers for layers in range(30, 60) if not _fits(spec(source, "nvidia-h100-80gb", 1), config, layers))
     (violation,) = refused(spec(source, "nvidia-h100-80gb", 1), {**config, "num_hidden_layers": layers})
     assert violation.reason == "DoesNotFit"
-    # A model whose own length is less may have less.
+    # A model with a shorter context may have less.
     short = {**config, "num_hidden_layers": layers - 1, "max_position_embeddings": 512}
     assert plan(spec(source, "nvidia-h100-80gb", 1), Catalogue.load(), short).max_model_len == 512
 

@@ -1,4 +1,4 @@
-"""`stoker render` knows the chart: its defaults, and what a values file changes."""
+"""`stoker render` applies the chart's defaults and a values file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a Restricted template may not say, field by field.
+"""What a Restricted template must not contain, field by field.
 
-That what it may say is what Kubernetes calls restricted, a real API server judges in e2e/apiserver.
+In e2e/apiserver, a real API server checks that the permitted templates are what Kubernetes calls restricted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def secure(**more: Any) -> dict[str, Any]:
     return sidecar(securityContext={**SAFE, **more})
 
 
-#: Escapes by the field that is to be named.
+#: Violations of the standard, by the field in the message.
 ESCAPES: dict[str, dict[str, Any]] = {
     "hostPID": {"hostPID": True},
     "hostIPC": {"hostIPC": True},
@@ -110,7 +110,7 @@ def test_an_escape_is_refused_by_the_name_of_its_field(field: str, spec: Any) ->
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_a_container_of_its_own_says_what_the_standard_wants_said(kind: str) -> None:
-    """The engine's says it already; an init container is never the engine's."""
+    """The engine's container has the required fields by default; init containers do not."""
     name = "engine" if kind == "initContainers" else "sidecar"
     found = forbidden(PodTemplate(spec={kind: [{"name": name, "image": "i"}]}), "Restricted")
     assert [each.field.removeprefix(f"spec.template.spec.{kind}[0].securityContext.") for each in found] == [
@@ -205,7 +205,7 @@ def test_nonsense_is_refused_with_the_field(spec: Any, inside: Any) -> None:
 
 
 def test_the_judge_refuses(document: Any) -> None:
-    """So the webhook does, and a reconcile that no webhook went before."""
+    """The webhook refuses it, and so does a reconcile without webhook."""
     escape = document(template={"spec": {"hostPID": True}})
     for use, field in (("Restricted", "spec.template.spec.hostPID"), ("None", "spec.template.spec")):
         context = PlanningContext(Catalogue.load(), policy=Policy(template=use))

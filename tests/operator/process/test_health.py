@@ -1,4 +1,4 @@
-"""Probes and metrics, as a kubelet and Prometheus ask for them."""
+"""Probes and metrics, as a kubelet and Prometheus request them."""
 
 from __future__ import annotations
 

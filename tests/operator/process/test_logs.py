@@ -1,4 +1,4 @@
-"""The operator's log lines say which endpoint they are about."""
+"""The operator's log lines name their endpoint."""
 
 from __future__ import annotations
 

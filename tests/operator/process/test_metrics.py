@@ -1,4 +1,4 @@
-"""What the operator counts: every series with its labels."""
+"""The operator's metrics: every series with its labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_operator.reconcile.reconcile import Outcome
 
 from ...support import golden
 
-#: An endpoint of which all is known.
+#: State of an endpoint with all values known.
 SCALING = ScalingState(
     {
         Key("default", "demo"): EndpointScaling(

@@ -1,4 +1,4 @@
-"""What tests of a reconcile share."""
+"""Shared fixtures of the reconcile tests."""
 
 from __future__ import annotations
 

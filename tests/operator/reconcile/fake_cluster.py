@@ -1,4 +1,4 @@
-"""A cluster of a few lines, which counts requests, and an operator that works on it."""
+"""A minimal fake cluster that records requests, and an operator that works on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = Key("default", "demo")
 
 
 class FakeKube:
-    """Objects by kind and name, and the requests that were made."""
+    """Objects by kind and name, and the recorded requests."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
@@ -88,7 +88,7 @@ def _fields(value: Any) -> Any:
 
 
 class World:
-    """The fake, and an operator that works on it."""
+    """The fake cluster with an operator."""
 
     def __init__(self, document: dict[str, Any], composition: Composition = ONE_DEPLOYMENT) -> None:
         self.kube: Any = FakeKube()
@@ -123,7 +123,7 @@ class World:
         self.store.put(self.kube.seen({**live, **parts}))
 
     def pod(self, **status: Any) -> None:
-        """The endpoint's pod has this status."""
+        """Set the status of the endpoint's pod."""
         template = self.kube.objects["Deployment", "demo"]["spec"]["template"]
         labels = {**template["metadata"]["labels"], "pod-template-hash": "1"}
         metadata = {

@@ -1,4 +1,4 @@
-"""Who holds accelerators: pods of everybody."""
+"""Pods that use accelerators, of all owners."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_a_pod_holds(live: Any, expected: Holder | None) -> None:
 
 
 class Cluster(Kube):
-    """Pods in pages; counts how often they are asked for."""
+    """Pods in pages; counts the requests for them."""
 
     def __init__(self, *pages: Any) -> None:
         self.answers, self.rounds, self.broken = pages, 0, False

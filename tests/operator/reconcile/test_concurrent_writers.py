@@ -1,4 +1,4 @@
-"""Writes while others write: stale facts, lost leads, changed objects."""
+"""Concurrent writes: stale facts, lost leadership, changed objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_somebody_changed_is_put_back(world: World) -> None:
 
 
 def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
-    """It is in the answer to our write, so that the watch brings no news of it."""
+    """It is part of the response to the operator's write, so the watch brings no event about it."""
     world.reconcile()
     world.serve()
     apply = world.kube.apply
@@ -61,7 +61,7 @@ def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
 
 
 def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_it(world: World) -> None:
-    """A standby whose watch of endpoints is behind takes over."""
+    """A standby with a delayed watch of endpoints becomes the leader."""
     world.reconcile()
     world.serve()
     stale = world.store.get(KIND, *KEY)
@@ -82,7 +82,7 @@ def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_
 
 
 def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) -> None:
-    """Its request was under way while the next one led: both the endpoint and the Deployment that it saw are old."""
+    """The old leader's request was in flight when the next one took over: endpoint and Deployment are both stale."""
     world.reconcile()
     seen = {kind: world.store.get(kind, *KEY) for kind in (KIND, "Deployment")}
     world.spec(engine={"maxNumSeqs": 4})
@@ -90,7 +90,7 @@ def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) 
     before = copy.deepcopy(world.kube.objects["Deployment", "demo"])
     world.store = Store(MANAGER, INSTANCE)
     deployment: Any = copy.deepcopy(seen["Deployment"])
-    deployment["spec"]["replicas"] = 7  # something to put right
+    deployment["spec"]["replicas"] = 7  # something to correct
     for live in (seen[KIND], deployment, *(world.kube.objects[each, "demo"] for each in ("Service", "ServiceAccount"))):
         world.store.put(live)
     world.cluster = Cluster(world.kube, world.store, Writer(world.kube, world.store))
@@ -104,7 +104,7 @@ def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) 
 def test_a_status_that_changes_while_we_write_is_no_reason_to_give_up(world: World) -> None:
     world.reconcile()
     live = world.kube.objects["Deployment", "demo"]
-    world.kube.seen({**live, "status": {"replicas": 1}})  # nobody has told us yet
+    world.kube.seen({**live, "status": {"replicas": 1}})  # no watch event has arrived yet
     world.spec(replicas=3)
     world.reconcile()
     live = world.kube.objects["Deployment", "demo"]

@@ -1,4 +1,4 @@
-"""Why pods do not serve: what Kubernetes and engines write, in; the word and the remedy, out."""
+"""Why pods do not serve: from what Kubernetes and engines report to reason and remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVING = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Runnin
 
 
 def pod(name: str = "demo-1", version: str = "new", **status: Any) -> Any:
-    """A pod whose status a kubelet or scheduler wrote."""
+    """Return a pod with a status as written by a kubelet or scheduler."""
     metadata = {"name": name, "creationTimestamp": "2026-01-01T12:00:00Z"}
     containers = [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]
     return observe_pod({"metadata": metadata, "spec": {"containers": containers}, "status": status}, version)
@@ -39,7 +39,7 @@ def ended(message: str = "", code: int = 1, reason: str = "Error") -> Any:
     return pod(containerStatuses=[{"name": "engine", "state": state, "lastState": last}])
 
 
-#: The last lines of vLLM 0.32 in pods that could not start; shortened.
+#: The last lines of vLLM 0.32 in pods that could not start, shortened.
 NO_SUCH_MODEL = """  File "/opt/vllm/lib/python3.11/site-packages/transformers/utils/hub.py", line 569, in cached_files
     raise OSError(
 OSError: org/nothing is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'
@@ -71,8 +71,8 @@ CASES = [
     (waiting("ErrImageNeverPull"), "ImagePullError", "spec.engine.image"),
     (waiting("CreateContainerConfigError", 'secret "token" not found'), "StartError", 'secret "token" not found'),
     (ended(code=137, reason="OOMKilled"), "OOMKilled", "limits.memory"),
-    (ended(code=137), "OOMKilled", "limits.memory"),  # as containerd says of an early death
-    (ended(code=0, reason="OOMKilled"), "OOMKilled", "limits.memory"),  # as containerd says now and then
+    (ended(code=137), "OOMKilled", "limits.memory"),  # containerd's report of an early death
+    (ended(code=0, reason="OOMKilled"), "OOMKilled", "limits.memory"),  # containerd's occasional report
     (ended(code=0, reason="Completed"), "CrashLoopBackOff", "ended with code 0"),
     (ended(str(TerminationMessage(Reason.OUT_OF_MEMORY, "the model needs 9 GiB"))), "OOMKilled", "needs 9 GiB"),
     (ended(str(TerminationMessage(Reason.MODEL_NOT_FOUND, "there is no org/x"))), "ModelNotFound", "no org/x"),
@@ -136,7 +136,7 @@ def test_a_pod_without_room_beside_the_one_it_replaces() -> None:
     found = diagnose([unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."), old], ROLLING)
     assert found and found.reason == "SurgeUnschedulable"
     assert "maxSurge to 0 and maxUnavailable to 1" in found.message
-    # Beside one of its own version it is merely one too many.
+    # Beside a pod of the same version it replaces nothing: it is an additional replica.
     same = pod("demo-0", "new", **SERVING)
     found = diagnose([unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."), same], ROLLING)
     assert found and found.reason == "Unschedulable"
@@ -170,7 +170,7 @@ def test_a_start_that_takes_too_long() -> None:
     overdue = dataclasses.replace(ROLLING, overdue=True)
     found = diagnose([pod()], overdue)
     assert found and (found.reason, found.lasting) == ("StartupTimeout", True)
-    # What is known to be wrong is said rather than that it takes long, and no more waiting helps.
+    # A known problem is reported instead of a slow start, and waiting is pointless.
     found = diagnose([waiting("ImagePullBackOff")], overdue)
     assert found and (found.reason, found.lasting) == ("ImagePullError", True)
 
@@ -228,7 +228,7 @@ def test_a_container_that_has_come_round_is_not_blamed() -> None:
     engine = container("engine", state={"running": {"startedAt": "2026-01-01T12:00:05Z"}})
     helper = container("helper", ready=True, state={"running": {}}, lastState=ENDED)
     assert diagnose([pod(containerStatuses=[engine, helper])], ROLLING) is None
-    # An engine that is at it again is not blamed for what another container lacks.
+    # A restarted engine is not blamed for another container's problem.
     restarted = engine | {"lastState": ENDED}
     found = diagnose([pod(containerStatuses=[restarted, container("helper", state=PULLS)])], ROLLING)
     assert found and found.reason == "ImagePullError"
@@ -281,7 +281,7 @@ def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
     assert diagnose([pod(), old], pods) is None
     found = diagnose([crashed, old], pods)
     assert found and "demo-1" in found.message
-    # What nodes refuse is made again and again, and counted nowhere.
+    # Pods refused by a node are recreated endlessly, and counted nowhere.
     refused = pod(phase="Failed", reason="OutOfcpu", message="m")
     found = diagnose([refused, old], fixed)
     assert found and found.reason == "OutOfcpu"
@@ -294,7 +294,7 @@ def test_a_deployment_that_somebody_paused() -> None:
     found = diagnose([pod()], held)
     assert found and (found.reason, found.lasting) == ("DeploymentPaused", True)
     assert "kubectl rollout resume" in found.message
-    # It stands in the way of nothing where nothing is to change.
+    # It is irrelevant if nothing is to be changed.
     assert diagnose([pod()], dataclasses.replace(ROLLING, halted=halted)) is None
 
 

@@ -1,4 +1,4 @@
-"""An object is applied when something we want is missing or something of ours is left over, and only then."""
+"""An object is applied exactly if a desired field is missing, or an owned field is left over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESIRED = {
         "volumes": [{"name": "cache", "emptyDir": {}}],
     },
 }
-# As the API server writes what one manager applied.
+# As the API server stores what one manager applied.
 OWNED = {
     "f:metadata": {
         "f:annotations": {"f:x": {}},
@@ -46,7 +46,7 @@ OWNED = {
 
 
 def live() -> dict[str, Any]:
-    """What the API server makes of DESIRED: amounts rewritten, defaults filled in, others' fields beside ours."""
+    """Return DESIRED as stored by the API server: normalized quantities, defaults, and other managers' fields."""
     made: dict[str, Any] = copy.deepcopy(DESIRED)
     container = made["spec"]["containers"][0]
     container["resources"]["limits"] = {"cpu": "1500m", "memory": "1Gi", "nvidia.com/gpu": 4}

@@ -1,4 +1,4 @@
-"""An endpoint on which the operator itself fails says so, and holds up no other."""
+"""An internal error of the operator is reported by the endpoint, and does not delay others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway may read in a namespace: exactly what its endpoints need, and nobody else's objects are touched."""
+"""The gateway's rights in a namespace are exactly what its endpoints need; other objects are never changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GATEWAY = GatewaySettings("https://models.example.com", "stoker-system", "stoker
 
 
 class FakeKube:
-    """Keeps objects, as the API server does."""
+    """Stores objects like the API server."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
@@ -49,7 +49,7 @@ class FakeKube:
 
 
 class World:
-    """The fake, and who grants there."""
+    """The fake, and the code that grants rights."""
 
     def __init__(self) -> None:
         self.kube: Any = FakeKube()
@@ -121,7 +121,7 @@ def test_after_any_history_it_is_what_is_needed_now() -> None:
     chance, world = random.Random(5), World()
     for _ in range(200):
         secrets = sorted(chance.sample(["a", "b", "c", "d"], chance.randint(0, 4)))
-        if world.kube.objects and chance.random() < 0.2:  # who wrote it died half-way, or somebody deleted it
+        if world.kube.objects and chance.random() < 0.2:  # the writer died half-way, or a user deleted it
             kind = chance.choice(sorted(world.kube.objects))
             world.store.remove(world.kube.objects.pop(kind))
         if chance.random() < 0.2:

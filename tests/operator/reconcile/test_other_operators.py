@@ -1,4 +1,4 @@
-"""Two operators over the same endpoint: one serves it, the other one stands back, and nothing is written for ever."""
+"""Two operators with the same endpoint: one serves it, the other stands back, and writes end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LABELS = {"app.kubernetes.io/name": "stoker-operator"}
 
 
 class Namespaces(FakeKube):
-    """With the Deployments of operators, by namespace."""
+    """Adds the Deployments of operators, by namespace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Namespaces(FakeKube):
 
 
 class Operator:
-    """An operator called NAMESPACE/stoker, with a store of its own."""
+    """An operator called NAMESPACE/stoker, with its own store."""
 
     def __init__(self, world: World, namespace: str) -> None:
         self.world, self.name = world, f"{namespace}/stoker"
@@ -55,7 +55,7 @@ class Operator:
         self.operators = OtherOperators(self.world.kube, self.name, lambda: self.now)
 
     def reconcile(self) -> tuple[Outcome, list[str]]:
-        """What came of a look at all there is, and what was written."""
+        """Reconcile with the current state of the cluster; return the outcome and the writes."""
         self.now += 60
         self.world.restart()
         cluster = Cluster(self.world.kube, self.world.store, self.world.cluster.writer, operators=self.operators)
@@ -148,8 +148,9 @@ def test_that_the_other_one_cannot_be_looked_up_is_an_error_unless_it_is_forbidd
 
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_operators_come_to_rest(world: World, seed: int) -> None:
-    """However they see each other, and whenever each looks, restarts or is uninstalled: what they write ends, and one
-    of them serves. One that remains serves after a restart at the latest."""
+    """However operators see each other, and whenever they reconcile, restart or are uninstalled, their writes end and
+    one of them serves: a remaining one after its next restart at the latest.
+    """
     rng = random.Random(seed)
     running = {name: Operator(world, name) for name in ("a", "b")}
     for name in running:

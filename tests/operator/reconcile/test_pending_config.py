@@ -1,4 +1,4 @@
-"""Pods wait for a model's config.json where it is on its way; what serves is never removed."""
+"""New pods wait for a model's pending config.json; serving pods are never removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE, SMALL = table()["meta-llama/Llama-3.1-70B-Instruct"], table()["meta-llama
 
 
 class Hub:
-    """A model's description, on its way."""
+    """A model's config that is being fetched."""
 
     def __init__(self) -> None:
         self.config: Any = None

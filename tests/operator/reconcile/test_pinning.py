@@ -1,4 +1,4 @@
-"""Two versions of the operator, one spec: whose pods run."""
+"""Two versions of the operator with one spec: which version's pods run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOUR = dataclasses.replace(ONE, tensor=2, data=2)
 
 
 def rendered(image: str, replicas: int = 1, **container: Any) -> dict[str, Any]:
-    """A Deployment as some version of the operator builds it."""
+    """Return a Deployment as some version of the operator renders it."""
     engine = {"name": "engine", "image": image, "args": ["serve", "m"], **container}
     return {
         "kind": "Deployment",
@@ -41,7 +41,7 @@ def facts(document: Any, **status: Any) -> Endpoint:
 
 
 def applied(deployment: dict[str, Any]) -> dict[str, Any]:
-    """What an API server makes of it: defaults are added, and it is remembered who set what."""
+    """Return the Deployment as stored by the API server, with defaults and managedFields."""
 
     def fields(value: Any) -> Any:
         if isinstance(value, dict):
@@ -63,13 +63,13 @@ def pinned(deployment: dict[str, Any], live: Any, endpoint: Endpoint, placement:
 
 
 def applied_by(made: Pinned) -> dict[str, Any]:
-    """The Deployment to apply."""
+    """Return the Deployment to apply."""
     (deployment,) = made.objects
     return deployment
 
 
 def image(deployment: dict[str, Any]) -> str:
-    """The engine's image in a Deployment."""
+    """Return the engine's image in a Deployment."""
     return image_of(deployment["spec"]["template"])
 
 
@@ -146,9 +146,9 @@ def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) 
     live = applied(rendered("engine:1"))
     known = facts(document(), observedGeneration=3)
     adopted = applied_by(pinned(rendered("engine:2"), live, known))
-    assert adopted["spec"]["template"] == rendered("engine:1")["spec"]["template"]  # without what others added
+    assert adopted["spec"]["template"] == rendered("engine:1")["spec"]["template"]  # without other managers' additions
     assert ANNOTATION in adopted["metadata"]["annotations"]
-    # Of a generation that the older release has not seen, nothing was applied.
+    # Nothing was applied for a generation that the older release has not seen.
     changed = facts(document(), observedGeneration=2)
     assert image(applied_by(pinned(rendered("engine:2"), live, changed))) == "engine:2"
 
@@ -164,10 +164,10 @@ def test_the_plan_of_the_pods_is_recorded_with_them(document: Any) -> None:
     first = pinned(rendered("engine:1"), None, facts(document()), FOUR)
     record = json.loads(applied_by(first)["metadata"]["annotations"][ANNOTATION])
     assert record["plan"] == first.plan == {"tensor": 2, "pipeline": 1, "data": 2, "nodes": 1, "idle": 0}
-    # A later release that plans otherwise keeps the pods, and what is known of them.
+    # A later release with another plan keeps the pods, and their recorded facts.
     second = pinned(rendered("engine:2"), applied_by(first), facts(document()), ONE)
     assert (second.plan, second.differs) == (first.plan, True)
-    # The same pods get today's plan: that is how records of earlier releases come to have one.
+    # The same pods get the current plan: records of earlier releases lack one.
     del record["plan"]
     live = applied_by(first)
     live["metadata"]["annotations"][ANNOTATION] = json.dumps(record)
@@ -192,7 +192,7 @@ def spec_of(made: Any) -> Spec:
 def test_specs_that_mean_the_same_have_one_digest(document: Any) -> None:
     plain = digest(spec_of(document(engine={"dtype": "float32", "maxNumSeqs": 4})))
     assert plain == digest(spec_of(document(engine={"maxNumSeqs": 4, "dtype": "float32"})))
-    # What is left out is its default, also where the API server or a converter writes the default down.
+    # A missing field equals its default, also if the API server or a converter writes the default.
     for same in ({"engine": {"runtime": "stoker"}}, {"replicas": 1}, {"template": {}}, {"rollout": {"maxSurge": 2}}):
         made = document(**{"engine": {"dtype": "float32", "maxNumSeqs": 4}, **same})
         made["spec"]["engine"] |= {"dtype": "float32", "maxNumSeqs": 4}
@@ -201,8 +201,10 @@ def test_specs_that_mean_the_same_have_one_digest(document: Any) -> None:
 
 
 def test_every_field_is_known_to_show_in_pods_or_not() -> None:
-    """A field that is new here replaces no pod while nobody sets it. Whether it does when it is set is said by
-    `NOT_IN_PODS`, and here, by whoever adds it."""
+    """A new field replaces no pod while it is not set.
+
+    Whether it does when set is declared in `NOT_IN_PODS`, and here, by the author of the field.
+    """
 
     def fields(part: type[Part], marked: bool) -> set[str]:
         return {name for name, each in part.model_fields.items() if (NOT_IN_PODS in each.metadata) is marked}
@@ -211,13 +213,13 @@ def test_every_field_is_known_to_show_in_pods_or_not() -> None:
     assert fields(Spec, False) == {
         "hardware", "parallelism", "engine", "template", "model", "auth", "storage", "rollout",
     }  # fmt: skip
-    assert fields(VolumeClaimTemplate, True) == {"metadata", "spec"}  # a pod shows its name alone, the endpoint's
+    assert fields(VolumeClaimTemplate, True) == {"metadata", "spec"}  # pods contain only its fixed name
     assert fields(Rollout, True) == {"max_surge", "max_unavailable", "image_updates"}
     assert fields(Rollout, False) == {"drain_seconds", "startup_timeout_seconds"}
 
 
 def test_a_record_of_the_spec_as_it_was_written_still_holds(document: Any) -> None:
-    """Releases until 0.1 hashed the spec's own words."""
+    """Releases until 0.1 hashed the text of the spec."""
     old_digest = hashlib.sha256(json.dumps(document()["spec"], sort_keys=True).encode()).hexdigest()[:16]
     live = rendered("engine:1")
     record = {"spec": old_digest, "template": live["spec"]["template"]}

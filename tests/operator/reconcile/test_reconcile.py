@@ -1,5 +1,7 @@
-"""One endpoint, made so: against an API server of a few lines, which counts what it is asked. (The real one is in
-e2e/apiserver; not shown here: merging, defaults, garbage collection.)"""
+"""Reconcile of one endpoint, with a fake API server that records requests.
+
+Merging, defaults and garbage collection are tested with the real one in e2e/apiserver.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(wor
     world.spec(engine={"image": "another"})
     world.reconcile()
     assert world.ready()["reason"] == "RollingOut"
-    # The Deployment has taken it up, and the older pod is still there.
+    # The Deployment's controller has seen the change, and the older pod still exists.
     world.change("Deployment", status={"observedGeneration": 2, "replicas": 1, "updatedReplicas": 0})
     world.reconcile()
     assert world.ready()["reason"] == "RollingOut"
@@ -62,7 +64,7 @@ def test_a_newer_operator_writes_nothing(world: World) -> None:
     world.context = PlanningContext(catalogue.model_copy(update={"runtimes": runtimes}))
     world.restart()
     _, requests = world.reconcile()
-    assert requests == [f"apply {KIND}/status"]  # which says that a newer image waits
+    assert requests == [f"apply {KIND}/status"]  # it reports that a newer image waits
     assert world.reconcile() == (Outcome.SETTLED, [])
     world.spec(engine={"maxNumSeqs": 4})
     world.reconcile()
@@ -113,7 +115,7 @@ def test_the_networks_policy_comes_and_goes_and_pods_do_not(world: World) -> Non
     world.spec(networkPolicy={"mode": "Open"})
     _, requests = world.reconcile()
     assert "apply NetworkPolicy" in requests and "apply Deployment" not in requests
-    world.spec(networkPolicy={})  # a node's port, and nobody from outside may come
+    world.spec(networkPolicy={})  # a node port, while no client from outside is admitted
     _, requests = world.reconcile()
     assert requests == [f"apply {KIND}/status", "create Event Invalid"]
     assert "from" not in world.kube.objects["NetworkPolicy", "demo"]["spec"]["ingress"][0]
@@ -125,7 +127,7 @@ def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any)
     outcome, requests = world.reconcile()
     assert outcome is Outcome.REFUSED
     assert "check Deployment" in requests
-    assert not [each for each in requests if each.startswith("apply") and "status" not in each]  # nothing by halves
+    assert not [each for each in requests if each.startswith("apply") and "status" not in each]  # nothing is applied
     assert world.ready()["reason"] == "InvalidTemplate"
     assert "spec.template: " in world.ready()["message"] and "nodeSelectr" in world.ready()["message"]
     world.kube.refuse.clear()
@@ -138,7 +140,7 @@ def test_an_unlabelled_object_of_the_name_is_somebody_elses(world: World) -> Non
     theirs = {"kind": "Service", "metadata": {"name": "demo", "namespace": "default"}, "spec": {"selector": {"a": "b"}}}
     world.kube.seen(theirs)
     outcome, requests = world.reconcile()
-    assert outcome is Outcome.MOVING  # it is looked at again
+    assert outcome is Outcome.MOVING  # it is reconciled again
     assert world.ready()["reason"] == "NameConflict"
     assert not [each for each in requests if each.startswith("apply") and "status" not in each]
     assert world.kube.objects["Service", "demo"]["spec"] == {"selector": {"a": "b"}}
@@ -193,7 +195,7 @@ def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document
     assert not requests
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     world.pod(conditions=[scheduled])
-    # Somebody's who has put our label onto it.
+    # Another writer's object with the operator's label.
     labels = {"app.kubernetes.io/managed-by": "stoker"}
     metadata = {"name": "odd", "namespace": "x", "labels": labels, "creationTimestamp": "2026-01-01T12:00:00Z"}
     container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}

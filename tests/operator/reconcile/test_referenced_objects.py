@@ -1,4 +1,4 @@
-"""Which pods run with an earlier Secret or ConfigMap than there is, how that is found out, and what status says."""
+"""Pods that run with an older Secret or ConfigMap: detection, and report in the status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(seconds: float) -> str:
 
 
 def pod(created: float, started: float | None, name: str = "demo-1") -> Pod:
-    """Seconds after noon, as the API server and the node write them."""
+    """Return a pod created and started these seconds after noon, as the API server and the node write times."""
     engine = Container("engine", running=started is not None, started="" if started is None else written(started))
     return Pod(name, written(created), ready=True, containers=(Container("sidecar", started=written(-9999)), engine))
 
@@ -62,8 +62,9 @@ def test_pods_behind_an_object(object_: Any, pods: Any, behind: bool) -> None:
 
 
 def test_pods_behind_an_object_with_clocks_that_differ() -> None:
-    """Whatever the clocks and the kubelet's cache within their bounds: no pod made after a change is called behind it,
-    and none is missed that was started well before."""
+    """For all clock differences and kubelet cache delays within their bounds, no pod created after a change is
+    reported, and none started well before it is missed.
+    """
     rng = random.Random(7)
     for _ in range(500):
         changed, skew = rng.uniform(100, 10_000), rng.uniform(-4, 4)
@@ -107,12 +108,12 @@ def test_objects_that_are_read_once(endpoint: Any) -> None:
     ]
     spec = endpoint(**{**of_vllm(auth=AUTH), **template, "engine": {"runtime": "vllm", "env": env}}).spec
     assert sorted(references(spec)) == sorted([*always, KEYS])
-    spec = endpoint(auth=AUTH, **template, engine={"env": env}).spec  # which reads its folder of keys again
+    spec = endpoint(auth=AUTH, **template, engine={"env": env}).spec  # the engine reloads its folder of keys
     assert sorted(references(spec)) == sorted(always)
 
 
 class Metadata:
-    """Gives out metadata of one object, and counts."""
+    """Returns metadata of one object, and counts requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, str]] = []
@@ -141,7 +142,7 @@ def test_an_object_is_read_once_an_interval() -> None:
     now[0] = 440
     versions.get("ns", KEYS._replace(field="spec.engine.env[0]"))
     assert len(kube.requests) == 1
-    now[0] = 480  # the soonest look after the first
+    now[0] = 480  # the earliest next read
     versions.get("ns", KEYS)
     versions.get("other", KEYS)
     assert len(kube.requests) == 3
@@ -161,9 +162,9 @@ def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.Lo
     now[0], kube.answer = 500, lambda: {"creationTimestamp": written(0)}
     assert versions.get("ns", KEYS) == version(0, 0)
     now[0], kube.answer = 1000, fail
-    assert versions.get("ns", KEYS) == version(0, 0)  # what was known last
+    assert versions.get("ns", KEYS) == version(0, 0)  # the last known version
     now[0], kube.answer = 1500, lambda: None
-    assert versions.get("ns", KEYS) is None  # there is none
+    assert versions.get("ns", KEYS) is None  # it does not exist
 
 
 def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document: Any) -> None:
@@ -177,7 +178,7 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
 
     world.cluster = dataclasses.replace(world.cluster, version=find)
     world.reconcile()
-    assert looked == []  # nothing runs
+    assert looked == []  # there are no pods
     done = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
     world.change("Deployment", status=done)
     started = {"name": "engine", "ready": True, "state": {"running": {"startedAt": written(5)}}}
@@ -190,15 +191,15 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
     known[0] = version(-100, 300)
     world.now = NOON + timedelta(seconds=400)
     outcome, requests = world.reconcile()
-    assert outcome in (Outcome.SETTLED, Outcome.MOVING)  # which asks the engine for some minutes
+    assert outcome in (Outcome.SETTLED, Outcome.MOVING)  # MOVING: it polls the engine for some minutes
     assert ready(world) == (
         "1 of 1 pods serve the newest spec; pod demo-1 runs with Secret keys (spec.auth.apiKeysSecretRef) as it was "
         "before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default updates them"
     )
     assert [each for each in requests if "list" not in each] == ["apply InferenceEndpoint/status", "create Event Ready"]
     assert world.kube.objects["Deployment", "demo"]["spec"]["template"] == template
-    assert world.reconcile()[1] == []  # an Event once
-    known[0] = version(-100, 350)  # changed again
+    assert world.reconcile()[1] == []  # the Event is written once
+    known[0] = version(-100, 350)  # another change
     assert "create Event Ready" in world.reconcile()[1]
 
     known[0] = None

@@ -1,4 +1,4 @@
-"""One object that the API server refuses blocks no other, and a spec that it refuses can be taken back."""
+"""An object that the API server refuses does not block others, and the spec that caused it can be reverted."""
 
 from __future__ import annotations
 

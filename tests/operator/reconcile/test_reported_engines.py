@@ -1,4 +1,4 @@
-"""What engines report, when they are asked for it, and what of it stays in the status."""
+"""Values reported by engines: when they are requested, and what remains in the status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
             "Q8_0, F16",
         )
         world.restart()
-        world.reported = None  # what was reported once stays in the status
+        world.reported = None  # reported values stay in the status
 
 
 def test_pods_with_several_ranks_are_watched(document: Any) -> None:
@@ -63,7 +63,7 @@ def test_pods_with_several_ranks_are_watched(document: Any) -> None:
 
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "of an earlier release"])
 def test_pods_are_watched_for_what_they_were_made_as(document: Any, is_recorded: bool) -> None:
-    """What runs decides, not what the spec would be rendered to today."""
+    """The running pods decide, not what the spec would render today."""
     world = World(document(parallelism={"tensor": 2}))
     world.reconcile()
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
@@ -73,7 +73,7 @@ def test_pods_are_watched_for_what_they_were_made_as(document: Any, is_recorded:
     record = json.loads(metadata["annotations"][ANNOTATION])
     container = record["template"]["spec"]["containers"][0]
     container["image"] = "engine:older"
-    if is_recorded:  # a release that had another name for the argument
+    if is_recorded:  # from a release with another name of the argument
         container["args"] = [word.replace("--tensor-parallel-size", "--tp") for word in container["args"]]
     else:
         del record["plan"]
@@ -94,7 +94,7 @@ def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
     world.serve()
     world.reported = Reported(1234)
-    assert engine_status() == {"kvBlocks": 1234}  # all that an earlier operator asked for
+    assert engine_status() == {"kvBlocks": 1234}  # the only value that an earlier operator recorded
     world.restart()
     world.reported = None
     assert engine_status() == {"kvBlocks": 1234}
@@ -102,7 +102,7 @@ def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
     assert engine_status() == {"kvBlocks": 1234, "kvCacheDtype": "float32", "weights": "F16"}
     world.reported = Reported(99, "bfloat16", "Q8_0")
     assert engine_status()["kvBlocks"] == 1234
-    world.spec(engine={"image": "another:1"})  # the same words for another engine
+    world.spec(engine={"image": "another:1"})  # the same arguments for another engine
     world.reconcile()
     world.serve()
     assert engine_status() == {"kvBlocks": 99, "kvCacheDtype": "bfloat16", "weights": "Q8_0"}
@@ -119,4 +119,4 @@ def test_other_runtimes_do_not_tell_their_weights(document: Any) -> None:
         world.reconcile()
         engine_status = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
         assert (engine_status["kvBlocks"], engine_status["kvCacheDtype"]) == (1234, "auto")
-        world.reported = Reported(99)  # it is not asked again
+        world.reported = Reported(99)  # it is not polled again

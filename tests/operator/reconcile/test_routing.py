@@ -1,4 +1,4 @@
-"""Whom the gateway serves: against a plain reading of the rules, over generated histories."""
+"""Which endpoints the gateway serves, compared with a simple implementation of the rules, over random histories."""
 
 from __future__ import annotations
 
@@ -131,7 +131,9 @@ def test_histories_end_as_the_rules_say_and_wake_whom_they_concern(seed: int) ->
 
 
 def served(there: dict[Key, dict[str, Any]], opted: dict[str, bool]) -> set[Key]:
-    """The rules, read plainly: the oldest of those that claim a name has it, and who has all of its names is served."""
+    """The rules in their simplest form: a name belongs to the oldest endpoint that claims it; an endpoint with all of
+    its names is served.
+    """
 
     def claims(key: Key) -> list[str]:
         spec = there[key]["spec"]

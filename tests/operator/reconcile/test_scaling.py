@@ -1,4 +1,4 @@
-"""What a reconcile makes of an endpoint with ``spec.scaling``: the count, the status and the Events."""
+"""Reconcile of an endpoint with ``spec.scaling``: replicas, status and Events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def count(world: World) -> int:
 
 def test_the_count_goes_to_the_deployment_alone(scaled: World) -> None:
     scaled.reconcile()
-    assert count(scaled) == 1  # a new endpoint has one, which shows that the model starts
+    assert count(scaled) == 1  # a new endpoint starts one pod, to verify the model
     recommend(scaled, 3)
     scaled.reconcile()
     assert count(scaled) == 3
@@ -98,7 +98,7 @@ def test_at_zero_and_back_it_stays_ready(scaled: World) -> None:
     scaled.serve()
     scaled.reconcile()
     assert condition(scaled, "Ready")["reason"] == "ScaledToZero"
-    scaled.context = dataclasses.replace(scaled.context, scaling=None)  # another leader, which knows nothing yet
+    scaled.context = dataclasses.replace(scaled.context, scaling=None)  # a new leader without signals
     scaled.reconcile()
     assert status(scaled)["scaling"]["phase"] == "Zero" and status(scaled)["scaling"]["drain"] == "word"
     recommend(scaled, 2)
@@ -177,7 +177,7 @@ def test_a_refused_spec_says_why_nothing_starts(scaled: World) -> None:
     recommend(scaled, 1)
     scaled.reconcile()
     assert "no-such-accelerator" in status(scaled)["scaling"]["startFailure"]
-    scaled.spec(replicas="many")  # it cannot be read at all
+    scaled.spec(replicas="many")  # cannot be parsed
     scaled.reconcile()
     assert status(scaled)["scaling"]["startSeconds"] == 12.3
 

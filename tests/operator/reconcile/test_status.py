@@ -1,4 +1,4 @@
-"""Facts and decision in, conditions out."""
+"""Conditions as a function of facts and decision."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_pod_that_turned_unready_is_no_rollout(document: Any, catalogue: Catal
     reported = report(document(replicas=2), catalogue, lost, trouble=trouble)
     assert condition(reported, "Progressing") == ("False", "RolledOut")
     assert condition(reported, "Ready") == ("False", "ContainersNotReady")
-    # Pods that start, as after a larger spec.replicas, are.
+    # Starting pods, for example after an increase of spec.replicas, are reported.
     assert condition(report(document(replicas=2), catalogue, lost), "Progressing") == ("True", "RollingOut")
 
 
@@ -304,7 +304,7 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
     assert condition(reported, "Ready") == ("False", "ApplyFailed")
     assert condition(reported, "Stalled") == ("True", "ApplyFailed")
     assert "at least the request" in message(reported)
-    # A refusal is of the newest spec, so that what serves is an older one.
+    # The refused spec is the newest, so an older one serves.
     reported = report(document(), catalogue, DONE, refusal='services "demo" is forbidden: exceeded quota: team')
     assert condition(reported, "Ready") == ("False", "QuotaExceeded")
     assert condition(reported, "Stalled") == ("False", "NotStalled")
@@ -407,7 +407,7 @@ def test_a_decision_ties_everything_to_the_endpoint(document: Any, catalogue: Ca
 def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> None:
     live = {Child(kind): ours(kind) for kind in ("Service", "PodDisruptionBudget", "PersistentVolumeClaim")}
     decision = decided(facts(document()), live, catalogue)
-    assert decision.unwanted == (Child("PodDisruptionBudget"),)  # and no claim with data in it
+    assert decision.unwanted == (Child("PodDisruptionBudget"),)  # but not the claim, which contains data
     assert decided(facts(document(surprise=1)), live, catalogue).unwanted == ()
 
 

@@ -1,5 +1,6 @@
-"""An endpoint of two workloads, each of two objects of a kind that no release has: nothing but the Deployment's own
-file knows Deployments."""
+"""An endpoint of two workloads, each with two objects of a kind that exists only in tests: only the Deployment kind's
+own file depends on Deployments.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def templates(world: World) -> dict[str, Any]:
 
 
 def serve(world: World, *names: str) -> None:
-    """All pods of these StatefulSets serve."""
+    """Mark all pods of these StatefulSets as serving."""
     for name in names or SETS:
         replicas = world.kube.objects["StatefulSet", name]["spec"]["replicas"]
         counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), replicas)
@@ -49,7 +50,7 @@ def serve(world: World, *names: str) -> None:
 
 
 def pod(world: World, name: str, **status: Any) -> None:
-    """The first pod of this StatefulSet has this status."""
+    """Set the status of this StatefulSet's first pod."""
     template = world.kube.objects["StatefulSet", name]["spec"]["template"]
     labels = {**template["metadata"]["labels"], "controller-revision-hash": f"{name}-1"}
     created = "2026-01-01T12:00:00Z"
@@ -75,7 +76,7 @@ def test_two_workloads_of_two_objects_are_made_and_reported(pairs: World) -> Non
     service = pairs.kube.objects["Service", "demo"]
     assert service["spec"]["selector"] == owner.of("main", "leader").selector()
     budget = pairs.kube.objects["PodDisruptionBudget", "demo"]
-    assert budget["spec"]["selector"]["matchLabels"] == owner.selector()  # a worker's eviction ends a replica, too
+    assert budget["spec"]["selector"]["matchLabels"] == owner.selector()  # a worker's eviction also ends a replica
     assert pairs.ready()["message"] == "0 of 2 replicas serve the newest spec, 0 of 4 pods are ready"
     assert pairs.reconcile() == (Outcome.MOVING, [])
 
@@ -109,7 +110,7 @@ def test_a_change_of_one_workload_restarts_only_that_one(pairs: World) -> None:
     images = {each["name"]: each["image"] for each in status["workloads"]}
     assert images["main"] != images["prefill"] == "newer:1"
 
-    # What is about both restarts both.
+    # A change that concerns both restarts both.
     pairs.spec(engine={"dtype": "float32"})
     pairs.reconcile()
     assert all(after[name] != each for name, each in templates(pairs).items())
@@ -142,7 +143,7 @@ def test_each_object_is_pinned_to_what_its_workload_was_rendered_to(pairs: World
 
 @pytest.mark.parametrize("lost", ["demo-leader", "demo-worker", "demo-prefill-worker"])
 def test_an_object_that_is_made_again_runs_what_the_others_of_its_workload_run(pairs: World, lost: str) -> None:
-    """Pods of one replica are of one release of the operator."""
+    """All pods of a replica are rendered by the same release of the operator."""
     pairs.reconcile()
     serve(pairs)
     before = templates(pairs)
@@ -226,7 +227,7 @@ def test_a_workload_that_changes_its_kind_keeps_no_object_of_the_earlier_one(doc
 
 
 def test_what_users_make_with_our_labels_stays_theirs(pairs: World) -> None:
-    """Objects are known by names and selectors; labels alone make nothing ours."""
+    """Objects are known by names and selectors; labels alone do not make an object the operator's."""
     pairs.reconcile()
     copied = pairs.kube.objects["StatefulSet", "demo-worker"]
     metadata = {**copied["metadata"], "name": "demo-copy"}
@@ -289,7 +290,7 @@ def test_the_role_says_which_workload_is_served(document: Any) -> None:
     status = world.kube.objects[KIND, "demo"]["status"]
     assert (status["replicas"], status["url"]) == (2, "http://demo.default.svc:8000/v1")
     assert "stoker.dev/workload=decode" in status["selector"]
-    world.spec(hardware={"accelerator": "nothing"})  # which is refused, and changes nothing that runs
+    world.spec(hardware={"accelerator": "nothing"})  # refused; running pods are unchanged
     world.reconcile()
     assert world.ready()["status"] == "False"
     assert world.kube.objects[KIND, "demo"]["status"]["selector"] == status["selector"]
@@ -323,7 +324,7 @@ def test_pods_made_before_it_was_known_that_they_cannot_run_go(document: Any) ->
     found["org/large"] = LARGE
     requests = world.reconcile()[1]
     assert world.ready()["reason"] == "DoesNotFit"
-    assert requests.count("delete StatefulSet") == 2  # prefill's; the other pods can run
+    assert requests.count("delete StatefulSet") == 2  # prefill's; the other workload can run
     assert {name for kind, name in world.kube.objects if kind == "StatefulSet"} == {"demo-leader", "demo-worker"}
 
 
@@ -366,5 +367,5 @@ def test_deployments_are_named_by_their_own_kind_and_by_the_table_of_paths() -> 
     assert naming == {
         "workloads/deployment.py",
         "cluster/kube.py",
-        "reconcile/other_operators.py",  # where the chart's own Deployment of an operator is looked for
+        "reconcile/other_operators.py",  # it looks up the Deployment of an operator
     }

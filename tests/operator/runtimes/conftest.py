@@ -1,4 +1,4 @@
-"""What the runtimes' tests share."""
+"""Shared fixtures of the runtimes' tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker_operator.plan.planner import Plan
 def planned(
     spec: Spec, *, max_model_len: int | None = None, expert: bool = False, estimate: Estimate | None = None
 ) -> Plan:
-    """A plan that takes the spec at its word: what fits is not the runtimes' to judge."""
+    """Return a plan with the sizes of the spec, without checking whether they fit."""
     hardware, sizes = spec.hardware, spec.sizes
     accelerator = Catalogue.load().accelerator(hardware.accelerator)
     placement = Placement(
@@ -25,5 +25,5 @@ def planned(
 
 @pytest.fixture
 def gpu() -> dict[str, object]:
-    """Hardware with four accelerators."""
+    """Return hardware with four accelerators."""
     return {"accelerator": "nvidia-l4", "count": 4}

@@ -1,4 +1,4 @@
-"""Pods listen at every address, of IPv6 and IPv4; a spec may choose one family, and no single address."""
+"""Pods listen on all IPv4 and IPv6 addresses; a spec may select one family, but no single address."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hosts(words: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(("runtime", "expected"), [("stoker", []), ("vllm", ["::"])])
 def test_pods_listen_at_every_address(document: Any, catalogue: Catalogue, runtime: str, expected: list[str]) -> None:
-    assert hosts(words(document, catalogue, runtime, [])) == expected  # the default of our engine is the same
+    assert hosts(words(document, catalogue, runtime, [])) == expected  # Stoker's default is the same
 
 
 @pytest.mark.parametrize("args", [["--host=0.0.0.0"], ["--host", "0.0.0.0"]])

@@ -1,4 +1,4 @@
-"""One function writes the engine's command line, and the engine reads the same back."""
+"""The operator writes the engine's command line, and the engine's parser reads it back."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_nobody_decided_is_left_to_the_engine(endpoint: Any) -> None:
     words = serve_args(spec, planned(spec)).to_argv()
     assert words == [
         *("demo://gemma-3-270m", "--served-model-name", "gemma-3-270m", "--device=cpu"),
-        "--max-engine-restarts=3",  # a pod of a cluster goes on listening
+        "--max-engine-restarts=3",  # pods keep listening while the engine restarts
     ]
 
 

@@ -1,4 +1,4 @@
-"""vLLM's command line, judged by vLLM's own parser."""
+"""vLLM's command line, validated by vLLM's own parser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import planned
 MODEL = {"source": "hf://org/name"}
 VLLM = runtime("vllm")
 
-#: Spec, what is planned, and what vLLM must understand.
+#: Spec, sizes of the plan, and the values that vLLM must parse.
 LINES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     (
         {},
@@ -97,7 +97,7 @@ LINES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"tensor_parallel_size": 1, "kv_cache_memory_bytes": 2**30},
     ),
     (
-        # Every spelling of what a field says already, which therefore may be said again.
+        # All spellings of arguments that fields already set; equal values are permitted.
         {
             "parallelism": {"tensor": 2, "data": 2},
             "engine": {

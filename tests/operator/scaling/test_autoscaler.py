@@ -1,4 +1,4 @@
-"""The count, and what the condition says of it."""
+"""The autoscaler's replicas, and the message of its condition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE = Rules(0.0, (Policy("Percent", 100, 15),))
 
 
 class Loop:
-    """An autoscaler whose counts are written at once; pods start after `start_seconds`."""
+    """An autoscaler whose decisions apply at once; pods start after `start_seconds`."""
 
     def __init__(self, settings: ScalingSettings, replicas: int = 1, start_seconds: float = 0.0, **first: Any) -> None:
         self.scaler, self.now, self.replicas, self.start_seconds = (
@@ -109,7 +109,7 @@ def test_slow_start_with_a_constant_load_does_not_overshoot() -> None:
     loop = Loop(SETTINGS, 2, start_seconds=120.0)
     loop.run(70, in_flight=8)
     counts = []
-    for tick in range(230):  # 2 requests a second more than are served, and they wait
+    for tick in range(230):  # 2 requests/s more than are served; they wait
         counts.append(loop.step(in_flight=8, queued=tick).replicas)
     first = counts[40]
     assert 3 <= first <= 8 and max(counts) <= first + 4, "115 wait at the end"
@@ -280,7 +280,7 @@ def test_clocks_that_jump_back_change_nothing() -> None:
 
 
 def _clock_after(scaler: Autoscaler, observation: Observation, now: float) -> float:
-    """The clock of the autoscaler after an update at a wrong time; the autoscaler itself is left as it was."""
+    """Return the autoscaler's clock after an update at a wrong time; the autoscaler itself is unchanged."""
     other = copy.deepcopy(scaler)
     other.update(observation, now)
     return other._now

@@ -1,4 +1,4 @@
-"""HPA's behavior against an independent model of its controller, and both against a trace of the real one."""
+"""HPA's behavior compared with an independent model of its controller, and both with a trace of the real one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_history_matches_model_of_hpa() -> None:
 
 
 def _changes_alike(seed: int) -> int:
-    """Compares both along a random walk, and returns how often the count changed."""
+    """Compare both along a random walk; return the number of changes of the replicas."""
     generator = random.Random(seed)
     document = _random_behavior(generator)
     behavior, history = _behavior(document), History()
@@ -78,7 +78,7 @@ def _changes_alike(seed: int) -> int:
 def _step(
     history: History, behavior: Behavior, current: int, proposed: int, bounds: tuple[int, int], now: float
 ) -> int:
-    """The count that the operator's rules make of a proposal, which the history then holds."""
+    """Return the replicas that the operator's rules make of a proposal, and record them."""
     lowest, highest = bounds
     stabilized = history.stabilized(proposed, current, behavior, now)
     history.recommend(proposed, now)
@@ -93,7 +93,7 @@ def _step(
 
 
 def _compare(decided: list[int], real: list[int]) -> None:
-    """At most one replica apart at each synchronization, and equal at nearly all."""
+    """Assert that replicas differ by at most one at each sync, and are equal at nearly all."""
     assert len(set(real)) >= 3, "the trace has changes"
     apart = [abs(ours - theirs) for ours, theirs in zip(decided, real, strict=True)]
     assert max(apart) <= 1 and apart.count(0) >= 0.95 * len(apart), list(zip(decided, real, strict=True))
@@ -101,7 +101,7 @@ def _compare(decided: list[int], real: list[int]) -> None:
 
 @pytest.mark.parametrize("name", TRACE["cases"])
 def test_model_of_hpa_decides_as_the_real_controller_did(name: str) -> None:
-    """The model sees only the metric: its own count goes on from one synchronization to the next."""
+    """The model sees only the metric: its replicas continue from one sync to the next."""
     case = TRACE["cases"][name]
     window = TRACE["downscale_stabilization_seconds"]
     model = HorizontalPodAutoscaler(case["lowest"], case["highest"], TRACE["target"], case["behavior"], window)
@@ -117,7 +117,7 @@ def test_history_decides_as_the_real_controller_did(name: str) -> None:
     behavior, history = _behavior(case["behavior"]), History()
     model = HorizontalPodAutoscaler(case["lowest"], case["highest"], TRACE["target"], case["behavior"])
     counts = [case["syncs"][0][2]]
-    history.recommend(counts[0], 0.0)  # as a controller that starts does
+    history.recommend(counts[0], 0.0)  # as a starting controller does
     for now, metric, _, _ in case["syncs"][:-1]:
         proposed = model.proposal(counts[-1], metric)
         counts.append(_step(history, behavior, counts[-1], proposed, (case["lowest"], case["highest"]), now))
@@ -126,7 +126,7 @@ def test_history_decides_as_the_real_controller_did(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_autoscaler_follows_model_of_hpa_where_the_metric_is_steady(seed: int) -> None:
-    """Each level of requests in service lasts longer than the mean that the demand takes; then both see the same."""
+    """Each load level lasts longer than the demand's averaging window; then both see the same values."""
     generator = random.Random(seed)
     document = _random_behavior(generator)
     for direction in ("scaleUp", "scaleDown"):
@@ -143,6 +143,6 @@ def test_autoscaler_follows_model_of_hpa_where_the_metric_is_steady(seed: int) -
             now += 1.0
             signals = Signals(in_flight=total, idle_seconds=0.0, drained=("",))
             count = scaler.update(Observation(signals, count, count), now).replicas
-        # Means on the way have moved the count, so the model starts from within the tolerance of the same target.
+        # During averaging the replicas have changed, so the model starts within the tolerance of the same target.
         expected = model.reconcile(count, total, now)
         assert count == expected

@@ -1,4 +1,6 @@
-"""To zero and back: all interleavings of gateways, requests, leaders and time up to a depth, and random longer ones."""
+"""Scaling to zero and back: all interleavings of gateways, requests, leaders and time up to a depth, and random longer
+ones.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from stoker_operator.scaling.behavior import History
 from stoker_operator.scaling.demand import Demand
 
 IDLE_SECONDS = 5.0
-#: How long a gateway obeys an announcement by its own clock.
+#: Time for which a gateway obeys an announcement, by its own clock, in seconds.
 LAPSE_SECONDS = 30.0
 SETTINGS = ScalingSettings(0, 1, "pendingRequests", 4.0, idle_seconds_to_zero=IDLE_SECONDS)
 WORDS = [f"word-{number}" for number in range(10_000)]
@@ -24,7 +26,7 @@ WORDS = [f"word-{number}" for number in range(10_000)]
 
 @dataclass
 class Gateway:
-    """A gateway replica as the design describes it."""
+    """A gateway replica that follows the protocol."""
 
     phase: Phase = Phase.ACTIVE
     drain: str = ""
@@ -42,7 +44,7 @@ class Gateway:
 
 @dataclass
 class World:
-    """Two gateway replicas, the status and the workload that are written, and the leader."""
+    """Two gateway replicas, the written status and workload, and the leader."""
 
     gateways: tuple[Gateway, Gateway]
     autoscaler: Autoscaler
@@ -58,7 +60,7 @@ class World:
         made = copy.copy(self)
         made.gateways = (copy.copy(self.gateways[0]), copy.copy(self.gateways[1]))
         made.autoscaler = copy.copy(self.autoscaler)
-        # With one replica at most, neither decides anything here.
+        # With at most one replica, neither affects a decision.
         made.autoscaler._history, made.autoscaler._demand = History(), Demand()
         made.autoscaler._written = copy.copy(self.autoscaler._written)
         made.autoscaler._new_word = made.new_word
@@ -183,7 +185,7 @@ def test_zero_is_written_only_when_all_gateways_are_drained_in_long_walks(seed: 
     more = ("arrive 1", "finish 1", "restart 1", "wait 0.5", "wait 3", "update", "update", "sync 0", "sync 1")
     for _ in range(400):
         world.act(generator.choice(ACTIONS + more))
-    # Once no more requests come, it goes to zero; after one comes, back.
+    # Without further requests it goes to zero; after one it returns.
     for _ in range(100):
         for action in ("finish 0", "finish 1", "sync 0", "sync 1", "update", "wait 1"):
             world.act(action)

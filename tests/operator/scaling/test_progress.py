@@ -1,4 +1,4 @@
-"""Counts and durations of scaling, beside ones that are computed from whole drawn histories."""
+"""Counters and durations of scaling, compared with values computed from whole random histories."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stoker_operator.scaling.progress import ScalingProgress
 class Moment(NamedTuple):
     replicas: int
     ready: int
-    held: int | None = 0  # None: nothing could be asked
+    held: int | None = 0  # None: no gateway responded
     failure: str = ""
     change: int = 0
 
 
 def run(history: list[Moment], step: float = 1.0) -> tuple[ScalingProgress, list[tuple[str, float]]]:
-    """What is counted, and the stages of starts."""
+    """Return the counters, and the stages of starts."""
     progress, stages = ScalingProgress(), list[tuple[str, float]]()
     for number, each in enumerate(history):
         signals = None if each.held is None else Signals(held=each.held)
@@ -61,7 +61,7 @@ def test_failure_of_an_earlier_start_is_not_of_the_next_one() -> None:
 
 
 def _reference(history: list[Moment]) -> tuple[int, int, Counter[tuple[str, int]]]:
-    """Starts, failures and stages, by looking at each start's surroundings."""
+    """Return starts, failures and stages, by inspecting each start in the history."""
     stages = Counter[tuple[str, int]]()
     starts = [n for n in range(1, len(history)) if history[n].replicas and not history[n - 1].replicas]
     held = [not each.replicas and bool(each.held) for each in history]

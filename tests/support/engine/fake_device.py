@@ -1,8 +1,8 @@
-"""Steps of the real runner on an accelerator that is not there.
+"""Steps of the real runner on a simulated accelerator.
 
-Real: the runner, the model's layers, the kernels' host functions. Fake: tensors, which have a device and a shape and no
-numbers (torch's own FakeTensorMode). What the host reads of the device is answered by zeros, at the places in the code
-that may read; nothing else may.
+Real: the runner, the model's layers, the kernels' host functions. Fake: tensors, which have a device and a shape but no
+values (torch's own FakeTensorMode). The host's reads from the device return zeros at the places in the code that may
+read; reads anywhere else fail.
 """
 
 from __future__ import annotations
@@ -133,18 +133,18 @@ DEEPSEEK_V3: Final = {
     "tie_word_embeddings": False,
 }
 
-#: What gives memory or another view of it, and starts nothing on the device.
+#: Operations that only return memory or a view, and launch nothing on the device.
 _NO_LAUNCH: Final = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_pin_memory"}
 _NO_LAUNCH_EITHER: Final = {"detach", "lift_fresh", "_unsafe_view", "_reshape_alias"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a backend of torch.distributed.
+    """One call of a torch.distributed backend.
 
     Attributes:
-        shape, dtype: of what travels.
-        peer: whom it goes to or comes from, where that is one rank.
+        shape, dtype: of the tensor that is sent.
+        peer: the other rank of a point-to-point call.
     """
 
     operation: str
@@ -154,14 +154,14 @@ class Call:
 
 
 class DeviceTrace(HostFunctions):
-    """Takes down what a device is asked for, and refuses what the host reads of it, or has it read.
+    """Records the operations on a device, and refuses reads by the host.
 
     Attributes:
-        calls: between ranks, in order.
-        launches: what runs on the device, by name: torch's operations, and Triton's kernels, where `launched` is told
-            of them.
+        calls: communication between ranks, in order.
+        launches: names of what runs on the device: torch's operations, and Triton's kernels if `launched` is called for
+            them.
         uploads: copies from the host.
-        peak: most bytes of tensors that have been made since this began.
+        peak: largest number of bytes of tensors created since the start of the trace.
     """
 
     def __init__(self) -> None:
@@ -170,8 +170,8 @@ class DeviceTrace(HostFunctions):
         self.launches: Counter[str] = Counter()
         self.uploads = 0
         self.peak = self._held = 0
-        self._storages: dict[int, int] = {}  # how many tensors each has
-        self._existing: dict[int, StorageWeakRef] = {}  # that were there before
+        self._storages: dict[int, int] = {}  # number of tensors per storage
+        self._existing: dict[int, StorageWeakRef] = {}  # storages older than the trace
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -181,7 +181,7 @@ class DeviceTrace(HostFunctions):
         if func.namespace == "stoker":
             return super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace == "c10d":
-            tensor = arguments[-1]  # what is brought; `given` begins with what is filled
+            tensor = arguments[-1]  # the input; `given` starts with the outputs
             peer = args[2] if name.strip("_") in ("send", "recv") else None
             self.calls.append(Call(name.strip("_"), tuple(tensor.shape), tensor.dtype, peer))
         if name == "_pin_memory":
@@ -201,7 +201,7 @@ class DeviceTrace(HostFunctions):
             self.launches[name] += not from_host
         for tensor in made:
             if isinstance(tensor, FakeTensor):
-                tensor.constant = None  # what came from the host is not known any more
+                tensor.constant = None  # values copied from the host become unknown
             if tensor.device.type == "cuda":
                 self._hold(tensor)
         return result
@@ -238,9 +238,9 @@ class DeviceTrace(HostFunctions):
 
 
 def bytes_on_device() -> int:
-    """Of all tensors that there are."""
+    """Return the bytes of all existing tensors."""
     gc.collect()
-    # A type is asked, not the object: some are proxies of what is gone.
+    # Checks the type, not the object: some objects are proxies of deleted ones.
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     storages = {_storage(each): each.untyped_storage().nbytes() for each in tensors if each.device.type == "cuda"}
     return sum(storages.values())
@@ -261,10 +261,10 @@ def _called_by(path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class NoWeights:
-    """A loader of models without files.
+    """Loader of models without files.
 
     Attributes:
-        quantization: as ``--quantization`` says.
+        quantization: value of ``--quantization``.
     """
 
     quantization: str | None = None
@@ -284,7 +284,7 @@ class NoWeights:
 
 
 def checkpoint(config: Mapping[str, Any], quantization: str | None = None) -> Checkpoint:
-    """One without files."""
+    """Create a checkpoint without files."""
     return Checkpoint(Path("m"), ModelConfig.from_dict(dict(config)), ModelCard(), NoWeights(quantization))
 
 
@@ -292,22 +292,22 @@ def checkpoint(config: Mapping[str, Any], quantization: str | None = None) -> Ch
 def fake_device(
     monkeypatch: pytest.MonkeyPatch, memory_bytes: int = 80 * GIB, graphs: bool = False
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Makes `cuda` an accelerator of which tensors have shapes alone. Gives the shapes of what the host reads of it.
+    """Simulate `cuda` as an accelerator whose tensors have only shapes. Yield the shapes of the host's reads.
 
     Args:
-        graphs: decodes are CUDA graphs, of which each is computed again instead of replayed.
+        graphs: decodes use CUDA graphs; each replay recomputes the graph's steps.
     """
     reads: list[tuple[int, ...]] = []
 
     def zeros(tensor: torch.Tensor) -> Any:
         reads.append(tuple(tensor.shape))
-        number = True if tensor.dtype == torch.bool else 0  # what is asked is so
+        number = True if tensor.dtype == torch.bool else 0  # conditions hold
         return functools.reduce(lambda inner, size: [inner] * size, reversed(tensor.shape), number)
 
-    # In inference mode fake tensors do not see what an operation is made of, and would run some for real.
+    # In inference mode, fake tensors do not see how an operation is composed, and would run some for real.
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())
-    monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # no guarded one: there is no memory
+    monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # without guards: there is no memory
     monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
@@ -336,10 +336,10 @@ def prompts(
     adapter_slot: int = NO_ADAPTER,
     **params: Any,
 ) -> Step:
-    """A first step of that many prompts, with a block a sequence in the tables.
+    """Create a first step with `count` prompts, one block per sequence in the tables.
 
     Args:
-        adapter_slot: of the last one's adapter.
+        adapter_slot: slot of the last prompt's adapter.
     """
     sampling = SamplingParams(**({"temperature": 0} if greedy else {"temperature": 0.7, "logprobs": 2}) | params)
     new = [
@@ -354,14 +354,14 @@ def prompts(
 
 
 def decodes(*positions: int) -> Step:
-    """A step in which each sequence computes a token."""
+    """Create a step in which each sequence computes one token."""
     rows = array("i", range(len(positions)))
     ones = array("i", [1] * len(rows))
     return Step(1, rows, array("i", positions), ones, ones, len(rows), len(rows))
 
 
 def verified(*positions: int, draft: int) -> Step:
-    """A step in which each sequence computes a token and as many drafted ones."""
+    """Create a step in which each sequence computes one token and `draft` draft tokens."""
     rows = array("i", range(len(positions)))
     lengths = array("i", [1 + draft] * len(rows))
     drafts = [Draft(row, [1] * draft) for row in rows]

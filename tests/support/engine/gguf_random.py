@@ -1,4 +1,4 @@
-"""Matrices in GGUF's types, drawn: every code, and scales of either sign and many sizes."""
+"""Random matrices in GGUF's types, with all codes, and scales of both signs and many sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 
 from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GGUFFormat
 
-#: Where float16 numbers lie in a block: its scale, and the scale of its offsets.
+#: Positions of float16 values in a block: its scale, and the scale of its offsets.
 SCALES: Final = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -30,7 +30,7 @@ SCALES: Final = {
 
 
 def random_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> torch.Tensor:
-    """uint8 [rows, blocks × format.bytes], in memory of its own size; all numbers are finite."""
+    """Return random finite blocks as uint8 [rows, blocks × format.bytes], in memory of exactly that size."""
     generator = torch.Generator().manual_seed(seed)
     shape = rows, blocks, format.bytes
     drawn = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -46,14 +46,14 @@ def random_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> torc
 
 
 def numbers(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
-    """What the gguf library says they are, rounded by torch."""
+    """Dequantize by the gguf library, rounded by torch."""
     with np.errstate(all="ignore"):
         exact = dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[format.name])
     return torch.from_numpy(np.asarray(exact, dtype=np.float32)).to(dtype)
 
 
 def quantized(values: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
-    """`values` in that type; where the gguf library cannot, other numbers of about their size."""
+    """Quantize `values`; for types that the gguf library cannot write, return random values of about that size."""
     try:
         return quantize(values, kind)
     except NotImplementedError:
@@ -69,7 +69,7 @@ def quantized(values: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.nd
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """To the bit, but for which not-a-number it is."""
+    """Return whether tensors are bitwise equal, except for the bits of NaNs."""
     return torch.equal(found.isnan(), expected.isnan()) and torch.equal(
         torch.where(found.isnan(), 0, found).view(torch.uint8),
         torch.where(expected.isnan(), 0, expected).view(torch.uint8),

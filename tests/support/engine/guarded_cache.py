@@ -1,15 +1,15 @@
-"""A KV cache in which no stray read goes unnoticed.
+"""A KV cache that detects stray reads.
 
     │ no access │ null block │ block 1 │ block 2 │ …          │ no access │
-                  nan          a sequence's         nobody's
+                  nan          a sequence's         free
                   no access    nan where unwritten  nan, no access
 
-What nobody may read is nan, so that it shows in results even where it is masked; pages that lie within such blocks are
-inaccessible, so that reading there ends the process, and faulthandler prints where. A free block whose content the
-prefix cache still offers is nan as well: its content is kept aside and put back when a sequence takes it over.
+Memory that must not be read is NaN, so that a read changes results even if it is masked. Pages that lie entirely in
+such blocks are inaccessible: a read ends the process, and faulthandler prints where. A free block whose content the
+prefix cache still offers is NaN too: its content is saved, and restored when a sequence takes it over.
 
-`guard` puts it under every engine: its integrity is checked after each step, and each step's block tables are compared
-with what the scheduler and the pool said of their owners when the step was launched (`Snapshot`): it may run later.
+`guard` installs it in all engines: integrity is checked after each step, and the block tables of each step are compared
+with the owners that the scheduler and the pool had at its launch (`Snapshot`), since a step may run later.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from stoker_engine.sizing.cache_groups import NULL_BLOCK
 from .thread_ranks import ThreadExecutor
 
 _PAGE = mmap.PAGESIZE
-#: On each side; many blocks, since a wrong block number misses by whole blocks.
+#: Bytes on each side; many blocks, since a wrong block number misses by whole blocks.
 _GUARD = 1 << 24
-#: As a byte: nan in every dtype.
+#: Byte that makes NaN in every dtype.
 _NAN = 0xFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,10 +50,10 @@ _patching = threading.Lock()
 
 
 class GuardedBlocks:
-    """Memory of blocks, nan at first, of which only those that `allow` names are accessible.
+    """Memory of blocks, initially NaN; only blocks passed to `allow` are accessible.
 
     Attributes:
-        tensor: uint8 [blocks, bytes of a block].
+        tensor: uint8 [blocks, bytes per block].
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
@@ -62,13 +62,13 @@ class GuardedBlocks:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._protect(whole, readable=False)
         self._pages = whole[_GUARD:-_GUARD].view(pages, _PAGE)
-        self._held = [0] * pages  # how many accessible blocks lie in each page
-        self._filled = [False] * pages  # with nan; as late as possible, since most of a large cache is never used
+        self._held = [0] * pages  # number of accessible blocks in each page
+        self._filled = [False] * pages  # with NaN, as late as possible: most of a large cache is never used
         self._block_bytes = block_bytes
         self.tensor = whole[_GUARD : _GUARD + num_blocks * block_bytes].view(num_blocks, block_bytes)
 
     def allow(self, blocks: Iterable[int]) -> None:
-        """Makes the pages of `blocks` accessible, none of which is so."""
+        """Make the pages of `blocks` accessible; the blocks must be inaccessible."""
         opened = []
         for page in self._pages_of(blocks):
             self._held[page] += 1
@@ -81,7 +81,7 @@ class GuardedBlocks:
                 self._pages[page].fill_(_NAN)
 
     def forbid(self, blocks: Iterable[int]) -> None:
-        """Fills `blocks`, which are accessible, with nan; pages without any other accessible block are closed."""
+        """Fill accessible `blocks` with NaN, and protect pages without another accessible block."""
         blocks = list(blocks)
         for block in blocks:
             self.tensor[block].fill_(_NAN)
@@ -97,7 +97,7 @@ class GuardedBlocks:
         return (page for b in blocks for page in range(b * size // _PAGE, ((b + 1) * size - 1) // _PAGE + 1))
 
     def _protect_pages(self, pages: list[int], readable: bool) -> None:
-        # A call for each run of neighbours: page - index is the same within one.
+        # One call per run of neighbours: page - index is constant within a run.
         for _, run in itertools.groupby(enumerate(sorted(pages)), lambda indexed: indexed[1] - indexed[0]):
             numbers = [page for _, page in run]
             self._protect(self._pages[numbers[0] : numbers[-1] + 1], readable)
@@ -110,11 +110,11 @@ class GuardedBlocks:
 
 
 class WatchedBlockPool(BlockPool):
-    """A block pool that remembers what has changed hands.
+    """Block pool that records changes of ownership.
 
     Attributes:
-        fresh: blocks handed out since `forget_changes`; their content is forgotten.
-        changed: all blocks handed out, taken over or given back since then.
+        fresh: blocks allocated since `forget_changes`; their content is undefined.
+        changed: all blocks allocated, taken over or released since then.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], None] = lambda block: None) -> None:
@@ -144,14 +144,14 @@ class WatchedBlockPool(BlockPool):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How the scheduler has things when it launches a step.
+    """State of the scheduler at the launch of a step.
 
     Attributes:
-        refs: how many sequences refer to each block.
-        changed, fresh: see `WatchedBlockPool`, since the snapshot before.
-        cached: of `changed`, those whose content the prefix cache offers.
-        tables: the block tables of all running sequences, by row.
-        windows: of each group.
+        refs: number of sequences that refer to each block.
+        changed, fresh: see `WatchedBlockPool`, since the previous snapshot.
+        cached: blocks in `changed` whose content the prefix cache offers.
+        tables: block tables of all running sequences, by row.
+        windows: window of each group.
     """
 
     refs: list[int]
@@ -176,8 +176,8 @@ class GuardedKVCachePool(KVCachePool):
     """The cache's memory, in which blocks are accessible while a sequence holds them.
 
     Attributes:
-        launched: of each step launched and not yet run; the engine that it belongs to adds them.
-        running: of the step that runs.
+        launched: snapshots of steps that were launched and have not run; the engine adds them.
+        running: snapshot of the current step.
     """
 
     running: Snapshot
@@ -185,18 +185,18 @@ class GuardedKVCachePool(KVCachePool):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.launched: deque[Snapshot] = deque()
         self._held: set[int] = set()
-        self._cached_contents: dict[int, torch.Tensor] = {}  # what free blocks hold for the prefix cache
-        # Ranks that are threads make theirs at once: two patches that overlap would leave one behind.
+        self._cached_contents: dict[int, torch.Tensor] = {}  # contents of free blocks for the prefix cache
+        # Thread ranks create theirs concurrently: overlapping patches would leave one behind.
         with _patching, pytest.MonkeyPatch.context() as patched:
             patched.setattr(kv_cache, "allocate", self._allocate)
             super().__init__(*args, **options)
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Lets the blocks change hands as the step's schedule says, then copies."""
+        """Change the blocks' ownership as the step's schedule did, then copy."""
         self.running = now = self.launched.popleft()
         blocks = self._blocks
         held = {block for block in now.changed if now.refs[block]}
-        sources = [blocks.tensor[source].clone() for source, _ in copies]  # one that was given back since still counts
+        sources = [blocks.tensor[source].clone() for source, _ in copies]  # a source may have been released since
         for block in now.changed & self._held - held:
             if block in now.cached and block not in now.fresh:
                 self._cached_contents[block] = blocks.tensor[block].clone()
@@ -220,10 +220,10 @@ class GuardedKVCachePool(KVCachePool):
 
 @dataclass(frozen=True)
 class CheckedInputBuilder(InputBuilder):
-    """An `InputBuilder` whose inputs are checked.
+    """`InputBuilder` that checks its inputs.
 
     Attributes:
-        pool: the cache of the runner.
+        pool: the runner's cache.
     """
 
     pool: GuardedKVCachePool
@@ -236,8 +236,9 @@ class CheckedInputBuilder(InputBuilder):
 
 
 def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> None:
-    """Asserts that the block tables of a step name the blocks of their sequences and the null block, nothing else, and
-    that each slot is written by one token, into a block that is held."""
+    """Assert that a step's block tables contain only its sequences' blocks and the null block, and that each slot is
+    written by one token, into a block that is held.
+    """
     for group, (blocks, window) in enumerate(zip(inputs.metadata.groups, now.windows, strict=True)):
         count, tables = len(step.rows), blocks.tables.tolist()
         assert not any(itertools.chain(*tables[count:])), "sequences that are nobody's"
@@ -256,7 +257,7 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
 
 
 def guard(patched: pytest.MonkeyPatch) -> None:
-    """Puts guarded caches and integrity checks under all engines of this process that are made from now on."""
+    """Install guarded caches and integrity checks in all engines that this process creates from now on."""
     init, step = Engine.__init__, Engine.step
 
     def guarded_init(engine: Engine, *args: Any, **options: Any) -> None:
@@ -266,7 +267,7 @@ def guard(patched: pytest.MonkeyPatch) -> None:
             runners = [executor.runner]
         elif isinstance(executor, ThreadExecutor):
             runners = executor.runners
-        else:  # its caches are in other processes
+        else:  # the caches are in other processes
             return
         pools = [each.pool for each in runners]
         launch = executor.launch

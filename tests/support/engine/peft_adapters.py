@@ -1,4 +1,4 @@
-"""Adapters as PEFT makes and saves them: random in both matrices, so that each of them changes the model."""
+"""Adapters created and saved by PEFT, with random values in both matrices, so that each changes the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-#: Embeddings of positions, which are no operations that adapters change here.
+#: Position embeddings, which adapters do not change here.
 _POSITIONS = ("wpe", "embed_positions", "position_embeddings")
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """The names of all modules of a model that adapters can change."""
+    """Return the names of all modules of a model that adapters can change."""
     kinds = (nn.Linear, Conv1D, nn.Embedding)
     return [
         name
@@ -27,15 +27,15 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
 
 
 def stacked_parameters(model: PreTrainedModel) -> list[str]:
-    """The names of parameters that hold all experts' matrices."""
+    """Return the names of parameters that contain all experts' matrices."""
     return [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
 
 
 class PeftAdapters:
-    """A model of transformers with adapters of PEFT's beside it; `save_adapter` must come after the model is saved.
+    """A transformers model with PEFT adapters; save the model before calling `save_adapter`.
 
     Attributes:
-        names: of the adapters, in the order in which they were made.
+        names: names of the adapters, in order of creation.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -44,7 +44,7 @@ class PeftAdapters:
         self.names: list[str] = []
 
     def save_adapter(self, folder: Path, **fields: Any) -> Path:
-        """Makes one more adapter on all that can be changed, or on what `fields`, those of `LoraConfig`, say."""
+        """Create another adapter on all supported modules, or as `fields` of `LoraConfig` say."""
         name = f"adapter{len(self.names)}"
         torch.manual_seed(len(self.names) + 1)
         given = {"target_modules": self._modules, "init_lora_weights": False, "r": 4, "lora_alpha": 8, **fields}
@@ -61,7 +61,7 @@ class PeftAdapters:
         return folder / name
 
     def reference(self, adapter: int) -> Callable[[list[int]], torch.Tensor]:
-        """Logits [tokens, vocabulary] of one sequence with an adapter, unmerged; -1: without any."""
+        """Return a function for one sequence's logits [tokens, vocabulary] with an unmerged adapter; -1: none."""
 
         def logits(tokens: list[int]) -> torch.Tensor:
             with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""States of recurrent layers, drawn by a generator."""
+"""Random state specs of recurrent layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stoker_engine.architectures.cache_spec import StateSpec, StateTensor
 
 
 def random_state(rng: random.Random) -> StateSpec:
-    """One to three tensors of odd shapes and any dtype."""
+    """Return one to three tensors of odd shapes and any dtype."""
     tensors = []
     for index in range(rng.randint(1, 3)):
         shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))

@@ -1,4 +1,4 @@
-"""A proposer of drafts for tests of speculative decoding."""
+"""A proposer of draft tokens for tests of speculative decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class RepeatingProposer:
-    """Proposes what came after the same token before, or nonsense: some of it holds, most does not."""
+    """Proposes what followed the same token before, or random tokens: some drafts are accepted, most are not."""
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         last = token_ids[-1]

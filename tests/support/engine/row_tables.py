@@ -1,7 +1,7 @@
-"""A test's adapters: vectors that linear operations add, a different one for each request.
+"""Test adapters: vectors that linear operations add, a different one for each request.
 
-What is added depends on the row of the batch and on nothing else, so an operation that looks at the wrong row, in any
-row space, changes the output. Each table is cut as ranks share the operation's results.
+The added vector depends only on the row of the batch, so an operation that uses the wrong row, in any row space,
+changes the output. Each table is sharded like the operation's outputs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from stoker_engine.layers.linear_site import LinearSite, SiteForm
 
 @dataclass
 class RowTables:
-    """Adds `table[adapter]` to what each linear operation gives.
+    """Adds `table[adapter]` to the output of each linear operation.
 
     Attributes:
-        num_adapters: tables have so many rows, and zeros for requests without an adapter.
-        only: every row gets this one's, whatever the batch says: what a request is compared with.
-        scale: of what is added.
-        numbers: of each slot the adapter that it holds; None: slots are adapters.
-        seen: the row spaces of the operations that ran.
-        library: of the CPU's kernels, where whole layers are to find the operations; None: they run one by one.
+        num_adapters: number of rows of the tables; requests without an adapter get zeros.
+        only: adapter of all rows regardless of the batch, to compute the expected output of a request.
+        scale: factor of the added vectors.
+        numbers: the adapter in each slot; None if slots are adapters.
+        seen: row spaces of the operations that ran.
+        library: library of CPU kernels in which whole layers look up the operations; None to run them one by one.
     """
 
     num_adapters: int
@@ -44,7 +44,7 @@ class RowTables:
     def __call__(self, linear: Operation, site: LinearSite, rows: BatchRows) -> Operation:
         """See `ExtendLinear`."""
         if site.form in (SiteForm.ABSORBED_KEYS, SiteForm.ABSORBED_VALUES):
-            return linear  # its results are by head
+            return linear  # its outputs are per head
         table = torch.cat([self._table(name, site) for name in site.outputs], dim=1)
 
         def added() -> torch.Tensor:
@@ -60,9 +60,9 @@ class RowTables:
         return slots if self.numbers is None else self.numbers[slots]
 
     def _table(self, name: str, site: LinearSite) -> torch.Tensor:
-        """[adapters + 1, this rank's outputs]; the last row is zeros."""
+        """Return the table [adapters + 1, this rank's outputs]; the last row is zeros."""
         shard = site.outputs[name]
-        # The ranks' results are summed up, so one of them adds.
+        # The ranks' results are summed, so only one of them adds.
         if site.inputs.start:
             return torch.zeros(self.num_adapters + 1, shard.size)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -71,7 +71,7 @@ class RowTables:
         return table[:, shard.start : shard.stop]
 
     def _native(self, linear: CpuLinear, site: LinearSite, rows: BatchRows, table: torch.Tensor) -> CpuLinear:
-        """A function that C++ calls, with nothing but the rows' numbers."""
+        """Return a function that C++ calls with only the row numbers."""
         assert self.library is not None
         outputs, dtype = linear.matrix.outputs, linear.dtype
 

@@ -1,4 +1,4 @@
-"""What a test asks of a backend when only the dtype matters."""
+"""Requirements on an attention backend for tests in which only the dtype matters."""
 
 from __future__ import annotations
 

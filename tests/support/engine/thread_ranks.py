@@ -1,7 +1,7 @@
-"""Ranks that are threads of one process: what they compute is real, how they reach each other is not.
+"""Ranks as threads of one process: their computation is real, their communication is simulated.
 
-Where transport does not matter they are cheap: nothing starts, and torch is there. Everything goes through one board,
-on which each rank of a group puts what it brings to an operation, and waits for the others.
+They are cheap where transport does not matter: no process starts and imports torch. All communication uses one board,
+to which each rank of a group writes its input of an operation, and then waits for the others.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ThreadRanks:
     """See `parallel.communicator.Communicator`.
 
     Attributes:
-        calls: the operations so far, by name.
-        sizes: the bytes that this rank brought to each of them.
+        calls: names of the operations so far.
+        sizes: bytes of this rank's input to each of them.
     """
 
     def __init__(self, rank: int, board: list[torch.Tensor], barrier: threading.Barrier) -> None:
@@ -53,7 +53,7 @@ class ThreadRanks:
 
     @classmethod
     def group(cls, size: int) -> list[ThreadRanks]:
-        """That many, which know each other."""
+        """Create a group of `size` ranks."""
         board, barrier = [torch.empty(0)] * size, threading.Barrier(size)
         return [cls(rank, board, barrier) for rank in range(size)]
 
@@ -76,7 +76,7 @@ class ThreadRanks:
         return self._exchange(x, "broadcast")[0].clone()
 
     def abort(self) -> None:
-        """The others are not to wait for this one any more."""
+        """Stop the other ranks' waits for this one."""
         self._barrier.abort()
 
     def _exchange(self, x: torch.Tensor, operation: str) -> list[torch.Tensor]:
@@ -93,7 +93,7 @@ class ThreadPipeline:
     """See `parallel.rank_groups.Pipeline`.
 
     Attributes:
-        num_sent: how many tensors this rank has sent.
+        num_sent: number of tensors that this rank has sent.
     """
 
     def __init__(self, stage: Stage, queues: Sequence[queue.SimpleQueue[torch.Tensor]]) -> None:
@@ -112,7 +112,7 @@ class ThreadPipeline:
 
 
 def thread_groups(layout: RankLayout) -> list[RankGroups]:
-    """Of each rank of an engine, those it works with."""
+    """Return the rank groups of each rank of an engine."""
     engines = ThreadRanks.group(layout.size)
     tensors = [ThreadRanks.group(layout.tensor) for _ in range(layout.pipeline)]
     queues = [[queue.SimpleQueue[torch.Tensor]() for _ in range(layout.pipeline)] for _ in range(layout.tensor)]
@@ -130,11 +130,11 @@ class ThreadExecutor:
     """See `exec.executor.Executor`.
 
     Args:
-        extend: makes what each rank's model is built with, see `layers.build.Build.extend`.
+        extend: extends each rank's model while it is built, see `layers.build.Build.extend`.
 
     Attributes:
-        runners: one a rank.
-        groups: theirs.
+        runners: one per rank.
+        groups: rank groups of the runners.
     """
 
     def __init__(self, args: EngineArgs, extend: Callable[[], ExtendLinear] | None = None) -> None:
@@ -157,7 +157,7 @@ class ThreadExecutor:
         assert all(runner.plan == self.plan for runner in self.runners)
 
     def launch(self, step: Step) -> None:
-        """See `Executor`. Each rank has an engine of the step, as if it came through a pipe."""
+        """See `Executor`. Each rank gets its own copy of the step, as if it came through a pipe."""
         self._launched.append(
             [
                 pool.submit(runner.run, copy.deepcopy(step))
@@ -184,7 +184,7 @@ class ThreadExecutor:
             runner.grammars.set_token_table(table)
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """See `Executor`. What is made of it stays with the rank that samples."""
+        """See `Executor`. The compiled grammar stays with the rank that samples."""
         ready = Future[object]()
         made = self.runners[self._answering].grammars.prepare(grammar)
         made.add_done_callback(lambda _: ready.set_exception(e) if (e := made.exception()) else ready.set_result(None))
@@ -196,7 +196,7 @@ class ThreadExecutor:
             pool.shutdown()
 
     def _all(self, futures: Sequence[Future[T]]) -> list[T]:
-        """Their results, in order; where one fails, no other waits for it in vain, and it is raised."""
+        """Return results in order. If one fails, stop the waits of the others, and raise its error."""
         for future in futures:
             future.add_done_callback(self._abort_if_failed)
         errors = [error for future in futures if (error := future.exception()) is not None]
@@ -216,11 +216,11 @@ class ThreadExecutor:
 def thread_engine(
     args: EngineArgs, change: Callable[[ThreadExecutor], None] = lambda _: None, proposer: Proposer | None = None
 ) -> Iterator[Engine]:
-    """An engine whose model is computed by ranks that are threads, as `args` lay them out.
+    """Create an engine with thread ranks, laid out by `args`.
 
     Args:
-        change: is done to the executor before the engine is made.
-        proposer: of drafts.
+        change: applied to the executor before the engine is created.
+        proposer: proposer of draft tokens.
     """
     executor = ThreadExecutor(args)
     change(executor)

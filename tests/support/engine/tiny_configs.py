@@ -1,5 +1,6 @@
-"""Configurations of tiny models, by transformers' names: the shared ones. A configuration that is itself the subject of
-a test stands there.
+"""Configurations of tiny models shared by several tests, by transformers' names.
+
+A configuration that is itself under test is defined in its test.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ Model = tuple[str, dict[str, Any]]
 
 VOCABULARY: Final = 128
 
-#: Small sizes, under most families' names: nothing is a whole block of 32.
+#: Small sizes, under most families' names; none is a multiple of 32.
 SIZES: Final[dict[str, Any]] = {
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -22,10 +23,10 @@ SIZES: Final[dict[str, Any]] = {
 }
 OWN_HEADS: Final = {**SIZES, "num_key_value_heads": 4}
 
-#: Sizes that are whole blocks of 32.
+#: Sizes that are multiples of 32.
 BLOCK_SIZES: Final[dict[str, Any]] = {**SIZES, "hidden_size": 64, "intermediate_size": 96}
 
-#: Those of the models with a tokenizer of 512 tokens.
+#: Sizes of models with a tokenizer of 512 tokens.
 LLAMA_SIZES: Final[dict[str, Any]] = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -39,7 +40,7 @@ LLAMA_SIZES: Final[dict[str, Any]] = {
     "eos_token_id": 1,
 }
 
-#: LongRoPE's factors, of heads of 12.
+#: LongRoPE's factors for heads of 12.
 LONGROPE_FACTORS: Final = {
     "short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5],
     "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0],
@@ -71,7 +72,7 @@ _GROUPS = {"n_group": 4, "topk_group": 2}
 _THREE = {**SIZES, "num_hidden_layers": 3}
 _LATENT_MIXTURE = {**_THREE, "num_key_value_heads": 4, **_LATENT, **_ROUTED, **_GROUPS}
 
-#: Dense models: every family, and what its config can change.
+#: Dense models: all families, with their options.
 FAMILIES: dict[str, Model] = {
     "llama": ("llama", SIZES),
     "llama biases": ("llama", {**SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -249,7 +250,7 @@ MIXTURES: dict[str, Model] = {
     ),
 }
 
-#: Models that are written as GGUF files, which have no place for what the files of a family do not state.
+#: Models for GGUF files, which cannot store some fields.
 _GGUF_GEMMA = {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
 _GGUF_YARN = {**_YARN, "rope_theta": 150.0, "truncate": False}
 _ALSO_IN_GGUF = (

@@ -1,7 +1,7 @@
-"""Tiny random models of transformers, and how they are saved as checkpoints.
+"""Tiny random models of transformers, saved as checkpoints.
 
-Weights are drawn wide (std 0.3 instead of 0.02), so that the two best logits are rarely close. Norms and biases are
-random too, since ones and zeros hide mistakes.
+Weights have a large standard deviation (0.3 instead of 0.02), so that the two best logits are rarely close. Norms and
+biases are random too, since ones and zeros hide errors.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from .tiny_configs import FAMILIES, GGUF, LLAMA_SIZES, MIXTURES, VOCABULARY
 
 
 def random_model(model_type: str, options: dict[str, Any], std: float | None = None) -> PreTrainedModel:
-    """A model of this type and config, in float32, the same for each call.
+    """Return a model of this type and config in float32, the same for each call.
 
     Args:
-        std: of the weights; None: 0.3, and 0.1 for DBRX, which in float32 would else be 1e-4 away from float64.
+        std: standard deviation of the weights; default 0.3, for DBRX 0.1, since its float32 error would otherwise be
+        1e-4.
     """
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**{"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, **options})
-    # transformers' eager Falcon adds ALiBi twice, once with the mask; its sdpa Gemma 2 leaves out the soft cap.
+    # transformers' eager Falcon adds ALiBi twice, once with the mask; its sdpa Gemma 2 ignores the soft cap.
     implementation = "sdpa" if model_type == "falcon" else "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
     return randomized(model, std or (0.1 if model_type == "dbrx" else 0.3))
 
 
 def randomized(model: PreTrainedModel, std: float = 0.3) -> PreTrainedModel:
-    """`model` in float32 with random parameters; norms' weights and biases are drawn around what they are."""
+    """Randomize the parameters of `model` in float32; norm weights and biases are drawn around their values."""
     model = model.float().eval()
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * std + (parameter.data if parameter.dim() == 1 else 0)
@@ -52,12 +53,12 @@ def randomized(model: PreTrainedModel, std: float = 0.3) -> PreTrainedModel:
 
 
 def tiny_family(name: str) -> PreTrainedModel:
-    """The model with that name in `FAMILIES`."""
+    """Return the model with that name in `FAMILIES`."""
     return random_model(*FAMILIES[name])
 
 
 def tiny_mixture(name: str) -> PreTrainedModel:
-    """The model with that name in `MIXTURES`; what corrects experts' scores is random too."""
+    """Return the model with that name in `MIXTURES`; the correction bias of experts' scores is random too."""
     model = random_model(*MIXTURES[name])
     for key, buffer in model.named_buffers():
         if key.endswith("e_score_correction_bias"):
@@ -66,18 +67,18 @@ def tiny_mixture(name: str) -> PreTrainedModel:
 
 
 def tiny_gguf(name: str) -> PreTrainedModel:
-    """The model with that name in `GGUF`, for `llama_cpp` to write."""
+    """Return the model with that name in `GGUF`, for `llama_cpp` to write."""
     return random_model(*GGUF[name])
 
 
 def tiny_llama_model(**overrides: Any) -> LlamaForCausalLM:
-    """A random Llama with two layers and grouped KV heads."""
+    """Return a random Llama with two layers and grouped KV heads."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**{**LLAMA_SIZES, **overrides})).float().eval()
 
 
 def tiny_gemma3_model(**overrides: Any) -> Gemma3ForCausalLM:
-    """A random Gemma 3 with local and global layers and a short window."""
+    """Return a random Gemma 3 with local and global layers and a short window."""
     torch.manual_seed(0)
     sizes = {key: value for key, value in LLAMA_SIZES.items() if key not in ("bos_token_id", "eos_token_id")}
     config = Gemma3TextConfig(
@@ -96,14 +97,14 @@ def tiny_gemma3_model(**overrides: Any) -> Gemma3ForCausalLM:
 
 
 def save_model(folder: Path, model: PreTrainedModel) -> Path:
-    """Saves `model` and a tokenizer as a Hugging Face folder."""
+    """Save `model` and a tokenizer as a Hugging Face folder."""
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Trains a small byte-level BPE tokenizer and saves it in `folder`."""
+    """Train a small byte-level BPE tokenizer and save it in `folder`."""
     backend = BackendTokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -118,13 +119,13 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def prompts(count: int = 4) -> list[list[int]]:
-    """Prompts of several lengths, some longer than the windows of `FAMILIES`."""
+    """Return prompts of several lengths, some longer than the windows of `FAMILIES`."""
     rng = random.Random(1)
     return [[rng.randrange(2, VOCABULARY) for _ in range(length)] for length in (61, 9, 30, 1)[:count]]
 
 
 def reference_of(theirs: PreTrainedModel) -> Callable[[list[int]], torch.Tensor]:
-    """Its logits [tokens, vocabulary] for one sequence."""
+    """Return a function for the model's logits [tokens, vocabulary] of one sequence."""
 
     def reference(tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():

@@ -1,12 +1,12 @@
-"""A plugin of pytest's (``-p``): the tests' kernels are those of Arm's processors, run by qemu in another process.
+"""A pytest plugin (``-p``): the tests use Arm's kernels, run by qemu in another process.
 
-The process that tests is an ordinary one. Its heap lies in memory that both share, at the same address (`heap.c`, which
-must be preloaded), so that tensors' addresses mean the same to the emulated kernels (`guest.cpp`).
+The testing process is an ordinary one. Its heap lies in memory shared by both, at the same address (`heap.c`, which
+must be preloaded), so that the emulated kernels (`guest.cpp`) can use tensors' addresses.
 
 Environment:
-    STOKER_GUEST: the program that `guest.cpp` becomes, and
+    STOKER_GUEST: the program built from `guest.cpp`, and
     STOKER_GUEST_LIBRARY: the kernels, both built for aarch64.
-    PYTHONMALLOC: must be ``malloc``, so that what ctypes makes lies in the heap as well.
+    PYTHONMALLOC: must be ``malloc``, so that ctypes' objects lie in the heap as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 from stoker_engine.kernels.cpu import isa, library
 
 QEMU = "qemu-aarch64-static"
-#: Where Debian's cross compiler has the libraries that such a program needs.
+#: Libraries of Debian's cross compiler for such programs.
 SYSTEM = "/usr/aarch64-linux-gnu"
-#: As in shared.h.
+#: Address of the heap, as in shared.h.
 HEAP = 0x200000000000
 
 
@@ -44,10 +44,10 @@ class _Call(ctypes.Structure):
 
 
 class Emulated:
-    """Stands for a `ctypes.CDLL`: its functions run in the other process, one at a time.
+    """Replaces a `ctypes.CDLL`: its functions run in the other process, one at a time.
 
     Raises:
-        RuntimeError: from a function: the other process has ended, on a stray read for example.
+        RuntimeError: by a function: the other process has ended, for example because of a stray read.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Emulated:
         return function
 
     def call(self, name: str, integers: list[int], floats: Sequence[float] = ()) -> int:
-        """Calls any function that the other process has."""
+        """Call a function of the other process."""
         with self._one_at_a_time:
             self._call.name = name.encode()
             self._call.integers[: len(integers)] = integers
@@ -96,7 +96,7 @@ class Emulated:
 
 
 def _address(argument: Any) -> int:
-    """An argument as `ctypes` would pass it: an integer, or the address of what is given."""
+    """Convert an argument like `ctypes`: an integer, or the address of an object."""
     if argument is None:
         return 0
     if isinstance(argument, int):
@@ -121,7 +121,8 @@ library.load = _load  # type: ignore[assignment]
 library.library = functools.cache(lambda: _emulated)  # type: ignore[assignment]
 
 
-# Of files there are copies in the heap. Memory that must not be read (guarded_cache.py) lies there as well, and is
+# Mapped files are copied to the heap. Memory that must not be read (guarded_cache.py) also lies there, and is
+# protected in both processes.
 # closed in both processes.
 def _pages(file: int, length: int, **options: Any) -> Any:
     content = b"" if file == -1 else os.pread(file, os.fstat(file).st_size, 0)
@@ -137,7 +138,7 @@ mmap.mmap = _pages  # type: ignore[assignment,misc]
 
 
 def pytest_collection_finish() -> None:
-    """Has whatever one process may not read be closed in the other."""
+    """Protect memory in the other process like in this one."""
     for module in [module for name, module in sys.modules.items() if name.endswith("guarded_cache")]:
         protect_here = module.GuardedBlocks._protect
 

@@ -1,4 +1,4 @@
-"""Tests of Triton's kernels in its interpreter, which is chosen when they are decorated: in a process of its own."""
+"""Tests of Triton's kernels in its interpreter, in their own process: it is selected when kernels are decorated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def files(*names: str) -> set[Path]:
     return {FOLDER / f"test_{name}.py" for name in names}
 
 
-#: Those that run beside all others.
+#: Files that run concurrently with all others.
 ATTENTION = files("attention", "float8", "kv_store", "latent", "packages", "rope_and_cache")
 MODELS = files("batch_invariant", "models")
 
 
 def run_interpreted(tests: set[Path], config: pytest.Config) -> None:
-    """As many of the slow ones as are asked for here."""
+    """Run the tests, with as many of the slow ones as selected here."""
     options = [f"--slow={config.getoption('--slow')}", "-m", config.getoption("markexpr")]
     command = [sys.executable, "-P", "-m", "pytest", *sorted(tests), "-p", "no:xdist", "-q", *options]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

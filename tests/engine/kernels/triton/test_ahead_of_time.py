@@ -1,6 +1,6 @@
-"""Triton's kernels compiled for GPUs that are not here: they spill nothing, use tensor cores, take what the table says.
+"""Triton's kernels compiled for other GPUs: they spill no registers, use tensor cores, and need the table's resources.
 
-The table is what `python -m stoker_engine.kernels.triton.compile.ahead_of_time` prints, with the compiler of
+The table is the output of `python -m stoker_engine.kernels.triton.compile.ahead_of_time`, with the compiler of
 constraints.txt.
 """
 
@@ -18,12 +18,12 @@ pytest.importorskip("triton")
 from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, compiled, kernel_variants
 
 TABLE = Path(__file__).with_name("resources.jsonl")
-#: KiB of shared memory that a program may have: CUDA C++ Programming Guide, "Compute Capabilities"; AMD's LDS.
+#: Largest shared memory of a program in KiB: CUDA C++ Programming Guide, "Compute Capabilities"; AMD's LDS.
 SHARED = {
     "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx90a": 64, "gfx942": 64,
     "gfx950": 160,
 }  # fmt: skip
-#: Bytes of a thread that are in memory nevertheless. On an H200 the tiles that do so were the fastest for heads of 256.
+#: Tolerated spilled bytes per thread. On an H200 these tiles were the fastest for heads of 256.
 SPILLED = {
     ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 40,
     ("attention chunk 128 fp32", "sm_80"): 8, ("attention chunk 96 fp16 e4m3", "sm_120"): 8,

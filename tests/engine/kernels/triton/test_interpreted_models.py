@@ -1,4 +1,4 @@
-"""Whole models by Triton's kernels, in its interpreter; a file of their own, since workers share out files."""
+"""Whole models with Triton's kernels, in its interpreter; in a separate file, because workers take whole files."""
 
 from __future__ import annotations
 

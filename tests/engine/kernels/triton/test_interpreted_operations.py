@@ -1,4 +1,4 @@
-"""GEMMs by Triton's kernels, and all else, in its interpreter: a file of its own, to run beside the other."""
+"""Triton's GEMMs and other kernels, in its interpreter; in a separate file, to run concurrently with the others."""
 
 from __future__ import annotations
 

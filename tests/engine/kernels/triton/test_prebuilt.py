@@ -1,4 +1,4 @@
-"""Kernels and the driver's module that an image brings along."""
+"""Kernels and the driver's module that an image contains."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_driver_is_taken_where_there_is_no_compiler(
     other.write_text("int one;")
     with pytest.raises(RuntimeError, match="C compiler"):
         build.compile_so_from_file(str(other), "other")
-    # It is loaded where the driver's library is; one without functions will do to see what the module has.
+    # It needs the driver's library; one without functions suffices to inspect the module.
     library = tmp_path / "libcuda.so.1"
     monkeypatch.undo()
     subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", library], check=True)

@@ -1,4 +1,4 @@
-"""The file of adapters, as it changes."""
+"""Changes of the file of adapters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listed:
             (root / "dir" / name).mkdir(parents=True)
 
     def write(self, **adapters: str) -> None:
-        """Lists adapters: names and folders."""
+        """List adapters: names and folders."""
         listed = [{"name": name, "path": str(self.root / folder)} for name, folder in adapters.items()]
         self.replace(json.dumps({"adapters": listed}))
 

@@ -1,4 +1,4 @@
-"""Paths that clients and files give lead into the folders of ``--lora-dir``, or nowhere."""
+"""Paths from clients and files must lie in the folders of ``--lora-dir``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _resolve(folders: AdapterFolders, path: Path | str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder that adapters may come from, with one, beside one that they may not come from."""
+    """A permitted folder with an adapter, beside a folder that is not permitted."""
     for name in ("allowed/inner/a", "other/a"):
         (tmp_path / name).mkdir(parents=True)
     return tmp_path

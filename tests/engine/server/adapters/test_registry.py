@@ -1,4 +1,4 @@
-"""Adapters that come and go while requests use them."""
+"""Adapters that are loaded and unloaded while requests use them."""
 
 from __future__ import annotations
 
@@ -190,8 +190,9 @@ def test_an_adapter_that_a_restarted_engine_lacks(registry: AdapterRegistry, eng
 def test_random_operations_keep_the_engine_and_the_registry_equal(
     registry: AdapterRegistry, engine: FakeEngine
 ) -> None:
-    """Loads, loads in place, unloads and requests of few names, all at once: what is held is loaded, and at the end the
-    engine has what is served and nothing else."""
+    """Concurrent loads, in-place loads, unloads and requests of few names: used adapters are loaded, and at the end the
+    engine has exactly the served adapters.
+    """
     rng = random.Random(0)
     engine.bad_adapters["bad"] = AdapterError("bad")
 

@@ -1,4 +1,4 @@
-"""Calls of tools drawn by a seed, and what parsers make of text."""
+"""Random tool calls, and the results of parsers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.server.parsers.registry import tool_parser
 
 Call = tuple[str, dict[str, Any]]
 
-#: What strings are made of: all that formats quote, escape or end something with.
+#: Pieces of strings: everything that formats quote, escape or use as a terminator.
 _PIECES = (
     *"\"'\\/{}[](),:;=<>|` \n\t\r\x00\x1f",
     *("word", "two words", "é", "漢字", "😀", "\u2028", "\\u0041", "\\n", "```", "```json", "\n```", "null", "-1"),
@@ -33,12 +33,12 @@ _PIECES = (
 
 
 def draw_text(draw: random.Random) -> str:
-    """A string, empty at times."""
+    """Draw a string, which may be empty."""
     return "".join(draw.choice(_PIECES) for _ in range(draw.choice((0, 1, 2, 3, 8))))
 
 
 def draw_value(draw: random.Random, depth: int = 0) -> Any:
-    """Any JSON value."""
+    """Draw any JSON value."""
     kind = draw.randrange(8 if depth < 3 else 6)
     if kind < 2:
         return draw_text(draw)
@@ -55,28 +55,28 @@ def draw_value(draw: random.Random, depth: int = 0) -> Any:
 
 
 def draw_call(draw: random.Random) -> Call:
-    """A call with names that all formats can write."""
+    """Draw a call with names that all formats can write."""
     names = draw.sample(("a", "city", "max_results", "x1", "_private", "query"), draw.choice((0, 1, 1, 2, 4)))
     return draw.choice(("f", "get_weather", "search2", "Read_File")), {name: draw_value(draw) for name in names}
 
 
 def draw_calls(draw: random.Random) -> list[Call]:
-    """One to four calls."""
+    """Draw one to four calls."""
     return [draw_call(draw) for _ in range(draw.randint(1, 4))]
 
 
 def pythonic(calls: Sequence[Call]) -> str:
-    """The calls as Python writes them."""
+    """Write the calls in Python syntax."""
     written = (f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})" for name, values in calls)
     return f"[{', '.join(written)}]"
 
 
 def in_array(calls: Sequence[Call]) -> str:
-    """The calls as an array of JSON."""
+    """Write the calls as a JSON array."""
     return json.dumps([{"name": name, "arguments": values} for name, values in calls])
 
 
-#: Formats that no chat template writes as their models do.
+#: Formats for which no chat template writes calls like its model.
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "granite": lambda calls: "<|tool_call|>" + in_array(calls),
     "pythonic": pythonic,
@@ -86,10 +86,10 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a parser made of a text.
+    """Result of a parser.
 
     Attributes:
-        parts: all of it, without ids, which may be drawn.
+        parts: all parts, without ids, which may be random.
         calls: the calls.
         contents: the content before each call and after the last one.
     """
@@ -101,12 +101,12 @@ class Parsed:
 
     @property
     def content(self) -> str:
-        """All content."""
+        """Return all content."""
         return "".join(self.contents)
 
 
 def parse(parser: str, pieces: Iterable[str]) -> Parsed:
-    """What the parser makes of a text in pieces; calls are whole and their arguments JSON objects."""
+    """Parse text in pieces; check that calls are complete and their arguments JSON objects."""
     reading = tool_parser(parser)(())
     parts: list[Part] = []
     for piece in pieces:

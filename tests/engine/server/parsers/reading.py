@@ -1,4 +1,4 @@
-"""What parsers make of answers, however these are cut."""
+"""Results of parsers, independent of how answers are split."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker_engine.server.parsers.registry import reasoning_parser, tool_parser
 
 
 class Reading:
-    """How answers to one prompt are read.
+    """Parsing of answers to one prompt.
 
     Args:
-        reasoning: the name of the parser of reasoning.
-        tools: that of the parser of calls.
-        offered: the tools that may be called.
+        reasoning: name of the reasoning parser.
+        tools: name of the tool parser.
+        offered: tools that may be called.
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class Reading:
         self._offered = [Tool.model_validate(tool).to_tool() for tool in offered]
 
     def parser(self) -> AnswerParser:
-        """A parser for one answer."""
+        """Return a parser for one answer."""
         return AnswerParser(
             None if self._reasoning is None else reasoning_parser(self._reasoning)(self._prompt),
             None if self._tools is None else tool_parser(self._tools)(self._offered),
         )
 
     def __call__(self, pieces: Iterable[str]) -> list[Part]:
-        """The parts of an answer that comes in pieces."""
+        """Return the parts of an answer that arrives in pieces."""
         parser = self.parser()
         parts = [part for piece in pieces for part in parser.feed(piece)]
         return merged([*parts, *parser.end()])
 
     def however_cut(self, text: str) -> list[Part]:
-        """The parts of an answer, which do not depend on where it is cut."""
+        """Return the parts of an answer; check that they do not depend on how it is split."""
         whole = self([text])
         for pieces in cuts(text):
             assert self(pieces) == whole, pieces
@@ -55,7 +55,7 @@ class Reading:
 
 
 def cuts(text: str) -> Iterator[Sequence[str]]:
-    """The text in characters, in two pieces, in threes."""
+    """Yield the text split into characters, into two pieces, and into triples."""
     yield text
     step = len(text) // 300 + 1
     for at in range(len(text) % step, len(text), step):
@@ -64,7 +64,7 @@ def cuts(text: str) -> Iterator[Sequence[str]]:
 
 
 def text_of(parts: Iterable[Part], *kinds: type[Part]) -> str:
-    """All text of parts of these kinds."""
+    """Return the text of all parts of these kinds."""
     texts = (
         part.text
         for part in parts
@@ -74,7 +74,7 @@ def text_of(parts: Iterable[Part], *kinds: type[Part]) -> str:
 
 
 def calls_of(parts: Sequence[Part]) -> list[tuple[str, Any]]:
-    """The calls among parts; each has a name and arguments."""
+    """Return the calls among parts; each has a name and arguments."""
     names = [part.name for part in parts if isinstance(part, ToolCallStart)]
     texts = [json.loads(part.text) for part in parts if isinstance(part, ToolCallArguments)]
     return list(zip(names, texts, strict=True))

@@ -1,8 +1,9 @@
-"""What models generate, by their own chat templates: recorded, and rendered again where the templates are at hand.
+"""Model output according to the models' own chat templates: recorded, and rendered again if the templates are
+available.
 
-Templates are their makers', and not here: ``recordings`` holds what they rendered. With ``STOKER_CHAT_TEMPLATES``
-naming a folder of them (llama.cpp has them in models/templates) tests render again, compare, and draw further cases;
-``STOKER_GOLDEN=write`` records again.
+The templates belong to their authors and are not in this repository: ``recordings`` contains their output. If
+``STOKER_CHAT_TEMPLATES`` names a folder of them (llama.cpp has them in models/templates), tests render again, compare,
+and draw further cases; ``STOKER_GOLDEN=write`` records again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 needs_templates = pytest.mark.skipif(FOLDER is None, reason="STOKER_CHAT_TEMPLATES names no folder of chat templates")
 
-#: What ends a turn; the tokens are not in a sequence's text.
+#: Ends of a turn; these tokens are not in a sequence's text.
 STOPS = re.compile(
     r"<\|(?:im_end|observation|user|return|call|role_end|end_of_text|eot_id)\|>|<｜end▁of▁sentence｜>|</s>"
 )
@@ -34,7 +35,7 @@ Case = dict[str, Any]
 
 
 def recordings(name: str, make: Callable[[], Mapping[str, Sequence[Case]]]) -> dict[str, list[Case]]:
-    """Cases by template from a file of recordings; `make` renders those that are recorded."""
+    """Return cases by template from a file of recordings; `make` renders them for recording."""
     path = RECORDINGS / f"{name}.json"
     if FOLDER is not None and os.environ.get("STOKER_GOLDEN") == "write":
         path.write_text("{\n" + ",\n".join(map(_lines, *zip(*make().items(), strict=True))) + "\n}\n")
@@ -43,7 +44,7 @@ def recordings(name: str, make: Callable[[], Mapping[str, Sequence[Case]]]) -> d
 
 
 def as_recorded(cases: Sequence[Case]) -> list[Case]:
-    """Cases as a file of recordings gives them."""
+    """Return cases as a file of recordings contains them."""
     again: list[Case] = json.loads(json.dumps(cases))
     return again
 
@@ -54,19 +55,19 @@ def _lines(template: str, cases: Sequence[Case]) -> str:
 
 
 def template_text(name: str) -> str:
-    """A chat template of the folder."""
+    """Return a chat template of the folder."""
     return (Path(FOLDER or ".") / f"{name}.jinja").read_text()
 
 
 def prompt(name: str, tools: Sequence[Mapping[str, Any]] | None = None, user: str = USER, **variables: Any) -> str:
-    """The prompt of a chat that has started."""
+    """Return the prompt of a new chat."""
     return chat_template.render(
         template_text(name), [{"role": "user", "content": user}], tools=tools, variables={"bos_token": "", **variables}
     )
 
 
 def end_of(prompt: str, user: str = USER) -> str:
-    """A prompt from what the user wrote on: what comes before is the template's own."""
+    """Return the part of a prompt after the user's message; the part before is the template's own."""
     return prompt[prompt.index(user) :]
 
 
@@ -77,7 +78,7 @@ def answer(
     calls: Iterable[tuple[str, Mapping[str, Any]]] = (),
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> Case:
-    """An answer: the end of the prompt, the text that the model would generate after it, and what it says."""
+    """Return an answer: the end of the prompt, the text that the model would generate, and its expected parts."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning_content"] = reasoning

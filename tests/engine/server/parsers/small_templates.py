@@ -1,4 +1,4 @@
-"""Small chat templates that have what decides which parsers a model needs, and little else."""
+"""Minimal chat templates with the features by which parsers are chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHAT: Final = """\
 _EACH: Final = "{%- for call in message.tool_calls or [] %}{%- set f = call.function %}EACH{%- endfor %}"
 _WHOLE: Final = "{%- if message.tool_calls %}EACH{%- endif %}"
 
-#: How calls are written, by a name for it, which begins with that of the parser.
+#: Formats of calls; each name starts with that of the parser.
 CALLS: Final[dict[str, str]] = {
     "hermes": _EACH.replace(
         "EACH",
@@ -67,7 +67,8 @@ CALLS: Final[dict[str, str]] = {
     ),
 }
 
-#: What decides in these templates. Without any of it another parser is chosen, or mostly none.
+#: Features of these templates by which a parser is chosen. Without any of them another parser is chosen, or mostly
+#: none.
 MARKS: Final[dict[str, list[str]]] = {
     "hermes": [r"<tool_call>\n{", '"name": "', '"arguments": ', r"}\n</tool_call>"],
     "hermes, on lines": ["\n<tool_call>\n", '"name": "', '"arguments": ', "\n</tool_call>'"],
@@ -82,7 +83,7 @@ MARKS: Final[dict[str, list[str]]] = {
     "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
 }
 
-#: Ends of prompts by which a model is sure to reason where it is not told otherwise.
+#: Ends of prompts after which a model reasons unless it is told otherwise.
 REASONING: Final[dict[str, str]] = {
     "open": r"{{ '[bot]<think>\n' }}",
     "open, or closed": r"{{ '[bot]' }}{%- if enable_thinking is defined and not enable_thinking %}"
@@ -97,7 +98,7 @@ REASONING: Final[dict[str, str]] = {
     "{{ '<think></think>' if enable_thinking is defined and not enable_thinking else '' }}",
 }
 
-#: Ends of prompts that leave it unsure.
+#: Ends of prompts for which that is not certain.
 NO_REASONING: Final[dict[str, str]] = {
     "nothing": "{{ '[bot]' }}",
     "opened on demand": "{{ '[bot]' }}{%- if enable_thinking %}{{ '<think>' }}{%- endif %}",
@@ -108,7 +109,7 @@ NO_REASONING: Final[dict[str, str]] = {
     "other tags": "{{ '[bot]<thinking>' }}",
 }
 
-#: A template as gpt-oss has it.
+#: Template in the form of gpt-oss.
 HARMONY: Final = """\
 {%- for message in messages %}
 {%- if message.role == 'user' %}{{ '<|start|>user<|message|>' + message.content + '<|end|>' }}
@@ -122,5 +123,5 @@ HARMONY: Final = """\
 
 
 def template(calls: str = "", prompt: str = "{{ '[bot]' }}") -> str:
-    """A template that writes calls so, and ends prompts so."""
+    """Return a template with this format of calls, and this end of prompts."""
     return _CHAT.replace("CALLS", calls).replace("PROMPT", prompt)

@@ -1,8 +1,9 @@
-"""Our parsers beside vLLM's, on the same texts: opt in with ``STOKER_VLLM_PYTHON``, a Python that can import vLLM 0.32,
-and ``STOKER_CHAT_TEMPLATES``, a folder of chat templates.
+"""Stoker's parsers compared with vLLM's on the same texts.
 
-On what templates write, ours must be right; the table says how often vLLM's are. On what no model should write, nothing
-may be lost: what is no call is content. ``STOKER_GOLDEN=write`` writes the table into benchmarks/results.
+Opt in with ``STOKER_VLLM_PYTHON``, a Python that can import vLLM 0.32, and ``STOKER_CHAT_TEMPLATES``, a folder of chat
+templates. On output of templates, Stoker's parsers must be right; the table shows how often vLLM's are. On malformed
+output nothing may be lost: text outside of calls is content. ``STOKER_GOLDEN=write`` writes the table into
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ pytestmark = [
 
 
 class Case(NamedTuple):
-    """A text, and what it says where that is known."""
+    """A text with its expected parts, if they are known."""
 
     kind: str
     parser: str
@@ -95,7 +96,7 @@ def rendered_reasoning() -> list[Case]:
 
 
 def odd(cases: list[Case]) -> list[Case]:
-    """Texts that are cut off, or have a character too few."""
+    """Return truncated texts, and texts without one character."""
     draw = random.Random("odd")
     texts = []
     for case in cases:
@@ -131,7 +132,7 @@ def _json(text: str) -> Any:
 
 
 def difference(case: Case, mine: tuple[Any, Any], answered: tuple[Any, Any]) -> str:
-    """What vLLM does with a text that no model should write, and we do not do."""
+    """Describe the difference of vLLM's result on malformed output."""
     if answered[0] == "error":
         return "error"
     if case.kind == "reasoning":

@@ -1,4 +1,4 @@
-"""Parsers are chosen by chat templates only where that is sure: what is chosen reads what the template writes."""
+"""Parsers are chosen from chat templates only if the choice is certain: they parse what the template writes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .small_templates import CALLS, HARMONY, MARKS, NO_REASONING, REASONING, tem
 
 ENDS = REASONING | NO_REASONING
 
-#: What is chosen by models' own templates.
+#: Parsers chosen for models' own templates.
 CHOSEN: dict[str, tuple[str | None, str | None]] = {
     "Apertus-8B-Instruct": (None, None),
-    "Bielik-11B-v3.0-Instruct": ("hermes", None),  # reasons only if asked, and its prompt does not tell
+    "Bielik-11B-v3.0-Instruct": ("hermes", None),  # reasons only on request, which its prompt does not show
     "ByteDance-Seed-OSS": (None, None),
     "GLM-4.6": ("glm45", "glm45"),
     "GLM-4.7-Flash": ("glm45", "glm45"),
@@ -47,7 +47,7 @@ CHOSEN: dict[str, tuple[str | None, str | None]] = {
     "unsloth-Apriel-1.5": (None, None),
 }
 
-#: Templates that are small and our own, and those of the folder.
+#: Minimal templates of this project, and those of the folder.
 SMALL = {
     "harmony": HARMONY,
     **{f"{calls}; {end}": template(CALLS[calls], ENDS[end]) for calls in CALLS for end in ENDS},
@@ -55,7 +55,7 @@ SMALL = {
 REAL = {path.stem: path.read_text() for path in sorted(Path(FOLDER).glob("*.jinja"))} if FOLDER else {}
 ALL = SMALL | REAL
 
-#: They write no calls, or none beside content that is empty.
+#: Templates that write no calls, or calls only with empty content.
 WITHOUT_CALLS = ("ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B")
 CALLED = [("get_weather", {"city": "Zürich", "days": 3})]
 TOOL: dict[str, Any] = {
@@ -82,7 +82,7 @@ def test_what_small_templates_choose(calls: str, end: str) -> None:
     parser = calls.partition(",")[0]
     assert tool_call_parser(text) == (parser or None)
     expected = None
-    if parser == "kimi_k2":  # the tags of answers tell, and they are in the ends of some prompts alone
+    if parser == "kimi_k2":  # decided by the tags of answers, which only some prompts end with
         expected = "kimi_k2" if "<think></think>" in ENDS[end] else None
     elif end in REASONING:
         expected = {"glm45": "glm45", "": "deepseek_r1"}.get(parser) or (
@@ -166,7 +166,7 @@ def test_the_parser_that_is_chosen_reads_the_calls_that_the_template_writes(name
         raise
     prompt = rendered(text)
     begin = next((i for i, (a, b) in enumerate(zip(chat, prompt, strict=False)) if a != b), len(prompt))
-    if begin < len(prompt):  # the prompt opens the reasoning, which the chat leaves out
+    if begin < len(prompt):  # the prompt opens the reasoning, which the chat omits
         begin = max(chat.rfind(">", 0, begin), chat.rfind("\n", 0, begin)) + 1
     generated = chat[begin:]
     last = list(STOPS.finditer(generated))
@@ -190,6 +190,6 @@ def test_reasoning_is_told_from_the_answer_by_the_prompts_of_the_template(name: 
     for prompt in prompts.values():
         is_reasoning = Reading(prompt, chosen).parser().is_reasoning
         assert is_reasoning != prompt.endswith("</think>")
-        # Where the prompt neither opens nor closes it, the template must be one that can close it.
+        # If the prompt neither opens nor closes it, the template must have a mode that closes it.
         assert prompt.endswith(("<think>", "</think>")) or prompts[False].endswith("</think>")
     assert text_of(Reading(prompts[False], chosen)(["Yes."]), Content) == "Yes." or prompts[False].endswith("<think>")

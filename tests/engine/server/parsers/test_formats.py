@@ -1,4 +1,4 @@
-"""What is particular to a format of calls."""
+"""Special cases of call formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOOLS = [
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}\n</tool', [CALL], ""),
         ("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n``', [CALL], ""),
         ("kimi_k2", '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a": 1}', [CALL], ""),
-        # A call that is broken off is content, and hides none that follows.
+        # An incomplete call is content, and hides no following call.
         (
             "hermes",
             '<tool_call>{"name": "f", "arguments": {"a": "b</tool_call>'
@@ -49,7 +49,7 @@ TOOLS = [
         # Complete calls of an array are calls, whatever follows.
         ("granite", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": 5}]', [CALL], ', {"name": 5}]'),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"na', [CALL], ', {"na'),
-        # Granite's and Mistral's may have no arguments; elsewhere they are required.
+        # Granite's and Mistral's calls may omit arguments; other formats require them.
         ("granite", '<|tool_call|>[{"name": "f"}]', [("f", {})], ""),
         ("granite", ' <tool_call> [{"name": "f", "arguments": null}]', [("f", {})], ""),
         ("mistral", '[TOOL_CALLS]{"name": "f"}', [("f", {})], ""),
@@ -70,7 +70,7 @@ TOOLS = [
         ("pythonic", "[f(a='\\ud800')]", [("f", {"a": "\ud800"})], ""),
         # Mistral's later formats.
         ("mistral", 'One [TOOL_CALLS]f{"a": 1}[TOOL_CALLS]f[ARGS] {"a": 1}', [CALL, CALL], "One "),
-        # Llama's, and JSON that is none of its calls.
+        # Llama's format, and JSON that is not one of its calls.
         (
             "llama3_json",
             '<|python_tag|>{"name": "f", "parameters": {"a": 1}}; '
@@ -80,7 +80,7 @@ TOOLS = [
         ),
         ("llama3_json", '{"answer": {"name": "f", "parameters": {}}}', [], None),
         ("llama3_json", '<|python_tag|>search.call(query="x")', [], None),
-        # Python's begin the answer.
+        # Calls in Python syntax must start the answer.
         ("pythonic", "So: [f(a=1)]", [], None),
         ("pythonic", "[f(a=1) and so on]", [], None),
         ("llama4_pythonic", "So: <|python_start|>[f(a=1)]<|python_end|>", [CALL], "So: "),

@@ -1,4 +1,4 @@
-"""gpt-oss's messages: what its chat template writes, and what it should not."""
+"""gpt-oss's messages: those of its chat template, and malformed ones."""
 
 from __future__ import annotations
 

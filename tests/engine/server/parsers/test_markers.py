@@ -1,4 +1,4 @@
-"""Markers are found wherever the text is cut, and nothing is held that cannot become one."""
+"""Markers are found wherever the text is split, and only text that may become a marker is held back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.server.parsers.markers import MarkedText, Markers
 
 
 def split(markers: Markers, pieces: Iterable[str]) -> list[str]:
-    """Text, marker, text, marker, …, text."""
+    """Split text into text, marker, text, marker, …, text."""
     text = MarkedText()
     found = [""]
     for piece in pieces:

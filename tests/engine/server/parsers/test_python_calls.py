@@ -1,4 +1,4 @@
-"""Calls as Python writes them, by Python's own parser."""
+"""Calls in Python syntax, compared with Python's own parser."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .drawn_calls import draw_calls, draw_text, parse, pythonic
 
 
 def by_python(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """The calls in a list, by `ast`."""
+    """Parse the calls in a list with `ast`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # escapes that are none
+        warnings.simplefilter("ignore")  # invalid escapes
         body = ast.parse(text.strip(), mode="eval").body
     assert isinstance(body, ast.List)
     calls = []

@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer, as the models' own chat templates write both."""
+"""Reasoning is separated from the answer, in the formats of the models' own chat templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEMPLATES = [
     ("openai-gpt-oss-120b", "openai_gptoss"),
 ]
 
-#: A parser, and switches of the template that leave the reasoning open, or close it.
+#: A parser, and template switches that leave the reasoning open, or close it.
 PROMPTS: dict[str, tuple[str, dict[bool, list[dict[str, bool]]]]] = {
     "Qwen-Qwen3-0.6B": ("qwen3", {True: [{}, {"enable_thinking": True}], False: [{"enable_thinking": False}]}),
     "Qwen3.5-4B": ("qwen3", {True: [{}], False: [{"enable_thinking": False}]}),
@@ -75,7 +75,7 @@ def drawn(template: str, seed: str) -> list[Case]:
 
 
 def prompts(template: str) -> list[Case]:
-    """Prompts that leave the reasoning open, and closed ones."""
+    """Return prompts that leave the reasoning open, and prompts that close it."""
     cases = []
     for is_open, switches in PROMPTS[template][1].items():
         for variables in switches:
@@ -254,7 +254,7 @@ def test_granite_is_asked_by_its_instructions_alone() -> None:
     assert Reading(instructions, "granite").parser().is_reasoning
     for text in (quoted, "Here is my response:", "<|start_of_role|>user<|end_of_role|>Here is my response: no"):
         assert not Reading(text, "granite").parser().is_reasoning
-    # Earlier turns hold the sentences, too.
+    # Earlier turns contain the sentences too.
     earlier = "<|start_of_role|>assistant<|end_of_role|>Here is my response: hm<|end_of_text|>\n"
     assert (
         not Reading(f"<|start_of_role|>system<|end_of_role|>Hi.<|end_of_text|>\n{earlier}", "granite")

@@ -1,6 +1,6 @@
-"""Calls as the models' own chat templates write them are read as what was written.
+"""Calls written by the models' own chat templates are parsed correctly.
 
-``recordings/json_calls.json`` holds what templates made of drawn calls; `rendered` says how it is made.
+``recordings/json_calls.json`` contains the templates' output for random calls; see `rendered`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ TEMPLATES = {
 }
 CASES = [(parser, template) for parser, templates in TEMPLATES.items() for template in templates]
 SINGLE = ("llama3_json",)  # its templates refuse several calls at once
-WITHOUT_CONTENT = ("llama-cpp-deepseek-r1",)  # writes either
+WITHOUT_CONTENT = ("llama-cpp-deepseek-r1",)  # writes either content or calls
 
 STOPS = re.compile(r"<\|im_end\|>|</s>|<\|eot_id\|>|<｜end▁of▁sentence｜>|<\|end_of_text\|>")
 REASONING = re.compile(r"\A<think>\s*</think>\s*")
 
 
 def render(parser: str, template: str, content: str, calls: list[Call]) -> Case:
-    """What the model would have generated, by its template."""
+    """Return what the model would generate, according to its template."""
     source = template_text(template)
     user = {"role": "user", "content": "Well?"}
     ids = [f"functions.{name}:{i}" if parser == "kimi_k2" else f"call{i:05}" for i, (name, _) in enumerate(calls)]
@@ -67,7 +67,7 @@ def render(parser: str, template: str, content: str, calls: list[Call]) -> Case:
     chat = chat_template.render(source, [user, answer], tools=[], add_generation_prompt=False, variables=variables)
     prompt = chat_template.render(source, [user], tools=[], variables=variables)
     begin = next((i for i, (a, b) in enumerate(zip(chat, prompt, strict=False)) if a != b), len(prompt))
-    if begin < len(prompt):  # the prompt opens the reasoning, which the chat leaves out
+    if begin < len(prompt):  # the prompt opens the reasoning, which the chat omits
         begin = max(chat.rfind(">", 0, begin), chat.rfind("\n", 0, begin)) + 1
     text = REASONING.sub("", STOPS.split(chat[begin:])[0])
     return {

@@ -1,4 +1,4 @@
-"""What holds for every parser of calls, whatever a model writes: nothing is lost, nothing depends on how it is cut."""
+"""Invariants of all tool parsers for any output: nothing is lost, and results do not depend on how text is split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .drawn_calls import WRITERS, draw_calls, draw_text, parse
 from .rendered import RECORDINGS
 
 RENDERED = json.loads((RECORDINGS / "json_calls.json").read_text())
-#: A template for each format, by which its calls are written.
+#: A template for each format, which writes its calls.
 TEMPLATE = {
     "deepseek_v3": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "deepseek_v31": "deepseek-ai-DeepSeek-V3.1",
@@ -29,7 +29,7 @@ TEMPLATE = {
 }
 PARSERS = [*TEMPLATE, *WRITERS]
 
-#: What a call of each format is made of: the tokens of a model that has gone astray.
+#: Tokens of each format, for malformed output.
 TOKENS = {
     "deepseek_v3": (
         "<｜tool▁calls▁begin｜>",
@@ -56,7 +56,7 @@ _JSON_TOKENS = (
 
 
 def texts(parser: str) -> Iterator[str]:
-    """What models write, by their templates."""
+    """Yield the models' output according to their templates."""
     if parser in WRITERS:
         draw = random.Random(parser)
         yield from (WRITERS[parser](draw_calls(draw)) for _ in range(3))
@@ -65,13 +65,13 @@ def texts(parser: str) -> Iterator[str]:
 
 
 def astray(parser: str, draw: random.Random) -> str:
-    """Tokens of a format in any order."""
+    """Return tokens of a format in random order."""
     tokens = TOKENS[parser] * 2 + _JSON_TOKENS
     return "".join(draw.choice(tokens) for _ in range(draw.randint(1, 16)))
 
 
 def mutated(text: str, draw: random.Random) -> str:
-    """`text` with a few characters lost, doubled, or others in their place."""
+    """Return `text` with a few characters deleted, doubled or replaced."""
     characters = list(text)
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(characters))
@@ -91,14 +91,14 @@ def pieces(text: str, draw: random.Random) -> list[str]:
 
 
 def check(parser: str, text: str, draw: random.Random) -> int:
-    """What holds of any text; how many calls it has."""
+    """Check the invariants for any text; return the number of calls."""
     whole = parse(parser, [text])
     assert parse(parser, text).parts == whole.parts
     assert parse(parser, pieces(text, draw)).parts == whole.parts
     if not whole.calls:
         assert whole.content == text
     at = 0
-    for content in whole.contents:  # in its place, and unchanged
+    for content in whole.contents:  # in order, and unchanged
         at = text.index(content, at) + len(content)
     after = whole.contents[-1]
     assert not after or text.rstrip().endswith(after.rstrip())
@@ -136,7 +136,7 @@ def test_text_around_calls_is_kept_and_spaces_next_to_them_are_not(parser: str) 
         assert (spaced.calls, spaced.content) == (calls, "")
     assert parse(parser, [text + "\nDone. "]).contents[-1] == "\nDone. "
     assert parse(parser, ["\n ", "\n"]).parts == [Content("\n \n")]
-    if "pythonic" not in parser:  # whose calls begin the answer
+    if "pythonic" not in parser:  # its calls must start the answer
         around = parse(parser, [f" One \n{text}\n two \n{text}"])
         assert around.calls == calls * 2
         assert [content for content in around.contents if content] == [" One \n", "\n two \n"]

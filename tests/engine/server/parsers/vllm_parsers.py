@@ -1,4 +1,4 @@
-"""What vLLM's parsers make of texts: run by a Python that has vLLM, cases on standard input, answers on its output."""
+"""Runs vLLM's parsers in a Python with vLLM: cases on standard input, results on standard output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 def tokenizer(markers: list[str]) -> Any:
-    """Bytes are tokens, and so are the markers."""
+    """Return a tokenizer whose tokens are bytes and the markers."""
     vocabulary = {character: id for id, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocabulary, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -22,7 +22,7 @@ def tokenizer(markers: list[str]) -> Any:
 
 
 def main() -> None:
-    """Answers in the order of the cases; an error is the text of it."""
+    """Print results in the order of the cases; an error is printed as text."""
     job = json.load(sys.stdin)
     protocol = importlib.import_module("vllm.entrypoints.openai.chat_completion.protocol")
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager

@@ -1,11 +1,10 @@
-"""Triton's kernels without a GPU: the interpreter runs them on tensors of the CPU, one program after another.
+"""Triton's kernels without a GPU: the interpreter runs them on CPU tensors, one program after another.
 
-It is chosen when a kernel is decorated, so these tests have a process of their own (`../interpreter.py`). What an
-operation reads and writes lies between inaccessible pages, so that a stray address ends the process; faulthandler
-prints where.
+It is selected when a kernel is decorated, so these tests have their own process (`../interpreter.py`). The operands of
+an operation lie between inaccessible pages, so that a stray address ends the process; faulthandler prints where.
 
-With STOKER_ON_CHIP=1 (`make test-gpu`) the same tests run on a GPU: tensors are made and compared on the CPU, and each
-operation of ours has them taken to the GPU and what it wrote taken back.
+With STOKER_ON_CHIP=1 (`make test-gpu`) the same tests run on a GPU: tensors are created and compared on the CPU, and
+each operation copies them to the GPU and its results back.
 """
 
 from __future__ import annotations
@@ -28,21 +27,23 @@ from stoker_engine.attention import select
 from .....support.engine.guarded_cache import GuardedBlocks
 
 ON_CHIP: Final = os.environ.get("STOKER_ON_CHIP") == "1"
-#: Where kernels run.
+#: Device that runs the kernels.
 DEVICE: Final = os.environ.get("STOKER_CHIP", "cuda") if ON_CHIP else "cpu"
 collect_ignore_glob = [] if ON_CHIP or os.environ.get("TRITON_INTERPRET") == "1" else ["*"]
 
-#: Larger storages are caches, which have guards of their own.
+#: Largest guarded storage in bytes; larger ones are caches, which have their own guards.
 _LARGEST: Final = 1 << 24
 _PAGE: Final = mmap.PAGESIZE
-#: On each side.
+#: Bytes on each side.
 _GUARD: Final = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Moved(TorchDispatchMode):
-    """Runs our operations on copies of storages, of which what was written comes back: strided views of a part were
-    written, and several arguments may be parts of one."""
+    """Runs operations on copies of storages, and copies written parts back.
+
+    Whole storages are copied, because operands may be strided views, and several may share a storage.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,7 +80,7 @@ class Moved(TorchDispatchMode):
 
 
 class OnDevice(Moved):
-    """Runs our operations on another device than their tensors are on."""
+    """Runs operations on another device than that of their tensors."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class OnDevice(Moved):
 
 
 class BetweenGuards(Moved):
-    """Runs our operations on memory between inaccessible pages; what they allocate lies there, too."""
+    """Runs operations on memory between inaccessible pages, including what they allocate."""
 
     _running = False
 
@@ -104,7 +105,7 @@ class BetweenGuards(Moved):
         assert operation is not None
         self._running = True
         try:
-            with self:  # nothing but the outermost operation is moved: what it calls is
+            with self:  # re-enters the mode, which guards the allocations of the operation
                 return operation._init_fn(*args, **kwargs)
         finally:
             self._running = False
@@ -118,14 +119,14 @@ class BetweenGuards(Moved):
 
 
 def _between_guards(size: int) -> torch.Tensor:
-    """uint8 [size], nan in every dtype, at whose end inaccessible pages begin; the ones before it are so, too."""
+    """Return uint8 [size], NaN in every dtype, with inaccessible pages directly after it, and before it."""
     end = _GUARD + -(-size // _PAGE) * _PAGE
     memory = mmap.mmap(-1, end + _GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     for begin in (0, end):
         if _libc.mprotect(ctypes.c_void_p(whole.data_ptr() + begin), ctypes.c_size_t(_GUARD), 0) != 0:
             raise OSError(ctypes.get_errno(), "mprotect")
-    # A storage of its own: one that begins with the tensor.
+    # A separate storage that starts with the tensor.
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=end - size).fill_(0xFF)
 
 
@@ -135,7 +136,7 @@ def _on_chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with BetweenGuards():
             yield
         return
-    # Whole storages are copied, and what must not be read is nan there, too.
+    # Whole storages are copied, including memory that must not be read, which is NaN here too.
     monkeypatch.setattr(GuardedBlocks, "_protect", staticmethod(lambda pages, readable: None))
     monkeypatch.setattr(select, "lack_of_triton", lambda device: None)  # engines whose tensors are here, too
     with OnDevice(DEVICE):
@@ -144,8 +145,7 @@ def _on_chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def products_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter's own ones a row's last bits depend on its place in a tile, on some processors; in a GPU's
-    they do not."""
+    """In the interpreter's GEMMs, a row's last bits depend on its place in a tile on some CPUs; on GPUs they do not."""
 
     def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
         found: np.ndarray = np.einsum("mk,kn->mn", a, b, dtype=dtype)

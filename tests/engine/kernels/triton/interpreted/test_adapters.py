@@ -1,4 +1,4 @@
-"""Models with adapters by Triton's kernels, against PEFT's unmerged models, and bit for bit in other batches."""
+"""Models with adapters by Triton's kernels, compared with PEFT's unmerged models, and bitwise between batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "gemma3",  # its head is its embedding
+        "gemma3",  # tied head
         pytest.param("phi3", marks=slow),  # one A for several matrices
         pytest.param("gpt2", marks=slow),
         pytest.param("mixtral", marks=slow),

@@ -1,5 +1,6 @@
-"""Attention by Triton against attention written out in float64, over a cache whose null block is inaccessible and whose
-unwritten numbers are nan."""
+"""Attention by Triton compared with attention in float64, with a cache whose null block is inaccessible and whose
+unwritten values are NaN.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ LENGTHS = [1, 1, 17, 16, 5]
 
 
 def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
-    """One step that computes everything."""
+    """Return one step that computes everything."""
     return sorted(((s, 0, len(q)) for s, q in enumerate(sequences.queries)), key=lambda span: span[2] > 1)
 
 
@@ -91,7 +92,7 @@ def test_latent_values_lie_within_the_keys(name: str, kv_cache_dtype: str) -> No
 
 
 def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
-    """One of all keys, and one for each head's values; where a layer's scales are asked for."""
+    """Return one scale for all keys, and one per head for values, for formats with layer scales."""
     return (torch.tensor([0.013]), torch.linspace(0.007, 0.02, shape.num_kv_heads)) if name == "fp8" else None
 
 
@@ -100,7 +101,7 @@ def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
 )
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_caches_of_other_dtypes(kv_cache_dtype: str, dtype: torch.dtype) -> None:
-    """They hold the same bytes as the reference's."""
+    """They contain the same bytes as the reference's."""
     shape, stored = SHAPES["odd sizes"], []
     layer_scales = own_scales(kv_cache_dtype, shape)
     for backend in (TritonBackend(), SdpaBackend()):
@@ -115,7 +116,7 @@ def test_caches_of_other_dtypes(kv_cache_dtype: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_float16_keeps_what_is_small_or_large(kv_cache_dtype: str) -> None:
-    """Many keys with the same scores, so that weights are small; keys as large as can be."""
+    """Many keys with equal scores, so that weights are small; keys as large as possible."""
     shape = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=16, value_head_dim=16, scale=1e-6)
     sequences = Sequences.random(shape, [1500], torch.float16, kv_cache_dtype=kv_cache_dtype)
     sequences.keys[0][7] = 65504.0
@@ -126,7 +127,7 @@ def test_float16_keeps_what_is_small_or_large(kv_cache_dtype: str) -> None:
     assert (row.double() - expected).abs().max() <= 0.01 * expected.abs().max()
 
 
-#: A decode's keys are cut into tiles of 16 to 64, and into parts of 512.
+#: Lengths around tiles of 16 to 64 keys, and around splits of 512.
 AROUND = [15, 16, 17, 512, 513, 529, 1025]
 
 
@@ -143,7 +144,7 @@ def test_decodes_of_lengths_around_tiles_and_parts(name: str) -> None:
 
 
 def test_parts_of_many_decodes_lie_side_by_side() -> None:
-    """More than are counted at once; room is made for their parts alone."""
+    """More than are counted at once; memory is allocated only for their splits."""
     lengths = [1 if s % 9 else 512 + s % 2 for s in range(135)]
     sequences = Sequences.random(dataclasses.replace(PLAIN, num_heads=1, num_kv_heads=1), lengths, torch.float32)
     run(SdpaBackend(), sequences, [(s, 0, length - 1) for s, length in enumerate(lengths) if length > 1])
@@ -168,7 +169,7 @@ def test_bits_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) -> None:
 
 
 def share(sequences: Sequences, count: int, first: int, *others: int) -> None:
-    """Has other sequences begin with so many tokens of the first, where they lie in its blocks."""
+    """Let other sequences share the first `count` tokens of the first one, in its blocks."""
     blocks = count // sequences.block_size
     for s in others:
         for part in (sequences.keys, sequences.values):
@@ -177,7 +178,7 @@ def share(sequences: Sequences, count: int, first: int, *others: int) -> None:
 
 
 def decodes(sequences: Sequences) -> list[tuple[int, int, int]]:
-    """A step of the last tokens, of which those before are stored."""
+    """Return a step of the last tokens, after storing the earlier ones."""
     lengths = [len(each) for each in sequences.queries]
     for s, length in enumerate(lengths):
         run(SdpaBackend(), sequences, *([[(s, 0, length - 1)]] if length > 1 else []))
@@ -187,8 +188,10 @@ def decodes(sequences: Sequences) -> list[tuple[int, int, int]]:
 @pytest.mark.usefixtures("products_of_a_gpu")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 24))])
 def test_decodes_that_share_prefixes(seed: int) -> None:
-    """Two prefixes, whose sequences lie among each other and beside one without, of lengths around parts, drawn. What
-    is shared is not seen in the bits."""
+    """Random cases of two prefixes with interleaved sequences, and one without prefix, with lengths around splits.
+
+    Sharing must not change any bit.
+    """
     dice = random.Random(seed)
     shape = SHAPES[dice.choice(list(SHAPES))]
     dtype = dice.choice([torch.float32, torch.bfloat16])
@@ -210,7 +213,7 @@ def test_decodes_that_share_prefixes(seed: int) -> None:
 
 
 def test_a_shared_part_is_read_once_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight sequences have a tile together, where two heads have one KV head."""
+    """Eight sequences share a tile if two query heads share a KV head."""
     if ON_CHIP:
         pytest.skip("reads are counted in the interpreter")
     shape = dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1)
@@ -232,7 +235,7 @@ def test_a_shared_part_is_read_once_for_neighbours(monkeypatch: pytest.MonkeyPat
         nonlocal read
         read = 0
         run(TritonBackend(), sequences, step)
-        return read / (2 * shape.head_dim)  # of keys and values
+        return read / (2 * shape.head_dim)  # keys and values
 
     assert tokens_read() == 10 * 515
     share(sequences, 512, 0, *range(1, 10))
@@ -242,7 +245,7 @@ def test_a_shared_part_is_read_once_for_neighbours(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn(seed: int) -> None:
-    """Shapes, lengths, chunks, blocks and dtypes, drawn."""
+    """Random shapes, lengths, chunks, blocks and dtypes."""
     dice = random.Random(seed)
     kv_heads = dice.choice([1, 2, 3])
     heads = kv_heads * dice.choice([1, 2, 3, 8, 13])

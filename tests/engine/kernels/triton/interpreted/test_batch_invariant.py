@@ -1,4 +1,4 @@
-"""A row has the same bits in every batch, in chunks and as a decode: products, and whole models."""
+"""A row has the same bits in every batch, in chunks and as a decode: GEMMs, and whole models."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PROMPTS = [[5, 17, 99, 3, 64, 2, 31, 8, 8, 90, 11, 27, 33, 4, 5, 6, 7, 61, 19], 
     ],
 )
 def test_models(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """However a prompt is cut into chunks, and whatever else is there."""
+    """However a prompt is cut into chunks, and with any other sequences."""
     theirs = tiny_mixture(name) if name == "deepseek_v3" else tiny_family(name)
     theirs.save_pretrained(tmp_path)
     backend = TritonBackend(batch_invariant=True)

@@ -1,4 +1,4 @@
-"""Experts in blocks by Triton, against torch in float64 with the numbers that their blocks stand for."""
+"""Experts in blocks by Triton, compared with torch in float64 on dequantized values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_experts import draw_chosen, unwritten_is_nan
 __all__ = ["unwritten_is_nan"]
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}
-#: gpt-oss, DeepSeek-V3, GPTQ and AWQ, files of llama.cpp.
+#: Formats of gpt-oss, DeepSeek-V3, GPTQ and AWQ, and llama.cpp's files.
 MODELS: list[tuple[StoredFormat, StoredFormat]] = [
     (GroupFormat("fp4", 32, "e8m0"),) * 2,
     (GroupFormat("fp8_e4m3", 128, "float32"),) * 2,
@@ -31,7 +31,7 @@ MODELS: list[tuple[StoredFormat, StoredFormat]] = [
 def draw_stack(
     stored: StoredFormat, experts: int, outputs: int, inner: int, dtype: torch.dtype, seed: int
 ) -> BlockStack:
-    """Experts that lie apart, with biases."""
+    """Draw experts that are not contiguous, with biases."""
     width = stored.row_bytes(inner)
     larger = torch.full((experts, outputs + 3, width + 5), 0xFF, dtype=torch.uint8)
     for expert in range(experts):
@@ -47,11 +47,11 @@ def draw_stack(
 def check(
     formats: tuple[StoredFormat, StoredFormat], hidden: int, size: int, tokens: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """Each kind of product apart, and what they give together: as far as rounding, which grows with the numbers."""
+    """Check each kind of GEMM separately, and all together: within rounding, which grows with the values."""
     gate_up = draw_stack(formats[0], 3, 2 * size, hidden, dtype, seed)
     down = draw_stack(formats[1], 3, hidden, size, dtype, seed + 10)
     generator = torch.Generator().manual_seed(seed)
-    # Numbers of random blocks may be large; the results of gates must not be too large for float16.
+    # Values of random blocks may be large; the gates' results must fit in float16.
     first, second = (dequantize(each.blocks, each.stored, each.inner, dtype).double() for each in (gate_up, down))
     x = torch.randn(tokens, hidden, generator=generator)
     x = (x / first.abs().max().float().clamp_min(1.0)).to(dtype)

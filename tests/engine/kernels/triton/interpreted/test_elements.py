@@ -1,5 +1,6 @@
-"""Norms, activations, rotary embedding, argmax and masks by Triton against their definitions: odd sizes, strides, no
-rows, and what is no number."""
+"""Norms, activations, rotary embedding, argmax and masks by Triton, compared with their definitions: odd sizes,
+strides, no rows, and NaN.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ Operation = Callable[[Kernels], Any]
 
 
 def same(operation: Operation, dtype: torch.dtype, roundings: int = 1) -> None:
-    """Both give the same, within so many roundings; what is nan is nan in both."""
+    """Assert equality within `roundings` roundings; NaN must be at the same places."""
     ours, theirs = operation(TRITON), operation(REFERENCE)
     near = NEAR[dtype] * roundings
     assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.is_contiguous()
@@ -74,7 +75,7 @@ def test_layer_norm(size: int, dtype: torch.dtype) -> None:
         (x, weight, bias), (x, weight, None), (x, None, None), (x[:0], weight, bias), (heads, weight, None),
         (heads, of_heads, None), (heads, of_heads, of_heads + 1),
     ):  # fmt: skip
-        # In 16 bits the definition rounds in between; what is right is what float32 gives.
+        # In 16 bits the definition rounds intermediate results; the reference is float32's result.
         wide = [None if one is None else one.float() for one in (each, *parameters)]
         ours, exact = TRITON.layer_norm(*parameters, 1e-5)(each), REFERENCE.layer_norm(*wide[1:], 1e-5)(wide[0])
         assert ours.dtype == dtype and ours.is_contiguous()
@@ -89,7 +90,7 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
         x[0, :2] = torch.tensor([float("nan"), 100.0])
         x[1, :2] = torch.tensor([-100.0, -0.0])
         for each in (x, x[:0]):
-            roundings = 3 if name == "quick_gelu" else 1  # of which torch's operators do several
+            roundings = 3 if name == "quick_gelu" else 1  # torch's operators round several times
             same(lambda kernels, each=each: kernels.activation(name)(each), dtype, roundings)
             same(lambda kernels, each=each: kernels.act_and_mul(name)(each), dtype, roundings)
 
@@ -97,7 +98,7 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
 @DTYPES
 def test_a_clamped_gate(dtype: torch.dtype) -> None:
     x = random(4, 66, dtype=dtype) * 5
-    # The definition rounds after each operation, so in 16 bits both are compared with what float32 gives.
+    # The definition rounds after each operation, so in 16 bits both are compared with float32's result.
     act = ClampedSwiGLU(alpha=1.702, limit=7.0)
     ours, exact = TRITON.act_and_mul(act)(x), REFERENCE.act_and_mul(act)(x.float())
     torch.testing.assert_close(ours.float(), exact, rtol=NEAR[dtype], atol=NEAR[dtype])
@@ -150,7 +151,7 @@ def test_keep_allowed(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 7, 4095, 4096, 4097, 9000])
 def test_logprobs(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
-    logits = 20 * torch.randn(9, size + 3, generator=generator)[:, :size]  # rows lie apart
+    logits = 20 * torch.randn(9, size + 3, generator=generator)[:, :size]  # rows are not contiguous
     logits[1] = logits[1].round()  # ties
     logits[2] += 1e4
     logits[3, 1:] = -torch.inf

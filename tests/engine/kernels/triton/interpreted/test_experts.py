@@ -1,6 +1,6 @@
-"""Experts by Triton: their tiles against lists, their results against torch in float64.
+"""Experts by Triton: tiles compared with lists, results with torch in float64.
 
-What nothing is written to is nan, or the greatest whole number.
+Unwritten memory is NaN, or the largest integer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.moe.combine import combine
 
 from .conftest import DEVICE
 
-#: In 16 bits the gates, the activations and the results are rounded, each by itself.
+#: Tolerances. In 16 bits the gates, the activations and the results are rounded separately.
 NEAR = {torch.float32: 4e-6, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}
 GPT_OSS = ClampedSwiGLU(alpha=1.702, limit=7.0)
 
@@ -36,7 +36,7 @@ def unwritten_is_nan() -> Iterator[None]:
 
 
 def draw_chosen(tokens: int, top: int, numbers: int, seed: int) -> torch.Tensor:
-    """[tokens, top] expert numbers, none twice in a row."""
+    """Return [tokens, top] expert numbers, without repetition in a row."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(tokens, numbers, generator=generator).argsort(-1)[:, :top].contiguous()
 
@@ -67,7 +67,7 @@ def check_tiles(chosen: torch.Tensor, experts: int, tile_rows: int) -> None:
     ],
 )
 def test_tiles(experts: int, tile_rows: int) -> None:
-    """Lengths around tiles and around what a program reads at once; others' experts; all to one."""
+    """Lengths around tiles and around a program's reads; experts of other ranks; all tokens to one expert."""
     for tokens in (0, 1, 15, 16, 17, 63, 64, 65, 341, 342) if experts < 100 else (0, 17):
         numbers = experts + tokens % 2 * 3
         check_tiles(draw_chosen(tokens, min(3, numbers), numbers, tokens), experts, tile_rows)
@@ -101,7 +101,7 @@ def in_float64(
 def random_stacks(
     experts: int, hidden: int, size: int, dtype: torch.dtype, biased: bool, seed: int
 ) -> list[torch.Tensor | None]:
-    """Part of larger tensors, as matrices of a checkpoint may be."""
+    """Return parts of larger tensors, as a checkpoint's matrices may be."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
@@ -164,7 +164,7 @@ def test_none_of_them_is_here() -> None:
 
 
 def test_nan_stays_in_its_row() -> None:
-    """And that of tokens whose experts are others' comes nowhere."""
+    """NaN of tokens whose experts are on other ranks does not appear anywhere."""
     gate_up, down, *biases = random_stacks(4, 20, 12, torch.bfloat16, True, 1)
     assert gate_up is not None and down is not None
     chosen = draw_chosen(40, 2, 7, 4)
@@ -184,7 +184,7 @@ def test_nan_stays_in_its_row() -> None:
 
 
 def test_results_are_added_in_the_order_of_numbers() -> None:
-    """In float32, from 0: as many additions as experts, whichever place these are in."""
+    """In float32, starting from 0: one addition per expert, in any place."""
     generator = torch.Generator().manual_seed(0)
     for tokens, top, size in ((3, 8, 5), (2, 1, 1025), (1, 3, 1024)):
         chosen = draw_chosen(tokens, top, 10, top)
@@ -200,8 +200,9 @@ def test_results_are_added_in_the_order_of_numbers() -> None:
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:
-    """With whole numbers, whose sums are exact within an expert: the interpreter's own products differ in the last bit
-    with a row's place in a tile, which a GPU's do not."""
+    """With integers, whose sums are exact within an expert: in the interpreter's GEMMs, a row's last bit depends on its
+    place in a tile, on GPUs it does not.
+    """
     generator = torch.Generator().manual_seed(5)
 
     def whole(largest: int, *shape: int) -> torch.Tensor:
@@ -225,7 +226,7 @@ def test_what_tracing_is_told() -> None:
         (grouped_gemm, (x, stack, None, rows, tile_experts, 2)),
         (combine, (torch.randn(12, 10), torch.rand(6, 2), chosen, 4)),
     ):
-        with _disable_current_modes():  # torch's check has its own
+        with _disable_current_modes():  # torch's check uses its own modes
             there = tree_map_only(torch.Tensor, lambda tensor: tensor.to(DEVICE), arguments)
             torch.library.opcheck(operator.operator, there, test_utils=("test_schema", "test_faketensor"))
 

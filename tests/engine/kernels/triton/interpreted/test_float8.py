@@ -1,4 +1,4 @@
-"""8-bit numbers by integer operations, against torch's own types: every code, and numbers around every tie."""
+"""8-bit floats by integer operations, compared with torch's types: every code, and values around every tie."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decodes from memory that stays where it is, padded, as CUDA graphs compute them: with the results of other steps.
+"""Decodes from fixed memory, padded, as CUDA graphs compute them: they have the results of other steps.
 
-What a graph does on a GPU, computing again does here: reading what lies in the same memory by then.
+Instead of a graph's replay, the step is computed again, with the current contents of the same memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def again(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[
 
 
 def captured(llm: LLM) -> list[StepGraph]:
-    """Has the engine's decodes replayed; gives the graphs that are found from now on."""
+    """Replay the engine's decodes; return the graphs that are used from now on."""
     executor = llm.engine.executor  # type: ignore[union-attr]
     assert isinstance(executor, LocalExecutor)
     runner, found = executor.runner, list[StepGraph]()
@@ -88,7 +88,7 @@ def test_as_kernel_by_kernel(
     model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs_module, "_SHORTEST", 64)
-    for module in (attention_tiles, decode_splits, triton):  # so that contexts of a few tokens are several parts
+    for module in (attention_tiles, decode_splits, triton):  # contexts of a few tokens have several splits
         monkeypatch.setattr(module, "PART_KEYS", 32)
     path: Path = request.getfixturevalue(model)
     sizes = {"num_gpu_blocks_override": 120, "max_model_len": 160, "max_num_batched_tokens": 24, "max_num_seqs": 5}
@@ -106,7 +106,7 @@ def test_as_kernel_by_kernel(
 
 
 def test_with_adapters_that_are_loaded_later(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than slots, so slots change hands between steps of one graph."""
+    """More adapters than slots, so slots change owners between steps of one graph."""
     monkeypatch.setattr(build_runner_module, "select_kernels", lambda *_: TRITON)
     monkeypatch.setattr(build_runner_module, "cpu_library", lambda *_: None)
     served = Served("qwen3", tmp_path, tiny_llama)

@@ -1,4 +1,4 @@
-"""A stray address of a kernel ends the process, whether it is read or written, given or allocated."""
+"""A stray address of a kernel ends the process, for reads and writes, operands and allocations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _copy(source, made, read, write):  # type: ignore[no-untyped-def]
 
 @torch.library.custom_op("stoker::test_guards_copy", mutates_args=())
 def copy(x: torch.Tensor, read: int, write: int) -> torch.Tensor:
-    """A number from one place to another, of one that is made."""
+    """Copy an element from one place to another, of an allocated tensor."""
     made = torch.empty_like(x)
     _copy[(1,)](x, made, read, write)
     return made

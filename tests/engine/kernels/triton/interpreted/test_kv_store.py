@@ -1,4 +1,4 @@
-"""What the kernel stores, byte by byte, against the definition: odd sizes, strides, scales, and what is no number."""
+"""The kernel's stored bytes, compared with the definition: odd sizes, strides, scales, and NaN."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_same_bytes(seed: int) -> None:
     stored = []
     for store in (kv_store, defined):
         pool = torch.zeros(blocks, 3, block_size, heads, size, dtype=torch.float32).to(dtype)
-        cache = pool[:, 1]  # other layers lie between a layer's blocks
+        cache = pool[:, 1]  # a layer's blocks are separated by other layers
         scales = None
         if of_tokens:
             scales = torch.zeros(blocks, block_size, heads)

@@ -1,5 +1,6 @@
-"""Latent attention's own kernels against the operations one after another: odd sizes, both layouts, what caches hold,
-and queries with and without a bottleneck."""
+"""Latent attention's fused kernels, compared with separate operations: odd sizes, both layouts, all cache formats, and
+queries with and without a bottleneck.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What adapters add, by Triton: each row against products in float64, whichever adapters other rows have.
+"""Adapters' contributions by Triton: each row compared with products in float64, whatever adapters other rows have.
 
-What no adapter may read is nan: slots without an adapter, ranks that an adapter does not have, rows without one.
+Values that must not be read are NaN: slots without an adapter, ranks beyond an adapter's, rows without one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker_engine.kernels.triton.lora.tiles import SPLIT, tile_rows
 pytestmark = pytest.mark.usefixtures("products_of_a_gpu")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: Of the terms of sums in float32.
+#: Relative error of the terms of float32 sums.
 SUMS = 2e-6
 LORA: GroupedLora = TRITON.lora  # type: ignore[assignment]
 
@@ -29,9 +29,9 @@ class Case:
 
     Attributes:
         widths: outputs of each part.
-        ranks: of each slot, of each part; 0: it is not changed.
+        ranks: of each slot, for each part; 0 if it is unchanged.
         slots: of each row.
-        heads: of x and y; matrices of A, and of B, for each head or for all.
+        heads: of x and y; matrices A and B, per head or for all heads.
     """
 
     inner: int
@@ -45,7 +45,7 @@ class Case:
 
 
 class Operands:
-    """A case's tensors, drawn by a seed.
+    """A case's tensors, seeded.
 
     Attributes:
         y: [rows, heads, outputs], a part of a wider tensor.
@@ -80,7 +80,7 @@ class Operands:
         self.output_tiles = torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
 
     def added(self, chosen: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """y of these rows alone, computed in one batch, and the tensor that it is a part of."""
+        """Return y of these rows only, computed in one batch, and the tensor that contains it."""
         wide = self.wide[chosen]
         y = wide[..., 2 : 2 + self.y.shape[2]]
         tiles = LORA.group(self.slots[chosen], len(self.ranks), self.a.dtype)
@@ -90,7 +90,7 @@ class Operands:
         return y, wide
 
     def check(self, rng: random.Random) -> None:
-        """That rows have their adapters' results, and the bits that they have in other batches."""
+        """Check that rows have their adapters' results, and the bits that they have in other batches."""
         everyone = list(range(len(self.slots)))
         together, wide = self.added(everyone)
         for outside in (slice(0, 2), slice(2 + self.y.shape[2], None)):
@@ -118,15 +118,16 @@ class Operands:
             b = self.b[slot, head if self.case.own_b else 0, columns, :rank].double()
             expected = before + (x @ a.T) @ b.T
             terms = (x.abs() @ a.abs().T) @ b.abs().T + before.abs()
-            # The product with A is rounded, and so is the result.
+            # The product with A is rounded, and the result too.
             rounding = torch.finfo(self.a.dtype).eps / 2 * 1.01
             near = rounding * ((x @ a.T).abs() @ b.abs().T + expected.abs()) + SUMS * terms + 1e-6
             assert ((found[columns].double() - expected).abs() <= near).all()
 
 
 def mixes(slots: int, rng: random.Random) -> list[tuple[int, ...]]:
-    """Slots of a step's rows: none; all of the model itself; one adapter; all different; tiles that are just full and
-    just not; any."""
+    """Return slots of a step's rows: none; all of the base model; one adapter; all different; tiles that are exactly
+    full or almost full; random ones.
+    """
     full = tile_rows(torch.bfloat16)
     return [
         (),
@@ -169,7 +170,7 @@ def test_sizes_around_tiles(inner: int, widths: tuple[int, ...], max_rank: int, 
 
 
 def test_outputs_that_are_not_changed() -> None:
-    """Those between parts have no rows in B, before which others' are."""
+    """Outputs between parts have no rows in B, although earlier ones have."""
     operands = Operands(Case(48, (150, 40), 8, ((8, 3),), (0, -1, 0)), torch.float32)
     expected, _ = operands.added([0, 1, 2])
     tiles, y = operands.output_tiles, operands.y.new_zeros(3, 1, 7 + 150 + 9 + 40)
@@ -187,14 +188,14 @@ def test_outputs_that_are_not_changed() -> None:
 @pytest.mark.parametrize("own_a", [False, True])
 @pytest.mark.parametrize("own_b", [False, True])
 def test_matrices_of_heads(own_a: bool, own_b: bool) -> None:
-    """As latent attention has them: one matrix for all heads, and one for each."""
+    """As in latent attention: one matrix for all heads, and one per head."""
     case = Case(33, (20,), 5, ((3,), (5,)), (1, -1, 0, 1), heads=3, own_a=own_a, own_b=own_b)
     for dtype in DTYPES:
         Operands(case, dtype).check(random.Random(0))
 
 
 def test_a_result_that_is_wider_than_the_matrices() -> None:
-    """As a router's."""
+    """As in a router."""
     case = Case(48, (9,), 8, ((8,),), (0, -1, 0))
     operands, exact = Operands(case, torch.bfloat16), Operands(case, torch.bfloat16)
     for each in (operands, exact):

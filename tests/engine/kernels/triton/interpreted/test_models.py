@@ -1,4 +1,4 @@
-"""Models with Triton's kernels, against transformers: families that differ in what attention has to do."""
+"""Models with Triton's kernels, compared with transformers: families with different kinds of attention."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ....models.conftest import PagedRun, assert_run_is, load_decoder
 from ....models.test_gpt_oss import _save as save_gpt_oss
 from ....models.test_gpt_oss import unquantized
 
-#: A window, a soft cap, ALiBi, heads that share keys or do not, odd sizes of heads.
+#: A window, a soft cap, ALiBi, shared and separate KV heads, odd head sizes.
 FAMILIES = ["gemma2", "falcon rw", "llama", "mistral", "gemma3", "cohere2", "bloom", "mpt clip", "opt 350m", "gptj"]
-#: Those that take minutes; gemma2 has a window, too.
+#: Families that take minutes; gemma2 also has a window.
 LONG = ("gemma3", "cohere2")
 
 
@@ -53,7 +53,7 @@ def test_mixture_equals_transformers(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_gpt_oss_equals_transformers(in_blocks: bool, tmp_path: Path) -> None:
-    """Biases of experts, and gates that are clamped; as numbers and in MXFP4."""
+    """Biases of experts, and clamped gates; unquantized and in MXFP4."""
     theirs = save_gpt_oss(tmp_path) if in_blocks else unquantized(tmp_path)
     if not in_blocks:
         for parameter in theirs.parameters():
@@ -69,7 +69,7 @@ def test_gpt_oss_equals_transformers(in_blocks: bool, tmp_path: Path) -> None:
     "kv_cache_dtype", ["auto", pytest.param("fp8_per_token_head", marks=pytest.mark.slow(drawn=False))]
 )
 def test_through_the_engine(kv_cache_dtype: str, tiny_llama: Path) -> None:
-    """By the flag: in chunks, with prefix hits."""
+    """Selected by the flag: in chunks, with prefix hits."""
     texts = []
     for backend in ("triton", "sdpa"):
         llm = LLM(

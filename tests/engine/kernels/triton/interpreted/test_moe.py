@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer with Triton's kernels, against transformers' own routers and experts."""
+"""The mixture-of-experts layer with Triton's kernels, compared with transformers' routers and experts."""
 
 from __future__ import annotations
 

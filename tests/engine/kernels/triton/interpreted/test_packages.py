@@ -1,4 +1,5 @@
-"""What packages that attend are handed: stand-ins do what their documentation says, in torch, and check what it asks.
+"""Arguments for external attention packages: stand-ins do in torch what their documentation says, and check
+requirements.
 
 flash-attn 2.8 (`flash_attn_interface.py`), flashinfer 0.7 (`prefill.py`).
 """
@@ -30,7 +31,7 @@ def attend(
     soft_cap: float,
     slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One sequence's last queries, causal; of its blocks only those are read that a query sees."""
+    """Compute one sequence's last queries, causal; only blocks that a query sees are read."""
     size, count, group = keys.shape[1], len(query), query.shape[1] // keys.shape[2]
     at, key_at = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
     oldest = 0 if window_left < 0 else max(0, length - count - window_left) // size * size

@@ -1,5 +1,6 @@
-"""Products with matrices in blocks by Triton, in every format, against matrices that are dequantized first: sizes
-around tiles, units and groups, rows of wider tensors, and what is no number."""
+"""GEMMs with matrices in blocks by Triton, in every format, compared with dequantized matrices: sizes around tiles,
+units and groups, slices of wider tensors, and NaN.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ GROUP_FORMATS = [
 ]
 
 
-#: What files have most.
+#: The most common types in files.
 GGUF = [
     pytest.param(format, marks=[pytest.mark.slow] * (name not in ("Q8_0", "Q4_K", "Q6_K")), id=name)
     for name, format in GGUF_FORMATS.items()
@@ -37,7 +38,7 @@ GGUF = [
 
 
 def check(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype, tokens: int, seed: int) -> None:
-    """The product is that of the dequantized numbers, in float64. Other rows of the batch change no bit of one."""
+    """Compare with dequantized values in float64; other rows of the batch change no bit of a row."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, inner + seed % 3, generator=generator).to(dtype)[:, :inner]
     bias = torch.randn(len(blocks), generator=generator).to(dtype) if seed % 2 else None
@@ -62,7 +63,7 @@ def test_groups(format: GroupFormat) -> None:
         drawn = random_groups(format, outputs + 2, inner, seed=index)
         part = torch.cat([torch.zeros(outputs + 2, 5).byte(), drawn.blocks], dim=-1)[
             1:-1, 5:
-        ]  # rows lie apart, at odd places
+        ]  # rows are not contiguous, at odd offsets
         check(part, format, inner, dtype, tokens, index + inner)
 
 
@@ -78,7 +79,7 @@ def test_gguf(format: GGUFFormat) -> None:
 
 
 def scaled(stored: StoredFormat) -> torch.Tensor:
-    """[512, bytes of a row]: bytes of any kind, every scale of a byte, and float16 of every exponent."""
+    """Return [512, bytes of a row]: random bytes, all byte scales, and float16 scales with all exponents."""
     blocks = torch.randint(0, 256, (512, stored.row_bytes(256)), generator=torch.Generator().manual_seed(5)).byte()
     offsets = SCALES.get(stored.name, ()) if isinstance(stored, GGUFFormat) else range(0, 8, 2)
     halves = torch.arange(0, 1 << 16, 1 << 7, dtype=torch.int32).to(torch.uint16).view(torch.uint8).view(-1, 2)
@@ -99,7 +100,7 @@ def scaled(stored: StoredFormat) -> torch.Tensor:
     ids=lambda stored: f"{stored.name} {getattr(stored, 'scale', '')}",
 )
 def test_any_bytes(stored: StoredFormat) -> None:
-    """Scales that are subnormal, infinite and no numbers, too; each number by itself."""
+    """Also subnormal, infinite and NaN scales; each element separately."""
     blocks = scaled(stored)
     for column in (0, 200):
         x = torch.zeros(1, 256)

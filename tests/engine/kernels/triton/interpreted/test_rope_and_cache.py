@@ -1,7 +1,7 @@
-"""Norm, turn and store in one pass, against the three operations one after another.
+"""Norm, rotary embedding and store in one kernel, compared with the three operations one after another.
 
-Drawn by seed: sizes of heads, how many share keys, how much of a head is turned and in which layout, what norms there
-are, what the cache holds, strides, and numbers that are none.
+Seeded random cases: head sizes, heads per KV head, rotated dimensions and their layout, norms, cache formats, strides,
+and NaN.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.attention.rope_and_cache import rope_and_cache
 
 CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-#: Of a number in the model's dtype.
+#: Tolerances of a value in the model's dtype.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 def cache_of(dtype: torch.dtype, of_tokens: bool, blocks: int, block_size: int, heads: int, size: int) -> KVCache:
-    """A layer's part of blocks that others have parts of too."""
+    """Return a layer's part of blocks that are shared with other layers."""
     pool = torch.zeros(blocks, 4, block_size, heads, size).to(dtype)
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
     if dtype.itemsize == 1:
@@ -77,7 +77,7 @@ def test_as_one_after_another(seed: int) -> None:
         torch.testing.assert_close(mine.float(), right.float(), rtol=2 * near, atol=2 * near, equal_nan=True)
 
     close(qkv[:, :heads], query, ROUNDING[dtype])
-    # Nothing is computed of values, and of keys nothing but what the two ways round differently.
+    # Values are copied, and keys only differ by the rounding of both ways.
     near = {torch.float8_e4m3fn: 2**-3, torch.float8_e5m2: 2**-2, torch.int8: 2**-5}.get(stored, ROUNDING[dtype])
     for part in ("key", "value"):
         a, b = getattr(ours, part), getattr(theirs, part)

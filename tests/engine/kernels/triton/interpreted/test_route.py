@@ -1,4 +1,4 @@
-"""The router's choice by Triton, against torch's operators in float64, of which a stable sort chooses among equals."""
+"""The router's choice by Triton, compared with torch in float64; among equal scores the lowest numbers win."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.kernels.triton.bundle import TRITON
 
-#: Mixtral, GPT-OSS, DBRX, DeepSeek-V2, DeepSeek-V3, and what is at the ends.
+#: Mixtral, GPT-OSS, DBRX, DeepSeek-V2, DeepSeek-V3, and extreme cases.
 CONFIGS = {
     "softmax": MoEConfig(8, 2, 1),
     "undivided": MoEConfig(17, 8, 1, normalize=None, routed_scaling_factor=2.5),
@@ -35,7 +35,7 @@ CONFIGS = {
 def in_float64(
     logits: torch.Tensor, config: MoEConfig, correction: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `architectures.moe_config` says; of equal scores the lowest numbers."""
+    """Route as `architectures.moe_config` defines; among equal scores choose the lowest numbers."""
     scores = logits.double().sigmoid() if config.scoring == "sigmoid" else logits.double().softmax(-1)
     choice = scores if correction is None else scores + correction
     grouped = choice.unflatten(-1, (config.num_groups, -1))
@@ -82,7 +82,7 @@ def test_of_equal_scores_the_lowest_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "best of a group", "sigmoid in groups", "by 2-norm"])
 def test_what_is_no_number_stays_in_its_row(name: str) -> None:
-    """Its experts are some that there are, none of them twice."""
+    """NaN rows get valid experts, none of them twice."""
     config, generator = CONFIGS[name], torch.Generator().manual_seed(2)
     correction = correction_of(config, generator)
     logits = torch.randn(6, config.num_experts, generator=generator)

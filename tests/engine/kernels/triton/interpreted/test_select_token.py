@@ -1,4 +1,4 @@
-"""Tokens drawn by Triton against the definition: what is kept, and which token a number draws."""
+"""Sampling by Triton, compared with the definition: kept tokens, and the token that a random number selects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stoker_engine.kernels.triton.sampling.select_token import select_token, thr
 
 from .conftest import DEVICE
 
-#: Of all weights, as a share: what float32's exponentials differ by.
+#: Share of all weights by which float32's exponentials differ.
 NEAR = 1e-6
-#: Beside the likeliest token: less than this is not drawn at all.
+#: Smallest weight, relative to the likeliest token's, that can be sampled.
 LEAST_WEIGHT = 2.0**-40
 
 
@@ -45,7 +45,7 @@ def drawn_logits(rng: random.Random, vocabulary: int) -> torch.Tensor:
 
 
 def check(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-    """The tokens: what the kernels keep and draw is what the definition does, but for what rounding decides."""
+    """Return the sampled tokens; check that kept and sampled tokens are as defined, except for rounding."""
     tokens = select_token(logits, parameters)
     _, last = (each.cpu() for each in thresholds(logits.to(DEVICE), parameters.to(DEVICE)))
     scaled = (logits - logits.amax(-1, keepdim=True)) * parameters[:, SCALE, None].float()
@@ -57,7 +57,7 @@ def check(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
     for row in range(len(logits)):
         differs = (kept[row] ^ expected[row]) & (weights[row] >= LEAST_WEIGHT)
         if differs.any():
-            # Only tokens that are as likely as each other, at which top-p is reached, or all but: it takes them or not.
+            # Only equally likely tokens, at which top-p is reached, may differ.
             assert parameters[row, TOP_P] < 1 and scaled[row, differs].unique().numel() == 1
             nearer = weights[row, scaled[row] > scaled[row, differs].max()].sum()
             whole = weights[row].sum()
