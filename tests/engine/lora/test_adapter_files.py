@@ -78,7 +78,7 @@ def test_few_hashes_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_that_ends_early_while_it_is_read(tmp_path: Path) -> None:
-    """A file that is written anew meanwhile must not end in memory that nothing wrote."""
+    """If the file is truncated meanwhile, no uninitialized memory follows what was read."""
     folder = folder_of(tmp_path / "a", b"{}", b"x" * (3 << 20))
 
     class Truncating(Pace):
