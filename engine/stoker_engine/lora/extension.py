@@ -91,7 +91,11 @@ class AdaptedSite:
             if self._device.type == "cuda":  # from where they are copied beside what the device does
                 parts = [LoraPart(part.a.pin_memory(), part.b.pin_memory(), part.first_output) for part in parts]
             return SiteFactors(self.site.form, parts, self._linear)
-        return SiteFactors(self.site.form, (), self._linear, CpuLoraFactors(parts, memory))
+        return self.packed(CpuLoraFactors(parts, memory))
+
+    def packed(self, factors: CpuLoraFactors) -> SiteFactors:
+        """Return factors that are packed for the CPU's kernel."""
+        return SiteFactors(self.site.form, (), self._linear, factors)
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
         """Has a slot add `factors` from the next step on; None: nothing."""
