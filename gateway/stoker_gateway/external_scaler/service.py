@@ -1,7 +1,7 @@
-"""KEDA's gRPC service ``externalscaler.ExternalScaler``: each replica of the gateway returns the sum of all.
+"""KEDA's gRPC service ``externalscaler.ExternalScaler``. Each replica returns the sum of all replicas.
 
-A replica whose report is missing may have any number of requests, and must not count as idle. Therefore calls fail while
-a report is missing, and KEDA and the HorizontalPodAutoscaler keep the number of pods.
+A replica whose report is missing may have any number of requests, and must not count as idle. So calls fail while a
+report is missing, and KEDA and the HorizontalPodAutoscaler keep the number of pods.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ _SECURITY: Final[_Rules] = {
     "runAsGroup": (_anything, ""),
     "seccompProfile": (_profile, "use type RuntimeDefault or Localhost"),
     "appArmorProfile": (_profile, "use type RuntimeDefault or Localhost"),
-    "seLinuxOptions": (_selinux, "use level and a type of container_t, container_init_t and container_kvm_t alone"),
+    "seLinuxOptions": (_selinux, "use only level, and type container_t, container_init_t or container_kvm_t"),
 }
 _POD_SECURITY: Final[_Rules] = {
     **_SECURITY,
@@ -261,7 +261,7 @@ _CONTAINER_SECURITY: Final[_Rules] = {
     "privileged": (_is(False), "set it to false"),
     "readOnlyRootFilesystem": (_anything, ""),
     "procMount": (_is("Default"), "use Default"),
-    "capabilities": (_capabilities, "drop ALL, and add none but NET_BIND_SERVICE"),
+    "capabilities": (_capabilities, "drop ALL, and add only NET_BIND_SERVICE"),
 }
 
 
