@@ -74,7 +74,7 @@ class ToolParser(Protocol):
 
 
 class AnswerParser:
-    """Combines both stages, as far as the model has them."""
+    """Combines the stages that the model has."""
 
     def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
         self._reasoning = reasoning
