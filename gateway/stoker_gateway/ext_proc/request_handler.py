@@ -242,7 +242,7 @@ class RequestHandler:
         return any(each.needs_count or len(each) for each in self._in_flight.values())
 
     def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which it was asked for at `asked_at`. A cluster that is
+        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`. A cluster that is
         absent has none."""
         for name, in_flight in self._in_flight.items():
             in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), asked_at)
