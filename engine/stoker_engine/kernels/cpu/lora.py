@@ -23,7 +23,7 @@ _ALIGNED: Final = 64
 #: Bytes of a huge page. One page fault for it takes less time than 512 for small pages.
 _HUGE_PAGE: Final = 2 << 20
 
-#: Sources that are packed between two pauses. Those of rank 16 have 20 to 60 KB each.
+#: Number of sources that are packed between two pauses. A source of rank 16 has 20 to 60 KB.
 _PACKED_SOURCES: Final = 8
 
 
