@@ -1,27 +1,16 @@
-"""Reads an adapter from PEFT's files, and checks it against the model.
+"""Reads adapters' folders: the matrices that they add to the model's, converted to the dtype of the computation.
 
-    base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, inputs]
-    base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [outputs, rank]
-    base_model.model.model.embed_tokens.lora_embedding_A, _B            [rank, vocabulary], [width, rank]
-    base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight, …     of a parameter that stacks experts:
-                                                      [experts × rank, inputs], [outputs, rank × experts]
-
-Modules are called as the family's files call them, so the names lead to our parameters as a checkpoint's do. What such
-a file holds as one matrix has one A, and its B is taken apart as the matrix is. Every tensor finds its place, or the
-adapter is refused; nothing in the files is executed.
+What a file holds as one matrix (queries, keys and values) has one A, and its B is split as the matrix is. Nothing in
+the files is executed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
-import re
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -31,95 +20,28 @@ from stoker_common.errors import AdapterError, ArgumentError, WeightsError
 from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.weight_layout import HalfSplitPairs, Split
-from stoker_engine.architectures.weight_names import Destination, WeightNames
+from stoker_engine.architectures.weight_names import WeightNames
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter import Adapter, Factors
-from stoker_engine.lora.adapter_config import FILE, AdapterConfig
-from stoker_engine.lora.adapter_files import TENSORS, AdapterFiles, AdapterFolders, StoredTensor
+from stoker_engine.lora.adapter_files import AdapterFiles, AdapterFolders
+from stoker_engine.lora.adapter_layout import AdapterLayout, AdapterPair, LayoutReader
 from stoker_engine.lora.pace import Pace
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.decoder_loader import DecoderLoader
 from stoker_engine.models.loading.apply_layout import apply_operation, split_fused
-from stoker_engine.models.loading.weight_source import some
 from stoker_engine.quant.weight_target import WeightTarget
 
 logger = logging.getLogger(__name__)
 
-#: Of the file of tensors, beside the tensors.
+#: Maximum size in bytes of a file of tensors beyond the tensors.
 _MAX_HEADER_BYTES: Final = 16 << 20
 
-_MAX_NAME_CHARACTERS: Final = 500
-
-#: Elements that are checked between two pauses.
+#: Number of elements that are checked between two pauses.
 _CHECKED_ELEMENTS: Final = 1 << 19
-
-#: Layouts of files whose checks are remembered. Adapters of one team mostly have the same.
-_MAX_LAYOUTS: Final = 16
-
-_TENSOR = re.compile(
-    r"base_model\.model\.(?P<module>.+?)(?P<nested>(\.base_layer)*)"
-    r"\.(?:lora_(?P<half>[AB])\.weight|lora_embedding_(?P<embedding_half>[AB]))"
-)
-_OWN = re.compile(r"base_model\.model\.(?P<module>(?:.+\.)?\w+)\.base_layer\.(?:weight|bias)")
-#: Ends of tensors' names that mean what is not served.
-_FOREIGN: Final = {
-    ".lora_magnitude_vector": "DoRA scales the model's own matrices; merge it into the model",
-    ".lora_B.bias": "B has a bias",
-    ".weight": "it has whole modules of its own; merge it into the model",
-    ".bias": "it has biases of its own; merge it into the model",
-}
-
-#: What parameters with all experts' matrices are called, in the order in which a module has them.
-_STACKS: Final = ("gate_up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A and B of one module, or of one of its parameters.
-
-    Attributes:
-        name: of the module or parameter, for messages and for the config's patterns.
-        destination: the parameters of ours that they change.
-        is_stack: they are those of all experts.
-        rank: of the matrices; of all experts', of each.
-        scale: what their product is multiplied by.
-    """
-
-    name: str
-    destination: Destination
-    a: StoredTensor
-    b: StoredTensor
-    is_stack: bool = False
-    rank: int = 0
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Checked description of the files of an adapter, without the elements.
-
-    Attributes:
-        key: hash that is equal for adapters of equal layout.
-        pairs: the matrices.
-        elements: the range of the file that contains all matrices, as one tensor; None if the matrices differ in dtype
-            or are not aligned.
-    """
-
-    key: bytes
-    pairs: Sequence[_Pair]
-    elements: StoredTensor | None
-
-    @classmethod
-    def of(cls, key: bytes, pairs: Sequence[_Pair]) -> _Layout:
-        """Return the layout of these matrices."""
-        tensors = [tensor for pair in pairs for tensor in (pair.a, pair.b)]
-        start, end = min(tensor.start for tensor in tensors), max(tensor.end for tensor in tensors)
-        is_uniform = len({tensor.dtype for tensor in tensors}) == 1 and all(tensor.is_aligned for tensor in tensors)
-        return cls(key, pairs, StoredTensor(tensors[0].dtype, (-1,), start, end) if is_uniform else None)
 
 
 @dataclass(frozen=True)
@@ -136,7 +58,7 @@ class OpenedAdapter:
 
     folder: Path
     files: AdapterFiles
-    layout: _Layout
+    layout: AdapterLayout
     is_scaled: bool
     is_plain: bool
 
@@ -157,16 +79,16 @@ class OpenedAdapter:
 
 
 class AdapterReader:
-    """Reads adapters of one model.
+    """Reader of the adapters of one model.
 
     Args:
-        weight_names: how files of the family, and so adapters' authors, call its modules.
-        config: the model's.
-        shapes: of all its parameters, whatever part of them is here.
-        max_rank: of a matrix.
-        target_modules: the last parts of the names of the modules that may be changed; empty: all.
-        dtype: of the matrices.
-        rounded_to: what they are rounded to before.
+        weight_names: names of the family's tensors, which adapters use, too.
+        config: config of the model.
+        shapes: full shapes of all parameters of the model, by name.
+        max_rank: maximum rank of a matrix.
+        target_modules: last parts of the names of the modules that adapters may change; empty for all.
+        dtype: dtype of the matrices.
+        rounded_to: dtype to which the matrices are rounded first; None for `dtype`.
     """
 
     def __init__(
@@ -180,12 +102,12 @@ class AdapterReader:
         dtype: torch.dtype,
         rounded_to: torch.dtype | None = None,
     ) -> None:
-        self._weight_names, self._config, self._shapes = weight_names, config, shapes
-        self._max_rank, self._allowed = max_rank, frozenset(target_modules)
+        self._config, self._shapes = config, shapes
         self._dtype, self._rounded_to = dtype, rounded_to or dtype
-        self._destinations: dict[str, Destination | None] = {}
-        self._folders = AdapterFolders(self._max_bytes)
-        self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
+        # In float32, the tensors of any adapter of these ranks are smaller.
+        sizes = (sum(shape[-2:]) * max(1, shape[:-2].numel()) for shape in shapes.values() if len(shape) > 1)
+        self._folders = AdapterFolders(4 * 2 * max_rank * sum(sizes) + _MAX_HEADER_BYTES)
+        self._layouts = LayoutReader(weight_names, config, shapes, max_rank, target_modules)
 
     def read(self, folder: Path) -> Adapter:
         """Read an adapter's folder.
@@ -204,7 +126,7 @@ class AdapterReader:
         """
         files = self._folders.read(folder, pace)
         with _errors_of(folder):
-            layout = self._layout(files)
+            layout = self._layouts.read(files)
         if not files.is_known and (folder / "chat_template.jinja").exists():
             logger.warning("%s is ignored: chats use the model's own template", folder / "chat_template.jinja")
         elements, is_plain = layout.elements, False
@@ -231,141 +153,7 @@ class AdapterReader:
                 pace.give_way()
         return Adapter(factors, opened.digest)
 
-    def _layout(self, files: AdapterFiles) -> _Layout:
-        """Return the checked layout of the files."""
-        config = AdapterConfig.parse(files.config)
-        key = hashlib.sha256(b"%d %s" % (len(files.tensors), config.key.encode() + files.header)).digest()
-        if (known := self._layouts.get(key)) is not None:
-            self._layouts.move_to_end(key)
-            return known
-        pairs = self._pairs(config, files.stored())
-        if not pairs:
-            raise AdapterError(f"{TENSORS} holds no matrices")
-        self._check_targets(config, pairs)
-        layout = _Layout.of(key, [self._with_rank(config, pair) for pair in pairs])
-        self._layouts[key] = layout
-        if len(self._layouts) > _MAX_LAYOUTS:
-            self._layouts.popitem(last=False)
-        return layout
-
-    def _pairs(self, config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> list[_Pair]:
-        """The tensors, two by two."""
-        halves: dict[tuple[str, int], dict[str, StoredTensor]] = {}
-        for name, tensor in tensors.items():
-            if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
-                raise AdapterError(f"{TENSORS} holds {name[:60]!r}, which is no name of a tensor")
-            found = _TENSOR.fullmatch(name)
-            if found is None and self._is_models_own(name, tensor):
-                continue
-            if found is None:
-                reason = next((reason for end, reason in _FOREIGN.items() if name.endswith(end)), "it is no A or B")
-                raise AdapterError(f"{TENSORS} holds {name[:200]!r}: {reason}")
-            if not tensor.is_floating:
-                raise AdapterError(f"{name} holds {tensor.dtype}, not floating-point numbers")
-            depth = len(found["nested"]) // len(".base_layer")
-            halves.setdefault((found["module"], depth), {})[found["half"] or found["embedding_half"]] = tensor
-        depths: dict[str, int] = {}
-        for module, depth in halves:
-            depths[module] = max(depth, depths.get(module, 0))
-        pairs = []
-        for (module, depth), both in halves.items():
-            if len(both) < 2:
-                raise AdapterError(f"{TENSORS} holds only one of the two matrices of {module}")
-            name, destination, is_stack = self._destination(config, module, depths[module] - depth)
-            pairs.append(_Pair(name, destination, both["A"], both["B"], is_stack))
-        return pairs
-
-    def _is_models_own(self, name: str, tensor: StoredTensor) -> bool:
-        """Whether it is the embedding's or head's own matrix, which PEFT writes too, in case that tokens were added."""
-        if (found := _OWN.fullmatch(name)) is None:
-            return False
-        if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
-            raise AdapterError(
-                f"{found['module']} has {tensor.shape[:1]} rows, the model's {self._config.vocab_size}: tokens "
-                "were added; merge the adapter into the model"
-            )
-        return True
-
-    def _destination(self, config: AdapterConfig, module: str, index: int) -> tuple[str, Destination, bool]:
-        """What a module, or the parameter with this index of those that are changed of it, is in our model."""
-        destination = self._known(f"{module}.weight")
-        if destination is not None and index == 0:
-            return module, destination, False
-        if module in self._heads and index == 0:  # its own names, and that of a head that is the embedding
-            return module, Destination(("lm_head.weight",)), False
-        parameters = [f"{module}.{each}" for each in _STACKS]
-        changed = [name for name in parameters if config.is_target_parameter(name)]
-        if index < len(changed) and (destination := self._known(changed[index])) is not None:
-            return changed[index], destination, True
-        raise AdapterError(f"the model has no linear operation {module}, which the adapter changes")
-
-    def _known(self, name: str) -> Destination | None:
-        if name not in self._destinations:
-            canonical = self._weight_names.canonical(name)
-            self._destinations[name] = self._weight_names.destination(canonical, self._shapes, self._config)
-            if len(self._destinations) > 4 * len(self._shapes) + 64:  # names that the model does not have
-                self._destinations = {key: value for key, value in self._destinations.items() if value is not None}
-                return self._weight_names.destination(canonical, self._shapes, self._config)
-        return self._destinations[name]
-
-    @cached_property
-    def _heads(self) -> frozenset[str]:
-        return frozenset({self._weight_names.names.get("lm_head", "lm_head"), "lm_head", "embed_out"})
-
-    @cached_property
-    def _max_bytes(self) -> int:
-        """More than the tensors of any adapter of these ranks take, in float32."""
-        sizes = (sum(shape[-2:]) * max(1, shape[:-2].numel()) for shape in self._shapes.values() if len(shape) > 1)
-        return 4 * 2 * self._max_rank * sum(sizes) + _MAX_HEADER_BYTES
-
-    @cached_property
-    def _modules(self) -> dict[str, list[str]]:
-        """The names of the model's modules, by the name with # for its numbers."""
-        modules: dict[str, list[str]] = {}
-        for param in self._shapes:
-            stem, _, suffix = param.rpartition(".")
-            module = self._weight_names.stored_in(stem) if suffix == "weight" else None
-            if module is not None and module not in modules.setdefault(_shape(module), []):
-                modules[_shape(module)].append(module)
-        return modules
-
-    def _check_targets(self, config: AdapterConfig, pairs: Iterable[_Pair]) -> None:
-        """Whether the files hold what the config says: no more, and no less."""
-        present = {self._weight_names.canonical(f"{pair.name}.weight").removesuffix(".weight") for pair in pairs}
-        for pair in pairs:
-            is_target = config.is_target_parameter(f"{pair.name}.weight") or (
-                config.is_target_parameter(pair.name) if pair.is_stack else config.targets(pair.name)
-            )
-            if not is_target:
-                raise AdapterError(f"{TENSORS} holds matrices of {pair.name}, which {FILE} does not name as a target")
-            last = pair.name.rpartition(".")[2]
-            if self._allowed and last not in self._allowed:
-                raise AdapterError(
-                    f"it changes {pair.name}, and --lora-target-modules permits {', '.join(sorted(self._allowed))}"
-                )
-        names = [pair.name for pair in pairs]
-        listed = config.target_modules if not isinstance(config.target_modules, str) else ()
-        for name in (*listed, *config.target_parameters):
-            plain = name.removesuffix(".weight")
-            if not config.excludes(plain) and not any(each == plain or each.endswith(f".{plain}") for each in names):
-                raise AdapterError(f"{FILE} names {name[:200]!r} as a target, of which {TENSORS} holds no matrices")
-        for shape in {_shape(module) for module in present}:
-            expected = [module for module in self._modules.get(shape, ()) if config.targets(module)]
-            if missing := [module for module in expected if module not in present]:
-                raise AdapterError(f"{TENSORS} lacks the matrices of {some(missing)}, which {FILE} names as targets")
-
-    def _with_rank(self, config: AdapterConfig, pair: _Pair) -> _Pair:
-        rank, scale = config.rank_and_scale(pair.name)
-        if rank > self._max_rank:
-            raise AdapterError(f"{pair.name} has rank {rank}; start the engine with --max-lora-rank {rank} or more")
-        count = self._config.num_experts if pair.is_stack else 1
-        a, b = pair.a.shape, pair.b.shape
-        if len(a) != 2 or len(b) != 2 or a[0] != rank * count or b[1] != rank * count:
-            ranks = f"rank {rank}" if count == 1 else f"rank {rank} of {count} experts"
-            raise AdapterError(f"{pair.name} has matrices of {a} and {b}, which is not {ranks}")
-        return replace(pair, rank=rank, scale=scale)
-
-    def _of_pair(self, pair: _Pair, opened: OpenedAdapter) -> list[tuple[str, Factors]]:
+    def _of_pair(self, pair: AdapterPair, opened: OpenedAdapter) -> list[tuple[str, Factors]]:
         """Return the factors of each parameter that the pair changes, by name without ``.weight``."""
         shapes, rank, content = (pair.a.shape, pair.b.shape), pair.rank, opened.files.tensors
         a, b = pair.a.of(content), pair.b.of(content)
@@ -379,7 +167,7 @@ class AdapterReader:
         found = []
         for name, part in zip(pair.destination.param_names, parts, strict=True):
             stem = name.removesuffix(".weight")
-            shape = self._shapes.get(name, self._shapes["embed.weight"])  # a head that is the embedding
+            shape = self._shapes.get(name, self._shapes["embed.weight"])  # a head that shares the embedding's matrix
             expected = (*part.b.shape[:-1], part.a.shape[1])
             if stem == "embed":
                 expected = (part.a.shape[1], part.b.shape[0])
@@ -391,10 +179,11 @@ class AdapterReader:
             found.append((stem, part))
         return found
 
-    def _parts(self, pair: _Pair, a: torch.Tensor, b: torch.Tensor) -> list[Factors]:
+    def _parts(self, pair: AdapterPair, a: torch.Tensor, b: torch.Tensor) -> list[Factors]:
+        """Return the factors of each parameter that a module's pair changes."""
         destination, rank = pair.destination, pair.rank
         for operation in destination.operations:
-            if isinstance(operation, HalfSplitPairs):  # others are about columns, which B has none of, or about vectors
+            if isinstance(operation, HalfSplitPairs):  # others change columns of the matrix, or vectors
                 b = apply_operation(operation, b, self._config)
         if destination.fused is None:
             return [Factors(a, b)]
@@ -403,8 +192,8 @@ class AdapterReader:
         parts = split_fused(replace(destination.fused, transposed=False), b, targets, self._config)
         return [Factors(a, part.contiguous()) for part in parts]
 
-    def _parts_of_stack(self, pair: _Pair, a: torch.Tensor, b: torch.Tensor, rank: int) -> list[Factors]:
-        """Of each expert's matrices, in the order of the parameters."""
+    def _parts_of_stack(self, pair: AdapterPair, a: torch.Tensor, b: torch.Tensor, rank: int) -> list[Factors]:
+        """Return the factors of each expert's matrices, in the order of the parameters."""
         fused = pair.destination.fused
         if fused is None or fused.split not in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS):
             raise AdapterError(f"{pair.name} is held in a way that adapters cannot change here")
@@ -421,9 +210,10 @@ class AdapterReader:
         return parts
 
     def _converted(self, name: str, stored: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return a finite matrix, scaled and in the dtype of the computation."""
         converted = stored if scale == 1.0 else stored.float() * scale
         converted = converted.to(self._rounded_to).to(self._dtype)
-        # A finite sum needs finite elements, and is fast to compute. Large finite elements may have an infinite sum.
+        # A sum is fast, and finite only if all elements are. The sum of large finite elements may be infinite.
         if not torch.isfinite(converted.sum(dtype=torch.float32)) and not torch.isfinite(converted).all():
             raise AdapterError(
                 f"the matrices of {name} hold nan or infinity, as {str(self._dtype).removeprefix('torch.')}"
@@ -450,10 +240,13 @@ def _is_finite(elements: torch.Tensor, pace: Pace) -> bool:
 
 
 def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
-    """A reader of adapters of a model that is computed in `dtype`.
+    """Return the reader of a model's adapters.
+
+    Args:
+        dtype: dtype of the computation.
 
     Raises:
-        ArgumentError: adapters of such a model are not served.
+        ArgumentError: adapters of such a model are not supported.
     """
     if not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
@@ -465,7 +258,7 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
 
 
 def native_adapter_reader(config: ModelConfig, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
-    """The same of a model that our own modules compute."""
+    """Return the reader of the adapters of a model of native modules; see `adapter_reader`."""
     with torch.device("meta"):
         model = Decoder(config, Build(dtype, SdpaBackend(), REFERENCE), max_model_len=1)
     return AdapterReader(
@@ -477,7 +270,3 @@ def native_adapter_reader(config: ModelConfig, args: EngineArgs, dtype: torch.dt
         dtype=dtype,
         rounded_to=None if args.lora_dtype == "auto" else getattr(torch, args.lora_dtype),
     )
-
-
-def _shape(module: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", module)
