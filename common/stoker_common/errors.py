@@ -3,10 +3,10 @@
     StokerError
     ├── ArgumentError       a flag or field is wrong                     CLI: exit 2
     ├── ModelError          the model cannot be found, read or served    CLI: exit 2
-    │   ├── ModelNotFoundError      there is none of that name or path
+    │   ├── ModelNotFoundError      there is no model of that name or path
     │   ├── ModelAccessDeniedError  the hub denies access
     │   ├── DownloadError           the hub cannot be reached, or the disk is full
-    │   ├── OutOfMemoryError        it does not fit
+    │   ├── OutOfMemoryError        the model does not fit into memory
     │   └── WeightsError            missing, unused or misshapen tensors
     ├── AdapterError        a LoRA adapter cannot be found, read or served       HTTP 400
     └── RequestError        one request is wrong; others are unaffected  HTTP 400
@@ -15,14 +15,14 @@
         ├── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
         │   ├── EngineKilledError       killed by a signal from outside
         │   ├── EngineOutOfMemoryError  memory ran out
-        │   └── EngineStuckError        it made no progress
+        │   └── EngineStuckError        the engine made no progress
         ├── OverloadedError a queue is full                              HTTP 429
         └── in `server.unavailable`, for requests that may succeed later, with another key, or if smaller:
             ├── UnauthorizedError   no valid API key                     HTTP 401
-            ├── ForbiddenError      a flag does not allow it             HTTP 403
+            ├── ForbiddenError      a flag forbids the request           HTTP 403
             ├── TooLargeError       the body is too large                HTTP 413
             └── UnavailableError    the server loads, stops or is stuck  HTTP 503
-                └── NotStartedError   the same, before anything was started
+                └── NotStartedError   the same, before work on the request
 
 Each message tells the user what is wrong and what to do.
 """

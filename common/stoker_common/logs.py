@@ -53,7 +53,7 @@ class TextFormatter(_LabelledFormatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and those of its traceback."""
+        """Return the line, and the lines of the traceback."""
         extras = _extras(record)
         named = {name: extras[name] for name in _SHOWN_IN_TEXT if name in extras}
         labels = " ".join(f"{name}={value}" for name, value in (self._labels | named | _request(extras)).items())

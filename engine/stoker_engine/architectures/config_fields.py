@@ -16,11 +16,11 @@ from stoker_common.errors import ModelError
 
 T = TypeVar("T")
 
-#: Largest and smallest positive float32 value; other values would overflow, or become 0 and be divided by.
+#: Largest and smallest positive float32 value. Other values would overflow, or become 0, by which the code divides.
 _LARGEST: Final = 3.4e38
 MIN_POSITIVE: Final = 1.2e-38
 
-#: Largest accepted integer. No model has as many of anything, so a larger value is an error.
+#: Largest accepted integer. No count or size in a model is larger, so a larger value is an error.
 _MOST: Final = 2**31 - 1
 
 #: Longest accepted string in characters.

@@ -87,7 +87,7 @@ _SCALE_BYTES: Final[dict[Scale, int]] = {"float32": 4, "float16": 2, "bfloat16":
 #: Codes are stored in units of this many elements; the last unit of a row is padded.
 UNIT: Final = 32
 
-#: Largest group size in elements, more than any row has; kernels can count as far.
+#: Largest group size in elements: more than any row has, and within the range of the kernels' integers.
 LARGEST_GROUP: Final = 1_000_000
 
 

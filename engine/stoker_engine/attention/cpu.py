@@ -1,5 +1,5 @@
 """Attention by the native CPU kernels. They read keys and values directly from the cache blocks, for any mix of decodes
-and chunks, and each row's result has the same bits in every batch. Layers of which all parts are native kernels are
+and chunks, and each row's result has the same bits in every batch. Layers whose parts are all native kernels are
 computed in one call, with the same guarantee."""
 
 from __future__ import annotations

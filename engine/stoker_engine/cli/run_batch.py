@@ -47,8 +47,8 @@ class BatchArgs:
     output_file: str = flag("output file with an answer per line; - means standard output", "")
     chat_template: str | None = flag("Jinja chat template: a file, or the template itself", None)
     chat_template_content_format: ContentFormat = flag(
-        "form in which the chat template gets message contents: string, or lists of parts (openai); auto: the one that "
-        "it renders",
+        "form in which the chat template gets message contents: string, or lists of parts (openai); auto: as sent, if "
+        "the template renders it, otherwise converted to the other form",
         "auto",
         choices=CONTENT_FORMATS,
     )

@@ -27,7 +27,7 @@ class EngineArgs:
 
     model: str = flag("a local folder, a GGUF file, demo://NAME, or a Hugging Face hub id", None, positional=True)
     served_model_name: tuple[str, ...] = flag(
-        "names of the model in the API; responses and metrics carry the first", ()
+        "names of the model in the API; responses and metrics report the first", ()
     )
     revision: str | None = flag("branch, tag or commit of a hub model", None)
     dtype: names.Dtype = flag(
@@ -90,8 +90,8 @@ class EngineArgs:
     )
     max_logprobs: int = flag("maximum logprobs per position; -1: no limit", 20, group="results")
     batch_invariant: bool = flag(
-        "guarantee that a request gives the same bits in any batch, with any chunking or prefix hit; CPU kernels do so "
-        "anyway, GPU kernels become slower; refused if impossible",
+        "guarantee that the result of a request has the same bits in any batch, with any chunking or prefix hit; CPU "
+        "kernels always do so, GPU kernels become slower; refused if impossible",
         False,
     )
 

@@ -93,7 +93,7 @@ class FrontendArgs:
     )
     chat_template_content_format: ContentFormat = flag(
         "form in which the chat template gets message contents: string, or lists of parts (openai); auto: as sent, if "
-        "the template renders it, else the other",
+        "the template renders it, otherwise converted to the other form",
         "auto",
         choices=CONTENT_FORMATS,
     )

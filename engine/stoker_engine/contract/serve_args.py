@@ -43,7 +43,7 @@ class ServeArgs:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names of the model in the API; responses and metrics carry the first."""
+        """Names of the model in the API; responses and metrics report the first."""
         return self.engine.served_model_name or (self.engine.model.removeprefix("demo://"),)
 
     @staticmethod

@@ -116,7 +116,7 @@ class Request:
         num_started: number of sequences started so far.
         num_forking: number of sequences that steps in flight start.
         num_cached: number of prompt tokens found in the prefix cache when it was first scheduled.
-        prompt_logprobs: log-probabilities of the prompt tokens but the first, as far as computed.
+        prompt_logprobs: log-probabilities computed so far, of all prompt tokens but the first.
         beams: state of the beam search, or None.
         id: unique id among all requests.
         num_prompt_tokens: number of prompt tokens.

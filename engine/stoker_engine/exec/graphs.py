@@ -240,7 +240,7 @@ def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     """Capture all graphs on the current GPU, which takes seconds.
 
     Returns:
-        Whether they were captured. A model whose forward pass reads from the device on the host cannot be.
+        Whether they were captured. A model whose forward pass synchronizes with the device cannot be captured.
     """
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()

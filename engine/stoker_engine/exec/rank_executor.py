@@ -435,8 +435,8 @@ class RankExecutor:
             logger.error("%s could not be killed and is abandoned", rank)
 
     def _cause(self) -> StokerError:
-        """Return the reason why the first rank ended: that of a rank which did not end because of another one. If there
-        is none, the ranks that had to be killed are those that the others waited for."""
+        """Return why the first rank ended: the cause of a rank that did not end because of another one. If there is no
+        such rank, the other ranks ended because they waited for ranks that then had to be killed."""
         for rank in self._ranks:
             if (cause := rank.cause()) is not None:
                 return cause

@@ -17,7 +17,7 @@ from stoker_engine.grammar.limits import MAX_LENGTH, check_length
 from stoker_engine.grammar.regex import regex_grammar
 from stoker_engine.grammar.structural_tag import StructuralTags
 
-#: Default whitespace in JSON: that of common indentation. It is bounded, because a model may otherwise generate
+#: Default whitespace in JSON, as in common indentation. It is bounded, because a model may otherwise generate
 #: whitespace without end.
 WHITESPACE: Final = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 

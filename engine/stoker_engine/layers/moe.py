@@ -105,7 +105,7 @@ class MoE(nn.Module):
     def _extended_experts(
         self, build: Build, act: Activation, biases: torch.Tensor | None, down_biases: torch.Tensor | None
     ) -> Experts:
-        """Return experts that run one by one, because the grouped kernel cannot depend on the request."""
+        """Return experts that run one by one, because the grouped kernel does not apply adapters."""
         gate_up, down = list[Operation](), list[Operation]()
         each = zip(self.gate_up.linears(biases), self.down.linears(down_biases), strict=True)
         for expert, (up_linear, down_linear) in enumerate(each, start=self._ours.start):

@@ -156,6 +156,15 @@ class AdapterConfig:
         )
 
     @property
+    def key(self) -> str:
+        """A text that is equal for configs of equal effect. PEFT writes lists of modules in arbitrary order."""
+        values = {name: value for name, value in vars(self).items() if name != "_patterns"}
+        for name in ("target_modules", "exclude_modules", "target_parameters"):  # layers_pattern is tried in order
+            if isinstance(values[name], tuple):
+                values[name] = sorted(values[name])
+        return repr(values)
+
+    @property
     def targets_all_linear(self) -> bool:
         """Whether all linear modules except the head are targets."""
         return isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear"

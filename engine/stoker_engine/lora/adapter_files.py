@@ -27,20 +27,20 @@ _MAX_CONFIG_BYTES: Final = 1 << 20
 #: Bytes that are read or hashed between two pauses.
 _CHUNK_BYTES: Final = 1 << 20
 
-#: Bytes of the length of a safetensors header, in front of it.
+#: Size in bytes of the header's length, at the start of a safetensors file.
 _LENGTH_BYTES: Final = 8
 
-#: Seconds for which files must have been unchanged before their hash is remembered: a later change within the file
-#: system's clock tick, or while two clocks differ, could leave the same times.
+#: Age in seconds of the last change from which on a file's hash is remembered. A file could change again without a new
+#: timestamp within one tick of the file system's clock, or if a file server's clock is behind.
 _SETTLED_S: Final = 60
-#: Folders whose hash is remembered.
+#: Maximum number of folders whose hash is remembered.
 _MAX_REMEMBERED: Final = 4096
 
 _DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class _FileId(NamedTuple):
-    """Identifies a file's content for as long as it is not written."""
+    """Identity of a file's content; any write changes it."""
 
     device: int
     inode: int
@@ -51,12 +51,12 @@ class _FileId(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor within the tensors' file.
+    """Description of a tensor in a safetensors file.
 
     Attributes:
-        dtype: as safetensors spells it.
-        shape: its sizes.
-        start, end: its bytes within the file.
+        dtype: name of the dtype in the format, such as "BF16".
+        shape: size of each dimension.
+        start, end: range of its bytes in the file.
     """
 
     dtype: str
@@ -66,30 +66,38 @@ class StoredTensor:
 
     @property
     def is_floating(self) -> bool:
-        """Whether adapters may hold such elements."""
+        """Whether the elements are floating-point numbers that adapters may have."""
         return self.dtype in _DTYPES
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of floating-point elements."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the elements are aligned in the file."""
+        return self.start % self.torch_dtype.itemsize == 0
+
     def of(self, content: torch.Tensor) -> torch.Tensor:
-        """The tensor; it shares the file's memory if it is aligned there.
+        """Return the tensor, a view of the content if it is aligned.
 
         Args:
-            content: uint8 [bytes of the file].
+            content: content of the file, uint8 [bytes].
         """
-        dtype, stored = _DTYPES[self.dtype], content[self.start : self.end]
-        if self.start % dtype.itemsize:
-            stored = stored.clone()
-        return stored.view(dtype).view(self.shape)
+        stored = content[self.start : self.end]
+        return (stored if self.is_aligned else stored.clone()).view(self.torch_dtype).view(self.shape)
 
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """The content of an adapter's files.
+    """Content of an adapter's files.
 
     Attributes:
-        config: of `adapter_config.json`.
-        tensors: of the safetensors file, uint8 [bytes].
-        digest: SHA-256 of both, hexadecimal.
-        is_known: whether a folder with these files was read before, so that warnings about it were logged then.
+        config: content of `adapter_config.json`.
+        tensors: content of the safetensors file, uint8 [bytes].
+        digest: hexadecimal SHA-256 of both.
+        is_known: whether the same files have been read before. Warnings about them have been logged then.
     """
 
     config: bytes
@@ -98,22 +106,20 @@ class AdapterFiles:
     is_known: bool
 
     @property
-    def layout(self) -> bytes:
-        """Identifies what the files hold beside the elements of the tensors: equal for adapters whose config and
-        header are equal."""
+    def header(self) -> bytes:
+        """Bytes of the safetensors file before the elements; all of a damaged file, maybe."""
         length = int.from_bytes(self._bytes(0, _LENGTH_BYTES), "little")
-        header = self._bytes(0, min(_LENGTH_BYTES + length, len(self.tensors)))
-        return hashlib.sha256(b"%d %d %s%s" % (len(self.config), len(self.tensors), self.config, header)).digest()
+        return self._bytes(0, min(_LENGTH_BYTES + length, len(self.tensors)))
 
     def stored(self) -> Mapping[str, StoredTensor]:
-        """The tensors by name.
+        """Return the tensors' descriptions by name.
 
         Raises:
             AdapterError: the file is damaged.
         """
         content = self._bytes(0, len(self.tensors))
         try:
-            # Checks the header: sizes, places, and that all bytes belong to a tensor.
+            # Checks the header: shapes, ranges, and that each byte belongs to one tensor.
             deserialize(content)  # type: ignore[no-untyped-call]
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -134,10 +140,10 @@ class AdapterFiles:
 
 
 class AdapterFolders:
-    """Reads adapters' folders. The hash of files that have not changed since is computed once.
+    """Reader of adapters' folders, which computes the hash of unchanged files once.
 
     Args:
-        max_bytes: of a file of tensors.
+        max_bytes: maximum size of a safetensors file, in bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -177,7 +183,7 @@ def _is_settled(file: _FileId | None) -> bool:
 
 
 def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch.Tensor, _FileId | None]:
-    """The content of a regular file of the folder, uint8 [bytes], and its identity if it did not change meanwhile."""
+    """Return the content of a regular file, uint8 [bytes], and its identity unless it was changed meanwhile."""
     try:
         file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

@@ -13,11 +13,13 @@ adapter is refused; nothing in the files is executed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -98,23 +100,60 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the files of an adapter hold, but for the elements.
+    """Checked description of the files of an adapter, without the elements.
 
     Attributes:
+        key: hash that is equal for adapters of equal layout.
         pairs: the matrices.
-        elements: the part of the file in which all of them are, as one tensor; None: they differ in dtype.
+        elements: the range of the file that contains all matrices, as one tensor; None if the matrices differ in dtype
+            or are not aligned.
     """
 
+    key: bytes
     pairs: Sequence[_Pair]
     elements: StoredTensor | None
 
     @classmethod
-    def of(cls, pairs: Sequence[_Pair]) -> _Layout:
-        """The layout of these matrices."""
+    def of(cls, key: bytes, pairs: Sequence[_Pair]) -> _Layout:
+        """Return the layout of these matrices."""
         tensors = [tensor for pair in pairs for tensor in (pair.a, pair.b)]
         start, end = min(tensor.start for tensor in tensors), max(tensor.end for tensor in tensors)
-        dtypes = {tensor.dtype for tensor in tensors}
-        return cls(pairs, StoredTensor(dtypes.pop(), (-1,), start, end) if len(dtypes) == 1 else None)
+        is_uniform = len({tensor.dtype for tensor in tensors}) == 1 and all(tensor.is_aligned for tensor in tensors)
+        return cls(key, pairs, StoredTensor(tensors[0].dtype, (-1,), start, end) if is_uniform else None)
+
+
+@dataclass(frozen=True)
+class OpenedAdapter:
+    """An adapter whose files have been read and whose layout has been checked.
+
+    Attributes:
+        folder: the adapter's folder.
+        files: content of its files.
+        layout: names, shapes and places of the matrices.
+        is_scaled: whether the B matrices in `files` are multiplied by their scales.
+        is_plain: whether the matrices in `files` are those to compute with: scaled, finite, and of the model's dtype.
+    """
+
+    folder: Path
+    files: AdapterFiles
+    layout: _Layout
+    is_scaled: bool
+    is_plain: bool
+
+    @property
+    def digest(self) -> str:
+        """Digest of the files."""
+        return self.files.digest
+
+    @property
+    def key(self) -> bytes:
+        """Hash of the layout."""
+        return self.layout.key
+
+    @property
+    def rank(self) -> int:
+        """Largest rank of the matrices."""
+        return max(pair.rank for pair in self.layout.pairs)
 
 
 class AdapterReader:
@@ -149,48 +188,65 @@ class AdapterReader:
         self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
 
     def read(self, folder: Path) -> Adapter:
-        """Reads an adapter's folder.
+        """Read an adapter's folder.
 
         Raises:
-            AdapterError: it is no adapter, damaged, or not one of this model; in a sentence that says why.
+            AdapterError: the folder holds no adapter, is damaged, or does not fit the model.
         """
         pace = Pace()
+        return self.adapter(self.open(folder, pace), pace)
+
+    def open(self, folder: Path, pace: Pace) -> OpenedAdapter:
+        """Read the files of an adapter's folder and check everything but the elements.
+
+        Raises:
+            AdapterError: see `read`.
+        """
         files = self._folders.read(folder, pace)
-        try:
-            factors = self._factors(self._layout(files), files.tensors, pace)
-        except AdapterError as error:
-            raise AdapterError(f"the adapter in {folder} cannot be served: {error}") from None
+        with _errors_of(folder):
+            layout = self._layout(files)
         if not files.is_known and (folder / "chat_template.jinja").exists():
-            logger.warning("the chat template in %s is not used: chats are written as the model's own says", folder)
-        return Adapter(factors, files.digest)
+            logger.warning("%s is ignored: chats use the model's own template", folder / "chat_template.jinja")
+        elements, is_plain = layout.elements, False
+        if is_scaled := elements is not None and elements.torch_dtype == self._dtype == self._rounded_to:
+            for pair in layout.pairs:
+                if pair.scale != 1.0:
+                    pair.b.of(files.tensors).mul_(pair.scale)
+            is_plain = _is_finite(elements.of(files.tensors), pace)
+        return OpenedAdapter(folder, files, layout, is_scaled, is_plain)
+
+    def adapter(self, opened: OpenedAdapter, pace: Pace) -> Adapter:
+        """Return the matrices. They share the content's memory where possible.
+
+        Raises:
+            AdapterError: see `read`.
+        """
+        factors = dict[str, Factors]()
+        with _errors_of(opened.folder):
+            for pair in opened.layout.pairs:
+                for name, each in self._of_pair(pair, opened):
+                    if name in factors:
+                        raise AdapterError(f"{pair.name} is changed twice")
+                    factors[name] = each
+                pace.give_way()
+        return Adapter(factors, opened.digest)
 
     def _layout(self, files: AdapterFiles) -> _Layout:
-        """What the files hold, checked but for the elements."""
-        key = files.layout
+        """Return the checked layout of the files."""
+        config = AdapterConfig.parse(files.config)
+        key = hashlib.sha256(b"%d %s" % (len(files.tensors), config.key.encode() + files.header)).digest()
         if (known := self._layouts.get(key)) is not None:
             self._layouts.move_to_end(key)
             return known
-        config = AdapterConfig.parse(files.config)
         pairs = self._pairs(config, files.stored())
         if not pairs:
             raise AdapterError(f"{TENSORS} holds no matrices")
         self._check_targets(config, pairs)
-        layout = _Layout.of([self._with_rank(config, pair) for pair in pairs])
+        layout = _Layout.of(key, [self._with_rank(config, pair) for pair in pairs])
         self._layouts[key] = layout
         if len(self._layouts) > _MAX_LAYOUTS:
             self._layouts.popitem(last=False)
         return layout
-
-    def _factors(self, layout: _Layout, content: torch.Tensor, pace: Pace) -> dict[str, Factors]:
-        is_finite = layout.elements is not None and _is_finite(layout.elements.of(content), pace)
-        factors = dict[str, Factors]()
-        for pair in layout.pairs:
-            for name, each in self._of_pair(pair, content, is_finite):
-                if name in factors:
-                    raise AdapterError(f"{pair.name} is changed twice")
-                factors[name] = each
-            pace.give_way()
-        return factors
 
     def _pairs(self, config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> list[_Pair]:
         """The tensors, two by two."""
@@ -309,15 +365,13 @@ class AdapterReader:
             raise AdapterError(f"{pair.name} has matrices of {a} and {b}, which is not {ranks}")
         return replace(pair, rank=rank, scale=scale)
 
-    def _of_pair(self, pair: _Pair, content: torch.Tensor, is_finite: bool) -> list[tuple[str, Factors]]:
-        """What a pair adds to each of the parameters.
-
-        Args:
-            is_finite: whether all elements in the file are known to be finite.
-        """
-        shapes, rank = (pair.a.shape, pair.b.shape), pair.rank
-        a = self._converted(pair.name, pair.a.of(content), 1.0, is_finite)
-        b = self._converted(pair.name, pair.b.of(content), pair.scale, is_finite)
+    def _of_pair(self, pair: _Pair, opened: OpenedAdapter) -> list[tuple[str, Factors]]:
+        """Return the factors of each parameter that the pair changes, by name without ``.weight``."""
+        shapes, rank, content = (pair.a.shape, pair.b.shape), pair.rank, opened.files.tensors
+        a, b = pair.a.of(content), pair.b.of(content)
+        if not opened.is_plain:
+            a = self._converted(pair.name, a, 1.0)
+            b = self._converted(pair.name, b, 1.0 if opened.is_scaled else pair.scale)
         try:
             parts = self._parts_of_stack(pair, a, b, rank) if pair.is_stack else self._parts(pair, a, b)
         except (WeightsError, RuntimeError, IndexError, ValueError) as error:
@@ -366,12 +420,10 @@ class AdapterReader:
             parts += [Factors(expert_a, part.contiguous()) for part in rows]
         return parts
 
-    def _converted(self, name: str, stored: torch.Tensor, scale: float, is_finite: bool) -> torch.Tensor:
+    def _converted(self, name: str, stored: torch.Tensor, scale: float) -> torch.Tensor:
         converted = stored if scale == 1.0 else stored.float() * scale
         converted = converted.to(self._rounded_to).to(self._dtype)
-        if is_finite and converted is stored:
-            return stored.contiguous()
-        # A sum is quick, and finite only if all are; large numbers may also have none.
+        # A finite sum needs finite elements, and is fast to compute. Large finite elements may have an infinite sum.
         if not torch.isfinite(converted.sum(dtype=torch.float32)) and not torch.isfinite(converted).all():
             raise AdapterError(
                 f"the matrices of {name} hold nan or infinity, as {str(self._dtype).removeprefix('torch.')}"
@@ -379,8 +431,17 @@ class AdapterReader:
         return converted.contiguous()
 
 
+@contextlib.contextmanager
+def _errors_of(folder: Path) -> Iterator[None]:
+    """Name the folder in errors."""
+    try:
+        yield
+    except AdapterError as error:
+        raise AdapterError(f"the adapter in {folder} cannot be served: {error}") from None
+
+
 def _is_finite(elements: torch.Tensor, pace: Pace) -> bool:
-    """Whether all elements are known to be finite: some whose sum is not may be, too."""
+    """Whether all elements are known to be finite. Large finite elements may be reported as not known."""
     for chunk in elements.split(_CHECKED_ELEMENTS):
         if not math.isfinite(chunk.sum()):
             return False

@@ -93,7 +93,11 @@ class AdaptedSite:
             if self._device.type == "cuda":  # pinned, so that copies to the device are asynchronous
                 parts = [LoraPart(part.a.pin_memory(), part.b.pin_memory(), part.first_output) for part in parts]
             return SiteFactors(self.site.form, parts, self._linear)
-        return SiteFactors(self.site.form, (), self._linear, CpuLoraFactors(parts, memory))
+        return self.packed(CpuLoraFactors(parts, memory))
+
+    def packed(self, factors: CpuLoraFactors) -> SiteFactors:
+        """Return factors that are packed for the CPU's kernel."""
+        return SiteFactors(self.site.form, (), self._linear, factors)
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
         """Set the matrices of a slot from the next step on; None if the slot does not change this operation."""

@@ -10,24 +10,29 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from stoker_common.errors import AdapterError
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraTable
+from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraTable, PackedLayout
 from stoker_engine.layers.batch_rows import BatchRows, RowSpace
 from stoker_engine.layers.linear_site import LinearSite
-from stoker_engine.lora.adapter_reader import AdapterReader
+from stoker_engine.lora.adapter_reader import AdapterReader, OpenedAdapter
 from stoker_engine.lora.extension import AdaptedSite, SiteFactors
 from stoker_engine.lora.pace import Pace
 from stoker_engine.lora.slot_stacks import GroupedAdapters, SlotStacks
 
-#: What a site is known by: its parameters' names.
+#: Layouts of files whose packing is remembered; adapters of one team mostly have the same layout.
+_MAX_LAYOUTS: Final = 16
+
+#: Identifies a site by the names of its parameters.
 _SiteKey = tuple[str, ...]
 
 
@@ -56,6 +61,7 @@ class LoadedAdapters:
         self._reader, self._dtype, self._device, self._library = reader, dtype, device, library
         self._table = CpuLoraTable(num_slots) if library is not None else None
         self._sites: dict[_SiteKey, AdaptedSite] = {}
+        self._layouts: OrderedDict[bytes, PackedLayout[_SiteKey]] = OrderedDict()
         self._loaded: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
         self._active: dict[int, int] = {}  # by slot, the number of the adapter
         self._in_slots: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
@@ -88,28 +94,50 @@ class LoadedAdapters:
             site.settle()
 
     def load(self, source: AdapterSource) -> LoadedAdapter:
-        """Loads an adapter; steps go on meanwhile.
+        """Load an adapter, while steps run.
 
         Raises:
-            AdapterError: it cannot be read, does not fit the model, or is not the one that `source` names.
+            AdapterError: the files cannot be read, do not fit the model, or do not match `source`.
         """
         started = time.monotonic()
         with self._loading, torch.inference_mode():
-            adapter = self._reader.read(Path(source.path))
-            if source.digest not in ("", adapter.digest):
-                raise AdapterError(f"the files in {source.path} have changed since adapter {source.name} was loaded")
-            memory = None if self._library is None else AdapterMemory(self._library, self._dtype)
-            cut = dict[_SiteKey, SiteFactors]()
             pace = Pace()
-            for key, site in self._sites.items():
-                if (factors := site.cut(adapter, memory)) is not None:
-                    cut[key] = factors
-                    pace.give_way()
-            if memory is not None:
-                memory.fill(pace.give_way)
-            self._loaded[source.number] = cut
-        num_bytes = sum(factors.num_bytes for factors in cut.values())
-        return LoadedAdapter(adapter.digest, adapter.rank, num_bytes, time.monotonic() - started)
+            opened = self._reader.open(Path(source.path), pace)
+            if source.digest not in ("", opened.digest):
+                raise AdapterError(f"the files in {source.path} have changed since adapter {source.name} was loaded")
+            factors = self._packed_again(opened, pace) or self._cut(opened, pace)
+            self._loaded[source.number] = factors
+        num_bytes = sum(each.num_bytes for each in factors.values())
+        return LoadedAdapter(opened.digest, opened.rank, num_bytes, time.monotonic() - started)
+
+    def _packed_again(self, opened: OpenedAdapter, pace: Pace) -> dict[_SiteKey, SiteFactors] | None:
+        """Return the adapter's factors, packed like those of an earlier adapter of the same layout; None if there was
+        none, or the elements need a conversion."""
+        if not opened.is_plain or (layout := self._layouts.get(opened.key)) is None:
+            return None
+        self._layouts.move_to_end(opened.key)
+        memory, packed = layout.of(opened.files.tensors)
+        memory.fill(pace.give_way)
+        return {key: self._sites[key].packed(factors) for key, factors in packed.items()}
+
+    def _cut(self, opened: OpenedAdapter, pace: Pace) -> dict[_SiteKey, SiteFactors]:
+        """Return the adapter's factors, cut for this rank."""
+        adapter = self._reader.adapter(opened, pace)
+        memory = None if self._library is None else AdapterMemory(self._library, self._dtype)
+        cut = dict[_SiteKey, SiteFactors]()
+        for key, site in self._sites.items():
+            if (factors := site.cut(adapter, memory)) is not None:
+                cut[key] = factors
+                pace.give_way()
+        if memory is None:
+            return cut
+        packed = {key: factors.native for key, factors in cut.items() if factors.native is not None}
+        if opened.is_plain and len(packed) == len(cut) and memory.is_within(opened.files.tensors):
+            self._layouts[opened.key] = PackedLayout(memory, packed, opened.files.tensors)
+            if len(self._layouts) > _MAX_LAYOUTS:
+                self._layouts.popitem(last=False)
+        memory.fill(pace.give_way)
+        return cut
 
     def drop(self, number: int) -> None:
         """Frees an adapter's memory, between two steps; unknown ones are ignored."""

@@ -1,8 +1,8 @@
 """The layout of an engine's ranks: pipeline stages and tensor parallelism.
 
-rank = stage × tensor + place
+rank = stage × tensor + index in the stage
 
-          place 0   place 1
+          index 0   index 1
 stage 0   rank 0    rank 1      the first layers, each split over two ranks
 stage 1   rank 2    rank 3      the last layers; rank 2 samples
 """
@@ -63,7 +63,7 @@ class RankLayout:
         return [list(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor)]
 
     def pipelines(self) -> list[list[int]]:
-        """Return for each place the ranks from the first stage to the last, which pass on hidden states."""
+        """Return for each index in a stage the ranks from the first stage to the last, which pass on hidden states."""
         return [list(range(tensor_rank, self.size, self.tensor)) for tensor_rank in range(self.tensor)]
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ class ProcessPipeline:
     """See `parallel.rank_groups.Pipeline`.
 
     Args:
-        members: the ranks of one place, from the first stage to the last.
+        members: the ranks with the same index in each stage, from the first stage to the last.
         rank: this process's rank.
         group: the process group of `members`, used only for these transfers.
     """

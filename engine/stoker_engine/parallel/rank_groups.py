@@ -12,7 +12,7 @@ from stoker_engine.sizing.pipeline_stages import Stage
 
 
 class Pipeline(Protocol):
-    """The ranks of the same place in the previous and next stages.
+    """The ranks with the same index in the previous and the next stage.
 
     Attributes:
         stage: this rank's stage.

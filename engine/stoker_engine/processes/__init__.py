@@ -4,7 +4,7 @@
     AsyncLLM ─► EngineProcess ── requests, aborts ─► main: step loop ─► Engine
                      ▲ ▲ └──── outputs, a step at a time ─┘   │
                      │ └ /proc: does it run?                  │
-                     └ status_word: since when is it busy? ◄──┘
+                     └ heartbeat: since when is it busy? ◄────┘
 
 Neither side polls: the engine sleeps on its inbox, the server on its socket. Each side detects the other's death by the
 end of the pipe. The state of an engine that does not respond is read from shared memory.

@@ -41,7 +41,7 @@ def assign_devices(args: EngineArgs, engine: int) -> None:
         raise ArgumentError(
             "--data-parallel-size",
             f"the {needed} ranks here of {len(local_engines)} engines need {needed} devices and {len(visible)} are "
-            f"visible; ask for fewer engines or make more devices visible",
+            f"visible; reduce the number of engines, or make more devices visible",
         )
     # The last engine's other ranks may be on the next node.
     os.environ[VISIBLE] = ",".join(visible[first : first + len(placement.ranks_on(0, engine))])

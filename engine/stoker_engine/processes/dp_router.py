@@ -27,7 +27,7 @@ from typing import Final
 from stoker_common.block_hash import NO_KEYS, BlockHash, CacheKeys, extend_chain
 from stoker_engine.core.step_report import SchedulerStats
 
-#: Prompt tokens per hash, if a block has fewer.
+#: Maximum number of prompt tokens per hash, unless a block has more.
 CHUNK_TOKENS: Final = 64
 
 #: Number of prompt tokens whose computation slows a new request as much as one running sequence does.

@@ -1,7 +1,7 @@
 """Kills an engine that is stopped or stuck while requests wait for it, so that they end with an error.
 
 It relies on information that a hanging process cannot falsify: the state of the process, and the start time of its
-current step. Without waiting requests nothing runs.
+current step. The watchdog runs only while requests wait.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StuckDetector:
 
 
 def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
-    """Return what takes a process too long, or None; `lost` seconds are not counted."""
+    """Describe the work of a process that exceeds its timeout; None: there is none. `lost` seconds do not count."""
     if (seconds := process.busy_for - lost) > step_timeout:
         return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
     if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:

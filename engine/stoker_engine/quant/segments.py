@@ -1,4 +1,4 @@
-"""Merged matrices (such as q, k, v): neighbours of the same format share a matrix, others are multiplied in turn."""
+"""Merged matrices (such as q, k, v): neighbours of the same format share a matrix."""
 
 from __future__ import annotations
 

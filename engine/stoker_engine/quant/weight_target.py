@@ -67,7 +67,7 @@ class WeightTarget:
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> WeightTarget:
-        """Return a target for a weight of which this rank holds everything."""
+        """Return a target for a weight that this rank holds completely."""
         return cls(tensor, tensor.shape)
 
     @classmethod

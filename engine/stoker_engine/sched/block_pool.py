@@ -50,7 +50,7 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, least recently used first. The caller ensures that enough are free."""
-        assert count <= len(self._free), f"{count} blocks asked, {len(self._free)} free"
+        assert count <= len(self._free), f"{count} blocks requested, {len(self._free)} free"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._on_evict(block)
@@ -77,7 +77,7 @@ class BlockPool:
         empty entries."""
         refs = Counter(block for table in tables for block in table)
         assert NULL_BLOCK not in refs, "the null block has an owner"
-        assert all(self._refs[block] == count for block, count in refs.items()), "reference counts are off"
-        assert sum(self._refs) == refs.total(), "blocks are held by no sequence"
+        assert all(self._refs[block] == count for block, count in refs.items()), "reference counts are wrong"
+        assert sum(self._refs) == refs.total(), "blocks without an owner have references"
         assert len(self._free) == self.num_usable - len(refs), "the free list is too long or too short"
-        assert NULL_BLOCK not in self._free and refs.keys().isdisjoint(self._free), "the free list is off"
+        assert NULL_BLOCK not in self._free and refs.keys().isdisjoint(self._free), "the free list has blocks in use"

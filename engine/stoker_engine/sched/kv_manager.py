@@ -290,8 +290,8 @@ class KVManager:
                     break
                 found[group].append(block)
             length = len(found[group])
-        # From the end backwards, as far as a window reaches. A missing block that is visible from one end is visible
-        # from all later ends too, so the prefix can only end before it, and no block is looked up twice.
+        # Search backwards from the end, as far as a window reaches. A missing block that is visible from one end is
+        # visible from all later ends, too, so the prefix can only end before it, and no block is looked up twice.
         first_visible, index = self._all_first_visible(length), length
         while index > min((first_visible[group] for group in windowed), default=length):
             index -= 1

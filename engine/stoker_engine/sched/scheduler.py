@@ -147,7 +147,7 @@ class Scheduler(SequenceQueues):
             preempt_last(self)  # running beams wait for a beam that waits for their blocks
 
         if not shares:
-            assert self.num_in_flight or not self.requests or self._is_loading, "nothing to run, and yet there is work"
+            assert self.num_in_flight or not self.requests or self._is_loading, "requests exist, but no step can run"
             return None
         return self._scheduled(shares, admitted, budget.tokens)
 

@@ -60,7 +60,7 @@ class SequenceQueues:
 
     def add(self, spec: EngineRequest) -> Request:
         """Add a new request."""
-        assert spec.id not in self.requests, f"request {spec.id} is already here"
+        assert spec.id not in self.requests, f"request {spec.id} already exists"
         request = Request(spec, arrival_key(self._policy, spec, self._num_arrived))
         self._num_arrived += 1
         self.requests[spec.id] = request

@@ -125,7 +125,7 @@ class StepCost:
         return self._decodes.seconds(StepWork(num_decodes=max(1, work.num_decodes)))
 
     def _fitted(self) -> Estimate:
-        """Fit all steps. Times of steps with prompts are scaled by the change of decode times since then."""
+        """Fit all steps. The duration of steps with prompts is scaled by the change of decode times since then."""
         steps = list(self._of_decodes)
         for step in self._with_prompts:
             alone = self._alone(step.work)
@@ -162,7 +162,7 @@ def _fit(steps: list[tuple[StepWork, float]]) -> Estimate:
 
 
 def _least_squares(rows: list[tuple[float, float, float, float]]) -> list[float]:
-    """Minimize |rows · x - 1|² plus the `_DOUBT` terms with x ≥ 0: the most negative term is removed until none is."""
+    """Minimize |rows · x - 1|² plus the `_DOUBT` terms with x ≥ 0, by removing the most negative term repeatedly."""
     gram = [[sum(row[i] * row[j] for row in rows) for j in range(4)] for i in range(4)]
     sums = [sum(row[i] for row in rows) for i in range(4)]
     free_terms = [0, 1, 2, 3]

@@ -63,11 +63,12 @@ def activation_bytes(
 
 
 def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
-    """Return the elements of one token in the wider part of a layer, beside vectors of the hidden size."""
+    """Return the number of elements of one token in the larger part of a layer (attention or MLP), in addition to the
+    vectors of the hidden size."""
     attention, moe = layer.attention, layer.moe
     cos_sin = 0 if layer.rope is None else 3 * attention.head_dim
     if (latent := attention.latent) is not None:
-        # Queries, queries and results in the latent space; and the bottlenecks, which are replicated.
+        # Per head: queries, and queries and results in the latent space. The low-rank bottlenecks are replicated.
         of_heads = attention.num_heads * (latent.qk_head_dim + latent.cache.head_dim + latent.kv_lora_rank)
         mixing = of_heads // split.tensor + 2 * (latent.q_lora_rank or 0) + latent.cache.head_dim
     else:

@@ -106,7 +106,7 @@ class InputProcessor:
             self._check_lockstep(params.num_in_lockstep, len(prompt), max_tokens)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         bad_word_tokens = self._bad_words(params.bad_words) if bad_words is None else bad_words
-        assert (grammar is None) == (params.structured_outputs is None), "nothing here compiles grammars"
+        assert (grammar is None) == (params.structured_outputs is None), "the caller must compile the grammar"
         if grammar is not None:
             self._check_ends()
             params = params.with_structured_outputs(None)  # replaced by the grammar
@@ -148,7 +148,7 @@ class InputProcessor:
     def _bad_words(self, words: tuple[str, ...]) -> tuple[TokenSequence, ...]:
         """Return the token sequences of bad words. The prompts of a batch usually share them, so the last is cached."""
         if words != self._encoded[0]:
-            assert self._tokenizer is not None, "nothing here encodes bad words"
+            assert self._tokenizer is not None, "the caller must encode the bad words"
             texts = spellings(words)
             encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
             self._encoded = words, sequences(words, encoded, self._info.vocab_size)

@@ -1,7 +1,7 @@
 """``python -m stoker_gateway.cli.picker FOLDER PARENT NUMBER …``: the picker's process of ``stoker gateway …``.
 
-FOLDER is Envoy's folder, PARENT the id of the parent process, with which this one dies, and NUMBER the number of
-earlier pickers.
+FOLDER is Envoy's folder. PARENT is the id of the parent process; the kernel kills this process when the parent ends.
+NUMBER is the number of earlier pickers.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class EnvoyAdmin:
         """Wait until Envoy serves requests.
 
         Raises:
-            EnvoyError: it does not within `deadline_s` seconds.
+            EnvoyError: Envoy does not become ready within `deadline_s` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s

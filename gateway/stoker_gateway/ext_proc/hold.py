@@ -48,11 +48,11 @@ class EndpointHold:
 
     @property
     def stopped_at(self) -> float:
-        """Time since which no request may be sent; meaningful only while that is so."""
+        """Time since which no request may be sent; valid only while `stops` returns True."""
         return self._drain.stopped_at
 
     def announcement(self, now: float) -> str:
-        """Return the operator's drain id because of which no request is sent; empty if there is none."""
+        """Return the id of the operator's drain announcement that stops requests; empty if there is none."""
         return self._drain.word(now)
 
     def start_failed(self, since: float) -> bool:

@@ -1,4 +1,4 @@
-"""What the picker counts, for Prometheus."""
+"""Prometheus metrics of the picker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-#: Seconds, from what a decision takes to what a request may wait.
+#: Bucket bounds in seconds: for decisions, waits in the queue, and holds.
 _DECISIONS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 _WAITS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _HOLDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
@@ -16,31 +16,34 @@ class PickerMetrics:
     """Metrics of one picker.
 
     Args:
-        registry: that they are in.
+        registry: Prometheus registry for the metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        #: By served name (empty where none is known) and what became of them: routed, answered, invalid, unauthorized,
-        #: not_found, too_large, unavailable, saturated, limited, cancelled, failed.
+        #: By served name (empty if unknown) and outcome: routed, answered, invalid, unauthorized, not_found, too_large,
+        #: unavailable, saturated, limited, cancelled, failed.
         self.requests = Counter(
-            "stoker:gateway_requests", "Requests, by what became of them.", ["model", "outcome"], registry=registry
+            "stoker:gateway_requests", "Requests by outcome.", ["model", "outcome"], registry=registry
         )
-        self.picks = Counter("stoker:gateway_picks", "Servers picked, by why.", ["model", "why"], registry=registry)
+        self.picks = Counter("stoker:gateway_picks", "Picked servers by reason.", ["model", "why"], registry=registry)
         self.prompt_bytes = Counter(
-            "stoker:gateway_prompt_bytes", "Bytes of prompts that were routed.", ["model"], registry=registry
+            "stoker:gateway_prompt_bytes", "Bytes of routed prompts.", ["model"], registry=registry
         )
         self.cached_prompt_bytes = Counter(
             "stoker:gateway_cached_prompt_bytes",
-            "Of these, bytes that the picked server was given before.",
+            "Bytes of routed prompts that the picked server had received before.",
             ["model"],
             registry=registry,
         )
         self.queue_length = Gauge(
-            "stoker:gateway_queue_length", "Requests that wait for a server with room.", ["model"], registry=registry
+            "stoker:gateway_queue_length",
+            "Requests that wait for a server with free capacity.",
+            ["model"],
+            registry=registry,
         )
         self.queue_seconds = Histogram(
             "stoker:gateway_queue_seconds",
-            "How long requests waited for a server with room.",
+            "Time that requests waited for a server with free capacity.",
             ["model"],
             buckets=_WAITS,
             registry=registry,
@@ -51,31 +54,31 @@ class PickerMetrics:
             ["model"],
             registry=registry,
         )
-        #: By served name and what became of them: routed, timed_out, start_failed, no_room (among what is held),
-        #: cancelled (the client has left), refused (for another reason, as a key that was revoked).
+        #: By served name and outcome: routed, timed_out, start_failed, no_room (the limit of held requests is reached),
+        #: cancelled (the client has disconnected), refused (for another reason, such as a revoked key).
         self.held_seconds = Histogram(
             "stoker:gateway_held_seconds",
-            "How long requests were held because no server was ready, by what became of them.",
+            "Time that requests were held because no server was ready, by outcome.",
             ["model", "outcome"],
             buckets=_HOLDS,
             registry=registry,
         )
         self.decision_seconds = Histogram(
             "stoker:gateway_decision_seconds",
-            "From the whole request to what becomes of it, without waiting for a server.",
+            "Time from the complete request to its outcome, without the wait for a server.",
             buckets=_DECISIONS,
             registry=registry,
         )
 
     def forget(self, model: str) -> None:
-        """The model is not served any more: its queue is not, either."""
+        """Remove the series of the queue and the holds of a model that is no longer served."""
         for metric in (self.queue_length, self.queue_seconds):
             if (model,) in metric._metrics:
                 metric.remove(model)
         self.forget_holds(model)
 
     def forget_holds(self, model: str) -> None:
-        """The model's requests are not held any more."""
+        """Remove the series of the holds of a model whose requests are no longer held."""
         for metric in (self.held_requests, self.held_seconds):
             for labels in [each for each in metric._metrics if each[0] == model]:
                 metric.remove(*labels)

@@ -147,7 +147,7 @@ class RequestHandler:
         self._model_registry = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._queues: dict[str, RequestQueue] = {}
-        #: Both by InferenceEndpoint: those with scaling; and those that are reported, then by served name.
+        #: InferenceEndpoint → its hold, for endpoints with scaling; and → its served names, for reported endpoints.
         self._holds: dict[EndpointKey, EndpointHold] = {}
         self._served_names: dict[EndpointKey, dict[str, ServedName]] = {}
         self._in_flight: dict[str, InFlight] = {}
@@ -242,7 +242,7 @@ class RequestHandler:
         return any(each.needs_count or len(each) for each in self._in_flight.values())
 
     def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which it was asked for at `asked_at`. A cluster that is
+        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`. A cluster that is
         absent has none."""
         for name, in_flight in self._in_flight.items():
             in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), asked_at)
@@ -322,8 +322,8 @@ class RequestHandler:
             self._limiter.settle(grant, 0, self._clock())
 
     def count_as_used(self, route: Route) -> None:
-        """Settle a route of which it is unknown whether the proxy has read it: the reserved tokens count as used, and
-        the request as ended, because its end may never be reported."""
+        """Settle a route if it is unknown whether the proxy has read it: the reserved tokens count as used, and the
+        request as ended, because its end may never be reported."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, None, self._clock())
 

@@ -148,7 +148,7 @@ class RequestQueue:
                 terms.ended(outcome, self._clock() - waiting.since)
 
     def wake(self) -> None:
-        """Expire requests that timed out, and route the next ones as far as servers have room."""
+        """Expire requests that timed out, and route the next ones while servers have room."""
         now = self._clock()
         for expired in self._queue.expire(now):
             expired.end(expired.refusal)

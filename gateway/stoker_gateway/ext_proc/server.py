@@ -213,7 +213,7 @@ class PickerServer:
         return self._handler.needs_counts
 
     def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which it was asked for at `asked_at`."""
+        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`."""
         self._handler.counted(active, asked_at)
 
     def wake(self, model: str) -> None:

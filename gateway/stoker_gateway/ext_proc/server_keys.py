@@ -30,7 +30,7 @@ class ServerKeys:
         self._clock = clock
         self._left_at: dict[str, float] = {}
         self._taken: dict[str, str] = {}
-        #: By server, the current key at the time of the warning that it accepts only an earlier one.
+        #: Server → current key at the time of the last warning that the server accepts only an earlier key.
         self._warned: dict[str, str] = {}
 
     def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:

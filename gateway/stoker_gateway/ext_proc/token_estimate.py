@@ -58,7 +58,7 @@ def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
 
 
 def _excess_of_media(fields: dict[str, Any]) -> int:
-    """Return the bytes of media beyond the maximum that counts for each."""
+    """Return the number of bytes by which media exceed `MAX_MEDIUM_TOKENS`, summed over all media."""
     excess = 0
     for name in ("messages", "input"):
         items = fields.get(name)

@@ -1,1 +1,1 @@
-"""KEDA's external push scaler: endpoints without ``spec.scaling`` are scaled by KEDA, by what the gateway knows."""
+"""KEDA's external push scaler: KEDA scales endpoints without ``spec.scaling`` by the load that the gateway reports."""

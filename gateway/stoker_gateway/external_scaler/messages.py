@@ -1,7 +1,7 @@
 """The messages of KEDA's gRPC service ``externalscaler.ExternalScaler``.
 
-https://keda.sh/docs/latest/concepts/external-scalers/ has the protocol. Its messages are few and small, so they are
-described here, and no generated module is kept that has to fit the installed protobuf.
+https://keda.sh/docs/latest/concepts/external-scalers/ describes the protocol. Its few small messages are declared here,
+because a generated module would have to match the version of the installed protobuf.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from google.protobuf.message_factory import GetMessageClassesForFiles
 
 _PACKAGE: Final = "externalscaler"
 _FILE: Final = "stoker/externalscaler.proto"
-#: The service, as gRPC names it.
+#: Full name of the gRPC service.
 SERVICE: Final = f"{_PACKAGE}.ExternalScaler"
 
 _Type = FieldDescriptorProto
-#: Each message's fields: name, number, type (or the name of a message), and whether it is repeated.
+#: Fields of each message: name, number, type (or the name of a message), and whether the field is repeated.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, int | str, bool], ...]]] = {
     "ScaledObjectRef": (
         ("name", 1, _Type.TYPE_STRING, False),

@@ -1,7 +1,7 @@
-"""KEDA's gRPC service ``externalscaler.ExternalScaler``: each replica of the gateway answers with the sum of all.
+"""KEDA's gRPC service ``externalscaler.ExternalScaler``. Each replica returns the sum of all replicas.
 
-A replica whose report is missing could have any number of requests. So no call answers as if it had none: the calls
-fail, and KEDA and the HorizontalPodAutoscaler keep the number of replicas.
+A replica whose report is missing may have any number of requests, and must not count as idle. So calls fail while a
+report is missing, and KEDA and the HorizontalPodAutoscaler keep the number of pods.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from stoker_common.scaling.signals import GatewayReport, Signals, combine
 from stoker_gateway.external_scaler import messages
 from stoker_gateway.external_scaler.trigger import Trigger, TriggerError, parse_trigger
 
-#: Seconds between two polls of the replicas while there are calls, and between two looks of a stream.
+#: Interval in seconds of polls of the replicas while there are calls, and of checks in a stream.
 _PERIOD_S: Final = 0.5
-#: Seconds after which a stream repeats that an endpoint is active while requests are held: a wake may have been lost.
+#: Interval in seconds at which a stream repeats that an endpoint is active while requests are held, because an earlier
+#: activation may have been lost.
 _REPEAT_S: Final = 5.0
-#: Calls at a time. Each ScaledObject has a stream, and further calls now and then.
+#: Maximum number of concurrent calls. Each ScaledObject has a stream, and sometimes further calls.
 _MAX_CALLS: Final = 10_000
-#: Bytes of a request.
+#: Maximum size of a request, in bytes.
 _MAX_BYTES: Final = 64 << 10
 
 
 class ExternalScaler:
-    """Answers KEDA. Lives in one event loop.
+    """Serves KEDA's calls. Used from one event loop.
 
     Args:
-        signals: the reports of all replicas of the gateway, this one's too.
+        signals: the reports of all replicas of the gateway, including this one.
     """
 
     def __init__(self, signals: GatewaySignals) -> None:
@@ -54,13 +55,13 @@ class ExternalScaler:
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(messages.SERVICE, handlers)])
 
     def listen(self, address: str) -> int:
-        """Take connections at ``HOST:PORT`` once started; port 0 is any that is free.
+        """Bind ``HOST:PORT``; port 0 chooses a free one. The server accepts connections after `start`.
 
         Returns:
             The port.
 
         Raises:
-            OSError: the address cannot be listened at.
+            OSError: the address cannot be bound.
         """
         try:
             return int(self._server.add_insecure_port(address))
@@ -68,11 +69,11 @@ class ExternalScaler:
             raise OSError(f"cannot listen for KEDA at {address}: {error}") from error
 
     async def start(self) -> None:
-        """Start to answer."""
+        """Start to serve."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """End all calls; KEDA calls another replica then."""
+        """End all calls. KEDA then calls another replica."""
         await self._server.stop(0)
         await self._signals.close()
 
@@ -90,7 +91,7 @@ class ExternalScaler:
         while True:
             signals = await self._signals_of(trigger)
             active = signals.is_busy
-            # What is missing could be a request, so nothing is reported as idle meanwhile.
+            # A missing report may contain requests, so the endpoint is not reported as idle.
             is_known = active or not signals.missing
             if is_known and (active != last or (signals.held and clock() - sent_at >= _REPEAT_S)):
                 last, sent_at = active, clock()
@@ -121,7 +122,7 @@ class ExternalScaler:
         return messages.GetMetricsResponse(metricValues=[value])
 
     async def _signals_of(self, trigger: Trigger) -> Signals:
-        """What all replicas report of an endpoint, at most `_PERIOD_S` old."""
+        """Return the combined reports of all replicas about an endpoint, at most `_PERIOD_S` old."""
         clock = asyncio.get_running_loop().time
         async with self._polling:
             if clock() - self._polled_at >= _PERIOD_S:

@@ -1,4 +1,4 @@
-"""The trigger of a KEDA ScaledObject: which endpoint it scales, and by which metric."""
+"""Trigger of a KEDA ScaledObject: the endpoint that it scales, and the metric."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TARGET: Final = "target"
 _OF_KEDA: Final = frozenset({"scalerAddress", "enableTLS", "unsafeSsl", "caCert", "tlsClientCert", "tlsClientKey"})
 _DEFAULT_METRIC: Final[Metric] = "pendingRequests"
 _MAX_TARGET: Final = 1e6
-#: Characters of a value that an error repeats.
+#: Maximum number of characters of a value in an error message.
 _MAX_SHOWN: Final = 100
-#: What the HorizontalPodAutoscaler calls the metrics. Names of external metrics are in lower case.
+#: Names of the metrics in the HorizontalPodAutoscaler. Names of external metrics must be in lower case.
 _NAMES: Final[dict[Metric, str]] = {
     "pendingRequests": "pending-requests",
     "runningRequests": "running-requests",
@@ -27,16 +27,16 @@ _NAMES: Final[dict[Metric, str]] = {
 
 
 class TriggerError(ValueError):
-    """A trigger's metadata is wrong."""
+    """The metadata of a trigger is invalid."""
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """What a ScaledObject scales by.
+    """Endpoint, metric and target of a ScaledObject.
 
     Attributes:
-        key: the InferenceEndpoint's, which is in the ScaledObject's namespace.
-        target: how much of the metric there should be for each replica.
+        key: namespace and name of the InferenceEndpoint, which is in the ScaledObject's namespace.
+        target: target value of the metric for each replica.
     """
 
     key: EndpointKey
@@ -45,7 +45,7 @@ class Trigger:
 
     @property
     def metric_name(self) -> str:
-        """The metric, as the HorizontalPodAutoscaler calls it."""
+        """Name of the metric in the HorizontalPodAutoscaler."""
         return _NAMES[self.metric]
 
 
@@ -53,11 +53,11 @@ def parse_trigger(name: str, namespace: str, metadata: Mapping[str, str]) -> Tri
     """Parse a trigger.
 
     Args:
-        name, namespace: the ScaledObject's.
-        metadata: the trigger's.
+        name, namespace: name and namespace of the ScaledObject.
+        metadata: metadata of the trigger.
 
     Raises:
-        TriggerError: a key is unknown, or a value is missing or wrong.
+        TriggerError: a key is unknown, or a value is missing or invalid.
     """
     unknown = sorted(set(metadata) - _OF_KEDA - {_ENDPOINT, _METRIC, _TARGET})
     if unknown:

@@ -31,7 +31,7 @@ class ClusterStore:
         self._namespace = namespace
         configuration = client.Configuration()
         try:
-            with contextlib.redirect_stdout(None):  # it prints if there is no kubeconfig
+            with contextlib.redirect_stdout(None):  # `load_config` prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KeyStoreError(f"no cluster: {error}; set KUBECONFIG, or use --file") from None

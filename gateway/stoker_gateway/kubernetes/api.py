@@ -66,7 +66,7 @@ class Api:
         if "KUBERNETES_SERVICE_HOST" in os.environ:
             configuration.proxy = None  # in a pod, HTTPS_PROXY applies only to destinations outside of the cluster
         try:
-            with contextlib.redirect_stdout(None):  # it prints if there is no kubeconfig
+            with contextlib.redirect_stdout(None):  # `load_config` prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except (config.ConfigException, OSError) as error:
             raise GatewayError(f"no cluster: {error}; set KUBECONFIG, or run in a pod with a service account") from None

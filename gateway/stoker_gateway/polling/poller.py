@@ -198,7 +198,7 @@ class HttpAsker:
         #: Server → time of the next request for its models, and the ``Authorization`` candidates of the last one.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
-        #: Server → index of the ``Authorization`` to begin with, if the time did not suffice for all candidates.
+        #: Server → index of the ``Authorization`` to begin with, if the last attempt timed out before all candidates.
         self._first: dict[str, int] = {}
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 

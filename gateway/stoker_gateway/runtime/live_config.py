@@ -110,7 +110,7 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Delete a registry from Envoy's files that the picker no longer uses."""
+        """Delete a registry that the picker no longer uses from Envoy's files."""
         del self._departing[left_at]
         try:
             self._write()

@@ -128,5 +128,5 @@ class _Supervisor:
         is_second = self._stop.is_set()
         (self._stop_now if is_second else self._stop).set()
         if self._picker is not None and self._picker.returncode is None:
-            # The second signal is another one, because the kernel merges two equal pending signals.
+            # Send a different second signal, because the kernel merges two equal pending signals.
             self._picker.send_signal(signal.SIGINT if is_second else signal.SIGTERM)

@@ -20,7 +20,7 @@ class Drain:
     """Drain state of one endpoint. Used by one thread.
 
     Attributes:
-        stopped_at: time since which no request may be sent, in seconds; meaningful only while that is so.
+        stopped_at: time since which no request may be sent, in seconds; valid only while `stops` returns True.
     """
 
     def __init__(self) -> None:

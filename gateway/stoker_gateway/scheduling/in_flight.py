@@ -62,7 +62,7 @@ class InFlight:
                 del self._sent[number]
 
     def is_none(self) -> bool:
-        """Whether certainly no request is active: none is known, and Envoy's count has been 0 since it must have
-        received the last decision."""
+        """Whether it is certain that no request is active: none is known, and Envoy's count has been 0 since the time
+        at which Envoy must have received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S
         return not self._sent and self._zero_until - max(self._zero_since, settled) >= _APART_S

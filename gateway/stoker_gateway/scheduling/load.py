@@ -70,7 +70,7 @@ class Load:
         return max(0.0, self.reported.running + self.reported.waiting - len(self.ended)) + len(self.sent)
 
     def work(self, usual: float) -> float:
-        """Return the work before a new request's prompt, in bytes. `usual` is the average for a request."""
+        """Return the work before the prompt of a new request, in bytes. `usual` is the average work of a request."""
         return self.prompt_bytes + self.reported.waiting * usual + SEQUENCE_BYTES * self.sequences
 
     def is_full(self, max_waiting: float) -> bool:
@@ -79,7 +79,7 @@ class Load:
         return reported.waiting > 0 and (reported.kv_usage >= FULL or reported.waiting + len(self.sent) >= max_waiting)
 
     def send(self, number: int, size: int, now: float) -> None:
-        """Record that a request was sent, of whose prompt the server has to compute `size` bytes."""
+        """Record that a request was sent. The server has to compute `size` bytes of its prompt."""
         self.sent[number] = now
         self.prompts[number] = size
         self.prompt_bytes += size

@@ -17,7 +17,7 @@ HOME_BYTES: Final = 4096
 #: Maximum number of servers with a prompt's prefix that are considered.
 MAX_HOLDERS: Final = 8
 
-#: Bytes of a prompt up to the end of each block, for more blocks than any chain has.
+#: End offset of each block in a prompt, in bytes, for more blocks than any chain has.
 _ENDS: Final = tuple(block_ends(1 << 40))
 
 

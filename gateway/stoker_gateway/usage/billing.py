@@ -81,7 +81,7 @@ class BillingLog:
             try:
                 self._write_all()
             except OSError as error:
-                logger.error("the billing log cannot be written, and is tried again: %s", error)
+                logger.error("the billing log cannot be written; retrying: %s", error)
                 time.sleep(_AGAIN_S)
                 self._has_lines.set()
 

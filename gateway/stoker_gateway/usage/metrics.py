@@ -32,7 +32,7 @@ class UsageMetrics:
         self.set_keys(keys)
 
     def set_keys(self, keys: Iterable[str]) -> None:
-        """Set the current keys. The series of others are removed, and stay so if one of their requests ends later."""
+        """Set the current keys. The series of other keys are removed, and their later requests create no new series."""
         before, self._keys = self._keys, frozenset(keys) | {""}
         for key in before - self._keys:
             self._forget("key", key)

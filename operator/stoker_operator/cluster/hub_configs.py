@@ -104,7 +104,7 @@ class HubConfigs:
         Args:
             name: hub id.
             revision: branch, tag or commit; None: the default branch.
-            user: the endpoint that uses the model, instead of any model before.
+            user: the endpoint that now uses this model in place of its previous one; None: no endpoint.
         """
         model = Model(name, revision)
         with self._lock:

@@ -109,7 +109,7 @@ class Kube:
             # In a pod, HTTPS_PROXY is for requests out of the cluster. A kubeconfig's own proxy is set below.
             configuration.proxy = None
         try:
-            with contextlib.redirect_stdout(None):  # it prints a message if there is no kubeconfig
+            with contextlib.redirect_stdout(None):  # `load_config` prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None

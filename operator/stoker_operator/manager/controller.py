@@ -127,7 +127,7 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watched(self) -> tuple[Watched, ...]:
-        """Return the kinds to watch that every cluster has. Optional kinds, which may be removed, have own watches."""
+        """Return the watched kinds that every cluster has; optional kinds have separate watches."""
         return self._kinds.everywhere()
 
     async def start(self) -> None:

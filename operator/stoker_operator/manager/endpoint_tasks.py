@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class EndpointTasks:
-    """The tasks, by endpoint.
+    """One task for each endpoint.
 
     Args:
         reconcile: reconciles one endpoint.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import kopf
-from kopf._cogs.structs.references import Insights  # what `kopf.operator` takes and does not export
+from kopf._cogs.structs.references import Insights  # an argument type of `kopf.operator`; not exported
 
 from stoker_operator.cluster.informer import Watched
 from stoker_operator.cluster.kube import Kube, KubeError
@@ -131,10 +131,10 @@ def _filter_kopf() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether to keep a record of kopf's.
+    """Return whether to keep a log record of kopf.
 
-    Two kinds are dropped: that a watch's thread handles no signals, because the main thread does; and exceptions that
-    end a watch, because they are also raised and are logged with their cause.
+    Two kinds are dropped. One states that the thread of a watch handles no signals: the main thread does. The other
+    reports exceptions that end a watch: they are also raised, and logged with their cause.
     """
     return not record.exc_info and (record.threadName != _THREAD or "OS signals" not in record.getMessage())
 

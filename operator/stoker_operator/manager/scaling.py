@@ -48,7 +48,7 @@ class _Scaled:
     """A scaled endpoint.
 
     Attributes:
-        uid, generation: the manifest's, whose settings `autoscaler` has.
+        uid, generation: uid and generation of the manifest whose settings `autoscaler` has.
         published, published_at: the recommendation that reconciles use, and its time.
         progress: history of the endpoint's replicas.
         observed, observed_at: its scaling for metrics, and the time of the observation.

@@ -24,7 +24,7 @@ _SHAPES: Final = {1: "1x1", 4: "2x2", 8: "2x4"}
 
 
 def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
-    """Yield why no node accepts pods with these requests for accelerators."""
+    """Yield the reasons why no node accepts pods with these requests for accelerators."""
     label = placement.accelerator.topology_label
     if label is None:
         return

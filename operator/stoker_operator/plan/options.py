@@ -255,7 +255,7 @@ def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     """Return why a layout is not possible, regardless of memory; None if it is."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
         # NVIDIA, "MIG User Guide": a process sees one slice.
-        message = f"{layout.count} of these cannot work together: they are parts of devices, and a process sees one"
+        message = f"{layout.count} of these cannot work together: each is part of a device, and a process sees only one"
         return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"

@@ -252,7 +252,7 @@ def _quantization(
     spec: Spec, catalogue: Catalogue, shape: Shape | str, method: str, config: Mapping[str, Any] | None
 ) -> Iterator[Refusal]:
     """Yield the refusals of the model's stated or requested quantization; only those of the first failing check."""
-    if config is None:  # the table has those of well-known models
+    if config is None:  # the table has the configs of well-known models
         config = table().get(ModelSource.parse(spec.model.source).name)
     if isinstance(shape, Shape):
         if mismatches := tuple(mismatched(spec, shape)):
@@ -322,7 +322,7 @@ def _not_split(
                 *map(Proposal, _unsplit(spec, catalogue, placement, config)),
                 *_other_runtimes(spec, catalogue, config),
             ),
-            "use a model of an architecture that is split, or accelerators with more memory",
+            "use a model whose architecture can be split, or accelerators with more memory",
         )
 
 

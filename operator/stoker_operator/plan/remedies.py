@@ -151,13 +151,13 @@ def _one_copy(spec: Spec, sizes: Sizes) -> Iterator[Proposal]:
 def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advice | None) -> str:
     """Return the remedy for a layout that misses the target."""
     if spec.hardware.accelerator == CPU:
-        return "raise spec.hardware.resources.limits.memory, or set spec.engine.maxModelLen to what is needed"
+        return "raise spec.hardware.resources.limits.memory, or set spec.engine.maxModelLen to the required length"
     if advice is not None and advice.option.way != chosen.way and advice.option.serves:
-        return f"use {option_text(advice.option)}, or set spec.engine.maxModelLen to what is needed"
+        return f"use {option_text(advice.option)}, or set spec.engine.maxModelLen to the required length"
     wider = smallest(layout, serving=True)
     if wider is not None and wider.copy_size > layout.count:
         return f"use {wider.copy_size} × {spec.hardware.accelerator} per engine, or set spec.engine.maxModelLen"
-    return "set spec.engine.maxModelLen to what is needed"
+    return "set spec.engine.maxModelLen to the required length"
 
 
 def _smaller_pods(layout: ParallelLayout) -> Iterator[Proposal]:

@@ -197,7 +197,7 @@ def _unread(config: Mapping[str, Any]) -> str:
 
 
 def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a dtype of the KV cache without scales for a checkpoint that states scales for another dtype.
+    """Refuse a KV-cache dtype that uses no scales, if the checkpoint states scales for another dtype.
 
     Args:
         workload: the workload.

@@ -157,7 +157,7 @@ def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
 
 
 def _accepts(spec: Spec, proposal: Proposal, trial: Trial, kept: frozenset[tuple[str, str]]) -> bool:
-    """Whether a proposal leaves no violations except for those in `kept`, which are of other fields.
+    """Whether a proposal leaves no violations except for those in `kept`, which concern other fields.
 
     If it changes the number of accelerators, violations of the template count as well: its node selector must match the
     number of chips.

@@ -241,11 +241,11 @@ def _other_than_root(value: Any) -> bool:
 _Rules = Mapping[str, tuple[Callable[[Any], bool], str]]
 _SECURITY: Final[_Rules] = {
     "runAsNonRoot": (_is(True), "set it to true"),
-    "runAsUser": (_other_than_root, "use another user than 0"),
+    "runAsUser": (_other_than_root, "use a user other than 0"),
     "runAsGroup": (_anything, ""),
     "seccompProfile": (_profile, "use type RuntimeDefault or Localhost"),
     "appArmorProfile": (_profile, "use type RuntimeDefault or Localhost"),
-    "seLinuxOptions": (_selinux, "use level and a type of container_t, container_init_t and container_kvm_t alone"),
+    "seLinuxOptions": (_selinux, "use only level, and type container_t, container_init_t or container_kvm_t"),
 }
 _POD_SECURITY: Final[_Rules] = {
     **_SECURITY,
@@ -261,7 +261,7 @@ _CONTAINER_SECURITY: Final[_Rules] = {
     "privileged": (_is(False), "set it to false"),
     "readOnlyRootFilesystem": (_anything, ""),
     "procMount": (_is("Default"), "use Default"),
-    "capabilities": (_capabilities, "drop ALL, and add none but NET_BIND_SERVICE"),
+    "capabilities": (_capabilities, "drop ALL, and add only NET_BIND_SERVICE"),
 }
 
 
@@ -315,7 +315,7 @@ def _shown(value: Any) -> str:
 
 
 def _pruned(node: Any) -> Any:
-    """Return `node` without nulls. A null only matters where it removes a field of the operator's (`_removals`)."""
+    """Return `node` without nulls. A null only matters if it removes one of the operator's fields (`_removals`)."""
     if isinstance(node, Mapping):
         return {key: _pruned(value) for key, value in node.items() if value is not None}
     if isinstance(node, list):

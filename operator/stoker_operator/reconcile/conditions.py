@@ -172,7 +172,7 @@ def _stalled(trouble: Diagnosis | None) -> ConditionStatus:
 
 def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
-    # Ready covers pods with one engine, and pods of which no engine serves.
+    # Ready covers pods with one engine, and pods in which no engine serves.
     pods = [
         (pod, states) for pod, states in every if len(states.engines) > 1 and len(states.down) < len(states.engines)
     ]
@@ -209,7 +209,7 @@ def _lacks(engine: EngineState) -> str:
 
 
 def _waited_for(seen: Observed) -> str:
-    """Describe the pods of which no engine serves."""
+    """Describe the pods in which no engine serves."""
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
     texts = [
         f"; pod {pod}: {_reported_text(states)}" for pod, states in every if len(states.down) == len(states.engines)

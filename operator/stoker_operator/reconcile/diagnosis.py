@@ -144,7 +144,7 @@ def _platform_error(subject: str, reason: str, message: str) -> Diagnosis:
 
 
 def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
-    """Return the problem of a container that is not ready; None if it only starts."""
+    """Return the problem of a container that is not ready; None if the container is starting normally."""
     reason, message = container.waiting
     engine = container.name == ENGINE_CONTAINER
     container_text = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"

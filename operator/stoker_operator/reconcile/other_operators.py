@@ -94,7 +94,7 @@ class OtherOperators:
             self._statuses[key] = (last_status, times + 1, since)
             logger.warning(
                 "another writer keeps replacing the status, perhaps the operator of another release that watches this "
-                "namespace; not written for a while. Give each release its own namespaces (watchNamespaces)",
+                "namespace; this operator pauses its writes. Give each release its own namespaces (watchNamespaces)",
                 extra=key.reference,
             )
         return True

@@ -22,7 +22,7 @@ from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 DRAIN_SECONDS: Final = 15.0
 #: How long an observation may show an earlier count of the autoscaler, in seconds.
 LAG_SECONDS: Final = 10.0
-#: Pause after an unacknowledged announcement, in seconds, after which gateways have forgotten it.
+#: Pause before an unacknowledged announcement is repeated, in seconds. By then it has expired in all gateways.
 RETRY_SECONDS: Final = 60.0
 
 

@@ -125,6 +125,12 @@ def test_adapters_of_one_layout_keep_their_own_elements(
         assert found.digest == expected.digest and found.factors.keys() == expected.factors.keys()
         for name, factors in expected.factors.items():
             assert torch.equal(found.factors[name].a, factors.a) and torch.equal(found.factors[name].b, factors.b)
+        in_file = load_file(folder / TENSORS)
+        prefix = "base_model.model.model.layers.1.mlp.up_proj"
+        scaled = (in_file[f"{prefix}.lora_B.weight"].float() * (alpha / 4)).to(dtype)
+        [up] = [each for name, each in found.factors.items() if "1" in name and "up" in name]
+        assert torch.equal(up.b, scaled)
+        assert torch.equal(up.a, in_file[f"{prefix}.lora_A.weight"].to(dtype))
     for value in (float("nan"), float("inf"), -float("inf")):
         damaged = dict(tensors)
         name = sorted(damaged)[len(damaged) // 2]

@@ -128,7 +128,7 @@ def test_remedies_of_what_is_not_split_are_possible(
         )
         assert study(larger, Catalogue.load(), config).chosen.problem is None
     else:
-        assert remedy.startswith(("use tensor 1", "with runtime: vllm", "use a model of an architecture"))
+        assert remedy.startswith(("use tensor 1", "with runtime: vllm", "use a model whose architecture"))
 
 
 @pytest.mark.parametrize(

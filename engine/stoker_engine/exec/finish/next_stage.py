@@ -14,7 +14,7 @@ from stoker_engine.parallel.rank_groups import Pipeline
 
 @dataclass(frozen=True)
 class SendToNextStage:
-    """See `Finish` and `StepFinish`: the same for each step."""
+    """See `Finish` and `StepFinish`. One object is used for all steps."""
 
     pipeline: Pipeline
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 import torch
 
@@ -16,12 +16,14 @@ from stoker_engine.kernels.panels import PANEL
 
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 
+_Key = TypeVar("_Key", bound=Hashable)
+
 #: Alignment of matrices, in bytes.
 _ALIGNED: Final = 64
 #: Bytes of a huge page. One page fault for it takes less time than 512 for small pages.
 _HUGE_PAGE: Final = 2 << 20
 
-#: Sources that are packed between two pauses. Those of rank 16 have 20 to 60 KB each.
+#: Number of sources that are packed between two pauses. A source of rank 16 has 20 to 60 KB.
 _PACKED_SOURCES: Final = 8
 
 
@@ -59,7 +61,7 @@ class _Source(ctypes.Structure):
     """`LoraSource` of lora.cpp."""
 
     _fields_ = (
-        ("rows", _POINTER),
+        ("rows", ctypes.c_size_t),
         ("outputs", _LONG),
         ("inner", _LONG),
         ("to", _LONG),
@@ -108,8 +110,27 @@ class AdapterMemory:
             self._sources.append(_Source(weight.data_ptr(), *weight.shape, offset, first, inner, in_panels))
             self._weights.append(weight)
         matrix.w, matrix.outputs, matrix.inner, matrix.is_panels = offset, outputs, inner, in_panels
-        self._matrices.append(matrix)
+        self.place(matrix)
         return num_bytes
+
+    def place(self, *matrices: _Matrix) -> None:
+        """Have `fill` add the memory's address to these matrices' offsets."""
+        self._matrices += matrices
+
+    def is_within(self, content: torch.Tensor) -> bool:
+        """Whether all matrices that were added are views of `content`."""
+        start = content.data_ptr()
+        return all(start <= weight.data_ptr() < start + content.nbytes for weight in self._weights)
+
+    def moved(self, distance: int, content: torch.Tensor | None) -> AdapterMemory:
+        """Return memory for matrices of the same sizes whose sources are `distance` bytes further, in `content`."""
+        memory = AdapterMemory(self._library, self._dtype)
+        memory._size = self._size
+        memory._sources = [_Source.from_buffer_copy(source) for source in self._sources]
+        for source in memory._sources:
+            source.rows += distance
+        memory._weights = [] if content is None else [content]
+        return memory
 
     def fill(self, pause: Callable[[], None] = lambda: None) -> None:
         """Allocate the memory and write the matrices, without the GIL.
@@ -134,6 +155,29 @@ class AdapterMemory:
         self._matrices.clear()
         self._sources.clear()
         self._weights.clear()
+
+
+class PackedLayout(Generic[_Key]):
+    """Where a file's matrices are packed to: the same for all adapters whose files have equal layouts.
+
+    Args:
+        memory: memory of an adapter, to which all matrices have been added, but which is not filled.
+        factors: the adapter's factors, by an arbitrary key.
+        content: content of the file that the matrices are views of, see `AdapterMemory.is_within`.
+    """
+
+    def __init__(self, memory: AdapterMemory, factors: Mapping[_Key, CpuLoraFactors], content: torch.Tensor) -> None:
+        self._memory = memory.moved(-content.data_ptr(), None)  # rows by their offset in the file
+        self._factors = {key: each.moved(self._memory) for key, each in factors.items()}
+
+    def of(self, content: torch.Tensor) -> tuple[AdapterMemory, dict[_Key, CpuLoraFactors]]:
+        """Return the memory of another adapter, to be filled, and its factors.
+
+        Args:
+            content: content of the adapter's file, uint8 [bytes].
+        """
+        memory = self._memory.moved(content.data_ptr(), content)
+        return memory, {key: each.moved(memory) for key, each in self._factors.items()}
 
 
 class CpuLoraTable:
@@ -181,6 +225,15 @@ class CpuLoraFactors:
             self.num_bytes += memory.add(each.b, {0: part.b}, outputs, _even(rank))
             each.first_rank, each.first_output, each.outputs = first_ranks[id(part.a)], part.first_output, outputs
         self._memory = memory  # keeps the matrices
+
+    def moved(self, memory: AdapterMemory) -> CpuLoraFactors:
+        """Return factors of the same sizes in `memory`. These must not be filled yet."""
+        factors = CpuLoraFactors.__new__(CpuLoraFactors)
+        factors._parts = type(self._parts).from_buffer_copy(self._parts)
+        factors.factors = _Factors(self.factors.a, len(factors._parts), factors._parts)
+        factors.num_bytes, factors._memory = self.num_bytes, memory
+        memory.place(factors.factors.a, *(part.b for part in factors._parts))
+        return factors
 
 
 def _even(size: int) -> int:

@@ -55,7 +55,7 @@ class TransformersModel(nn.Module):
 
     def forward(self, inputs: StepInputs, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """See `Model.forward`."""
-        assert hidden is None, "a model of transformers is whole"
+        assert hidden is None, "the Transformers backend has no pipeline stages"
         self._step.inputs = inputs
         out = self.decoder(
             input_ids=inputs.token_ids.unsqueeze(0), position_ids=inputs.positions.unsqueeze(0), use_cache=False

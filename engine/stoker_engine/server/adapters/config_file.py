@@ -58,7 +58,7 @@ class AdapterConfigFile:
         self._interval_s = interval_s
         self._stamp: _Stamp | None = None
         self._complaint: str | None = None
-        self._lost = False  # whether an engine's death kept adapters from being loaded
+        self._lost = False  # whether adapters could not be loaded because an engine died
         try:
             self._modules = self._read()
         except (OSError, ValueError) as error:

@@ -26,7 +26,7 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """The model's reasoning. Clients send it back with its signature, some only if it has one."""
+    """The model's reasoning. Clients send it back with its signature; some only send blocks with a signature."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str = ""

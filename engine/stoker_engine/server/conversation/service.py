@@ -43,7 +43,7 @@ class Service:
         ArgumentError: the file of ``--lora-config`` cannot be read.
 
     Attributes:
-        model_names: names of the model; responses and metrics carry the first.
+        model_names: names of the model; responses and metrics report the first.
         adapters: the served adapters.
         adapter_folders: folders that paths of clients and of ``--lora-config`` must stay in.
         adapter_config: the file of ``--lora-config``, or None.

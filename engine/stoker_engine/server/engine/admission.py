@@ -31,7 +31,7 @@ class Admission:
     """Counters of requests in flight. Used from the event loop only, so that check and admission are atomic.
 
     Attributes:
-        on_rejected: called with the limit's name when a request is turned away.
+        on_rejected: called with the limit's name when a request is rejected.
     """
 
     max_num_queued_reqs: int | None

@@ -5,14 +5,13 @@
                                  requests whose answer has started fail at once;
                                  others, and new ones, wait
 
-If the server ended with its engine, it would refuse connections until the last client knows, which takes a cluster
-seconds. Above a number of deaths per hour the server ends with its engine, and its supervisor decides what to do. It
-ends as well if a new process would not help: if memory ran out, or the engine was stuck, perhaps because of its
-hardware.
+If the server ended with its engine, it would refuse connections until the last client knows, which takes seconds in
+a cluster. Above a number of deaths per hour the server ends with its engine, and its supervisor decides what to do. It
+also ends if a new process would not help: if memory ran out, or the engine was stuck, perhaps because of its hardware.
 
 Data-parallel engines fail and restart independently. While others serve, an engine is restarted whatever the cause, as
-many times an hour as allowed, and at least `BESIDE_OTHERS` times; after that it stays dead. If none serves, an engine
-that may not be restarted waits for one that may. The server ends with the last engine.
+many times an hour as allowed, and at least `BESIDE_OTHERS` times; after that it stays dead. If no engine serves, an
+engine that may not be restarted waits for another engine that may be restarted. The server ends with the last engine.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ SERVER: Final[Mapping[str, str]] = {
 #: Of `uvicorn.protocols.http.h11_impl.H11Protocol`.
 CONNECTION: Final[Mapping[str, str]] = {
     "conn": "h11's connection, replaced by one that limits headers",
-    "cycle": "of a request that is refused while it is answered; it ends as if the client had disconnected",
+    "cycle": "cycle of a request that is refused while it is answered; ends as if the client had disconnected",
     "client": "address of the peer, for the log",
-    "transport": "the connection's; uvicorn sets it when the connection is made",
+    "transport": "transport of the connection; uvicorn sets it when the connection is made",
     "loop": "event loop, for timers",
     "server_state": "its `default_headers` are the first headers of a response: the date",
     "handle_events": "extended: h11's state determines which limits apply",

@@ -130,7 +130,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Neutral values of `logprobs`: beams have no logprobs of their tokens."""
+        """Values of `logprobs` that request none, because beam search returns no logprobs of tokens."""
         return {"logprobs": (False,)}
 
     @property

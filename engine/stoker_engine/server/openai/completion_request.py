@@ -44,7 +44,7 @@ class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Neutral values of `logprobs`: beams have no logprobs of their tokens."""
+        """Values of `logprobs` that request none, because beam search returns no logprobs of tokens."""
         return {"logprobs": ()}
 
     @property

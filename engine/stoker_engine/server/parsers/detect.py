@@ -1,7 +1,7 @@
-"""Detection of the parsers that a model needs from its chat template, only if it is certain.
+"""Detection of a model's parsers from its chat template. A parser is chosen only if its detection is certain.
 
-A template shows the format of calls, because it renders the calls of earlier turns. Reasoning is certain if every
-prompt determines whether it is open or closed, or if the template closes it only on demand: such models reason by
+A template shows the format of calls, because it renders the calls of earlier turns. The reasoning parser is certain if
+every prompt ends with an open reasoning tag, or if only some prompts end with a closed one: such models reason by
 default.
 """
 
@@ -36,7 +36,7 @@ _INLINE: Final = re.compile(r"(?P<yes>.*)\sif\s.*?\selse\s(?P<no>.*)", re.DOTALL
 
 
 def tool_call_parser(template: str | None) -> str | None:
-    """Return the name of the tool call parser for this chat template; None if it is not certain."""
+    """Return the name of the tool call parser for this chat template; None if the detection is not certain."""
     for name, patterns in _CALLS:
         if all(re.search(pattern, template or "") for pattern in patterns):
             return name
@@ -44,7 +44,7 @@ def tool_call_parser(template: str | None) -> str | None:
 
 
 def reasoning_parser(template: str | None) -> str | None:
-    """Return the name of the reasoning parser for this chat template; None if it is not certain."""
+    """Return the name of the reasoning parser for this chat template; None if the detection is not certain."""
     calls = tool_call_parser(template)
     if template is None or calls == "openai":
         return None if template is None else "openai_gptoss"

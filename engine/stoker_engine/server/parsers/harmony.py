@@ -77,7 +77,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Text:
-    """Text of the current message, or, outside messages, of none."""
+    """Text inside the current message, or outside of all messages."""
 
     text: str
 
@@ -102,7 +102,7 @@ class HarmonyReader:
     def __init__(self, opening: str = OPENING) -> None:
         self._text = MarkedText()
         self._header: str | None = None  # the incomplete header
-        self._written = ""  # the part of it that the model wrote
+        self._written = ""  # the part of the incomplete header that the model wrote
         self.header: Header | None = None  # header of the open message
         self.feed(opening)
         self._written = ""

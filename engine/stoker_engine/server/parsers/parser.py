@@ -74,7 +74,7 @@ class ToolParser(Protocol):
 
 
 class AnswerParser:
-    """Combines both stages, as far as the model has them."""
+    """Combines the stages that the model has."""
 
     def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
         self._reasoning = reasoning
@@ -87,7 +87,7 @@ class AnswerParser:
 
     @property
     def is_within_call(self) -> bool:
-        """Whether the last call is incomplete, so far or, after the end, because it was cut off."""
+        """Whether the last call is incomplete; at the end of the text: whether it was cut off."""
         return getattr(self._tools, "is_within_call", False)  # most parsers emit only complete calls
 
     def feed(self, text: str) -> list[Part]:

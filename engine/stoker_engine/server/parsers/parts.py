@@ -36,7 +36,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """Further arguments of the last started call; their concatenation is the text of a JSON object."""
+    """A piece of the arguments of the last started call. All pieces together are the text of a JSON object."""
 
     text: str
 

@@ -34,8 +34,8 @@ class Tiles:
 def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, gpu: GpuTarget) -> Tiles:
     """Return the tile sizes of a layer, which do not depend on the batch.
 
-    They are chosen so that kernels do not spill and fit into shared memory (`ahead_of_time`), and for 16-bit elements
-    and heads of 64, 128 and 256 are the fastest of these on an H200. Other cases were not measured.
+    They are chosen so that kernels do not spill and fit into shared memory (`ahead_of_time`). For 16-bit elements and
+    heads of 64, 128 and 256 they are the fastest of such sizes on an H200; other cases were not measured.
     """
     is_amd = gpu.is_amd
     split_keys = PART_KEYS if are_decodes else 0

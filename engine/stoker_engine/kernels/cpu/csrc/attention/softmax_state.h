@@ -17,7 +17,7 @@ struct State {
   float *largest, *weight, *values;
   long width;
 
-  // Rows of values are aligned to cache lines if the memory is, and the width is a multiple of 16.
+  // If the memory is aligned to cache lines and the width is a multiple of 16, each row of values is aligned, too.
   static long before_values(long rows) { return (2 * rows + 15) / 16 * 16; }
   static long size(long rows, long width) { return before_values(rows) + (rows * width + 15) / 16 * 16; }
   State(float* memory, long rows, long width)

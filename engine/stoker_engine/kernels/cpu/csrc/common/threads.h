@@ -1,8 +1,8 @@
 // Work sharing between threads.
 //
-// A thread that is awake takes the next piece; no thread waits for one that has taken none. So on a busy machine, or in a
-// container whose CPU quota is used up, the caller does the work by itself, where a fork-join team (OpenMP) would wait at
-// its barrier for a thread that the system does not schedule.
+// Each thread that is awake takes the next piece, and no thread waits for a thread that has not taken a piece. On a busy
+// machine, or in a container whose CPU quota is used up, the caller therefore does all the work by itself, whereas a
+// fork-join team (OpenMP) would wait at its barrier for a thread that the system does not schedule.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// GEMM with panels by AMX: 32 inner elements of a panel are loaded as a tile without rearranging, and so are those of 16
-// rows of x. Every y[m][n] is one sum, to which the products of 32 inner elements at a time are added in order, for any
-// number of rows.
+// GEMM with panels by AMX: 32 inner elements of a panel, and 32 inner elements of 16 rows of x, are each loaded as a tile
+// without rearranging. Every y[m][n] is one sum, to which the products of 32 inner elements at a time are added in order,
+// for any number of rows.
 #pragma once
 
 #include "gemm/panels.h"

@@ -53,7 +53,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     Header header;
   };
 
-  // Valid until this thread unpacks others of this format.
+  // Valid until this thread unpacks another panel of this format.
   const Group* unpacked(long panel) const {
     thread_local Memory memory;
     Group* const found = (Group*)memory.of(groups() * sizeof(Group));

@@ -50,7 +50,7 @@ struct Unpacked : Kind {
   const Part* at;  // [groups][N][PARTS]
   long block_size;
 
-  // Valid until this thread unpacks others of this shape.
+  // Valid until this thread unpacks other panels of this shape.
   template <class Packed>
   Unpacked(const Packed& from, long groups) : block_size(from.block_size) {
     thread_local Memory memory;

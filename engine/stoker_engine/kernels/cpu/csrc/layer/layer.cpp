@@ -78,7 +78,7 @@ inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const
   return &found;
 }
 
-// Rows of x that are computed further after the last layer's attention, and their destination.
+// Rows of x whose computation continues after the attention of the last layer, and their destination.
 template <class T>
 struct KeptRows {
   const int64_t* rows;  // ascending

@@ -41,7 +41,7 @@ struct LoraFactors {
 struct LoraSource {
   const void* rows;  // contiguous [outputs][inner]
   long outputs, inner;
-  long to;  // of the matrix within the adapter's memory, in bytes
+  long to;  // offset of the matrix in the adapter's memory, in bytes
   long first, to_inner, is_panels;
 };
 

@@ -114,7 +114,7 @@ struct Blocks {
   Location location(long k) const { return format.location(k / UNIT); }
   Row row(long n) const { return {at + n * stride, LANES * stride, format, {}}; }
 
-  // Row n, to be copied.
+  // Dequantizes row n to `to`. Subnormals are kept.
   void copy(long n, T* to, long inner) const {
     Row from = row(n);
     long k = 0;
@@ -129,7 +129,7 @@ struct Blocks {
       }
   }
 
-  // Row n, to be multiplied.
+  // The same for a multiplication, where subnormals may become 0.
   void unpack(long n, T* to, long inner) const {
     Row from = row(n);
     long k = 0;

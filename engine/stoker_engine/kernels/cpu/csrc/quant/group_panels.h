@@ -30,7 +30,7 @@ struct GroupsOf8Bits {
 
 // Size of blocks of x: the largest possible one that divides a group, else 32.
 inline long block_of(const groups::Layout& layout) {
-  for (long block : {256, 128})  // 64 would not pay off: scaling costs as much as accumulating saves
+  for (long block : {256, 128})  // with 64, scaling would cost as much as accumulating saves
     if (layout.groups == 1 || layout.group % block == 0) return block;
   return Int8Group::SIZE;
 }
