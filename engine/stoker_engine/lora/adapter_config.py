@@ -157,7 +157,7 @@ class AdapterConfig:
 
     @property
     def key(self) -> str:
-        """A text that is equal for configs of equal effect. PEFT writes lists of modules in arbitrary order."""
+        """String that is equal for configs with the same effect: PEFT writes lists of modules in arbitrary order."""
         values = {name: value for name, value in vars(self).items() if name != "_patterns"}
         for name in ("target_modules", "exclude_modules", "target_parameters"):  # layers_pattern is tried in order
             if isinstance(values[name], tuple):
