@@ -1,14 +1,15 @@
-# Every target sets up what it needs. `make help` lists them.
+# Each target sets up what it needs. `make help` lists the targets.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# uv needs a fifth of pip's CPU time and shows progress. It gets pip's configuration: the index, and folders of wheels.
+# uv needs a fifth of pip's CPU time and shows progress. It uses pip's configuration: its index and folders of wheels.
 INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2>/dev/null))
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
 	$(if $(INDEX),--default-index $(INDEX)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
 PORT   ?= 8000
-# A file's tests share models and servers, so they stay together. Many wait for processes, so there are more workers than processors.
+# Tests of one file share models and servers, so they run in one worker. Many tests wait for processes, so there are
+# more workers than processors.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --maxprocesses 6 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 3
 
@@ -33,28 +34,28 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -c 'from stoker_engine.kernels.cpu.library import library; library()'
 	@touch $@
 
-demo: setup ## serve the demo manifest on this machine and talk to it (ONCE=1: end afterwards)
+demo: setup ## serve the demo manifest on this machine and send requests (ONCE=1: exit afterwards)
 	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
 
-check: lint ## what most commits need, in minutes: lint, and the tests of what changed (BASE=main: since that branch)
-	@tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -z "$$tests" ]; then echo "no tests are named after what changed"; \
+check: lint ## lint, and the tests of changed files, in minutes; enough for most commits (BASE=main: changes since that branch)
+	@tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -z "$$tests" ]; then echo "no tests found for the changed files"; \
 		else echo "$(PYTEST) --slow none $$tests" && $(PYTEST) --slow none $$tests; fi
 
-test: setup ## unit and component tests; of the slow ones none, or a fixed part of their cases (SLOW=drawn); ORDER=1: another order
+test: setup ## unit and component tests without slow ones (SLOW=drawn: with a fixed sample of their cases; ORDER=SEED: another order)
 	$(PYTEST) --slow $(or $(SLOW),none) $(if $(ORDER),--order $(ORDER)) $(if $(RESULTS),--times $(RESULTS).jsonl --junitxml $(RESULTS).xml)
 
-test-all: setup ## all of them, every case of the slow ones too, and lm_eval's
+test-all: setup ## all unit and component tests, with every case of the slow ones, and lm_eval's
 	$(UV) --editable '.[evals]'
 	$(PYTEST)
 
-emulator: ## what the tests of Arm's kernels need on other processors: a compiler and qemu (Debian, as root)
+emulator: ## install a compiler and qemu for the tests of Arm's kernels on other processors (Debian, as root)
 	@{ command -v qemu-aarch64-static && command -v aarch64-linux-gnu-g++; } >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 		apt-get install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 g++-aarch64-linux-gnu qemu-user-static >/dev/null; }
 
-test-gpu: setup ## on a machine with a GPU: kernels on the chip, the engine's exactness, where it waits
+test-gpu: setup ## tests on a machine with a GPU: the kernels, the engine's results, and its waits for the device
 	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu
 
-lint: setup ## ruff, mypy --strict, import-linter, no clocks, sleeps and short limits in tests, no retired names
+lint: setup ## ruff, mypy --strict, import-linter; finds clocks, sleeps and short limits in tests, and retired names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -64,20 +65,20 @@ lint: setup ## ruff, mypy --strict, import-linter, no clocks, sleeps and short l
 	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
 
-format: setup ## let ruff format and fix
+format: setup ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## write what is generated: the CRD, also into the chart, and its reference page
+generate: setup ## generate the CRD, its copy in the chart, and its reference page
 	$(BIN)/stoker crd $(CRD_FILES)
 
-verify: setup ## fail when generated files are stale
+verify: setup ## fail if generated files are stale
 	$(BIN)/stoker crd --check $(CRD_FILES)
 
-cluster: ## a kind cluster for e2e; prints the KUBECONFIG to export
+cluster: ## start a kind cluster for e2e; prints the line that exports KUBECONFIG
 	@e2e/cluster/up
 
-cluster-build: ## what the cluster is built from; long on a fresh machine, cached afterwards
+cluster-build: ## build the parts of the cluster; long on a fresh machine, cached afterwards
 	@e2e/cluster/build
 
 cluster-down: ## remove the cluster and everything it started
@@ -86,14 +87,14 @@ cluster-down: ## remove the cluster and everything it started
 images: ## build the container images
 	images/build
 
-# The first test to ask for the images waits for their build, so the limit is a whole run's, not a test's.
+# The first test that uses the images waits for their build, so its time limit is that of a whole run.
 E2E_OPTIONS = --timeout 2400 $(if $(K),-k '$(K)') $(if $(RESULTS),--results $(RESULTS)) $(if $(TIMES),--times $(TIMES))
 
-e2e: setup ## what each change must pass on a real API server and a kind cluster (K=rolling: those so called; KEEP=1: keep all)
+e2e: setup ## end-to-end tests that each change must pass: API server, kind cluster (K=NAME: a selection; KEEP=1: keep objects)
 	e2e/cluster/build
 	NODES=$${NODES:-1} $(BIN)/python e2e/run.py -m 'not further' $(E2E_OPTIONS)
 
-e2e-all: setup ## all of it: the further scenarios, vLLM's own pods, five minutes of soak
+e2e-all: setup ## all end-to-end tests: also further scenarios, pods of vLLM, five minutes of soak
 	e2e/cluster/build
 	LEVELS=all VLLM_IMAGE=$${VLLM_IMAGE:-$$(e2e/vllm/build)} $(BIN)/python e2e/run.py $(E2E_OPTIONS)
 	$(MAKE) soak MINUTES=$(or $(MINUTES),5)
@@ -105,15 +106,15 @@ soak: setup ## mixed traffic with random faults; fails on leaks and lost request
 BENCH_OPTIONS = $(foreach option,WORKLOADS PEERS MODELS ROUNDS QUIET_S,$(if $($(option)),\
 	--$(subst _,-,$(shell echo $(option) | tr A-Z a-z)) '$($(option))'))
 
-bench: setup ## Stoker beside other engines on this processor (WORKLOADS=W2 PEERS=openvino MODELS=gemma ROUNDS=5: part of it)
+bench: setup ## compare Stoker with other engines on this processor (a part: WORKLOADS=W2 PEERS=openvino MODELS=gemma ROUNDS=5)
 	PYTHONPATH=benchmarks $(BIN)/python -m cpu $(BENCH_OPTIONS)
 
-bench-quick: setup ## Stoker alone in two minutes, against what the machine can do at most
+bench-quick: setup ## Stoker alone, relative to the machine's limits, in two minutes
 	PYTHONPATH=benchmarks $(BIN)/python -m cpu --quick
 
-bench-operator: setup ## the operator with 1,000 endpoints on a real API server
+bench-operator: setup ## measure the operator with 1,000 endpoints on a real API server
 	e2e/cluster/build kube helm
 	$(BIN)/python benchmarks/operator_scale.py
 
-clean: ## remove .venv and caches of the tools
+clean: ## remove .venv and the tools' caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -84,7 +84,7 @@ def test_install_upgrade_rollback_uninstall(cluster: Cluster, images: Images, ch
         release.install(cluster, images)
     wait_for(
         lambda: cluster.get("service", "first", "--namespace", namespace)["spec"]["ports"][0]["port"] == 8001,
-        "what changed meanwhile is done",
+        "the change without an operator is applied",
         60,
     )
 

@@ -170,7 +170,7 @@ def test_the_engine_ends_while_it_starts(docker: Docker, engine: str) -> None:
         caught = re.search(r"SigCgt:\s*(\w+)", status)
         return bool(caught and int(caught[1], 16) & SIGTERM_BIT)
 
-    wait_for(taken_up, "the engine takes SIGTERM up", START)
+    wait_for(taken_up, "the engine handles SIGTERM", START)
     _ends(docker, engine)
 
 

@@ -105,7 +105,7 @@ def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str,
     cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     cluster.apply(namespace, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": KEYS})
     furniture = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
-    wait_for(lambda: furniture <= everything(cluster, namespace), "the namespace is furnished", 60)
+    wait_for(lambda: furniture <= everything(cluster, namespace), "the namespace has its default objects", 60)
     before = everything(cluster, namespace)
 
     endpoint = Endpoint(cluster, namespace)

@@ -167,7 +167,7 @@ def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> N
         cluster.kubectl("delete", "ie", endpoint.name, "--namespace", namespace)
         return False
 
-    wait_for(is_refused, "the webhook answers again, whose pods were killed just now", 120)
+    wait_for(is_refused, "the webhook responds after its pods were killed", 120)
 
     deleted_namespace = f"{namespace}-gone"
     cluster.kubectl("create", "namespace", deleted_namespace)

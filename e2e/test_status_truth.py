@@ -217,7 +217,7 @@ def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hu
     """Rapid edits and reverts do not affect serving pods either."""
     endpoint.apply(tiny(hub))
     endpoint.wait_ready(_READY_S)
-    wait_for(endpoint.serving, "its Service leads to the pod", 60)
+    wait_for(endpoint.serving, "its Service routes to the pod", 60)
     before = endpoint.lives()
     for attempt in range(5):
         endpoint.patch(engine={"image": f"stoker/no-such-image:{attempt}"})

@@ -210,7 +210,7 @@ def configuration(kube: Cluster, eventually: Any) -> Iterator[Any]:
     class Configuration:
         def call(self, replica: Any) -> None:
             """Make the API server send reviews to this replica, with a long timeout, so that slow responses count."""
-            bundle = eventually(self.bundle, "the operator says whom to trust")
+            bundle = eventually(self.bundle, "the webhook has a CA bundle")
             url = {"url": f"https://127.0.0.1:{replica.webhook}/validate", "caBundle": bundle}
             change = [
                 {"op": "replace", "path": "/webhooks/0/clientConfig", "value": url},

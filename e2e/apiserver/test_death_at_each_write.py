@@ -149,7 +149,9 @@ class Cast:
             lives = [self.live(*each) for each in due[first : first + TOGETHER]]
             try:
                 for life in lives:
-                    assert life.died(180), f"alive, though it was to die {life.death}:\n{life.log.read_text()}"
+                    assert life.died(180), (
+                        f"the operator is alive, but should have died {life.death}:\n{life.log.read_text()}"
+                    )
             finally:
                 for life in lives:
                     life.kill()
@@ -265,7 +267,7 @@ def test_afterwards_all_is_as_if_nobody_had_been_killed(cast: Cast, eventually: 
 
         cast.operator.start()
         with suppress(AssertionError):
-            eventually(cast.alike, "all are alike", timeout=180)
+            eventually(cast.alike, "all namespaces have the same state", timeout=180)
         cast.operator.stop()
         state, counts, events = cast.state(), cast.writes(), cast.events()
         for ns in killed_namespaces:

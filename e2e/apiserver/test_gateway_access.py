@@ -149,29 +149,35 @@ def test_who_is_served_and_what_may_be_read(
             subjects = rights.read_namespaced_role_binding(ROLE, red).subjects
             return [each.name for each in subjects] == [f"{NAME}-gateway"]
 
-        eventually(put_out, "who was added is put out")
+        eventually(put_out, "the added subject is removed")
 
         opt(kube, red, None)
-        eventually(lambda: reason(kube, blue, "second") == "Routed", "the name passes on")
-        eventually(lambda: reason(kube, red, "first") == "Disabled" and readable(kube, red) is None, "red has left")
+        eventually(lambda: reason(kube, blue, "second") == "Routed", "the name passes to the next endpoint")
+        eventually(
+            lambda: reason(kube, red, "first") == "Disabled" and readable(kube, red) is None, "red is not routed"
+        )
         kube.patch(red, "first", {"routing": {"gateway": "Enabled"}})
-        eventually(lambda: reason(kube, red, "first") == "NamespaceNotOptedIn", "it is told what lacks")
+        eventually(lambda: reason(kube, red, "first") == "NamespaceNotOptedIn", "its namespace has not opted in")
         opt(kube, red, "enabled")
         eventually(lambda: reason(kube, red, "first") == "Routed", "the older one has its name back")
-        eventually(lambda: readable(kube, blue) is None and readable(kube, red) == ["red-keys"], "and its keys")
+        eventually(
+            lambda: readable(kube, blue) is None and readable(kube, red) == ["red-keys"], "and its keys are readable"
+        )
         assert kube.deployment(red, "first")["spec"]["template"] == pods, "no pod was replaced"
 
     before = kube.writes(red), kube.writes(blue)
     with operator:
-        eventually(lambda: operator.reconciles() >= 3, "it has looked at all")
+        eventually(lambda: operator.reconciles() >= 3, "it has reconciled all endpoints")
     assert (kube.writes(red), kube.writes(blue)) == before, "a restart writes nothing"
 
     kube.delete(red, "first")  # while no operator runs
     opt(kube, blue, None)
     opt(kube, blue, "enabled")
     with operator:
-        eventually(lambda: reason(kube, blue, "second") == "Routed", "the name has passed on")
-        eventually(lambda: readable(kube, red) is None and readable(kube, blue) == ["blue-keys"], "and the right")
+        eventually(lambda: reason(kube, blue, "second") == "Routed", "the name has passed to the next endpoint")
+        eventually(
+            lambda: readable(kube, red) is None and readable(kube, blue) == ["blue-keys"], "and the access to its keys"
+        )
     assert sorted(used(kube, f"system:serviceaccount:{system}:{NAME}")) == sorted(granted(helm) - UNSEEN)
 
 
@@ -201,13 +207,15 @@ def test_an_operator_that_dies_at_a_write_leaves_it_to_the_next(
         kube.patch(red, "first", {"routing": {"gateway": "Enabled" if is_open else "Disabled"}})
         mortal = live(2 * number, death)
         try:
-            assert mortal.died(120), f"alive, though it was to die {death}:\n{mortal.log.read_text()}"
+            assert mortal.died(120), f"the operator is alive, but should have died {death}:\n{mortal.log.read_text()}"
         finally:
             mortal.kill()
         heir = live(2 * number + 1, None)
         try:
             expected = (["red-keys"], True) if is_open else (None, False)
-            eventually(lambda expected=expected: (readable(kube, red), bound()) == expected, f"all is well, {death}")
+            eventually(
+                lambda expected=expected: (readable(kube, red), bound()) == expected, f"expected rights, {death}"
+            )
             expected_reason = "Routed" if is_open else "Disabled"
             eventually(
                 lambda expected_reason=expected_reason: reason(kube, red, "first") == expected_reason,

@@ -68,7 +68,7 @@ def test_pods_wait_for_the_models_description(
             hub.answers.set()
         for name in ("small", "missing"):
             eventually(lambda name=name: kube.deployment(ns, name), "its pods are made")
-        eventually(lambda: kube.condition(ns, "large").get("reason") == "DoesNotFit", "it is judged")
+        eventually(lambda: kube.condition(ns, "large").get("reason") == "DoesNotFit", "its condition is reported")
     made = {
         event["objectRef"]["name"]
         for event in kube.server.requests()

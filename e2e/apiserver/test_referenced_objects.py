@@ -70,9 +70,9 @@ def test_status_names_pods_with_an_earlier_key(
         serve(kube, ns, long_ago)
         pod, created = next((each.metadata.name, each.metadata.creation_timestamp) for each in kube.pods(ns, "demo"))
         # Times are whole seconds: a change in the second of the pod's creation may be before or after it.
-        eventually(lambda: time.time() > created.timestamp() + 1, "the second in which the pod was made is over")
+        eventually(lambda: time.time() > created.timestamp() + 1, "the second of the creation of the pod has passed")
         kube.core.patch_namespaced_secret("keys", ns, {"stringData": {"api-key": "second"}})
-        message = eventually(lambda: ready() if "Secret" in ready() else "", "it is said")
+        message = eventually(lambda: ready() if "Secret" in ready() else "", "the condition names the Secret")
         assert f"pod {pod} runs with Secret keys (spec.auth.apiKeysSecretRef) as it was before 2" in message
         assert message.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} updates them")
         (event,) = (each for each in kube.core.list_namespaced_event(ns).items if "as it was before" in each.message)
@@ -86,7 +86,7 @@ def test_status_names_pods_with_an_earlier_key(
             serve(kube, ns, f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z")
             return ready() == "1 of 1 pods serve the newest spec" and pod not in str(kube.pods(ns, "demo"))
 
-        eventually(renewed, "nothing is said of a new pod")
+        eventually(renewed, "the condition ignores the new pod")
 
     # RBAC permits whole Secrets; the operator's requests return only metadata.
     api = config.new_client_from_config(str(operators_kubeconfig))

@@ -95,7 +95,7 @@ def test_who_ends_hands_over_at_once_and_answers_a_while(
 ) -> None:
     leader, follower = leader_and_other(start, eventually)
     before = last = lease(kube)
-    authorities = pem(eventually(configuration.bundle, "the operator says whom to trust"))
+    authorities = pem(eventually(configuration.bundle, "the webhook has a CA bundle"))
     answers = 0
     leader.leave()
     kube.create(ns, document("after"))
@@ -230,7 +230,7 @@ def test_while_nobody_answers_endpoints_are_accepted_and_judged_later(
     assert replica.end() == 0
     kube.create(judged, document("bad", hardware=UNKNOWN))
     start()
-    condition = eventually(lambda: kube.condition(judged, "bad", "Accepted"), "it is judged")
+    condition = eventually(lambda: kube.condition(judged, "bad", "Accepted"), "its condition is reported")
     assert (condition["status"], condition["reason"]) == ("False", "UnknownAccelerator")
 
 
@@ -239,7 +239,7 @@ def test_an_upgrade_of_the_chart_keeps_the_certificate(
 ) -> None:
     start()
     secret = kube.core.read_namespaced_secret("stoker-webhook", SYSTEM).data
-    bundle = eventually(configuration.bundle, "the operator says whom to trust")
+    bundle = eventually(configuration.bundle, "the webhook has a CA bundle")
     assert set(secret) == {"tls.crt", "tls.key", "ca.crt"}
     assert bundle == secret["ca.crt"]
     command = [helm, "upgrade", "stoker", ROOT / "charts/stoker", f"--namespace={SYSTEM}", "--set=logLevel=debug"]

@@ -114,7 +114,7 @@ def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     """Create a Deployment before the operator learns that the model does not fit."""
     large = {"model": {"source": "hf://meta-llama/Llama-3.1-70B-Instruct"}, "engine": {"image": "x"}}
     made = kube.create(ns, document("large", hardware={"accelerator": "nvidia-l4", "count": 1}, **large))
-    planned = eventually(lambda: kube.condition(ns, "large", "Planned"), "it is judged")
+    planned = eventually(lambda: kube.condition(ns, "large", "Planned"), "its condition is reported")
     assert (planned["status"], planned["reason"]) == ("False", "DoesNotFit")
     owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": "large", "uid": made["metadata"]["uid"]}
     labels = {"app.kubernetes.io/managed-by": "stoker", "app.kubernetes.io/instance": "large"}

@@ -103,7 +103,7 @@ def test_a_frozen_engine_breaks_off_what_it_computed(
         pod = endpoint.pods()[0]["metadata"]
         frozen = time.time()
         endpoint.signal_engine(pod["name"], "SIGSTOP")
-        wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod takes no more traffic", 30)
+        wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod gets no more traffic", 30)
         noticed = time.time()
         wait_for(lambda: endpoint.lives()[pod["uid"]] > lives[pod["uid"]], "a restart", 120)
         wait_for(lambda: len(endpoint.serving()) == 2, "two pods serve again", 180)

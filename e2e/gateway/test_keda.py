@@ -140,7 +140,7 @@ def test_a_horizontal_pod_autoscaler_scales_from_zero_and_back(scaled: Endpoint,
     """KEDA only serves the metric: its ScaledObject is paused, and the autoscaler sets the replicas, also 0."""
     cluster, where = scaled.cluster, ("--namespace", scaled.namespace)
     cluster.apply(scaled.namespace, scaled_object())
-    wait_for(lambda: _is_known(scaled), "KEDA knows what it scales; until then it serves no metric", 60)
+    wait_for(lambda: _is_known(scaled), "KEDA knows its target, without which it serves no metric", 60)
     cluster.apply(scaled.namespace, scaled_object(**{"autoscaling.keda.sh/paused": "true"}))
     cluster.apply(scaled.namespace, horizontal_pod_autoscaler())
     wait_zero(scaled)

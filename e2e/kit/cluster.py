@@ -65,13 +65,13 @@ class Cluster:
     def on_node(self, node: str, *command: str, check: bool = True) -> str:
         """Run a command as root on a node of a kind cluster; skip the test on other clusters."""
         if "E2E_KUBECONFIG" in os.environ:
-            pytest.skip("needs a kind cluster, whose nodes are ours")
+            pytest.skip("needs a kind cluster with access to its nodes")
         return self._run(str(_TOOLS / "exec-on-node"), node, *command, check=check)
 
     def tag(self, image: str, name: str) -> None:
         """Give an image another name on the nodes that have it."""
         if "E2E_KUBECONFIG" in os.environ:
-            pytest.skip("needs a kind cluster, whose nodes are ours")
+            pytest.skip("needs a kind cluster with access to its nodes")
         self._run(str(_TOOLS / "tag-image"), image, name)
 
     def _run(self, *command: str, stdin: str | None = None, check: bool = True) -> str:

@@ -80,7 +80,7 @@ class Result:
 
     def unbroken(self) -> None:
         """Assert that every request was answered completely."""
-        assert self.sent >= _ENOUGH, f"{self.sent} requests are too few to judge by"
+        assert self.sent >= _ENOUGH, f"{self.sent} requests are too few for a verdict"
         broken = self.broken
         assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n{listed(broken[:10])}"
 
@@ -153,7 +153,7 @@ def traffic(
         wait_for(lambda: cluster.get(*phase)["status"]["phase"] != "Pending", "the client has started", START)
         wait_for(lambda: flow.so_far().sent >= 5, "the client is answered", START)
         yield flow
-        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests to judge by", START)
+        wait_for(lambda: flow.so_far().sent >= _ENOUGH, "enough requests for a verdict", START)
         flow.end()
     finally:
         cluster.kubectl("delete", "pod", name, "--namespace", namespace, "--grace-period=1", "--wait=false")

@@ -117,11 +117,11 @@ class Site:
             service = self.cluster.get("service", self.endpoint.name, "--namespace", self.endpoint.namespace)
             return bool(service["metadata"].get("annotations", {}).get("example.com/soak") == note)
 
-        wait_for(tolerating_outage(changed), "the API server takes a change", RECOVERY)
+        wait_for(tolerating_outage(changed), "the API server accepts a change", RECOVERY)
         wait_for(tolerating_outage(arrived), "the change arrives", RECOVERY)
         # Without the controllers, a deleted pod may seem to serve.
-        wait_for(tolerating_outage(lambda: controllers_live(self.cluster, began)), "the controllers live", RECOVERY)
-        wait_for(tolerating_outage(self.all_is_well), "all is well again", RECOVERY)
+        wait_for(tolerating_outage(lambda: controllers_live(self.cluster, began)), "the controllers run", RECOVERY)
+        wait_for(tolerating_outage(self.all_is_well), "all parts are in their desired state", RECOVERY)
 
     def struck_pod(self) -> str:
         """Return the name of a random pod of the endpoint."""
@@ -187,7 +187,7 @@ def _engine_signalled(site: Site, signal: str) -> Blow:
         return address not in site.endpoint.serving() or site.endpoint.lives() != lives
 
     with contextlib.suppress(AssertionError):  # evaluated later, by the clients' results
-        wait_for(tolerating_outage(is_noticed), "it is noticed", NOTICED, every=0.5)
+        wait_for(tolerating_outage(is_noticed), "the fault is detected", NOTICED, every=0.5)
     return Blow(struck, time.time() + HEARSAY)
 
 
@@ -209,7 +209,7 @@ def _operator_deleted(site: Site) -> None:
 
 def _leader_killed(site: Site) -> None:
     leader = site.leader()
-    assert leader, "nobody leads"
+    assert leader, "no operator leads"
     site.cluster.kubectl("delete", "pod", leader, "--namespace", SYSTEM, "--grace-period=0", "--force")
     wait_for(tolerating_outage(lambda: leader != site.leader() is not None), "another one leads", 120)
 
@@ -257,9 +257,9 @@ def _node_drained(site: Site) -> None:
 
 def _scaled(site: Site) -> None:
     site.endpoint.patch(replicas=REPLICAS + 1)
-    wait_for(tolerating_outage(lambda: len(site.endpoint.serving()) == REPLICAS + 1), "one more serves", RECOVERY)
+    wait_for(tolerating_outage(lambda: len(site.endpoint.serving()) == REPLICAS + 1), "one more pod serves", RECOVERY)
     site.endpoint.patch(replicas=REPLICAS)
-    wait_for(tolerating_outage(lambda: len(site.model_pods()) == REPLICAS), "it has gone again", RECOVERY)
+    wait_for(tolerating_outage(lambda: len(site.model_pods()) == REPLICAS), "the additional pod is removed", RECOVERY)
 
 
 def _rolled_out(site: Site, **spec: Any) -> None:

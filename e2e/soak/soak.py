@@ -126,7 +126,7 @@ def check_at_rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> No
         return leaders == 1 and pods <= set(metrics) and all(at_rest(metrics[pod]) for pod in pods)
 
     try:
-        wait_for(nothing_held, "nothing is held at rest", _REST_S)
+        wait_for(nothing_held, "an idle system holds nothing", _REST_S)
     except AssertionError:
         metrics = watch.look()
         record.problems.append(f"at rest: { ({pod: metrics.get(pod) for pod in pods}) }")

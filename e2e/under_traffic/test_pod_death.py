@@ -83,7 +83,7 @@ def test_engine_frozen(endpoint: Endpoint, images: Images, results: Results, nam
         readable = leads_to(endpoint.cluster, node, address)
         frozen = time.time()
         endpoint.signal_engine(pod["metadata"]["name"], "SIGSTOP")
-        wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod takes no more traffic", 30)
+        wait_for(lambda: len(endpoint.serving()) == 1, "the frozen pod gets no more traffic", 30)
         noticed = time.time() - frozen
         if readable:
             wait_for(lambda: not leads_to(endpoint.cluster, node, address), "the client's node has the change", 60)

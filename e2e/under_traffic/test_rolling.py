@@ -146,7 +146,7 @@ def test_node_drain(cluster: Cluster, endpoint: Endpoint, undisturbed: Disturbed
 def next_release(cluster: Cluster, images: Images, tmp_path: Path) -> Iterator[Images]:
     """Images of a next release: the engine's under another name, and an operator that renders pods differently."""
     if "E2E_KUBECONFIG" in os.environ:
-        pytest.skip("needs a kind cluster, whose nodes are ours")
+        pytest.skip("needs a kind cluster with access to its nodes")
     later = Images(f"{images.operator}-next", f"{images.engine}-next", images.gateway, images.client)
     cluster.tag(images.engine, later.engine)
     subprocess.run(

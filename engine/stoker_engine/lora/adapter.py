@@ -1,4 +1,4 @@
-"""An adapter's matrices, by the model's parameters."""
+"""An adapter's matrices by the parameters of the model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What an adapter adds to one matrix: W + B A.
+    """Low-rank update of one matrix: W + B A.
 
-    Matrices that files hold as one (queries, keys and values) have the same A, which is then one tensor, and B's rows
-    are dealt to them as W's are. For the embedding, whose input is a token, A's columns are the vocabulary. Latent
-    attention's ``k_b`` and ``v_b`` have a B for each head: [heads, outputs, rank], with one A.
+    Matrices that files store fused (queries, keys and values) share the tensor A, and B's rows are split like W's. The
+    embedding's inputs are tokens, so its A has a column for each token of the vocabulary. Latent attention's ``k_b``
+    and ``v_b`` have one A, and a B for each head: [heads, outputs, rank].
 
     Attributes:
         a: [rank, inputs].
-        b: [outputs, rank], scaled.
+        b: [outputs, rank], multiplied by the adapter's scale.
     """
 
     a: torch.Tensor
@@ -26,17 +26,17 @@ class Factors:
 
     @property
     def rank(self) -> int:
-        """The number of A's rows."""
+        """Number of rows of A."""
         return len(self.a)
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """An adapter as its files hold it: whole, whatever part of the model a rank has.
+    """An adapter as read from its files, before it is sharded.
 
     Attributes:
-        factors: by the parameter's name without ``.weight``, as `LinearSite.outputs` has it.
-        digest: hexadecimal, of the content of its files.
+        factors: matrices by parameter name without ``.weight``, as in `LinearSite.outputs`.
+        digest: hexadecimal digest of the files' content.
     """
 
     factors: Mapping[str, Factors]
@@ -44,5 +44,5 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank of its matrices."""
+        """Largest rank of its matrices."""
         return max(factors.rank for factors in self.factors.values())

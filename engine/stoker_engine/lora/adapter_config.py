@@ -1,6 +1,6 @@
-"""PEFT's ``adapter_config.json``: which modules an adapter changes, by matrices of which ranks, scaled by what.
+"""PEFT's ``adapter_config.json``: the modules that an adapter changes, and the ranks and scales of its matrices.
 
-Every field of PEFT's `LoraConfig` is honoured, without effect on a trained adapter, or refused.
+Every field of PEFT's `LoraConfig` is applied, ignored because it does not affect a trained adapter, or refused.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from stoker_common.errors import AdapterError
 
 FILE: Final = "adapter_config.json"
 
-#: More than any model's matrices have; what is served is --max-lora-rank's.
+#: Limit of the ranks in a file; --max-lora-rank is checked later.
 _MAX_RANK: Final = 10**9
-#: Seconds that all patterns of an adapter may take together: they may be hostile.
+#: Limit of the time in which all patterns of an adapter are compiled and matched, in seconds: they may be malicious.
 _PATTERNS_S: Final = 2.0
-#: Of one pattern: nothing interrupts its compilation, which writes counted repeats out.
+#: Limits of one pattern. Its compilation, which expands counted repeats, cannot be interrupted.
 _MAX_PATTERN_CHARACTERS: Final = 8 << 10
 _MAX_REPEATS: Final = 1000
 _COUNTED = re.compile(r"\{([0-9]*)(?:,([0-9]*))?\}")
 
-#: Fields that may be anything: they describe how an adapter was trained, or what with.
+#: Fields with any value: they only describe how the adapter was trained.
 _WITHOUT_EFFECT: Final = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "lora_dropout",
@@ -46,40 +46,43 @@ _HONOURED: Final = frozenset(
     }
 )  # fmt: skip
 
-#: Fields that must be empty, and why.
+#: Fields that must be empty → reason.
 _REFUSED: Final = {
-    "alora_invocation_tokens": "an activated adapter (aLoRA) changes only what follows its invocation tokens",
+    "alora_invocation_tokens": "an activated LoRA (aLoRA) applies only from its invocation tokens on",
     "arrow_config": "Arrow routes tokens among adapters",
     "ensure_weight_tying": "the embedding and the head would share an adapter",
-    "kasa_config": "KaSA changes the model's own matrices",
-    "layer_replication": "the model would have other layers",
+    "kasa_config": "KaSA truncates the model's weights",
+    "layer_replication": "it changes the model's layers",
     "lora_bias": "B has a bias",
-    "megatron_config": "its matrices are Megatron's",
-    "modules_to_save": "it has whole modules of its own; merge it into the model",
-    "monteclora_config": "its matrices are drawn at random",
-    "trainable_token_indices": "it has vectors of tokens of its own; merge it into the model",
+    "megatron_config": "its layers are Megatron's",
+    "modules_to_save": "the adapter replaces whole modules; merge it into the model",
+    "monteclora_config": "MonteCLoRA samples perturbations of A",
+    "trainable_token_indices": "the adapter replaces embeddings of tokens; merge it into the model",
     "use_bdlora": "its matrices are block-diagonal",
-    "use_dora": "DoRA scales the model's own matrices; merge it into the model",
-    "use_qalora": "QALoRA pools what A gets",
-    "velora_config": "VeLoRA projects what A gets",
+    "use_dora": "DoRA rescales the model's weights; merge the adapter into the model",
+    "use_qalora": "QALoRA pools the input of A",
+    "velora_config": "VeLoRA compresses the input of A in training",
 }
 
-#: Ways to begin that take what A and B hold from the model's own matrices.
+#: Prefixes of initialization methods that also change the model's weights.
 _CHANGES_MODEL: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class _Patterns:
-    """An adapter's patterns, which have a limited time together."""
+    """The regular expressions of an adapter, with a time limit for all of them together."""
 
     def __init__(self) -> None:
         self._read: dict[str, Any] = {}
         self._left_s = _PATTERNS_S
 
     def match(self, pattern: str, name: str, whole: bool = False) -> Any:
-        """What a pattern finds at the beginning of a name, or as all of it; None: nothing.
+        """Return the match of a pattern at the beginning of a name, or None.
+
+        Args:
+            whole: whether the pattern must match the whole name.
 
         Raises:
-            AdapterError: the pattern cannot be read, or the patterns take too long.
+            AdapterError: the pattern is invalid, or the time limit is exceeded.
         """
         started = time.monotonic()
         try:
@@ -91,21 +94,22 @@ class _Patterns:
             return (read.fullmatch if whole else read.match)(name, timeout=self._left_s)
         except TimeoutError:
             raise AdapterError(
-                f"{FILE}: its patterns take too long to match, at {_shown(pattern)}; write simpler ones"
+                f"{FILE}: its patterns take too long to match (at {_shown(pattern)}); simplify them"
             ) from None
         except (re.error, regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-            raise AdapterError(f"{FILE}: {_shown(pattern)} is no pattern: {error}") from None
+            raise AdapterError(f"{FILE}: {_shown(pattern)} is not a valid pattern: {error}") from None
         finally:
             self._left_s -= time.monotonic() - started
 
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What is honoured of an adapter's config; see PEFT's `LoraConfig`.
+    """The fields of an adapter's config that are applied; see PEFT's `LoraConfig`.
 
     Attributes:
-        target_modules: the last parts of names, or a pattern of whole names.
-        layers_to_transform: None: all.
+        target_modules: whole names of modules or their last components, or a pattern of whole names.
+        exclude_modules: like `target_modules`; takes precedence over it.
+        layers_to_transform: layer indices; None: all layers.
     """
 
     r: int
@@ -122,21 +126,21 @@ class AdapterConfig:
 
     @classmethod
     def parse(cls, content: bytes) -> AdapterConfig:
-        """Reads the file's content.
+        """Parse the file's content.
 
         Raises:
-            AdapterError: it is no such config, or asks for what is not computed here.
+            AdapterError: the content is invalid, or has a field that is not supported.
         """
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise AdapterError(f"{FILE} is no JSON: {error}") from None
+            raise AdapterError(f"{FILE} is not valid JSON: {error}") from None
         if not isinstance(fields, dict):
-            raise AdapterError(f"{FILE} holds no object")
+            raise AdapterError(f"{FILE} must contain a JSON object")
         if fields.get("peft_type") != "LORA":
-            raise AdapterError(f"{FILE}: peft_type is {_shown(fields.get('peft_type'))}; only LORA adapters are served")
+            raise AdapterError(f"{FILE}: peft_type is {_shown(fields.get('peft_type'))}; only LORA is supported")
         _refuse(fields)
-        _flag(fields, "fan_in_fan_out")  # of the model's matrices: A and B are the same either way
+        _flag(fields, "fan_in_fan_out")  # describes the layout of the model's weights; A and B do not depend on it
         layers = fields.get("layers_to_transform")
         return cls(
             r=_positive("r", fields.get("r", 8)),
@@ -153,7 +157,7 @@ class AdapterConfig:
 
     @property
     def key(self) -> str:
-        """A text that is equal for configs of equal effect. PEFT writes lists of modules in arbitrary order."""
+        """String that is equal for configs with the same effect: PEFT writes lists of modules in arbitrary order."""
         values = {name: value for name, value in vars(self).items() if name != "_patterns"}
         for name in ("target_modules", "exclude_modules", "target_parameters"):  # layers_pattern is tried in order
             if isinstance(values[name], tuple):
@@ -162,14 +166,14 @@ class AdapterConfig:
 
     @property
     def targets_all_linear(self) -> bool:
-        """Whether all linear modules but the head are targets."""
+        """Whether all linear modules except the head are targets."""
         return isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear"
 
     def targets(self, module: str) -> bool:
-        """Whether the module of this name is to be changed.
+        """Whether the adapter changes the module of this name.
 
         Raises:
-            AdapterError: a pattern cannot be read, or takes too long.
+            AdapterError: a pattern is invalid, or the time limit is exceeded.
         """
         if self.excludes(module):
             return False
@@ -177,20 +181,20 @@ class AdapterConfig:
             return True
         if isinstance(self.target_modules, str):
             return self._is_named(module, self.target_modules)
-        if module in self.target_modules:  # a whole name stands for itself, whatever its layer
+        if module in self.target_modules:  # layers_to_transform does not apply to whole names
             return True
         return self._is_named(module, self.target_modules) and self._is_in_layers(module)
 
     def excludes(self, module: str) -> bool:
-        """Whether the module of this name stays as it is, whatever else is said."""
+        """Whether `exclude_modules` contains the module of this name."""
         return self._is_named(module, self.exclude_modules)
 
     def is_target_parameter(self, name: str) -> bool:
-        """Whether the parameter of this name is to be changed."""
+        """Whether the adapter changes the parameter of this name."""
         return any(name == each or name.endswith(f".{each}") for each in self.target_parameters)
 
     def rank_and_scale(self, name: str) -> tuple[int, float]:
-        """The rank of the matrices of a module or parameter, and what their product is multiplied by."""
+        """Return the rank of a module's or parameter's matrices, and the scale of their product."""
         rank = self._of_pattern(self.rank_pattern, name, self.r)
         alpha = self._of_pattern(self.alpha_pattern, name, self.lora_alpha)
         return rank, alpha / (math.sqrt(rank) if self.use_rslora else rank)
@@ -198,7 +202,7 @@ class AdapterConfig:
     def _is_in_layers(self, module: str) -> bool:
         if self.layers_to_transform is None:
             return True
-        # The first number is the layer's; a later one may be an expert's.
+        # The first number is the layer index; a later one may be an expert's index.
         number = r"\.(?P<idx>[0-9]+)\."
         patterns = [rf"(?:^|.*?\.){each}{number}" for each in self.layers_pattern] or [rf".*?\.[^.]*{number}"]
         for pattern in patterns:
@@ -209,7 +213,7 @@ class AdapterConfig:
         return False
 
     def _is_named(self, module: str, names: tuple[str, ...] | str) -> bool:
-        """As PEFT has it: a pattern of the whole name, or names or ends of names."""
+        """Whether `names` contains a module, by PEFT's rules: names or their last components, or a pattern of names."""
         if not names:
             return False
         if isinstance(names, str):
@@ -217,7 +221,7 @@ class AdapterConfig:
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def _of_pattern(self, values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
-        """The value of the first pattern that the name or its end matches."""
+        """Return the value of the first pattern that matches the name or its last components."""
         for pattern, value in values.items():
             if self._patterns.match(rf"(.*\.)?({pattern})$", name):
                 return value
@@ -229,50 +233,55 @@ def _refuse(fields: Mapping[str, Any]) -> None:
         if name in _HONOURED or name in _WITHOUT_EFFECT or value in (None, False, "", [], {}):
             continue
         if name in _REFUSED:
-            raise AdapterError(f"{FILE}: {name} is not served: {_REFUSED[name]}")
+            raise AdapterError(f"{FILE}: {name} is not supported: {_REFUSED[name]}")
         if name == "bias":
             if value != "none":
                 raise AdapterError(
-                    f"{FILE}: bias is {_shown(value)}, and biases of the model stay; merge it into the model"
+                    f"{FILE}: bias is {_shown(value)}; adapters cannot change biases: merge it into the model"
                 )
         elif name == "init_lora_weights":
             if isinstance(value, str) and value.lower().startswith(_CHANGES_MODEL):
                 raise AdapterError(
-                    f"{FILE}: init_lora_weights is {_shown(value)}, which changes the model's own matrices; save the "
+                    f"{FILE}: init_lora_weights is {_shown(value)}, which changes the model's weights; save the "
                     "adapter again with path_initial_model_for_weight_conversion"
                 )
         else:
-            raise AdapterError(f"{FILE}: {_shown(name)} is not known here, and may change what the adapter computes")
+            raise AdapterError(f"{FILE}: {_shown(name)} is not known, and may change the adapter's results")
 
 
 def _compiled(pattern: str) -> Any:
-    """A pattern that also `re` knows, which PEFT matches with, and whose compilation takes little memory and time."""
+    """Compile a pattern. It must also be valid for `re`, which PEFT uses.
+
+    Raises:
+        ValueError: its compilation could take much memory or time.
+        re.error, regex.error: it is invalid.
+    """
     if len(pattern) > _MAX_PATTERN_CHARACTERS:
         raise ValueError(f"it has more than {_MAX_PATTERN_CHARACTERS} characters")
     if "{" in _COUNTED.sub("", pattern):
-        raise ValueError("braces may only hold counts")
+        raise ValueError("braces may only contain repeat counts")
     counts = [max(int(count or 1) for count in found.groups("1")) for found in _COUNTED.finditer(pattern)]
     if math.prod(max(1, count) for count in counts) > _MAX_REPEATS:
-        raise ValueError(f"its counted repeats multiply to more than {_MAX_REPEATS}")
+        raise ValueError(f"the product of its repeat counts is larger than {_MAX_REPEATS}")
     re.compile(pattern)
     return regex.compile(pattern)
 
 
 def _positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
-        raise AdapterError(f"{FILE}: {name} must be whole numbers from 1 to {_MAX_RANK}, not {_shown(value)}")
+        raise AdapterError(f"{FILE}: {name}: ranks must be integers from 1 to {_MAX_RANK}, not {_shown(value)}")
     return value
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AdapterError(f"{FILE}: {name} must be a number, not {_shown(value)}")
+        raise AdapterError(f"{FILE}: {name}: expected a number, not {_shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise AdapterError(f"{FILE}: {name} must be a finite number, not {_shown(value)}")
+        raise AdapterError(f"{FILE}: {name}: expected a finite number, not {_shown(value)}")
     return number
 
 
@@ -311,11 +320,11 @@ def _list(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def _layers(value: object) -> frozenset[int]:
     numbers = value if isinstance(value, list) else [value]
     if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise AdapterError(f"{FILE}: layers_to_transform must be numbers of layers, not {_shown(value)}")
+        raise AdapterError(f"{FILE}: layers_to_transform must be a layer index or a list of them, not {_shown(value)}")
     return frozenset(numbers)
 
 
 def _shown(value: object) -> str:
-    """A value of the file, for a message: not all of it."""
+    """Return a value of the file for a message, truncated."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,13 +1,14 @@
-"""What adapters add to one linear operation of the model, by slot.
+"""Application of the adapters in the slots to one linear operation of the model.
 
-    LINEAR            y += (x Aᵀ) Bᵀ                        on a CPU lora.cpp's, also within a call of whole layers
+    LINEAR            y += (x Aᵀ) Bᵀ
     EMBEDDING         y += Aᵀ[token] Bᵀ
     ABSORBED_KEYS     q Wᵀ += (q Bₕ) A        ┐ for each head h: latent attention multiplies queries by the matrix that
-    ABSORBED_VALUES   c W  += (c Aᵀ) Bₕᵀ      ┘ makes keys of latents, and results by the one that makes values of them
+    ABSORBED_VALUES   c W  += (c Aᵀ) Bₕᵀ      ┘ maps latents to keys, and results by the one that maps them to values
 
-Where lora.cpp does not compute it, the linear operations of the model's own kernels do, an adapter at a time: on a CPU
-a row's result depends on the row and its adapter alone. On a GPU Triton's kernels compute all forms, for all rows and
-adapters at once (`slot_stacks`); where these cannot run, torch's operators do, an adapter at a time.
+On a CPU, lora.cpp computes LINEAR, also within calls of whole layers. The other forms, and operations without its
+kernel, use the linear operations of the model's kernels, one adapter after the other. A row's result depends only on
+the row and its adapter. On a GPU, Triton's kernels compute all forms, for all rows and adapters at once
+(`slot_stacks`); if these cannot run, torch's operators compute one adapter after the other.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ from stoker_engine.quant.prepack import resolve_prepack
 
 
 class AdaptedSite:
-    """A linear operation's site, and what the adapters in the slots add there.
+    """A linear operation's site with the adapters in the slots.
 
     Args:
-        rows: the rows of the batch.
-        device: that computes.
-        table, library: of the CPU's kernels; None: torch's operators compute.
-        make_stacks: makes room for the slots' matrices of an operation of this shape, where they are multiplied for all
-            rows at once; None: they are not.
-        is_changeable: whether adapters may change the matrix of this name.
+        site: position of the operation in the model.
+        rows: rows of the batch.
+        device: device of the model.
+        table, library: slots and library of the CPU's kernels; None: torch's operators are used.
+        make_stacks: allocates the matrices of all slots for an operation of this shape, if kernels compute all rows at
+            once; None: adapters are computed one after the other.
+        is_changeable: parameter name without ``.weight`` → whether adapters may change the matrix.
     """
 
     def __init__(
@@ -66,20 +68,20 @@ class AdaptedSite:
         self._operations: list[_AdaptedOperation] = []
 
     def cut(self, adapter: Adapter, memory: AdapterMemory | None) -> SiteFactors | None:
-        """What an adapter adds here, of this rank's part of the matrix; None: nothing.
+        """Return this rank's shard of an adapter's matrices for the site, or None if the adapter does not change it.
 
         Args:
-            memory: where the CPU's kernels compute, of the adapter's matrices for them.
+            memory: memory of the adapter for the CPU's kernels; None: they are not used.
 
         Raises:
-            AdapterError: adapters may not change it.
+            AdapterError: adapters may not change one of the site's matrices.
         """
         parts, first, cut_rows = list[LoraPart](), 0, dict[int, torch.Tensor]()
         for name, outputs in self.site.outputs.items():
             factors = adapter.factors.get(name)
             if factors is not None:
                 if not self._is_changeable(name):
-                    raise AdapterError(f"it changes {name}, for which --lora-target-modules leaves no room")
+                    raise AdapterError(f"it changes {name}, which --lora-target-modules does not include")
                 if id(factors.a) not in cut_rows:
                     cut_rows[id(factors.a)] = _cut(factors, self.site)
                 b = factors.b if outputs.is_whole else factors.b[outputs.positions]
@@ -88,7 +90,7 @@ class AdaptedSite:
         if not parts:
             return None
         if self._native is None or memory is None:
-            if self._device.type == "cuda":  # from where they are copied beside what the device does
+            if self._device.type == "cuda":  # pinned, so that copies to the device are asynchronous
                 parts = [LoraPart(part.a.pin_memory(), part.b.pin_memory(), part.first_output) for part in parts]
             return SiteFactors(self.site.form, parts, self._linear)
         return self.packed(CpuLoraFactors(parts, memory))
@@ -98,7 +100,7 @@ class AdaptedSite:
         return SiteFactors(self.site.form, (), self._linear, factors)
 
     def set(self, slot: int, factors: SiteFactors | None) -> None:
-        """Has a slot add `factors` from the next step on; None: nothing."""
+        """Set the matrices of a slot from the next step on; None if the slot does not change this operation."""
         if self._make_stacks is not None:
             if self._stacks is None and factors is not None:
                 self._stacks = self._make_stacks(self._shape(factors.width))
@@ -112,7 +114,7 @@ class AdaptedSite:
             self._native.set(slot, None if factors is None else factors.native)
 
     def extended(self, linear: Operation) -> Operation:
-        """The operation with what is added to it."""
+        """Return the operation extended by the adapters."""
         if isinstance(linear, CpuLinear) and self._native is not None:
             return self._native.extended(linear, lambda: self._rows[self.site.space])
         if not any(map(self._is_changeable, self.site.outputs)):
@@ -122,10 +124,10 @@ class AdaptedSite:
         return adapted
 
     def _shape(self, width: int) -> StackShape:
-        """Of what adapters may change here.
+        """Return the shape of the parts that adapters may change.
 
         Args:
-            width: outputs of a head, where the matrix is absorbed.
+            width: outputs of a head; used for absorbed matrices only.
         """
         form, inner = self.site.form, self.site.inputs.size
         if form in (SiteForm.ABSORBED_KEYS, SiteForm.ABSORBED_VALUES):
@@ -139,21 +141,21 @@ class AdaptedSite:
         return StackShape(form, 1, inner, tuple(parts))
 
     def settle(self) -> None:
-        """Has kernels compute what is extended, where there are some, now that matrices are packed."""
+        """Use the CPU's kernel for the extended operations if it can compute all of them. Call it after prepacking."""
         resolved = [resolve_prepack(adapted.linear) for adapted in self._operations]
         if not all(isinstance(linear, CpuLinear) for linear in resolved):
-            self._native = None  # such as a router's, which computes in float32
+            self._native = None  # for example a router, which computes in float32
             return
         for adapted, linear in zip(self._operations, resolved, strict=True):
             adapted.operation = self.extended(linear)
 
     def _added(self, y: torch.Tensor, x: torch.Tensor) -> None:
-        """Adds to y, the operation's result for x."""
+        """Add the adapters' results for x to y, the operation's result."""
         if not self._rows.has_adapters:
             return
         if self._make_stacks is not None:
-            # Before an adapter changes it, so that a CUDA graph of it adds what later ones do. Those of experts, which
-            # no graph computes, have room once they need it.
+            # Allocated even if no adapter changes the operation yet, so that a captured CUDA graph also computes later
+            # adapters. Experts with adapters are not in graphs; `set` allocates their stacks on demand.
             if self._stacks is None and self.site.space is not RowSpace.EXPERTS:
                 self._stacks = self._make_stacks(self._shape(y.shape[-1]))
             if self._stacks is not None:
@@ -168,14 +170,14 @@ class AdaptedSite:
 
 
 class SiteFactors:
-    """What an adapter adds to one operation on this rank.
+    """An adapter's matrices for one operation on this rank.
 
     Args:
-        form: of the operation.
-        parts: of the matrices merged into the operation; of forms but LINEAR, one, with `Factors`' own shapes (the
-            embedding's A is [vocabulary, rank]).
-        linear: makes linear operations of matrices.
-        native: the parts in the order of the CPU's kernel, instead; None: it does not compute them.
+        form: form of the operation.
+        parts: a part for each changed matrix that the operation merges; a single part for forms other than LINEAR,
+            with the shapes of `Factors` (but the embedding's A is [vocabulary, rank]).
+        linear: weight → linear operation.
+        native: the parts in the layout of the CPU's kernel; `parts` is then empty. None: the kernel is not used.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class SiteFactors:
 
     @functools.cached_property
     def operations(self) -> list[tuple[slice, Operation]]:
-        """What is added to which columns of the operation's result; of a result by head, to all heads."""
+        """Columns of the operation's result (all heads, if it has heads), and the operation whose result is added."""
         return [
             (
                 slice(first, first + len(b)) if self._form is SiteForm.LINEAR else slice(None),
@@ -195,7 +197,7 @@ class SiteFactors:
         ]
 
     def on(self, device: torch.device) -> SiteFactors:
-        """The same on a device; copies go on when this returns."""
+        """Return the factors on a device. Copies may still be in progress when it returns."""
         if device.type == "cpu":
             return self
         copies: dict[int, torch.Tensor] = {}
@@ -206,19 +208,23 @@ class SiteFactors:
 
     @property
     def width(self) -> int:
-        """Outputs of a head, where the operation's matrix is absorbed."""
+        """Number of outputs of a head, for absorbed matrices."""
         a, b, _ = self.parts[0]
         return a.shape[1] if self._form is SiteForm.ABSORBED_KEYS else b.shape[-2]
 
     @property
     def num_bytes(self) -> int:
-        """Of its matrices."""
+        """Size of its matrices in bytes."""
         tensors = {id(tensor): tensor for part in self.parts for tensor in (part.a, part.b)}
         return sum(tensor.nbytes for tensor in tensors.values()) + (self.native.num_bytes if self.native else 0)
 
 
 class _AdaptedOperation:
-    """A linear operation, and what is added to its result."""
+    """A linear operation with the adapters' results added.
+
+    Attributes:
+        operation: replacement that the CPU's kernel computes; None: there is none.
+    """
 
     def __init__(self, linear: Operation, added: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         self.linear, self._added = linear, added
@@ -234,7 +240,7 @@ class _AdaptedOperation:
 
 
 def _cut(factors: Factors, site: LinearSite) -> torch.Tensor:
-    """A's columns of this rank's inputs."""
+    """Return A's columns of this rank's inputs; transposed for the embedding, so that tokens are rows."""
     if site.form is SiteForm.EMBEDDING:
         return factors.a.T.contiguous()
     if site.form is SiteForm.LINEAR:
@@ -253,13 +259,13 @@ def _embedding(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operatio
 
 
 def _absorbed_keys(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operation:
-    """[rows, heads, keys] → [rows, heads, latent]."""
+    """Return the operation [rows, heads, keys] → [rows, heads, latent]."""
     heads, expand = by_head([linear(head.T.contiguous()) for head in b]), linear(a.T.contiguous())
     return lambda query: expand(heads(query.to(a.dtype)))
 
 
 def _absorbed_values(a: torch.Tensor, b: torch.Tensor, linear: MakeLinear) -> Operation:
-    """[rows, heads, latent] → [rows, heads, values]."""
+    """Return the operation [rows, heads, latent] → [rows, heads, values]."""
     shrink, heads = linear(a), by_head([linear(head) for head in b])
     return lambda latents: heads(shrink(latents.to(a.dtype)))
 

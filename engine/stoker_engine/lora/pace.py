@@ -1,28 +1,28 @@
-"""Keeps the load of an adapter from slowing the steps that run beside it."""
+"""Pauses of an adapter's load, so that it does not slow the steps that run meanwhile."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
-#: Seconds of processor time after which a load pauses.
+#: CPU time after which a load pauses, in seconds.
 _WORK_S: Final = 0.001
-#: How many times as long as it worked a load pauses. A load of 8 MB works for some 15 ms.
+#: Ratio of a pause to the CPU time before it. A load of 8 MB takes about 15 ms of CPU time.
 _PAUSE: Final = 1.0
 
 
 class Pace:
-    """The pauses of one load, which has a thread of its own.
+    """Pauses of one load, which runs in a separate thread.
 
-    A load and the kernels' threads share few processors, and a load and the engine's loop share Python's lock. Lower
-    priority would not do: on a busy machine, a thread that the system does not run would keep that lock.
+    A load competes with the kernels' threads for CPUs, and with the engine's loop for the GIL. A lower thread priority
+    would not help: on a busy machine, a thread that is not scheduled would keep the GIL.
     """
 
     def __init__(self) -> None:
         self._paused_at = time.thread_time()
 
     def give_way(self) -> None:
-        """Pauses, if the thread has worked for a moment since the last pause."""
+        """Pause if the thread has used `_WORK_S` seconds of CPU time since the last pause."""
         worked = time.thread_time() - self._paused_at
         if worked >= _WORK_S:
             time.sleep(_PAUSE * worked)

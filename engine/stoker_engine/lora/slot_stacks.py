@@ -1,10 +1,10 @@
-"""The matrices of all slots of one operation, where they are multiplied for all rows at once (`GroupedLora`).
+"""Matrices of all slots for one operation, for kernels that compute all rows at once (`GroupedLora`).
 
-    A      [slots, parts, heads or 1, max rank, inner]           by which rows are multiplied first
-    B      [slots, heads or 1, all parts' outputs, max rank]     and by this their results
-    ranks  [slots, parts]                                        how much of both a slot's adapter has
+    A      [slots, parts, heads or 1, max rank, inner]           multiplies the rows
+    B      [slots, heads or 1, outputs of all parts, max rank]   multiplies the results of A
+    ranks  [slots, parts]                                        rank of the slot's adapter
 
-They stay where they are while adapters come and go, so a CUDA graph that was captured once is right for all of them.
+Their addresses do not change when adapters are activated, so a captured CUDA graph is valid for all adapters.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from stoker_engine.sizing.lora import changeable, is_changeable
 
 @dataclass(frozen=True)
 class GroupedAdapters:
-    """How adapters are computed for all rows at once.
+    """Configuration of the adapters of a model whose kernels compute all rows at once.
 
     Attributes:
-        kernels: that compute them.
-        max_rank: the largest rank of a matrix.
-        is_changeable: whether adapters may change the matrix of this name; there is no room for others.
-        is_batch_invariant: whether a row's bits must not depend on which adapters are in slots.
+        kernels: the kernels.
+        max_rank: largest rank of a matrix.
+        is_changeable: parameter name without ``.weight`` → whether adapters may change the matrix; no memory is
+            allocated for others.
+        is_batch_invariant: whether a row's bits must not depend on the adapters in the slots.
     """
 
     kernels: GroupedLora
@@ -43,7 +44,7 @@ class GroupedAdapters:
 
 
 def grouped_adapters(args: EngineArgs, config: ModelConfig, kernels: Kernels) -> GroupedAdapters | None:
-    """How adapters of a model are computed for all rows at once; None: these kernels do not."""
+    """Return the configuration for a model's adapters, or None if its kernels compute one adapter after the other."""
     if kernels.lora is None:
         return None
     allowed = changeable(config, args.lora_target_modules)
@@ -53,13 +54,13 @@ def grouped_adapters(args: EngineArgs, config: ModelConfig, kernels: Kernels) ->
 
 
 class StackShape(NamedTuple):
-    """The sizes of an operation, of which adapters may change some parts.
+    """Sizes of an operation and its parts that adapters may change.
 
     Attributes:
-        form: what it does with its matrices.
-        heads: of its argument; 1 but where latent attention's matrices are absorbed.
-        inner: columns of the matrix that rows are multiplied by first; of the embedding, tokens.
-        parts: the first output of each part, and how many outputs it has.
+        form: argument and result of the operation.
+        heads: number of heads of the argument for absorbed matrices of latent attention; otherwise 1.
+        inner: number of input columns; for the embedding, the size of the vocabulary.
+        parts: index of the first output of each part, and its number of outputs.
     """
 
     form: SiteForm
@@ -69,12 +70,12 @@ class StackShape(NamedTuple):
 
 
 class SlotStacks:
-    """The matrices of an operation, and what they add to its result.
+    """The matrices of one operation in all slots.
 
     Args:
-        num_slots: of adapters.
-        dtype: of their matrices.
-        device: that they are on.
+        num_slots: number of adapter slots.
+        dtype: dtype of the matrices.
+        device: device of the matrices.
     """
 
     def __init__(
@@ -92,16 +93,17 @@ class SlotStacks:
         heads_a = shape.heads if form is SiteForm.ABSORBED_KEYS else 1
         heads_b = shape.heads if form is SiteForm.ABSORBED_VALUES else 1
         a_size = (shape.inner, max_rank) if form is SiteForm.EMBEDDING else (parts, heads_a, max_rank, shape.inner)
-        # Slots are filled between steps, in inference mode or not, which torch permits for usual tensors alone.
+        # Slots are set inside and outside inference mode, and torch does not permit changes of inference tensors
+        # outside it.
         with torch.inference_mode(False):
-            # Zeros, though nothing reads them: whatever were there could be nan, which a lookup would copy.
+            # Zeros, so that no NaN is copied: the embedding's lookup also copies elements beyond an adapter's rank.
             self._a = torch.zeros((num_slots, *a_size), dtype=dtype, device=device)
             self._b = torch.zeros((num_slots, heads_b, outputs, max_rank), dtype=dtype, device=device)
             self._ranks = torch.zeros((num_slots, parts), dtype=torch.int32, device=device)
             self._output_tiles = to_device(tiles, device, torch.int32).view(-1, 4)
 
     def set(self, slot: int, parts: Sequence[LoraPart]) -> None:
-        """Has a slot hold these parts from the next step on; copies go on when this returns."""
+        """Set the parts of a slot from the next step on. Copies may still be in progress when it returns."""
         self._ranks[slot].zero_()
         index_of = {first: index for index, (first, _) in enumerate(self._shape.parts)}
         for a, b, first in parts:
@@ -112,7 +114,7 @@ class SlotStacks:
             self._ranks[slot, index].fill_(rank)
 
     def add(self, y: torch.Tensor, x: torch.Tensor, rows: BatchRows, space: RowSpace) -> None:
-        """Adds to y, the operation's result for x, what each row's adapter makes of x."""
+        """Add the result of each row's adapter for x to y, the operation's result."""
         kernels = self._grouped.kernels
         tiles = rows.grouped(space, lambda slots: kernels.group(slots, self._num_slots, self._dtype))
         if self._shape.form is SiteForm.EMBEDDING:
@@ -124,15 +126,15 @@ class SlotStacks:
         kernels.expand(y if y.dim() == 3 else y.unsqueeze(1), shrunk, self._b, self._ranks, self._output_tiles, *tiles)
 
     def _views(self, slot: int, part: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and B of one part of a slot."""
+        """Return views of A and B of one part of a slot."""
         first, size = self._first_rows[part], self._shape.parts[part][1]
         a = self._a[slot, :, :rank] if self._shape.form is SiteForm.EMBEDDING else self._a[slot, part, :, :rank]
         return a, self._b[slot, :, first : first + size, :rank]
 
     def _factors(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """An adapter's A and B as they are multiplied."""
+        """Return an adapter's A and B in the shapes of `_views`."""
         if self._shape.form is SiteForm.EMBEDDING:
             return a, b.unsqueeze(0)
-        if self._shape.form is SiteForm.ABSORBED_KEYS:  # queries by B of their heads, and then by A
+        if self._shape.form is SiteForm.ABSORBED_KEYS:  # queries are multiplied by B of their heads, then by A
             return b.transpose(1, 2), a.T.unsqueeze(0)
         return a.unsqueeze(0), (b if self._shape.form is SiteForm.ABSORBED_VALUES else b.unsqueeze(0))

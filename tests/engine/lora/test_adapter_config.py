@@ -195,7 +195,7 @@ def test_an_adapters_patterns_end_in_time(fields: dict[str, Any], monkeypatch: p
     """The limit applies to all patterns together: an adapter has hundreds of names."""
     monkeypatch.setattr("stoker_engine.lora.adapter_config._PATTERNS_S", 0.2)
     config = parse(**fields)
-    with pytest.raises(AdapterError, match=r"too long|no pattern"):
+    with pytest.raises(AdapterError, match=r"too long|not a valid pattern"):
         for index in range(300):
             name = f"model.layers.{index}.self_attn.{'a_' * 15}.q_proj"
             config.targets(name)
@@ -222,7 +222,7 @@ def test_an_adapters_patterns_end_in_time(fields: dict[str, Any], monkeypatch: p
 def test_what_is_no_pattern_is_refused(name: str, pattern: str) -> None:
     fields: dict[str, Any] = {name: {pattern: 1} if name == "rank_pattern" else pattern}
     config = parse(**fields, layers_to_transform=[1])
-    with pytest.raises(AdapterError, match="is no pattern") as caught:
+    with pytest.raises(AdapterError, match="is not a valid pattern") as caught:
         config.targets("model.layers.1.self_attn.q_proj")
         config.rank_and_scale("model.layers.1.self_attn.q_proj")
     assert len(str(caught.value)) < 300
