@@ -41,10 +41,10 @@ _TENSOR = re.compile(
 _OWN = re.compile(r"base_model\.model\.(?P<module>(?:.+\.)?\w+)\.base_layer\.(?:weight|bias)")
 #: Suffixes of the names of tensors that are not supported, with the reason.
 _FOREIGN: Final = {
-    ".lora_magnitude_vector": "DoRA scales the model's own matrices; merge it into the model",
+    ".lora_magnitude_vector": "DoRA rescales the model's weights; merge the adapter into the model",
     ".lora_B.bias": "B has a bias",
-    ".weight": "it has whole modules of its own; merge it into the model",
-    ".bias": "it has biases of its own; merge it into the model",
+    ".weight": "the adapter replaces whole modules; merge it into the model",
+    ".bias": "the adapter replaces biases; merge it into the model",
 }
 
 #: Names of parameters that stack the matrices of all experts, in the order of a module's parameters.

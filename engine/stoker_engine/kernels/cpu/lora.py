@@ -110,10 +110,10 @@ class AdapterMemory:
             self._sources.append(_Source(weight.data_ptr(), *weight.shape, offset, first, inner, in_panels))
             self._weights.append(weight)
         matrix.w, matrix.outputs, matrix.inner, matrix.is_panels = offset, outputs, inner, in_panels
-        self.place(matrix)
+        self.relocate(matrix)
         return num_bytes
 
-    def place(self, *matrices: _Matrix) -> None:
+    def relocate(self, *matrices: _Matrix) -> None:
         """Have `fill` add the memory's address to these matrices' offsets."""
         self._matrices += matrices
 
@@ -232,7 +232,7 @@ class CpuLoraFactors:
         factors._parts = type(self._parts).from_buffer_copy(self._parts)
         factors.factors = _Factors(self.factors.a, len(factors._parts), factors._parts)
         factors.num_bytes, factors._memory = self.num_bytes, memory
-        memory.place(factors.factors.a, *(part.b for part in factors._parts))
+        memory.relocate(factors.factors.a, *(part.b for part in factors._parts))
         return factors
 
 
