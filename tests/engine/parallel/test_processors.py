@@ -84,7 +84,7 @@ def test_two_sockets() -> None:
     limited = Machine(machine.allowed, nodes, cores, quota=6)
     assert [share.threads for share in deal(limited, 2)] == [3, 3]
     assert crowding(limited, 6) is None
-    assert "8 ranks share 32 cores and time for 6" in (crowding(limited, 8) or "")
+    assert "8 ranks share 32 cores with a CPU limit of 6" in (crowding(limited, 8) or "")
 
 
 @pytest.mark.parametrize(
