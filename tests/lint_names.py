@@ -57,6 +57,15 @@ ARCHAIC = {
     "mends": "fixes",
     "thrown back": "discarded",
     "as ever": "as always, as before",
+    "whoever": "the client, process or user that …",
+    "somebody": "another client, process or user",
+    "anybody": "any client or user",
+    "somebody's": "another owner's",
+    "nobody's": "without an owner",
+    "looks after": "watches, reconciles",
+    "looked after": "watched, reconciled",
+    "given back": "returned",
+    "taken down": "recorded, stopped",
 }
 
 #: Forbidden names of variables, parameters, attributes and functions, also with leading underscores.

@@ -44,7 +44,7 @@ def test_it_works_there_and_sees_nothing_else(
     try:
         with Operator(confined, tmp_path / "log", *options):
             kube.create(ns, document("here", replicas=2))
-            eventually(lambda: kube.condition(ns, "here"), "its own is looked after")
+            eventually(lambda: kube.condition(ns, "here"), "its own endpoint is reconciled")
             budget = f"/apis/policy/v1/namespaces/{ns}/poddisruptionbudgets/here"
             eventually(lambda: kube.get(budget), "two pods have a budget")
             kube.patch(ns, "here", {"replicas": 1})

@@ -61,7 +61,7 @@ def test_it_looks_after_the_namespaces_it_is_told(
     try:
         with Operator(sleeping_operator.kubeconfig, tmp_path / "log", "--namespace", ns) as operator:
             kube.create(ns, document("mine"))
-            eventually(lambda: kube.condition(ns, "mine"), "its own is looked after")
+            eventually(lambda: kube.condition(ns, "mine"), "its own endpoint is reconciled")
             assert kube.condition("default", "not-mine") == {}
             assert get(operator.health, "/healthz")[0] == 200
     finally:

@@ -225,8 +225,8 @@ class Leadership:
         # Read first: a write that `stop` did not wait for may have succeeded.
         lease = await self._thread.call(lambda: self._kube.get("Lease", self._namespace, self._name))
         if lease and lease["spec"].get("holderIdentity") == self._identity:
-            nobody = {"holderIdentity": "", "leaseDurationSeconds": 1}
-            body = {**lease, "spec": {**lease["spec"], **nobody}}
+            no_holder = {"holderIdentity": "", "leaseDurationSeconds": 1}
+            body = {**lease, "spec": {**lease["spec"], **no_holder}}
             await self._thread.call(lambda: self._kube.replace(body))
             logger.info("released the Lease %s/%s", self._namespace, self._name)
 

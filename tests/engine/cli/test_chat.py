@@ -69,7 +69,7 @@ def test_tools_are_called_until_there_is_an_answer(run: Run, capsys: pytest.Capt
         [first, second, [{"content": "It is "}, {"content": "42."}]], "--quick=?", f"--tools={EXAMPLE}"
     )
     assert code == 0
-    assert capsys.readouterr().out == "It is 42.\n", "where nobody looks on, the answer alone"
+    assert capsys.readouterr().out == "It is 42.\n", "without a terminal, only the answer is printed"
     assert [each["function"]["name"] for each in requests[0]["tools"]] == ["current_time", "calculate"]
     assert requests[0]["tools"][1]["function"]["parameters"]["required"] == ["expression"]
     messages = requests[2]["messages"]

@@ -87,7 +87,7 @@ def test_a_cache_that_is_too_small_is_refused_with_a_remedy_that_helps(blocks: i
     with pytest.raises(OutOfMemoryError, match="--kv-cache-memory-bytes") as refused:
         plan_kv_cache(args, ModelConfig.from_dict(TINY), torch.float32, torch.device("cpu"))
     shorter = f"lower --max-model-len to {16 * (blocks - 1)}"
-    assert (shorter in str(refused.value)) == (blocks > 1), "a length that serves nobody is no remedy"
+    assert (shorter in str(refused.value)) == (blocks > 1), "a length of no use is not suggested"
     assert ("--max-model-len to" in str(refused.value)) == (blocks > 1)
 
 

@@ -244,7 +244,7 @@ def test_one_that_ends_or_stops_between_steps_ends_all_and_is_told(
     assert not deaths_reported
     os.kill(executor._ranks[1].pid, signum)
     _check_ended(executor)
-    until(lambda: len(deaths_reported) > 0, "nobody is told")
+    until(lambda: len(deaths_reported) > 0, "the death is reported")
     assert type(deaths_reported[0]) is kind
     assert f"rank 1 of {SIZE}" in str(deaths_reported[0])
     with pytest.raises(kind) as raised:

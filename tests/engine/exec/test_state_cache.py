@@ -65,7 +65,7 @@ def test_states_of_layers_and_sequences_never_overlap(seed: int) -> None:
             assert found.dtype == DTYPES[tensor.dtype]
             assert torch.equal(found, written[layer, tensor.name])
     assert all((cache.key[other] == 1.5).all() and (cache.value[other] == 2.5).all() for cache in pool.caches)
-    assert (pool._pool[0] == 0xFF).all(), "the null block is nobody's"
+    assert (pool._pool[0] == 0xFF).all(), "the null block belongs to no sequence"
 
     # A fork copies all of a sequence's blocks.
     parent, child = tables[:1], tables_of(rng, num_blocks, 1, group.blocks_per_sequence)

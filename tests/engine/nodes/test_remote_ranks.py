@@ -208,7 +208,7 @@ def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFi
             while "refused" in line.receive():
                 pass
         line.close()
-    wait_until(lambda: all(thread.name != "node" for thread in threading.enumerate()), "a thread waits for nobody")
+    wait_until(lambda: all(thread.name != "node" for thread in threading.enumerate()), "the node's thread has ended")
     nodes.agent()
     assert list(head.nodes()) == [1]
 
@@ -270,7 +270,7 @@ def test_an_agent_ends_whatever_it_is_at(nodes: Nodes, monkeypatch: pytest.Monke
     def download(_: EngineArgs) -> Path:
         looks.set()
         never.wait()
-        raise WeightsError("nobody hears of this")
+        raise WeightsError("not reported to the node")
 
     monkeypatch.setattr(node_agent, "locate_model", download)
     agent = nodes.agent()

@@ -137,7 +137,7 @@ async def a_load_that_nobody_waits_for_leaves_nothing(llm: AsyncLLM, folder: Pat
 
 
 def dropped(folder: Path) -> list[int]:
-    """Return the adapters that an engine's runner was told to drop."""
+    """Return the adapters that an engine's runner has dropped."""
     file = folder / "dropped"
     return [int(number) for number in file.read_text().split()] if file.exists() else []
 

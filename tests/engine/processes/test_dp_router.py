@@ -117,7 +117,7 @@ def test_engines_without_room_come_last() -> None:
     first = router.begin("0", prompt, 1, among=range(2))
     router.mark_started("0")
     router.report(first, SchedulerStats(3, 0, 1.0, 0, 0, 0))
-    assert router.begin("1", prompt, 1, among=range(2)) == first, "full, but nobody waits"
+    assert router.begin("1", prompt, 1, among=range(2)) == first, "full, but no request waits"
     router.report(first, SchedulerStats(3, 2, 0.97, 0, 0, 0))
     assert router.begin("2", prompt, 1, among=range(2)) != first
 

@@ -303,7 +303,7 @@ def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> No
         assert fake_model.result(str(index)) == expected(sampling(str(index), [*shared, index], max_tokens=2))
 
 
-@pytest.mark.parametrize("ended", ["nobody", "the first", "who shares"])
+@pytest.mark.parametrize("ended", ["none", "the first", "the sharer"])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_flight: int, ended: str) -> None:
@@ -318,7 +318,7 @@ def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_f
         fake_model.add(request)
     fake_model.launch()
     if in_flight > 1:  # otherwise the step has run
-        aborted = {"nobody": "", "the first": "bad", "who shares": "b"}[ended]
+        aborted = {"none": "", "the first": "bad", "the sharer": "b"}[ended]
         fake_model.scheduler.finish(aborted, FinishReason.ABORT)
         shares = [request for request in shares if request.id != aborted]
     fake_model.drain()
@@ -340,7 +340,7 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
     for request in submitted:
         fake_model.add(request)
     fake_model.launch()
-    assert any(request.num_cached for request in fake_model.scheduler.requests.values()), "nobody shared"
+    assert any(request.num_cached for request in fake_model.scheduler.requests.values()), "no block was shared"
     fake_model.drain()
     for request in submitted:
         assert fake_model.result(request.id) == expected(request)

@@ -70,7 +70,7 @@ def test_keys_in_a_file_are_read_again_when_it_changes(make_client: MakeClient, 
     file.unlink()
     assert status("third") == 200, "a file that is gone leaves the keys as they were"
     file.write_text("")
-    assert status("third") == 401, "an empty one lets nobody in"
+    assert status("third") == 401, "an empty file permits no key"
     assert status("") == 401
 
 

@@ -33,7 +33,7 @@ def test_more_sequences_than_the_limit(make_client: MakeClient) -> None:
         assert error_of(response, 429)["type"] == "rate_limit_error"
         assert response.headers["retry-after"] == "1"
     assert _rejections(client) == {"max_num_queued_reqs": 3, "max_num_queued_tokens": 0}
-    assert client.post("/v1/completions", json={"prompt": "a", "n": 4}).status_code == 200, "all was given back"
+    assert client.post("/v1/completions", json={"prompt": "a", "n": 4}).status_code == 200, "all permits were returned"
 
 
 def test_prompt_tokens_count_until_the_first_token() -> None:

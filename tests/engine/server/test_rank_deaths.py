@@ -247,4 +247,4 @@ def test_whoever_dies_or_stops_nobody_is_left_behind(
                 for _ in lines if process_kind != "server" else ():
                     pass
         if process_kind == "engine" or process_kind.startswith("rank"):
-            served.until(lambda: not _lives(victim), f"nobody has ended {process_kind}")
+            served.until(lambda: not _lives(victim), f"{process_kind} has ended")

@@ -104,7 +104,7 @@ def test_what_takes_too_much_is_ended(folder: Path) -> None:
         for number in range(5):
             assert (await tokenizer.encode([f"hello {number}"]))[0]
             await tokenizer.compile_grammar(StructuredOutputs(json_object=True))  # it is known
-        assert not endless.done(), "nobody waits for it"
+        assert not endless.done(), "no request waits for it"
         for error in (await endless, await outcome(tokenizer, CRASHING)):
             assert error is not None
             assert error.code == tokenizer_process.TOO_COMPLEX
@@ -162,7 +162,7 @@ def test_only_so_many_wait(folder: Path, lane: str) -> None:
         waiting = [asyncio.create_task(tokenizer.compile_grammar(endless(number % 2))) for number in range(4)]
         waiting.append(asyncio.create_task(tokenizer.compile_grammar(endless(2))))
         done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        assert done == {waiting[-1]}, "what is asked for again is one"
+        assert done == {waiting[-1]}, "a second request for it shares the first one's job"
         error = waiting[-1].exception()
         assert isinstance(error, OverloadedError)
         assert error.param == "structured_outputs.json"

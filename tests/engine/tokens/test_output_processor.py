@@ -76,7 +76,7 @@ def test_a_stop_string_over_several_tokens_ends_the_sequence(tokenizer: Tokenize
     assert stops == [False] * 6 + [True] + [False] * 4
     assert outputs[-1].finish_reason is FinishReason.STOP
     assert outputs[-1].stop_reason == "lo w"
-    assert len(outputs) == 7, "what the engine computed past the stop string is not told"
+    assert len(outputs) == 7, "tokens after the stop string are not reported"
 
 
 def test_tokens_past_the_stop_string_of_one_step_are_dropped(tokenizer: Tokenizer) -> None:

@@ -129,7 +129,7 @@ def test_an_error_comes_after_what_came_before_it_and_once(failed: bool) -> None
         with pytest.raises(RequestFailedError, match="no finite numbers"):
             await stream.get()
         stream.put(second)
-        assert await stream.get() == [second], "whoever goes on can"
+        assert await stream.get() == [second], "another consumer can continue"
 
     asyncio.run(run())
 

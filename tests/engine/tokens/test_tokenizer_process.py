@@ -150,7 +150,7 @@ def test_what_nobody_waits_for_is_not_begun_or_ended(folder: Path) -> None:
         await asyncio.gather(running, queued, return_exceptions=True)
         await until(lambda: at_work() == resting)
         assert len((await tokenizer.encode([LARGE]))[0]) > 2**17, "the next one is not hurt"
-        await until(lambda: at_work() == resting), "its memory is given back"
+        await until(lambda: at_work() == resting), "its memory is returned"
 
     run(folder, check)
 

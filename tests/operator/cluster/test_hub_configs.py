@@ -245,7 +245,7 @@ def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, m
     configs.forget(users[0])
     assert configs._known[models[0]].users == {users[1]}
     configs.forget_all()
-    assert len(configs._known) == 512, "what nobody uses is bounded"
+    assert len(configs._known) == 512, "the number of unused configs is limited"
     assert not configs._uses
 
 

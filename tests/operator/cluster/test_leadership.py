@@ -195,7 +195,7 @@ def test_who_ends_hands_over_at_once(server: Server, virtual_time: Any) -> None:
         assert not first.leadership.leading
         assert second.leadership.leading
         assert second.story[0][1] - ended <= 2.5
-        assert first.story == [("gain", 0.0)], "who ends of its own will is told nothing"
+        assert first.story == [("gain", 0.0)], "a leader that stops voluntarily gets no event"
         assert not watch.done() or watch.exception() is None
         watch.cancel()
 
@@ -247,7 +247,7 @@ def test_a_lease_taken_by_hand_is_lost_at_once(server: Server, virtual_time: Any
         await replica.leadership.start()
         await elapse(20)
         assert server.lease is not None
-        server.put({**server.lease, "spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 10}})
+        server.put({**server.lease, "spec": {"holderIdentity": "other", "leaseDurationSeconds": 10}})
         await elapse(2.5)
         assert not replica.leadership.leading
         await elapse(14)

@@ -148,7 +148,7 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         await until_async(lambda: kube.failures >= 2)
         newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
         controller.on_event(KIND, "MODIFIED", newer)
-        assert woken == [], "nobody works by what may be old"
+        assert woken == [], "no task runs on a state that may be old"
         kube.broken = False
         await until_async(lambda: woken)
         assert set(woken) == {Key("ns", "demo")}

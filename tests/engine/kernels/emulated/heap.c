@@ -2,7 +2,7 @@
 // the same address in every process that maps it. So an address that Python gives to the kernels means the same to them in
 // an emulator's process (see guest.cpp).
 //
-// Blocks have sizes of powers of two and go back to a list of their size. Nothing is ever given back to the system.
+// Blocks have sizes of powers of two and go back to a list of their size. Memory is never returned to the system.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>
