@@ -76,11 +76,11 @@ def test_a_cluster_that_is_slow_to_answer_is_not_made_anew(cluster: Cluster) -> 
             [Path(__file__).with_name("up")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         assert up.stderr
-        while "waiting for it" not in stderr and (line := up.stderr.readline()):
+        while "waiting up to" not in stderr and (line := up.stderr.readline()):
             stderr += line
     finally:
         cluster.on_node(name, "pkill", "-CONT", "-f", "^kube-apiserver")
     stderr += up.stderr.read()
     assert up.wait() == 0, stderr
-    assert "waiting for it" in stderr
+    assert "waiting up to" in stderr
     assert cluster.get("node", name)["metadata"]["uid"] == node["metadata"]["uid"]
