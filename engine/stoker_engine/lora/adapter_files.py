@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mmap
 import os
 import stat
 import time
@@ -198,7 +200,7 @@ def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch
                 f"{folder}: {name} has {before.st_size} bytes, more than an adapter of this model of the ranks that "
                 "--max-lora-rank permits"
             )
-        content = torch.empty(before.st_size, dtype=torch.uint8)
+        content = _buffer(before.st_size)
         rest = content.numpy().data
         while rest and (count := os.readv(file, [rest[:_CHUNK_BYTES]])):
             rest = rest[count:]
@@ -209,6 +211,16 @@ def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch
         raise AdapterError(f"{folder}: {name} cannot be read: {error.strerror}") from None
     finally:
         os.close(file)
+
+
+def _buffer(num_bytes: int) -> torch.Tensor:
+    """Return memory, uint8 [bytes]. Large memory is returned to the system when it is freed, whatever malloc keeps."""
+    if num_bytes < _CHUNK_BYTES:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # the system has no huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def _file_id(status: os.stat_result) -> _FileId:

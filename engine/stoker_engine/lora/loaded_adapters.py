@@ -1,8 +1,8 @@
-"""The adapters that one rank has in memory, and which of them is in which slot.
+"""The adapters in the memory of one rank, and in its slots.
 
-load       reads and checks an adapter's files, and cuts this rank's part: in a thread, beside steps
-activate   has a slot hold a loaded adapter: between two steps
-drop       frees an adapter's memory, also where a slot holds it: behind all steps that use it
+load       reads and checks an adapter's files, and cuts this rank's part; in a thread, while steps run
+activate   assigns a loaded adapter to a slot; between two steps
+drop       frees an adapter's memory, also if it is in a slot; after all steps that use it
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class LoadedAdapters:
     """The adapters of one rank.
 
     Args:
-        reader: reads them from files.
-        dtype: of the adapters' matrices, and of what they are added to.
-        num_slots: how many a step has at most.
-        device: that computes.
-        library: of the CPU's kernels, where these compute the model.
-        grouped: how they are computed for all rows at once, where Triton's kernels compute the model.
+        reader: reader of the adapters' files.
+        dtype: dtype of the adapters' matrices and of the model's activations.
+        num_slots: maximum number of adapters in a step.
+        device: device of the model.
+        library: library of the CPU kernels; None if they do not compute the model.
+        grouped: kernels for all rows at once; None if Triton does not compute the model.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LoadedAdapters:
         return AdaptedSite(site, rows, self._device, None, None, make_stacks, grouped.is_changeable)
 
     def settle(self, rows: BatchRows) -> None:
-        """Prepares for steps, once the model is loaded and `rows` has the slots of the batch's rows."""
+        """Prepare for steps, after the model is loaded and `rows` has the slots of the batch's rows."""
         self._rows = rows
         self._update_rows()
         if self._table is not None:
@@ -140,14 +140,14 @@ class LoadedAdapters:
         return cut
 
     def drop(self, number: int) -> None:
-        """Frees an adapter's memory, between two steps; unknown ones are ignored."""
+        """Free an adapter's memory, between two steps. Unknown numbers are ignored."""
         for slot in [slot for slot, active in self._active.items() if active == number]:
             self._set(slot, {})
             del self._active[slot]
         self._loaded.pop(number, None)
 
     def activate(self, slot: int, number: int) -> None:
-        """Has `slot` hold the adapter from the next step on. It must be loaded."""
+        """Assign a loaded adapter to a slot, from the next step on."""
         self._set(slot, self._loaded[number])
         self._active[slot] = number
 
@@ -159,8 +159,8 @@ class LoadedAdapters:
         self._update_rows()
 
     def _update_rows(self) -> None:
-        """Has experts be computed one by one while an adapter that changes some is in a slot; where bits must not
-        depend on that, wherever adapters may change some."""
+        """Compute experts one by one while an adapter in a slot changes experts. If a row's bits must not depend on
+        other adapters, do so for all experts that adapters may change."""
         assert self._rows is not None
         changed = {key for each in self._in_slots.values() for key in each}
         if self._grouped is not None and self._grouped.is_batch_invariant:
