@@ -1,14 +1,15 @@
 """KEDA's gRPC service ``externalscaler.ExternalScaler``. Each replica returns the sum of all replicas.
 
-A replica whose report is missing may have any number of requests, and must not count as idle. So calls fail while a
-report is missing, and KEDA and the HorizontalPodAutoscaler keep the number of pods.
+A replica whose report is missing may have any number of requests, and must not count as idle. An endpoint that no
+replica serves may get requests directly, and nothing would wake it. So calls fail in both cases, and KEDA and the
+HorizontalPodAutoscaler keep the number of pods.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 
@@ -80,8 +81,8 @@ class ExternalScaler:
     async def _is_active(self, request: Any, context: Any) -> Any:
         trigger = await _trigger(request, context)
         signals = await self._signals_of(trigger)
-        if not signals.is_busy and signals.missing:
-            await _abort_missing(signals, context)
+        if not signals.is_busy:
+            await self._abort_unknown(trigger, signals, context)
         return messages.IsActiveResponse(result=signals.is_busy)
 
     async def _stream_is_active(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -92,7 +93,7 @@ class ExternalScaler:
             signals = await self._signals_of(trigger)
             active = signals.is_busy
             # A missing report may contain requests, so the endpoint is not reported as idle.
-            is_known = active or not signals.missing
+            is_known = active or (not signals.missing and self._is_served(trigger))
             if is_known and (active != last or (signals.held and clock() - sent_at >= _REPEAT_S)):
                 last, sent_at = active, clock()
                 yield messages.IsActiveResponse(result=active)
@@ -111,8 +112,7 @@ class ExternalScaler:
                 f"the trigger of {'/'.join(trigger.key)} has the metric {trigger.metric_name!r}, and no other",
             )
         signals = await self._signals_of(trigger)
-        if signals.missing:
-            await _abort_missing(signals, context)
+        await self._abort_unknown(trigger, signals, context)
         if trigger.metric != "pendingRequests" and signals.num_reporting() < len(signals.engines):
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE, f"a pod of {'/'.join(trigger.key)} has not reported its load lately"
@@ -120,6 +120,24 @@ class ExternalScaler:
         total = sum(signals.measure(trigger.metric))
         value = messages.MetricValue(metricName=trigger.metric_name, metricValueFloat=total)
         return messages.GetMetricsResponse(metricValues=[value])
+
+    def _is_served(self, trigger: Trigger) -> bool:
+        """Whether a replica serves the endpoint."""
+        return any(report is not None and trigger.key in report.endpoints for report in self._reports.values())
+
+    async def _abort_unknown(self, trigger: Trigger, signals: Signals, context: Any) -> None:
+        """End the call with an error if the number of requests is not known."""
+        if signals.missing:
+            missing = ", ".join(signals.missing[:3])
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                f"{len(signals.missing)} of the gateway's replicas do not report: {missing}",
+            )
+        if not self._is_served(trigger):
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"the gateway serves no InferenceEndpoint {'/'.join(trigger.key)}; see its condition Routed",
+            )
 
     async def _signals_of(self, trigger: Trigger) -> Signals:
         """Return the combined reports of all replicas about an endpoint, at most `_PERIOD_S` old."""
@@ -137,14 +155,6 @@ async def _trigger(reference: Any, context: Any) -> Trigger:
     except TriggerError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         raise  # not reached
-
-
-async def _abort_missing(signals: Signals, context: Any) -> NoReturn:
-    missing = ", ".join(signals.missing[:3])
-    await context.abort(
-        grpc.StatusCode.UNAVAILABLE, f"{len(signals.missing)} of the gateway's replicas do not report: {missing}"
-    )
-    raise AssertionError("not reached")
 
 
 def _serialize(message: Any) -> bytes:

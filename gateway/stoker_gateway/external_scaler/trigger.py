@@ -15,6 +15,8 @@ _TARGET: Final = "target"
 #: Keys of a trigger's metadata that KEDA itself reads and passes on.
 _OF_KEDA: Final = frozenset({"scalerAddress", "enableTLS", "unsafeSsl", "caCert", "tlsClientCert", "tlsClientKey"})
 _DEFAULT_METRIC: Final[Metric] = "pendingRequests"
+#: Limits of the target. KEDA writes it with three decimal places.
+_MIN_TARGET: Final = 0.001
 _MAX_TARGET: Final = 1e6
 #: Maximum number of characters of a value in an error message.
 _MAX_SHOWN: Final = 100
@@ -75,8 +77,10 @@ def parse_trigger(name: str, namespace: str, metadata: Mapping[str, str]) -> Tri
         target = float(text) if len(text) <= _MAX_SHOWN else math.nan
     except ValueError:
         target = math.nan
-    if not 0 < target <= _MAX_TARGET:  # NaN fails too
-        raise TriggerError(f"metadata.{_TARGET} is {_shown(text)}; write a number above 0, at most {_MAX_TARGET:,.0f}")
+    if not _MIN_TARGET <= target <= _MAX_TARGET:  # NaN fails too
+        raise TriggerError(
+            f"metadata.{_TARGET} is {_shown(text)}; write a number from {_MIN_TARGET} to {_MAX_TARGET:,.0f}"
+        )
     endpoint = metadata.get(_ENDPOINT, name)
     if not endpoint or not namespace:
         raise TriggerError(f"metadata.{_ENDPOINT} is empty; write the InferenceEndpoint's name")

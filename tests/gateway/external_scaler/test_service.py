@@ -156,6 +156,30 @@ def test_a_missing_report_is_never_answered_as_zero() -> None:
     asyncio.run(main())
 
 
+def test_an_endpoint_that_the_gateway_does_not_serve_is_never_idle() -> None:
+    """Its clients may use its own Service, and nothing would wake it."""
+
+    async def main() -> None:
+        trigger = reference(target="1")
+        replicas = _Replicas(a=GatewayReport("g", 100.0, {}), b=GatewayReport("h", 100.0, {}))
+        async with served(replicas) as client:
+            for method, request in (("IsActive", trigger), ("GetMetrics", request_for(trigger, "pending-requests"))):
+                code, words = await client.error(method, request)
+                assert code is grpc.StatusCode.NOT_FOUND and "ns/demo" in words
+            assert await client.call("GetMetricSpec", trigger) == metric("pending-requests", 1.0)
+            stream = client.stream(trigger)
+            first = asyncio.create_task(stream.read())
+            await replicas.next_poll()
+            assert not first.done()
+            replicas.reports["b"] = report()  # one replica serves it now
+            assert await first == IDLE
+            stream.cancel()
+            await replicas.next_poll()
+            assert await client.call("IsActive", trigger) == IDLE
+
+    asyncio.run(main())
+
+
 def test_a_pod_without_a_recent_report_fails_the_metrics_of_pods() -> None:
     async def main() -> None:
         silent = EngineReport(running=0, waiting=0, kv_usage=0, ready=True, age_seconds=100.0)
