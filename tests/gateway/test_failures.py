@@ -189,8 +189,11 @@ def test_without_the_picker_no_header_of_a_client_names_a_server() -> None:
     asyncio.run(main())
 
 
-def _only_child() -> int:
-    return int(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text())
+def _envoy() -> int:
+    """Return the process id of the gateway's Envoy. Earlier tests may have left other children."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    [envoy] = [child for child in children if b"envoy" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]]
+    return int(envoy)
 
 
 def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +202,7 @@ def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypa
             monkeypatch.setattr(admin, "_ANSWER_S", 0.1)
             (server,) = at.servers
             server.does = "stream"
-            envoy = _only_child()
+            envoy = _envoy()
             async with client.post(at.url + CHAT, data=b"{}") as under_way:
                 assert await under_way.content.readuntil(b"\n\n") == b"data: 1\n\n"
                 drained = asyncio.create_task(at.envoy.drain(60))
