@@ -41,8 +41,3 @@ class Adapter:
 
     factors: Mapping[str, Factors]
     digest: str
-
-    @property
-    def rank(self) -> int:
-        """Largest rank of its matrices."""
-        return max(factors.rank for factors in self.factors.values())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import mmap
 import os
 import stat
 import time
@@ -19,6 +17,7 @@ import torch
 from safetensors import deserialize
 
 from stoker_common.errors import AdapterError
+from stoker_engine.kernels.cpu.own_pages import own_pages
 from stoker_engine.lora.adapter_config import FILE
 from stoker_engine.lora.pace import Pace
 
@@ -200,7 +199,8 @@ def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch
                 f"{folder}: {name} has {before.st_size} bytes, more than an adapter of this model of the ranks that "
                 "--max-lora-rank permits"
             )
-        content = _buffer(before.st_size)
+        size = before.st_size
+        content = own_pages(size, size) if size >= _CHUNK_BYTES else torch.empty(size, dtype=torch.uint8)
         rest = content.numpy().data
         while rest and (count := os.readv(file, [rest[:_CHUNK_BYTES]])):
             rest = rest[count:]
@@ -211,16 +211,6 @@ def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch
         raise AdapterError(f"{folder}: {name} cannot be read: {error.strerror}") from None
     finally:
         os.close(file)
-
-
-def _buffer(num_bytes: int) -> torch.Tensor:
-    """Return memory, uint8 [bytes]. Large memory is returned to the system when it is freed, whatever malloc keeps."""
-    if num_bytes < _CHUNK_BYTES:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # the system has no huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def _file_id(status: os.stat_result) -> _FileId:

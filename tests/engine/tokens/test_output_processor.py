@@ -33,7 +33,7 @@ def feed(
     steps: list[list[int]],
     last: FinishReason | None = FinishReason.LENGTH,
 ) -> tuple[list[OutputDelta], list[bool]]:
-    """Return the output of one sequence, and the steps at which the engine is told to stop it."""
+    """Return the output of one sequence, and the steps at which its stop is requested."""
     processor = OutputProcessor(tokenizer)
     processor.add(request(params))
     outputs, stops = [], []

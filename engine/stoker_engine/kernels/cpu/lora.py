@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import torch
 
 from stoker_engine.kernels.cpu.matrix import ADD_TO_LINEAR, CpuLinear
+from stoker_engine.kernels.cpu.own_pages import HUGE_PAGE, own_pages
 from stoker_engine.kernels.lora import LoraPart
 from stoker_engine.kernels.panels import PANEL
 
@@ -20,8 +19,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 #: Alignment of matrices, in bytes.
 _ALIGNED: Final = 64
-#: Bytes of a huge page. One page fault for it takes less time than 512 for small pages.
-_HUGE_PAGE: Final = 2 << 20
 
 #: Number of sources that are packed between two pauses. A source of rank 16 has 20 to 60 KB.
 _PACKED_SOURCES: Final = 8
@@ -138,12 +135,9 @@ class AdapterMemory:
         Args:
             pause: called after each `_PACKED_SOURCES` sources.
         """
-        size = -(-max(self._size, 1) // _HUGE_PAGE) * _HUGE_PAGE  # Linux aligns mappings of whole huge pages to them
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if whole := self._size // _HUGE_PAGE * _HUGE_PAGE:  # a last huge page, used in part, would waste memory
-            with contextlib.suppress(OSError):  # the system has no huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE, 0, whole)
-        self._memory = torch.frombuffer(pages, dtype=torch.uint8)
+        size = -(-max(self._size, 1) // HUGE_PAGE) * HUGE_PAGE  # Linux aligns mappings of whole huge pages to them
+        # A last huge page, used in part, would waste memory.
+        self._memory = own_pages(size, self._size // HUGE_PAGE * HUGE_PAGE)
         address, is_bf16 = self._memory.data_ptr(), self._dtype == torch.bfloat16
         for start in range(0, len(self._sources), _PACKED_SOURCES):
             sources = self._sources[start : start + _PACKED_SOURCES]

@@ -83,7 +83,7 @@ MARKS: Final[dict[str, list[str]]] = {
     "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
 }
 
-#: Ends of prompts after which a model reasons unless it is told otherwise.
+#: Ends of prompts after which a model reasons by default.
 REASONING: Final[dict[str, str]] = {
     "open": r"{{ '[bot]<think>\n' }}",
     "open, or closed": r"{{ '[bot]' }}{%- if enable_thinking is defined and not enable_thinking %}"
