@@ -18,13 +18,13 @@ PACKAGES = {
     "gateway": "stoker_gateway",
 }
 BESIDE = {
-    "charts": ["tests/operator"],
+    "charts": ["tests/charts", "tests/operator"],
     "crds": ["tests/operator"],
     "examples": ["tests/operator/cli", "tests/test_docs.py"],
     "images": ["tests/images"],
     "benchmarks": ["tests/benchmarks"],
     "docs": ["tests/test_docs.py"],
-    "README.md": ["tests/test_docs.py"],
+    **{f"{name}.md": ["tests/test_docs.py"] for name in ("README", "CONTRIBUTING", "SECURITY", "SUPPORT")},
 }
 #: Tests that recompile the kernels, which takes minutes.
 COMPILES = {"tests/engine/kernels/test_sanitizers.py", "tests/engine/kernels/test_emulated.py"}
