@@ -60,7 +60,7 @@ lint: setup ## ruff, mypy --strict, import-linter; finds clocks, sleeps and shor
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy conftest.py
-	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py charts/generate_readme.py
+	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
 	$(BIN)/python tests/lint_clocks.py
 	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
@@ -69,13 +69,11 @@ format: setup ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## generate the CRD, its copy in the chart, and its reference page; the chart's README and its values' page
+generate: setup ## generate the CRD, its copy in the chart, and its reference page
 	$(BIN)/stoker crd $(CRD_FILES)
-	$(BIN)/python charts/generate_readme.py
 
 verify: setup ## fail if generated files are stale
 	$(BIN)/stoker crd --check $(CRD_FILES)
-	$(BIN)/python charts/generate_readme.py --check
 
 cluster: ## start a kind cluster for e2e; prints the line that exports KUBECONFIG
 	@e2e/cluster/up

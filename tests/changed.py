@@ -18,7 +18,7 @@ PACKAGES = {
     "gateway": "stoker_gateway",
 }
 BESIDE = {
-    "charts": ["tests/charts", "tests/operator"],
+    "charts": ["tests/operator"],
     "crds": ["tests/operator"],
     "examples": ["tests/operator/cli", "tests/test_docs.py"],
     "images": ["tests/images"],
