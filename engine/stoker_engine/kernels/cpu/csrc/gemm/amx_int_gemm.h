@@ -145,7 +145,8 @@ struct AmxIntPanels : QuantPanels<Packed> {
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     NoUnit no_unit;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // faster for so few rows
+    // Vectors are faster for so few rows.
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);
     for (long j = 0; j < count; j += 2) {
       if (count - j >= 2)
         block<2>(unit, panel + j, m, m_end, part_of(next, j, 2, count));

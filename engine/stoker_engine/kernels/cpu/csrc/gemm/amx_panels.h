@@ -14,7 +14,8 @@ struct AmxBf16Panels : Bf16Panels {
   static constexpr long STEP = 32;                 // inner elements
   static constexpr long PAIR = 2 * TILE_ROWS;      // rows of two tiles
   static constexpr long STREAMED = PAIR;
-  static constexpr long BLOCK_BYTES = 512 * 1024;  // bytes of rows of x in a block, which stay in the second-level cache
+  // Bytes of rows of x in a block, which stay in the second-level cache.
+  static constexpr long BLOCK_BYTES = 512 * 1024;
   using Unit = TileUnit;
 
   long rows() const { return std::max(BLOCK_BYTES / (inner * 2) / PAIR, 1l) * PAIR; }

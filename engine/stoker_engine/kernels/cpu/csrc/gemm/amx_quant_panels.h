@@ -18,7 +18,8 @@ struct AmxQuantPanels : QuantPanels<Packed> {
 
   static_assert(Packed::STEP == Int8Group::SIZE);
   static constexpr long WORDS = Int8Group::SIZE / 4;  // words of a step
-  static constexpr long BLOCK_BYTES = 512 * 1024;        // bytes of rows of x in a block, which stay in the second-level cache
+  // Bytes of rows of x in a block, which stay in the second-level cache.
+  static constexpr long BLOCK_BYTES = 512 * 1024;
 
   // Scales and sums of 32 elements of each of TILE_ROWS rows, as vectors.
   struct Scales {
@@ -114,7 +115,8 @@ struct AmxQuantPanels : QuantPanels<Packed> {
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     NoUnit no_unit;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // faster for so few rows
+    // Vectors are faster for so few rows.
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);
     Prefetcher prefetcher(next, (m_end - m + TILE_ROWS - 1) / TILE_ROWS * count * ((groups() + 1) / 2), MAX_PREFETCH_BYTES);
     for (long end = panel + count; panel < end; panel++) {
       const Group* const columns = unpacked(panel);

@@ -8,7 +8,8 @@ struct Matrix {
   long kind;
   // GGUF…: ggml's type number. GROUP…: code, scale, has zeros, has row scale, elements in a group. CONCAT: number of matrices.
   long format[5];
-  const void* w;  // CONCAT: matrices whose outputs are concatenated; EXTENDED: an Extension. Both have no stride and no bias.
+  // CONCAT: matrices whose outputs are concatenated; EXTENDED: an Extension. Both have no stride and no bias.
+  const void* w;
   long stride;  // distance of rows: for ROWS in elements, for others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;

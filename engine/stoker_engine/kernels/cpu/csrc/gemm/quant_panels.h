@@ -186,7 +186,8 @@ struct QuantRows {
 template <class Packed>
 struct QuantPanels : QuantRows {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;  // rows of a block; rows of a tile with two panels, limited by registers
+  // Rows of a block; rows of a tile with two panels, limited by registers.
+  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;
   static constexpr long DIRECT_TILES = 4;           // up to this number of tiles, panels are not unpacked
 #if defined(__AMX_BF16__)
   static constexpr bool HAS_AMX_PATH = Packed::STEP == Int8Group::SIZE;  // whether AMX multiplies many rows

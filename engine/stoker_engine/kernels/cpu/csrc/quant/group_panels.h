@@ -37,8 +37,8 @@ inline long block_of(const groups::Layout& layout) {
 
 // Panels of one kind of codes in memory. OFFSET: whether there may be zero points.
 template <class Codes, bool OFFSET, bool BLOCKS>
-struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE> {
-  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE>;
+struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < Int8Group::SIZE)> {
+  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < Int8Group::SIZE)>;
   static constexpr int ZERO = Codes::ZERO;
 
   Codes kind;
