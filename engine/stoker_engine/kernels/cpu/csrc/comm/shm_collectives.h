@@ -41,7 +41,7 @@ struct Member {
   int64_t spin_ns, timeout_ns;
   int64_t round;
   int64_t failure;
-  uint64_t late_ranks;    // TIMEOUT: bit mask of the ranks that did not arrive
+  uint64_t late_ranks;      // TIMEOUT: bit mask of the ranks that did not arrive
   int64_t mismatched_rank;  // MISMATCH: first rank with a different operation
   Collective collective, other_collective;
 };

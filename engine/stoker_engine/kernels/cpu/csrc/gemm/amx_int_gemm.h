@@ -18,14 +18,14 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Unit = TileUnit;
 
   static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
-  static constexpr long BLOCK_BYTES = 512 * 1024;            // rows of x in a block, which stay in the second-level cache
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // rows of x in a block, which stay in the second-level cache
 
   // Scales and sums of a block of TILE_ROWS rows, as vectors.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
   const int8_t* int16_bytes = nullptr;  // [rows / TILE_ROWS][steps][2][TILE_ROWS][STEP]: upper bytes, and lower ones
-  const Scales* scales = nullptr;  // [rows / TILE_ROWS][blocks]
+  const Scales* scales = nullptr;       // [rows / TILE_ROWS][blocks]
 
   long groups() const { return inner / Int8Group::SIZE; }
   long tile_steps() const { return (inner + STEP - 1) / STEP; }  // steps of a row
@@ -67,7 +67,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
 
   // A panel's signed codes, in the order of elements, and the headers of its blocks.
   struct Columns {
-    const int8_t* codes;     // [steps][STEP / 4][PANEL][4]
+    const int8_t* codes;    // [steps][STEP / 4][PANEL][4]
     const Header* headers;  // [blocks]
   };
 

@@ -21,7 +21,7 @@ struct Int8Group {
 
   int8_t codes[SIZE];
   int32_t initial_sums[2];  // −`zero` × the sum of codes, of all elements or of each half (`step`)
-  float scale, sum;   // sum: scale × the sum of codes; of the whole block if it has more than 32 elements
+  float scale, sum;         // sum: scale × the sum of codes; of the whole block if it has more than 32 elements
 
   int32_t& factor() { return initial_sums[1]; }  // only for blocks of more than 32, which use one initial sum
   int32_t factor() const { return initial_sums[1]; }

@@ -23,7 +23,7 @@ struct NoUnit {};
 
 // GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest, and
 // in shorter runs at the end, so that threads finish together.
-constexpr long RUNS = 2;                                     // a run is 1 / RUNS of a thread's share of the rest
+constexpr long RUNS = 2;                                            // a run is 1 / RUNS of a thread's share of the rest
 constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
 constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows fit into the cache
@@ -35,7 +35,8 @@ inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l);
   const long min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
   starts.clear();
-  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels)) starts.push_back(at);
+  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels))
+    starts.push_back(at);
   starts.push_back(count);
   return starts;
 }
