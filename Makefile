@@ -55,9 +55,10 @@ emulator: ## install a compiler and qemu for the tests of Arm's kernels on other
 test-gpu: setup ## tests on a machine with a GPU: the kernels, the engine's results, and its waits for the device
 	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu
 
-lint: setup ## ruff, mypy --strict, import-linter; finds clocks, sleeps and short limits in tests, and retired names
+lint: setup ## ruff, clang-format, mypy --strict, import-linter; finds clocks, sleeps and short limits in tests, and retired names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	git ls-files '*.cpp' '*.h' '*.c' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/mypy conftest.py
 	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
@@ -65,9 +66,10 @@ lint: setup ## ruff, mypy --strict, import-linter; finds clocks, sleeps and shor
 	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
 
-format: setup ## format and fix with ruff
+format: setup ## format and fix with ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	git ls-files '*.cpp' '*.h' '*.c' | xargs $(BIN)/clang-format -i
 
 generate: setup ## generate the CRD, its copy in the chart, and its reference page
 	$(BIN)/stoker crd $(CRD_FILES)
