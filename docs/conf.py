@@ -18,9 +18,6 @@ from sphinx.environment import BuildEnvironment
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-#: Address under which a browser shows the repository's files, such as https://HOST/ORG/stoker/blob/main. Empty: the
-#: site contains copies of the files to which its pages link.
-REPOSITORY = os.environ.get("REPOSITORY", "").rstrip("/")
 
 project = "Stoker"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
@@ -30,11 +27,16 @@ exclude_patterns = ["README.md"]  # index.md includes it
 myst_heading_anchors = 4  # with the hosting site's anchors
 smartquotes = False  # they would turn --flag into –flag
 
+#: Address under which a browser shows the repository's files, such as https://HOST/ORG/stoker/blob/main. Empty: the
+#: site contains copies of the files outside docs/ to which its pages link.
+repository = os.environ.get("REPOSITORY", "").rstrip("/")
+
 html_theme = "furo"
 html_title = f"Stoker {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_use_index = False
 html_show_sphinx = False
 
 linkcheck_retries = 2
@@ -48,8 +50,8 @@ def link_repository(app: Sphinx, doctree: nodes.document) -> None:
         if path is None:
             continue
         link: nodes.Element
-        if REPOSITORY:
-            link = nodes.reference("", "", refuri=f"{REPOSITORY}/{path.relative_to(ROOT).as_posix()}")
+        if app.config.repository:
+            link = nodes.reference("", "", refuri=f"{app.config.repository}/{path.relative_to(ROOT).as_posix()}")
         else:
             page = app.env.doc2path(app.env.docname)
             link = addnodes.download_reference("", "", reftarget=os.path.relpath(path, Path(page).parent))
@@ -70,6 +72,7 @@ def outside_file(env: BuildEnvironment, node: nodes.Element) -> Path | None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the handler, before Sphinx collects the files to copy."""
+    """Register the setting, and the handler of links before Sphinx collects the files to copy."""
+    app.add_config_value("repository", "", "env")
     app.connect("doctree-read", link_repository, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
