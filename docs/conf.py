@@ -38,6 +38,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_use_index = False
 html_show_sphinx = False
+html_show_copyright = False
 
 linkcheck_retries = 2
 linkcheck_timeout = 20
