@@ -30,16 +30,21 @@ def page() -> str:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     assert isinstance(root, yaml.MappingNode)
     intro, *_ = text.partition("\n\n")
-    head = ("value", "type", "default", "meaning")
-    simple = [_row(key.value, key, node, lines, schema) for key, node in root.value if not _has_fields(node)]
-    parts = [_HEAD, prose("\n".join(_COMMENT.sub(r"\1", line) for line in intro.split("\n"))), ""]
-    parts += ["## Top-level values", "", *table(head, simple)]
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    heads: dict[str, str] = {}
+    simple: list[tuple[str, ...]] = []
     for key, node in root.value:
-        if _has_fields(node):
-            comment = _comment(lines, key)
-            parts += [f"## {key.value}", "", *((prose(comment), "") if comment else ())]
-            parts += table(head, _rows(key.value, node, lines, schema))
-    return "\n".join(parts).rstrip() + "\n"
+        if not _has_fields(node):
+            simple.append(_row(key.value, key, node, lines, schema))
+            continue
+        heads[key.value] = _comment(lines, key)
+        sections[key.value] = list(_rows(key.value, node, lines, schema))
+    head = ("value", "type", "default", "meaning")
+    page = [_HEAD, prose("\n".join(_COMMENT.sub(r"\1", line) for line in intro.split("\n"))), ""]
+    page += ["## Top-level values", "", *table(head, simple)]
+    for name, rows in sections.items():
+        page += [f"## {name}", "", *((prose(heads[name]), "") if heads[name] else ()), *table(head, rows)]
+    return "\n".join(page).rstrip() + "\n"
 
 
 def _has_fields(node: yaml.Node) -> bool:
