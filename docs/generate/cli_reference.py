@@ -32,25 +32,32 @@ def page() -> str:
         if entry.module.startswith("stoker")
     ]
     lines = [_HEAD, *table(("command", "extra", "purpose"), rows)]
+    shared: dict[str, list[str]] = {}
     for name, members in groupby(parsers(), key=lambda each: each[0].partition(" ")[0]):
         if name not in dispatcher.SUMMARIES:
             continue  # another installed package's
         found = list(members)
         lines += [f"## stoker {name}", ""]
         if len(found) == 1:
-            lines += _command(found[0][1], 3)
+            lines += _command(found[0][1], 3, shared)
             continue
         lines += [f"{_capital(dispatcher.SUMMARIES[name])}.", ""]
         for words, parser in found:
-            lines += [f"### stoker {words}", "", *_command(parser, 4)]
+            lines += [f"### stoker {words}", "", *_command(parser, 4, shared)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    """Yield the description of a command and its flags by group; `level` is that of the groups' headings."""
+def _command(parser: argparse.ArgumentParser, level: int, shared: dict[str, list[str]]) -> Iterator[str]:
+    """Yield the description of a command and its flags by group.
+
+    Args:
+        level: level of the groups' headings.
+        shared: groups of `stoker serve` by title, which is the first command; other commands refer to them.
+    """
     if parser.description:
         yield from (prose(parser.description), "")
     below: dict[str, argparse.ArgumentParser] = {}
+    same = []
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if not isinstance(action, argparse._HelpAction)]
         for action in actions:
@@ -58,14 +65,23 @@ def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
                 below.update(action.choices)
         flags = [action for action in actions if not isinstance(action, argparse._SubParsersAction)]
         rows = [(_name(action), *_meaning(action)) for action in flags]
-        if rows and group.title and group.title not in _PLAIN:
+        lines = table(("flag" if group.title != "positional arguments" else "argument", "default", "meaning"), rows)
+        if group.title and group.title not in _PLAIN and rows:
+            if parser.prog == "stoker serve":
+                shared[group.title] = lines
+            elif shared.get(group.title) == lines:
+                same.append(group.title)
+                continue
             yield from (f"{'#' * level} {_capital(group.title)}", "")
             if group.description:
                 yield from (prose(group.description), "")
-        yield from table(("flag" if group.title != "positional arguments" else "argument", "default", "meaning"), rows)
+        yield from lines
+    if same:
+        groups = ", ".join(map(_capital, same))
+        yield from (f"These groups of flags are those of [`stoker serve`](#stoker-serve), too: {groups}.", "")
     for name, each in below.items():
         yield from (f"{'#' * level} {each.prog.removesuffix(name).strip()} {name}", "")
-        yield from _command(each, level + 1)
+        yield from _command(each, level + 1, shared)
     if parser.epilog:
         example = parser.epilog.removeprefix("example: ")
         yield from (prose(example), "") if example == parser.epilog else ("Example:", "", "```sh", example, "```", "")

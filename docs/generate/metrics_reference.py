@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from markdown_text import code, prose, table
 from prometheus_client import CollectorRegistry, Metric
@@ -48,7 +48,7 @@ def page() -> str:
     programs = ((_ENGINE, _engine()), (_OPERATOR, _operator()), (_GATEWAY, _gateway()))
     lines = [_HEAD]
     for head, registry in programs:
-        lines += [head, *table(("metric", "type", "labels", "meaning"), _rows(registry))]
+        lines += [head, *table(("metric", "type", "meaning (labels)"), _rows(registry))]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -91,7 +91,7 @@ def _gateway() -> CollectorRegistry:
     return registry
 
 
-def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
+def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str]]:
     """Yield a row for each metric of the program itself, in the order of registration."""
     collectors: list[Collector] = list(registry._collector_to_names)
     for collector in collectors:
@@ -99,8 +99,9 @@ def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
             if family.name.startswith(("process_", "python_")):
                 continue
             # The client library's own metrics know their labels; metrics of a custom collector have them in the family.
-            labels = getattr(family, "_labelnames", None) or getattr(collector, "_labelnames", ())
-            yield _name(family), family.type, ", ".join(map(code, labels)), prose(family.documentation)
+            labels: Sequence[str] = getattr(family, "_labelnames", ()) or getattr(collector, "_labelnames", ())
+            meaning = prose(family.documentation)
+            yield _name(family), family.type, f"{meaning} ({', '.join(map(code, labels))})" if labels else meaning
 
 
 def _name(family: Metric) -> str:
