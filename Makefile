@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DOCS   := .venv-docs
+SITE   := .site
 # uv needs a fifth of pip's CPU time and shows progress. It uses pip's configuration: its index and folders of wheels.
 INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2>/dev/null))
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
@@ -17,7 +19,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
+.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify docs docs-links cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -55,25 +57,46 @@ emulator: ## install a compiler and qemu for the tests of Arm's kernels on other
 test-gpu: setup ## tests on a machine with a GPU: the kernels, the engine's results, and its waits for the device
 	STOKER_ON_CHIP=1 $(BIN)/pytest tests/engine/kernels/triton/interpreted tests/engine/gpu
 
-lint: setup ## ruff, mypy --strict, import-linter; finds clocks, sleeps and short limits in tests, and retired names
+lint: setup ## ruff, clang-format, mypy --strict, import-linter; finds clocks, sleeps and short limits in tests, and retired names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	git ls-files '*.cpp' '*.h' '*.c' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/mypy conftest.py
-	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
+	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py docs/generate benchmarks images charts/stoker/files/*.py
 	$(BIN)/python tests/lint_clocks.py
 	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
 
-format: setup ## format and fix with ruff
+format: setup ## format and fix with ruff and clang-format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	git ls-files '*.cpp' '*.h' '*.c' | xargs $(BIN)/clang-format -i
 
-generate: setup ## generate the CRD, its copy in the chart, and its reference page
+generate: setup ## generate the CRD, its copy in the chart, and the reference pages
 	$(BIN)/stoker crd $(CRD_FILES)
+	$(BIN)/python docs/generate
 
 verify: setup ## fail if generated files are stale
 	$(BIN)/stoker crd --check $(CRD_FILES)
+	$(BIN)/python docs/generate --check
+
+# The site needs Sphinx and nothing of the programs, so it has a small environment of its own.
+$(DOCS)/.ready: BIN := $(DOCS)/bin
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(BIN)/pip install --quiet --constraint constraints.txt uv
+	$(UV) --requirement pyproject.toml --extra docs
+	@touch $@
+
+SPHINX = REPOSITORY='$(REPOSITORY)' $(DOCS)/bin/sphinx-build --jobs auto --quiet --fail-on-warning --keep-going
+
+docs: $(DOCS)/.ready ## build the documentation's site, and check its internal links (REPOSITORY=URL: links to files elsewhere in it)
+	$(SPHINX) docs $(SITE)
+	@echo "open $(SITE)/index.html"
+
+docs-links: $(DOCS)/.ready ## check the documentation's links to other sites (needs open network; not for CI)
+	$(SPHINX) --builder linkcheck docs $(SITE)/.links
 
 cluster: ## start a kind cluster for e2e; prints the line that exports KUBECONFIG
 	@e2e/cluster/up
@@ -116,5 +139,5 @@ bench-operator: setup ## measure the operator with 1,000 endpoints on a real API
 	e2e/cluster/build kube helm
 	$(BIN)/python benchmarks/operator_scale.py
 
-clean: ## remove .venv and the tools' caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ## remove .venv, the site and the tools' caches
+	rm -rf $(VENV) $(DOCS) $(SITE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -24,7 +24,7 @@ BESIDE = {
     "images": ["tests/images"],
     "benchmarks": ["tests/benchmarks"],
     "docs": ["tests/test_docs.py"],
-    "README.md": ["tests/test_docs.py"],
+    **{f"{name}.md": ["tests/test_docs.py"] for name in ("README", "CONTRIBUTING", "SECURITY", "SUPPORT")},
 }
 #: Tests that recompile the kernels, which takes minutes.
 COMPILES = {"tests/engine/kernels/test_sanitizers.py", "tests/engine/kernels/test_emulated.py"}

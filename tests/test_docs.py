@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
-    ROOT / "README.md",
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "SUPPORT")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / folder / "README.md" for folder in ("images", "benchmarks")),
+    *(ROOT / folder / "README.md" for folder in ("images", "benchmarks", "charts/stoker")),
 ]
 
 #: `folder/`, `folder/file.yaml` or `file.py`: code in text that can only be a path of this repository.
@@ -103,8 +103,10 @@ def words_of_sources() -> frozenset[str]:
     return frozenset(word for path in SOURCES for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "design").glob("*.md")), ids=lambda page: page.stem)
-def test_symbols_in_design_pages_exist(page: Path) -> None:
+@pytest.mark.parametrize(
+    "page", [*sorted((ROOT / "docs" / "design").glob("*.md")), ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem
+)
+def test_symbols_in_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     missing = [
         f"{file}: {symbol}"

@@ -47,10 +47,11 @@ class LLM:
     Args:
         model: a local folder, a GGUF file, ``demo://NAME`` or a hub id.
         chat_template: a Jinja template or its file, for `chat`.
-        options: fields of `EngineArgs`.
+        options: fields of `EngineArgs`: the engine's flags of ``stoker serve``, such as ``max_model_len=8192``.
 
     Raises:
-        ArgumentError, ModelError: see `Engine.from_args`.
+        ArgumentError: an option is invalid or not supported on this machine.
+        ModelError: the model cannot be found, read or served.
     """
 
     def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
@@ -106,7 +107,8 @@ class LLM:
         """Complete prompts, given as text or token ids, in one batch.
 
         Args:
-            prompts: one or several. A flat list of integers is one prompt.
+            prompts: one or several, each as text, token ids or vLLM's dictionary (``{"prompt": …}`` or
+                ``{"prompt_token_ids": …}``). A flat list of integers is one prompt.
             sampling_params: one for all prompts, or one each; None: `get_default_sampling_params`.
             priority: one per prompt, for ``scheduling_policy="priority"``; the lowest is served first.
             lora_request: LoRA adapter, one for all prompts or one each; None: the base model. Needs
@@ -135,8 +137,10 @@ class LLM:
         """Answer one or several conversations; see `generate`.
 
         Args:
-            lora_request: see `generate`.
-            template: options of the chat template; see `Tokenizer.render_chat`.
+            messages: a conversation, or a list of them: messages in OpenAI's format.
+            sampling_params, use_tqdm, lora_request: see `generate`.
+            template: ``tools``, ``documents``, ``chat_template``, ``chat_template_kwargs``,
+                ``chat_template_content_format``, ``add_generation_prompt`` or ``continue_final_message``.
 
         Raises:
             RequestError: the model has no chat template, or the template rejects the messages.
@@ -157,7 +161,8 @@ class LLM:
         """Return the most likely continuations of prompts.
 
         Args:
-            lora_request: see `generate`.
+            prompts, use_tqdm, lora_request: see `generate`.
+            params: parameters for all prompts.
 
         Returns:
             For each prompt its `beam_width` beams, best first.

@@ -109,7 +109,9 @@ class EngineMetrics:
     def look_up_adapters(self, counts: Mapping[str, Callable[[], int]]) -> None:
         """Report the number of adapters in each state by calling `counts` at each scrape, from any thread."""
         labels = ("model_name", "state")
-        adapters = self._families.gauge("stoker:lora_adapters", "Configured LoRA adapters by state.", labels)
+        adapters = self._families.gauge(
+            "stoker:lora_adapters", "Configured LoRA adapters by state: loaded, loading, failed.", labels
+        )
         for state, count in counts.items():
             adapters.labels(self._model_name, state).set_function(count)
 

@@ -132,7 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type[Any], title: str) -
         options["dest"] = field.name
         options["default"] = field.default
         if field.default not in (None, ()):
-            options["help"] += f" (default: {field.default})"
+            shown = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+            options["help"] += f" (default: {shown})"
         if kind is bool:
             group.add_argument(flag_name(field.name), action=argparse.BooleanOptionalAction, **options)
             continue

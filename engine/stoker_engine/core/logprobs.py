@@ -25,6 +25,7 @@ class Logprob:
     """A candidate token at one position.
 
     Attributes:
+        logprob: natural log-probability of the token.
         rank: rank by probability; 1 is the most likely.
         decoded_token: text of the token.
     """

@@ -88,7 +88,17 @@ class OutputDelta:
 
 @dataclass
 class CompletionOutput:
-    """One generated sequence; complete when `finish_reason` is set."""
+    """One generated sequence; complete when `finish_reason` is set.
+
+    Attributes:
+        index: index of the sequence among those of its request.
+        text: generated text, without the stop string unless it was requested.
+        token_ids: generated tokens.
+        finish_reason: why the sequence ended.
+        stop_reason: the stop string or stop token that ended the sequence.
+        logprobs: log-probabilities at each position of the output, if requested.
+        cumulative_logprob: summed log-probability of a beam; None for a sampled sequence.
+    """
 
     index: int
     text: str
@@ -101,7 +111,17 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request's result from ``LLM.generate``."""
+    """A request's result from ``LLM.generate``.
+
+    Attributes:
+        request_id: identifier for the log.
+        prompt: text of the prompt; None: it was given as tokens.
+        prompt_token_ids: tokens of the prompt.
+        outputs: the generated sequences, as many as ``n``.
+        finished: whether all sequences have ended.
+        num_cached_tokens: prompt tokens whose keys and values were in the prefix cache.
+        prompt_logprobs: log-probabilities at each position of the prompt, if requested; None for the first one.
+    """
 
     request_id: str
     prompt: str | None
@@ -114,7 +134,15 @@ class RequestOutput:
 
 @dataclass
 class BeamSearchSequence:
-    """One beam. As in vLLM, `tokens` include the prompt."""
+    """One beam. As in vLLM, `tokens` include the prompt.
+
+    Attributes:
+        tokens: tokens of the prompt and of the beam.
+        cum_logprob: summed log-probability of the beam's own tokens.
+        text: text of the prompt and of the beam.
+        finish_reason: why the beam ended.
+        stop_reason: the stop token that ended the beam.
+    """
 
     tokens: list[int]
     cum_logprob: float
@@ -125,6 +153,10 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput:
-    """The beams of a prompt, best first."""
+    """The beams of a prompt.
+
+    Attributes:
+        sequences: the beams, best first.
+    """
 
     sequences: list[BeamSearchSequence]

@@ -271,6 +271,7 @@ class BeamSearchParams(BaseParams):
         early_stopping: True stops once `beam_width` beams are finished; False when no running beam is expected to
             beat them; "never" only when none can.
         stop_token_ids: tokens that end a beam like the end-of-sequence token.
+        skip_special_tokens, visible_special_tokens, truncate_prompt_tokens: see `SamplingParams`.
 
     Raises:
         RequestError: a value is out of range; `param` names it.

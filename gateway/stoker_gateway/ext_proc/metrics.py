@@ -20,12 +20,20 @@ class PickerMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        #: By served name (empty if unknown) and outcome: routed, answered, invalid, unauthorized, not_found, too_large,
-        #: unavailable, saturated, limited, cancelled, failed.
+        #: The served name is empty if it is unknown.
         self.requests = Counter(
-            "stoker:gateway_requests", "Requests by outcome.", ["model", "outcome"], registry=registry
+            "stoker:gateway_requests",
+            "Requests by outcome: routed, answered (by the gateway itself), invalid, unauthorized, not_found, "
+            "too_large, unavailable, saturated, limited (by the key), cancelled, failed.",
+            ["model", "outcome"],
+            registry=registry,
         )
-        self.picks = Counter("stoker:gateway_picks", "Picked servers by reason.", ["model", "why"], registry=registry)
+        self.picks = Counter(
+            "stoker:gateway_picks",
+            "Picked servers by reason: held, session, prefix, home, load.",
+            ["model", "why"],
+            registry=registry,
+        )
         self.prompt_bytes = Counter(
             "stoker:gateway_prompt_bytes", "Bytes of routed prompts.", ["model"], registry=registry
         )
@@ -54,11 +62,11 @@ class PickerMetrics:
             ["model"],
             registry=registry,
         )
-        #: By served name and outcome: routed, timed_out, start_failed, no_room (the limit of held requests is reached),
-        #: cancelled (the client has disconnected), refused (for another reason, such as a revoked key).
         self.held_seconds = Histogram(
             "stoker:gateway_held_seconds",
-            "Time that requests were held because no server was ready, by outcome.",
+            "Time that requests were held because no server was ready, by outcome: routed, timed_out, start_failed, "
+            "no_room (the limit of held requests is reached), cancelled (the client has disconnected), refused (for "
+            "another reason, such as a revoked key).",
             ["model", "outcome"],
             buckets=_HOLDS,
             registry=registry,

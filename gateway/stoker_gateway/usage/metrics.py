@@ -19,12 +19,14 @@ class UsageMetrics:
 
     def __init__(self, registry: CollectorRegistry, keys: Iterable[str] = ()) -> None:
         self.tokens = Counter(
-            "stoker:gateway_tokens", "Tokens of requests that have ended.", ["key", "model", "kind"], registry=registry
+            "stoker:gateway_tokens",
+            "Tokens of requests that have ended, by kind: prompt, cached (the cached part of the prompts), output.",
+            ["key", "model", "kind"],
+            registry=registry,
         )
-        #: The label ``code`` is the response's status; 0: there was no response.
         self.requests = Counter(
             "stoker:gateway_key_requests",
-            "Routed requests that have ended.",
+            "Routed requests that have ended, by the status of the response; 0: there was no response.",
             ["key", "model", "code"],
             registry=registry,
         )

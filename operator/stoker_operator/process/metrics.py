@@ -27,7 +27,8 @@ class Metrics:
             collector(registry=self.registry)
         self._reconciles = Counter(
             "stoker_operator_reconciles_total",
-            "Reconciles of endpoints, by outcome, or error.",
+            "Reconciles of endpoints by outcome: settled, moving, held, changed, refused, yielded (another operator "
+            "serves the endpoint), gone, error.",
             ("outcome",),
             registry=self.registry,
         )

@@ -89,8 +89,9 @@ inline float element(const float* words, int location) {
 inline void require_fit(int to, int a, int b) {
   for (int tile : {to, a, b}) require_tile(tile);
   const Unit::Config& config = unit.config;
-  require(config.rows[a] == config.rows[to] && 4 * config.rows[b] == config.bytes[a] && config.bytes[b] == config.bytes[to],
-          "tiles whose sizes do not fit");
+  require(
+      config.rows[a] == config.rows[to] && 4 * config.rows[b] == config.bytes[a] && config.bytes[b] == config.bytes[to],
+      "tiles whose sizes do not fit");
   num_products++;
 }
 

@@ -16,13 +16,15 @@ namespace {
 // it has parameters for, and leaves the rest.
 template <size_t... I>
 long call(void* function, const long* a, const float* f, std::index_sequence<I...>) {
-  return ((long (*)(std::decay_t<decltype(a[I])>..., float, float, float, float))function)(a[I]..., f[0], f[1], f[2], f[3]);
+  return ((long (*)(std::decay_t<decltype(a[I])>..., float, float, float, float))function)(a[I]..., f[0], f[1], f[2],
+                                                                                           f[3]);
 }
 
 }  // namespace
 
 int main(int, char** arguments) {  // guest LIBRARY HEAP_FILE
-  void* heap = mmap(HEAP, HEAP_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, atoi(arguments[2]), 0);
+  void* heap =
+      mmap(HEAP, HEAP_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, atoi(arguments[2]), 0);
   if (heap != HEAP) return perror("the heap"), 1;
   void* library = dlopen(arguments[1], RTLD_NOW);
   if (!library) return fprintf(stderr, "%s\n", dlerror()), 1;

@@ -2,8 +2,8 @@
 #pragma once
 
 #define HEAP ((char*)0x200000000000)
-#define HEAP_BYTES (1ul << 40)   // of addresses; memory is taken where it is written
-#define CALL_BYTES 4096ul        // the call lies at the heap's beginning
+#define HEAP_BYTES (1ul << 40)  // of addresses; memory is taken where it is written
+#define CALL_BYTES 4096ul       // the call lies at the heap's beginning
 
 struct Call {
   char name[64];

@@ -82,7 +82,7 @@ inline void store_sums(T* to, long stride) {
 // Multiplies a step's bfloat16 rows and columns; group B's columns may be anywhere.
 template <int M, int N>
 inline void multiply_tiles(const void* rows, long row_stride, const void* columns, const void* second_columns,
-                         long column_stride) {
+                           long column_stride) {
   _tile_loadd(4, columns, column_stride);
   _tile_loadd(6, rows, row_stride);
   _tile_dpbf16ps(0, 6, 4);

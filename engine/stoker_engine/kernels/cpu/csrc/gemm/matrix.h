@@ -8,8 +8,9 @@ struct Matrix {
   long kind;
   // GGUF…: ggml's type number. GROUP…: code, scale, has zeros, has row scale, elements in a group. CONCAT: number of matrices.
   long format[5];
-  const void* w;  // CONCAT: matrices whose outputs are concatenated; EXTENDED: an Extension. Both have no stride and no bias.
-  long stride;  // distance of rows: for ROWS in elements, for others in bytes
+  // CONCAT: matrices whose outputs are concatenated; EXTENDED: an Extension. Both have no stride and no bias.
+  const void* w;
+  long stride;       // distance of rows: for ROWS in elements, for others in bytes
   const void* bias;  // [outputs], or null
   long outputs, inner;
 };
@@ -23,7 +24,7 @@ struct LinearArgs {
   void* y;
   long y_stride, rows;
   const PrefetchRanges* prefetch_ranges = nullptr;  // to prefetch during the GEMM; see gemm.h
-  const int64_t* batch_rows = nullptr;  // row of the input batch for each row of x; −1 for padding
+  const int64_t* batch_rows = nullptr;              // row of the input batch for each row of x; −1 for padding
 };
 
 // A linear operation whose result also depends on the request (LoRA): `add` adds to the result of `base`.

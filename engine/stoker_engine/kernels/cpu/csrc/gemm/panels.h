@@ -23,7 +23,7 @@ struct NoUnit {};
 
 // GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest, and
 // in shorter runs at the end, so that threads finish together.
-constexpr long RUNS = 2;                                     // a run is 1 / RUNS of a thread's share of the rest
+constexpr long RUNS = 2;                                            // a run is 1 / RUNS of a thread's share of the rest
 constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
 constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows fit into the cache
@@ -32,9 +32,11 @@ constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // largest part of the next pie
 // Returns the first panels of the runs of `count` panels, followed by `count`.
 inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   static thread_local std::vector<long> starts;
-  const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l), min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
+  const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l);
+  const long min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
   starts.clear();
-  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels)) starts.push_back(at);
+  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels))
+    starts.push_back(at);
   starts.push_back(count);
   return starts;
 }
@@ -109,7 +111,8 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
 // Panels of bfloat16 elements.
 struct Bf16Panels {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;  // rows of a block; rows of a tile with GROUP panels, limited by registers
+  // Rows of a block; rows of a tile with GROUP panels, limited by registers.
+  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;
   using Unit = NoUnit;
 
   const bf16* x;
@@ -187,7 +190,8 @@ struct Bf16Panels {
     for (long k = 0; k < inner; k += DEPTH) {
       const long k_end = std::min(k + DEPTH, inner);
       long row = m;
-      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {  // tiles whose numbers of rows differ by at most one
+      // Tiles whose numbers of rows differ by at most one.
+      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {
         const long rows = (m_end - row + tiles_left - 1) / tiles_left;
         tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], prefetcher);
         row += rows;

@@ -158,8 +158,8 @@ void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, l
       return by_panels.multiply(none, 0, count / PANEL, 0, rows, next);
     }
 #endif
-  block(Gemm<T, Plain<T>>{x, x_stride, {w, matrix.inner}, nullptr, y, y_stride, rows, count, matrix.inner}, 0, rows, 0, count,
-        next);
+  block(Gemm<T, Plain<T>>{x, x_stride, {w, matrix.inner}, nullptr, y, y_stride, rows, count, matrix.inner}, 0, rows, 0,
+        count, next);
 }
 
 template <class T>
@@ -220,11 +220,13 @@ void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t
       for (long n = piece.n; n < piece.n_end; n += WIDTH) {
         const long end = std::min(n + WIDTH, piece.n_end), width = std::min(end, part.outputs) - n;
         const Piece after{&group, &part, &part.b, piece.m, end, std::min(end + WIDTH, piece.n_end), count};
-        multiply(*unit, part.b, from, ranks, count, n, end - n, added, WIDTH, end < piece.n_end ? after.bytes<T>() : next);
+        multiply(*unit, part.b, from, ranks, count, n, end - n, added, WIDTH,
+                 end < piece.n_end ? after.bytes<T>() : next);
         for (long j = 0; j < count; j++) {
           T* to = (T*)args.y + group.rows[piece.m + j] * args.y_stride + part.first_output + n;
           for (long d = 0; d < width; d += LANES)
-            store_up_to(to + d, load_up_to(to + d, width - d) + load_up_to(added + j * WIDTH + d, width - d), width - d);
+            store_up_to(to + d, load_up_to(to + d, width - d) + load_up_to(added + j * WIDTH + d, width - d),
+                        width - d);
         }
       }
     };
