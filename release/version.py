@@ -72,10 +72,10 @@ def set_version(new: str, root: Path = ROOT) -> None:
     text = changes.read_text(encoding="utf-8")
     if new != before or new not in changelog.sections(text):
         text = changelog.release(text, new)
-    project = root / "pyproject.toml"
-    _write(project, re.compile(rf'^version = "{_NUMBER}"$', re.MULTILINE), new)
-    for path, pattern in _files(root):
-        _write(path, pattern, new)
+    project = (root / "pyproject.toml", re.compile(rf'^version = "{_NUMBER}"$', re.MULTILINE))
+    for path, pattern in (project, *_files(root)):
+        if _write(path, pattern, new):
+            print(f"{path.relative_to(root)}: {new}")
     changes.write_text(text, encoding="utf-8")
 
 
@@ -89,12 +89,13 @@ def _files(root: Path) -> Iterator[tuple[Path, re.Pattern[str]]]:
             yield path, re.compile(pattern, re.MULTILINE)
 
 
-def _write(path: Path, pattern: re.Pattern[str], new: str) -> None:
+def _write(path: Path, pattern: re.Pattern[str], new: str) -> bool:
+    """Set the version in a file; return whether the file changes."""
     text = path.read_text(encoding="utf-8")
     changed = pattern.sub(lambda match: match[0].replace(match[1], new), text)
     if changed != text:
         path.write_text(changed, encoding="utf-8")
-        print(f"{path.name}: {new}")
+    return changed != text
 
 
 def main() -> None:
