@@ -107,10 +107,10 @@ def unfit(root: Path, number: str) -> list[str]:
     if run("git", "status", "--porcelain", cwd=root):
         problems.append("the tree has uncommitted changes, which would not be included; commit or stash them")
     tag, later = f"v{number}", "`make release-version VERSION=…` sets the next one"
-    here = run("git", "tag", "--list", "v*", "--points-at", "HEAD", cwd=root).split()
-    if here and tag not in here:
-        problems.append(f"the tag {here[0]} of this commit is not that of version {number}; {later}")
-    if not here and run("git", "tag", "--list", tag, cwd=root):
+    tags = run("git", "tag", "--list", "v*", "--points-at", "HEAD", cwd=root).split()
+    if tags and tag not in tags:
+        problems.append(f"the tag {tags[0]} of this commit is not that of version {number}; {later}")
+    if not tags and run("git", "tag", "--list", tag, cwd=root):
         problems.append(f"version {number} is released already: the tag {tag} is at another commit; {later}")
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     try:
@@ -197,7 +197,10 @@ def build_images(images: list[str], number: str, dist: Path) -> None:
 def require_equal(one: Path, other: Path) -> None:
     """Fail unless two files have the same content."""
     if one.read_bytes() != other.read_bytes():
-        raise ReleaseError(f"two builds of {one.name} differ: the build depends on more than the sources")
+        remedy = "compare them, and see [tool.hatch.build] in pyproject.toml"
+        raise ReleaseError(
+            f"two builds of {one.name} differ: the sdist lacks a file, or more than sources matters; {remedy}"
+        )
 
 
 def write_notes(changes: str, number: str, dist: Path, dry_run: bool) -> None:
