@@ -8,7 +8,7 @@ INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
 	$(if $(INDEX),--default-index $(INDEX)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
 # The same for commands of uv that other programs run.
-UV_ENVIRONMENT = UV_SYSTEM_CERTS=1 UV_FIND_LINKS='$(PIP_FIND_LINKS)' $(if $(INDEX),UV_DEFAULT_INDEX='$(INDEX)')
+UV_ENVIRONMENT = UV_SYSTEM_CERTS=1 UV_FIND_LINKS="$$(echo $(PIP_FIND_LINKS) | tr ' ' ,)" $(if $(INDEX),UV_DEFAULT_INDEX='$(INDEX)')
 PORT   ?= 8000
 # Tests of one file share models and servers, so they run in one worker. Many tests wait for processes, so there are
 # more workers than processors.

@@ -49,6 +49,8 @@ def build(dist: Path, images: list[str], dry_run: bool) -> None:
     """
     if dist.exists():
         raise ReleaseError(f"{dist} exists; remove it, or choose another folder with `make release DIST=FOLDER`")
+    partial = dist.with_name(f"{dist.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     if wrong := check():
         raise ReleaseError("\n  ".join(["the files do not state one version; run `make verify`:", *wrong]))
     number = version()
@@ -60,32 +62,38 @@ def build(dist: Path, images: list[str], dry_run: bool) -> None:
     helm = find_helm()
     commit = run("git", "rev-parse", "--short", "HEAD", cwd=ROOT).strip()
     print(f"stoker {number}, commit {commit}, into {dist}", flush=True)
+    partial.mkdir(parents=True)
+    try:
+        build_files(partial, number, helm, images, dry_run)
+        partial.rename(dist)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    for path in sorted(dist.iterdir()):
+        print(f"{path.stat().st_size:>13,}  {path.name}")
+
+
+def build_files(dist: Path, number: str, helm: Path, images: list[str], dry_run: bool) -> None:
+    """Build and check the files of a release in an empty folder."""
     with tempfile.TemporaryDirectory(prefix="stoker-release-") as name:
-        folder = Path(name)
-        # Only a complete release appears in `dist`.
-        made, source = folder / "dist", folder / "source"
-        made.mkdir()
+        source, again, outside = (Path(name, each) for each in ("source", "again", "outside"))
         with progress("export of the commit"):
             date = export(ROOT, source)
         with progress("wheel and sdist"):
-            wheel = build_python(source, made, folder / "again", date)
+            wheel = build_python(source, dist, again, date)
         with progress("files of the wheel"):
             check_files(wheel, source)
         with progress("wheel installed outside the tree"):
-            (folder / "installed").mkdir()
-            installed.check(wheel, number, source, folder / "installed")
+            outside.mkdir()
+            installed.check(wheel, number, source, outside)
         with progress("chart"):
-            package_chart(helm, source, made, folder / "again", number)
+            package_chart(helm, source, dist, again, number)
         with progress("bill of materials"):
-            sbom.write(Path(sys.executable), source, made / f"stoker-{number}.cdx.json")
-        if images:
-            with progress(f"images {', '.join(images)}"):
-                build_images(images, number, made)
-        write_notes((source / "CHANGELOG.md").read_text(encoding="utf-8"), number, made, dry_run)
-        write_checksums(made)
-        shutil.copytree(made, dist)
-    for path in sorted(dist.iterdir()):
-        print(f"{path.stat().st_size:>13,}  {path.name}")
+            sbom.write(Path(sys.executable), source, dist / f"stoker-{number}.cdx.json")
+        write_notes((source / "CHANGELOG.md").read_text(encoding="utf-8"), number, dist, dry_run)
+    for image in images:
+        with progress(f"image {image}"):
+            build_image(image, number, dist)
+    write_checksums(dist)
 
 
 @contextmanager
@@ -189,9 +197,9 @@ def package_chart(helm: Path, source: Path, dist: Path, again: Path, number: str
     require_equal(dist / name, again / name)
 
 
-def build_images(images: list[str], number: str, dist: Path) -> None:
-    """Build images with the version as their tag, and save each as an archive for `docker load`."""
-    run(ROOT / "images/build", *images, cwd=ROOT, environment={"TAG": number, "SAVE": str(dist)})
+def build_image(image: str, number: str, dist: Path) -> None:
+    """Build an image with the version as its tag, and save it as an archive for `docker load`."""
+    run(ROOT / "images/build", image, cwd=ROOT, environment={"TAG": number, "SAVE": str(dist)})
 
 
 def require_equal(one: Path, other: Path) -> None:
