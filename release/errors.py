@@ -11,10 +11,12 @@ class ReleaseError(Exception):
 
 
 def exit_code(program: str, main: Callable[[], None]) -> int:
-    """Run a command; return 0, or 2 after its error was printed."""
+    """Run a command; return 0, 2 after its error was printed, or 130 if it was interrupted."""
     try:
         main()
     except ReleaseError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
