@@ -9,6 +9,8 @@ SITE   := .site
 INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2>/dev/null))
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
 	$(if $(INDEX),--default-index $(INDEX)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
+# The same for commands of uv that other programs run.
+UV_ENVIRONMENT = UV_SYSTEM_CERTS=1 UV_FIND_LINKS="$$(echo $(PIP_FIND_LINKS) | tr ' ' ,)" $(if $(INDEX),UV_DEFAULT_INDEX='$(INDEX)')
 PORT   ?= 8000
 # Tests of one file share models and servers, so they run in one worker. Many tests wait for processes, so there are
 # more workers than processors.
@@ -19,10 +21,10 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify docs docs-links cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator clean
+.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify docs docs-links cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator release release-version clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## .venv with all extras
 
@@ -63,7 +65,7 @@ lint: setup ## ruff, clang-format, mypy --strict, import-linter; finds clocks, s
 	git ls-files '*.cpp' '*.h' '*.c' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/mypy conftest.py
-	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py docs/generate benchmarks images charts/stoker/files/*.py
+	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples docs/tutorials/tutorial.py docs/generate benchmarks images release charts/stoker/files/*.py
 	$(BIN)/python tests/lint_clocks.py
 	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
@@ -80,6 +82,7 @@ generate: setup ## generate the CRD, its copy in the chart, and the reference pa
 verify: setup ## fail if generated files are stale
 	$(BIN)/stoker crd --check $(CRD_FILES)
 	$(BIN)/python docs/generate --check
+	@$(BIN)/python -m release.version --check
 
 # The site needs Sphinx and nothing of the programs, so it has a small environment of its own.
 $(DOCS)/.ready: BIN := $(DOCS)/bin
@@ -138,6 +141,15 @@ bench-quick: setup ## Stoker alone, relative to the machine's limits, in two min
 bench-operator: setup ## measure the operator with 1,000 endpoints on a real API server
 	e2e/cluster/build kube helm
 	$(BIN)/python benchmarks/operator_scale.py
+
+IMAGES ?= operator gateway engine-cpu
+DIST   ?= dist
+
+release: setup ## build wheel, sdist, chart, images, SBOM, checksums and notes into dist; publishes nothing (IMAGES=: no images; DRY_RUN=1: of any commit)
+	@$(UV_ENVIRONMENT) $(BIN)/python -m release.build --dist $(DIST) --images '$(IMAGES)' $(if $(DRY_RUN),--dry-run)
+
+release-version: setup ## set the version in all files that state it (VERSION=0.2.0)
+	@$(BIN)/python -m release.version '$(VERSION)'
 
 clean: ## remove .venv, the site and the tools' caches
 	rm -rf $(VENV) $(DOCS) $(SITE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -23,6 +23,8 @@ BESIDE = {
     "examples": ["tests/operator/cli", "tests/test_docs.py"],
     "images": ["tests/images"],
     "benchmarks": ["tests/benchmarks"],
+    "release": ["tests/release"],
+    "CHANGELOG.md": ["tests/release"],
     "docs": ["tests/test_docs.py"],
     **{f"{name}.md": ["tests/test_docs.py"] for name in ("README", "CONTRIBUTING", "SECURITY", "SUPPORT")},
 }

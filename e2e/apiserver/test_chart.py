@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -386,6 +387,8 @@ def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
     }
     documents = lasting(template(helm, "crds.install=false", *values[name]))
     rendered = yaml.safe_dump_all(documents, sort_keys=False, width=120)
+    # The catalogue has the version, which changes with each release.
+    rendered = re.sub(r"(?<=checksum/catalogue: )[0-9a-f]{64}", "SHA256", rendered)
     golden = Path(__file__).with_name("golden") / f"chart-{name}.yaml"
     if os.environ.get("STOKER_GOLDEN") == "write":
         golden.parent.mkdir(exist_ok=True)

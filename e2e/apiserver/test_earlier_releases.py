@@ -2,7 +2,8 @@
 pods of their operator keep running.
 
 `first_release/` contains what the first release installed, accepted and created, verbatim; `second_release/` that of
-the release which stored a record of the rendered spec under the hash of the spec's text.
+the release which stored a record of the rendered spec under the hash of the spec's text. The last release is the newest
+tag, whose operator runs.
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ from kubernetes import client, config
 from stoker_operator.api.v1alpha1.crd import crd
 from stoker_operator.cluster.kube import Kube, KubeError
 
+from . import last_release
 from .cluster_client import wait_for
 from .operator_process import Operator
 
 ENDPOINTS = ("stoker.dev", "v1alpha1", "default", "inferenceendpoints")
 
 
-@pytest.fixture(params=["first_release", "second_release"])
-def release(request: pytest.FixtureRequest) -> Path:
-    """The folder of a release."""
-    return Path(__file__).with_name(request.param)
+@pytest.fixture(params=["first_release", "second_release", "last_release"])
+def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The folder of a release: definition.yaml, endpoint.yaml, and objects.yaml or the sources of its operator."""
+    recorded = Path(__file__).with_name(request.param)
+    if recorded.is_dir():
+        return recorded
+    folder = last_release.export(tmp_path / "last_release")
+    (folder / "definition.yaml").symlink_to(folder / "crds/inferenceendpoints.stoker.dev.yaml")
+    (folder / "endpoint.yaml").symlink_to(Path(__file__).with_name("second_release") / "endpoint.yaml")
+    return folder
 
 
 @pytest.fixture
-def before(release: Path) -> Iterator[ApiServer]:
+def before(release: Path, tmp_path: Path) -> Iterator[ApiServer]:
     """A cluster with an endpoint of that release, as its operator left it, without a running operator."""
     with ApiServer() as server:
         api: Any = config.new_client_from_config(str(server.kubeconfig))
@@ -42,32 +50,41 @@ def before(release: Path) -> Iterator[ApiServer]:
         (manifest,) = read(release / "endpoint.yaml")
         manifest["metadata"]["namespace"] = "default"
         endpoint = settled(lambda: kube.apply(manifest, "kubectl"))
-        owner = {
-            "apiVersion": endpoint["apiVersion"],
-            "kind": endpoint["kind"],
-            "name": endpoint["metadata"]["name"],
-            "uid": endpoint["metadata"]["uid"],
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-        for made in read(release / "objects.yaml"):
-            made["metadata"] |= {"namespace": "default", "ownerReferences": [owner]}
-            kube.apply(made, "stoker")
-        status = {"observedGeneration": 1, "replicas": 1}
-        kept = ("apiVersion", "kind")
-        metadata = {"name": endpoint["metadata"]["name"], "namespace": "default"}
-        kube.apply(
-            {name: endpoint[name] for name in kept} | {"metadata": metadata, "status": status}, "stoker", "status"
-        )
         apps: Any = client.AppsV1Api(api)
 
         def rolled_out() -> bool:
-            deployed = apps.read_namespaced_deployment(metadata["name"], "default")
+            deployed = apps.read_namespaced_deployment(manifest["metadata"]["name"], "default")
             seen = deployed.status.observed_generation == deployed.metadata.generation
             return seen and len(apps.list_namespaced_replica_set("default").items) == 1
 
-        wait_for(rolled_out, "its Deployment has a ReplicaSet")
+        if (release / "objects.yaml").exists():
+            recreate(kube, endpoint, read(release / "objects.yaml"))
+            wait_for(rolled_out, "its Deployment has a ReplicaSet")
+        else:
+            operator = Operator(server.kubeconfig, tmp_path / "earlier_log")
+            operator.environment["PYTHONPATH"] = last_release.python_path(release)
+            with operator:
+                wait_for(rolled_out, "its Deployment has a ReplicaSet")
         yield server
+
+
+def recreate(kube: Kube, endpoint: Any, objects: list[Any]) -> None:
+    """Apply the recorded objects of an endpoint, and a status, as an earlier operator did."""
+    owner = {
+        "apiVersion": endpoint["apiVersion"],
+        "kind": endpoint["kind"],
+        "name": endpoint["metadata"]["name"],
+        "uid": endpoint["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    for made in objects:
+        made["metadata"] |= {"namespace": "default", "ownerReferences": [owner]}
+        kube.apply(made, "stoker")
+    status = {"observedGeneration": 1, "replicas": 1}
+    kept = ("apiVersion", "kind")
+    metadata = {"name": endpoint["metadata"]["name"], "namespace": "default"}
+    kube.apply({name: endpoint[name] for name in kept} | {"metadata": metadata, "status": status}, "stoker", "status")
 
 
 def read(file: Path) -> list[Any]:
@@ -108,7 +125,9 @@ def test_an_upgrade_restarts_nothing(before: ApiServer, release: Path, tmp_path:
     manifest["metadata"]["namespace"] = "default"
     Kube(api).apply(manifest, "kubectl")
 
-    with Operator(before.kubeconfig, tmp_path / "log"):
+    with Operator(before.kubeconfig, tmp_path / "log") as operator:
+        eventually(lambda: operator.reconciles() >= 1, "the new operator has evaluated the endpoint")
+
         # The new operator creates its own objects and conditions.
         policies: Any = client.NetworkingV1Api(api)
 

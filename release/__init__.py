@@ -1,0 +1,1 @@
+"""Building a release: `make release` (docs/design/releases.md)."""
