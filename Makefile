@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## serve the demo manifest on this machine and send requests (ONCE=1: exit afterwards)
-	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
+	$(BIN)/python examples --port $(PORT) $(if $(ONCE),--once)
 
 check: lint ## lint, and the tests of changed files, in minutes; enough for most commits (BASE=main: changes since that branch)
 	@tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -z "$$tests" ]; then echo "no tests found for the changed files"; \
