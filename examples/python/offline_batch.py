@@ -12,15 +12,18 @@ from pathlib import Path
 
 from stoker_engine import LLM, SamplingParams
 
+PROMPTS = str(Path(__file__).parent / "prompts.jsonl")
 
-def main(source: str, target: str, model: str = "demo://gemma-3-270m") -> None:
+
+def main(source: str = PROMPTS, target: str = "results.jsonl", model: str = "demo://gemma-3-270m") -> None:
     """Complete the prompts in file `source`; write prompt, text and the reason of the end to `target`."""
-    requests = [json.loads(line) for line in Path(source).read_text().splitlines() if line.strip()]
+    with Path(source).open(encoding="utf-8") as lines:
+        requests = [json.loads(line) for line in lines if line.strip()]
     params = [SamplingParams(temperature=0, max_tokens=request.get("output_tokens", 64)) for request in requests]
     with LLM(model) as llm:
         outputs = llm.generate([request["prompt"] for request in requests], params)
 
-    with Path(target).open("w") as lines:
+    with Path(target).open("w") as results:
         for output in outputs:
             [completion] = output.outputs
             result = {
@@ -29,7 +32,7 @@ def main(source: str, target: str, model: str = "demo://gemma-3-270m") -> None:
                 "finish_reason": completion.finish_reason,
                 "tokens": len(completion.token_ids),
             }
-            lines.write(json.dumps(result) + "\n")
+            results.write(json.dumps(result) + "\n")
     print(f"{len(outputs)} results in {target}")
 
 

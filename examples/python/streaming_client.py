@@ -12,7 +12,7 @@ import time
 from openai import OpenAI
 
 
-def main(question: str, url: str = "http://localhost:8000") -> None:
+def main(question: str = "What is a steam engine?", url: str = "http://localhost:8000") -> None:
     """Print the answer while it is generated, then its length and times."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     started = time.monotonic()

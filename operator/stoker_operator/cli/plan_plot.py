@@ -7,14 +7,16 @@ from stoker_engine.sizing.memory import GIB
 from stoker_operator.cli.plan_answer import PlanReport, judged
 from stoker_operator.plan.estimate import Estimate, gib
 from stoker_operator.plan.options import Option
+from stoker_operator.plan.planner import Study
 
 
 def memory_lines(answer: PlanReport, chart: BarChart) -> list[str]:
     """Return the chart, or one line that states why there is none."""
     ways = [(way, way.estimate, verdict) for way, verdict, _ in judged(answer)]
+    assert answer.study is not None
     usable = next((found.usable_bytes_per_gpu for _, found, _ in ways if found and found.usable_bytes_per_gpu), None)
     if usable is None:
-        return [f"nothing to plot: {_obstacle(answer)}"]
+        return [f"nothing to plot: {_obstacle(answer.study)}"]
     with_adapters = any(found and found.adapters for _, found, _ in ways)
     bars = []
     for way, found, verdict in ways:
@@ -22,10 +24,8 @@ def memory_lines(answer: PlanReport, chart: BarChart) -> list[str]:
         texts = [" + ".join(f"{size / GIB:,.1f}" for size in sizes)] if sizes else []
         bars.append(Bar(_label(way), sizes, "  ".join([*texts, verdict])))
     names = ["weights", "activations", "reserve", "KV cache", *(["adapters"] if with_adapters else [])]
-    assert answer.study is not None
-    holder = "an accelerator" if answer.study.placement.accelerator.resource else "a rank"
     return [
-        f"memory of {holder} in GiB; {chart.limit_mark} marks the {gib(usable)} that the engine may use",
+        f"memory of {_device(answer.study)} in GiB; {chart.limit_mark} marks the {gib(usable)} that the engine may use",
         chart.legend(names),
         *chart.stacked(bars, usable),
     ]
@@ -36,6 +36,12 @@ def _parts(found: Estimate, with_adapters: bool) -> tuple[float, ...]:
     return (*fixed, found.kv_bytes_per_gpu or 0, *((found.adapter_bytes_per_gpu,) if with_adapters else ()))
 
 
+def _device(study: Study) -> str:
+    if study.placement.accelerator.resource is not None:
+        return "an accelerator"
+    return "a rank" if study.placement.sizes.used > 1 else "the container"
+
+
 def _label(way: Option) -> str:
     sizes = way.sizes
     pipeline = f" PP {sizes.pipeline}" if sizes.pipeline > 1 else ""
@@ -43,10 +49,9 @@ def _label(way: Option) -> str:
     return f"TP {sizes.tensor}{pipeline} DP {sizes.data}{expert}"
 
 
-def _obstacle(answer: PlanReport) -> str:
-    study = answer.study
-    if study is not None and study.unknown:
+def _obstacle(study: Study) -> str:
+    if study.unknown:
         return study.unknown
-    if study is not None and study.placement.accelerator.memory_mib is None:
+    if study.placement.accelerator.memory_mib is None:
         return "the memory is not known; set hardware.resources.limits.memory, or --memory with --model"
     return "no placement has an estimate"

@@ -21,11 +21,9 @@ def main_of(name: str) -> Callable[..., None]:
 
 
 def test_offline_batch(tiny_llama: Path, tmp_path: Path) -> None:
-    source = EXAMPLES / "python/prompts.jsonl"
-    main_of("offline_batch.py")(str(source), str(tmp_path / "results.jsonl"), str(tiny_llama))
-    requests, results = (
-        [json.loads(line) for line in path.read_text().splitlines()] for path in (source, tmp_path / "results.jsonl")
-    )
+    source, target = EXAMPLES / "python/prompts.jsonl", tmp_path / "results.jsonl"
+    main_of("offline_batch.py")(str(source), str(target), str(tiny_llama))
+    requests, results = ([json.loads(line) for line in path.open()] for path in (source, target))
     assert [result["prompt"] for result in results] == [request["prompt"] for request in requests]
     assert all(
         0 < result["tokens"] <= request["output_tokens"] for request, result in zip(requests, results, strict=True)
