@@ -36,9 +36,8 @@ SUMMARIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2: invalid command line."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")  # such as × in ASCII: an unreadable character is no reason to fail
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the encoding lacks × and the like, a command does not fail
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not arguments or arguments[0] in ("-h", "--help", "help"):

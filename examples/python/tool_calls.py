@@ -3,9 +3,9 @@
     stoker serve demo://gemma-3-270m --chat-template examples/chat-template.jinja
     python examples/python/tool_calls.py
 
-The demo model is too small to decide when to call a tool, so the first request requires a call; the server makes the
-arguments conform to the tool's schema. For a model that was trained to call tools, start the server with
---enable-auto-tool-choice and --tool-call-parser, and omit `tool_choice`. An argument is the server's address.
+The demo model is too small to decide when to call a tool, and to use the result well. So the first request requires a
+call; the server makes the arguments conform to the tool's schema. For a model that was trained to call tools, start the
+server with --enable-auto-tool-choice and --tool-call-parser, and omit `tool_choice`. An argument is the server's address.
 """
 
 import json
@@ -37,6 +37,7 @@ def main(url: str = "http://localhost:8000") -> None:
             messages=messages,
             tools=[pydantic_function_tool(Weather)],
             tool_choice=tool_choice,
+            parallel_tool_calls=False,
             max_completion_tokens=60,
             temperature=0,
         )
