@@ -4,8 +4,9 @@
     python examples/python/tool_calls.py
 
 The demo model is too small to decide when to call a tool, and to use the result well. So the first request requires a
-call; the server makes the arguments conform to the tool's schema. For a model that was trained to call tools, start the
-server with --enable-auto-tool-choice and --tool-call-parser, and omit `tool_choice`. An argument is the server's address.
+call; the server makes the arguments conform to the tool's schema. For a model that was trained to call tools, start
+the server with --enable-auto-tool-choice and --tool-call-parser, and omit `tool_choice`. An argument is the server's
+address.
 """
 
 import json
