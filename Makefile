@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## serve the demo manifest on this machine and send requests (ONCE=1: exit afterwards)
-	$(BIN)/python examples --port $(PORT) $(if $(ONCE),--once)
+	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
 
 check: lint ## lint, and the tests of changed files, in minutes; enough for most commits (BASE=main: changes since that branch)
 	@tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -z "$$tests" ]; then echo "no tests found for the changed files"; \
@@ -60,7 +60,7 @@ lint: setup ## ruff, mypy --strict, import-linter; finds clocks, sleeps and shor
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy conftest.py
-	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples/demo.py docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
+	$(BIN)/mypy e2e/conftest.py e2e/kit e2e/cluster e2e/soak e2e/run.py e2e/vllm/cuda_stand_ins.py examples docs/tutorials/tutorial.py benchmarks images charts/stoker/files/*.py
 	$(BIN)/python tests/lint_clocks.py
 	$(BIN)/python tests/lint_names.py
 	$(BIN)/lint-imports
