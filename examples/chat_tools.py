@@ -2,10 +2,11 @@
 
 import ast
 import operator
+from collections.abc import Callable
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-_OPERATORS = {
+_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

@@ -20,7 +20,7 @@ PACKAGES = {
 BESIDE = {
     "charts": ["tests/operator"],
     "crds": ["tests/operator"],
-    "examples": ["tests/operator/cli", "tests/test_docs.py"],
+    "examples": ["tests/operator/cli", "tests/engine/server/test_python_examples.py", "tests/test_docs.py"],
     "images": ["tests/images"],
     "benchmarks": ["tests/benchmarks"],
     "release": ["tests/release"],

@@ -9,6 +9,7 @@ commands.
 from __future__ import annotations
 
 import difflib
+import io
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
@@ -35,6 +36,8 @@ SUMMARIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; 2: invalid command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the encoding lacks × and the like, a command does not fail
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not arguments or arguments[0] in ("-h", "--help", "help"):

@@ -3,7 +3,7 @@
 The operator's planner evaluates a manifest (``-f``), or a model and accelerators (``--model``). The command needs no
 cluster and no network: the model's shape comes from the table of well-known models, or from a local folder. With
 ``--cluster`` it also reads which accelerators the kubeconfig's cluster has and which are free, and shows which of them
-can hold the model; ``--accelerator`` may then be omitted.
+can hold the model; ``--accelerator`` may then be omitted. ``--plot`` draws how each placement uses the memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from stoker_common.bar_chart import BarChart
 from stoker_operator.api.manifest import documents, parse
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
@@ -23,6 +24,7 @@ from stoker_operator.cli.local_config import local_config
 from stoker_operator.cli.manifest_file import add_arguments, parse_planned, read_text
 from stoker_operator.cli.plan_answer import PlanReport, document, table
 from stoker_operator.cli.plan_flags import add_flags, document_of, flags_given
+from stoker_operator.cli.plan_plot import memory_lines
 from stoker_operator.manifests.children import children
 from stoker_operator.objects.owner import Owner
 from stoker_operator.plan.capacity import capacity
@@ -47,18 +49,25 @@ def main(argv: list[str]) -> int:
         "--accelerator may then be omitted",
     )
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="(default: table)")
+    parser.add_argument("--plot", action="store_true", help="also draw how each placement uses an accelerator's memory")
     options = parser.parse_args(argv)
     spec_flags = flags_given(options)
     if bool(options.filename) == bool(options.model):
         parser.error("specify either -f FILE or --model MODEL")
     if options.filename and spec_flags:
         parser.error(f"{spec_flags[0]} cannot be used with -f; set it in {options.filename}")
+    if options.plot and options.output != "table":
+        parser.error(f"--plot draws below the table; it cannot be used with -o {options.output}")
+    if options.plot and options.cluster and options.model and not options.accelerator:
+        parser.error("--plot draws the placements on one kind of accelerator; add --accelerator KEY")
     answer = (
         _report_on_cluster(options)
         if options.cluster and options.model and not options.accelerator
         else consider(options)
     )
     print(_formatted(answer, options.output), end="")
+    if options.plot and answer.study is not None:
+        print("", *memory_lines(answer, BarChart.to(sys.stdout)), sep="\n")
     for violation in answer.errors:
         print(f"stoker plan: {violation}", file=sys.stderr)
     return 2 if answer.errors else 0

@@ -53,7 +53,7 @@ def document(answer: PlanReport) -> dict[str, Any]:
                 "verdict": verdict,
                 "reason": reason,
             }
-            for way, verdict, reason in _judged(answer)
+            for way, verdict, reason in judged(answer)
         ],
         "recommendation": _recommendation(study.advice) if study and study.advice else None,
         "errors": [
@@ -101,7 +101,7 @@ def _ways(answer: PlanReport) -> str:
         head.append(("adapters", f"{gib(found.adapter_bytes_per_gpu)} ({found.adapters})"))
     if study.advice is not None:
         head.append(("recommended", _written(study.advice)))
-    ways = _judged(answer)
+    ways = judged(answer)
     dealt = any(way.expert > 1 for way, _, _ in ways)
     rows = [
         (
@@ -129,22 +129,22 @@ _TITLES = (
 _WORDS = ("verdict", "why")
 
 
-def _judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
+def judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
     """Return each placement with its verdict and the reason."""
     study = answer.study
     if study is None:
         return []
     advice = study.advice
-    judged = []
+    ways = []
     for way in study.options:
         reason = advice.reason if advice is not None and way.way == advice.option.way else ""
         if way.problem is not None:
-            judged.append((way, "impossible", way.problem.message))
+            ways.append((way, "impossible", way.problem.message))
         elif answer.has_stated_sizes and way.way == study.chosen.way:
-            judged.append((way, "chosen", f"recommended: {reason}" if reason else ""))
+            ways.append((way, "chosen", f"recommended: {reason}" if reason else ""))
         else:
-            judged.append((way, "recommended" if reason else "possible", reason or _short(study, way)))
-    return judged
+            ways.append((way, "recommended" if reason else "possible", reason or _short(study, way)))
+    return ways
 
 
 def _short(study: Study, way: Option) -> str:

@@ -123,8 +123,8 @@ class Catalogue(BaseModel):
             return _built_in()
         field = f"catalogue {override}"
         try:
-            document = yaml.safe_load(override.read_text()) or {}
-            return cls.model_validate(_overlay(yaml.safe_load(BUILT_IN.read_text()), document))
+            document = yaml.safe_load(override.read_text(encoding="utf-8")) or {}
+            return cls.model_validate(_overlay(yaml.safe_load(BUILT_IN.read_text(encoding="utf-8")), document))
         except (OSError, yaml.YAMLError) as error:
             raise Refused(Violation(field, f"it cannot be read: {error}")) from None
         except ValidationError as error:
@@ -226,7 +226,7 @@ def _in_registry(registry: str, image: str) -> str:
 
 @cache
 def _built_in() -> Catalogue:
-    return Catalogue.model_validate(yaml.safe_load(BUILT_IN.read_text()))
+    return Catalogue.model_validate(yaml.safe_load(BUILT_IN.read_text(encoding="utf-8")))
 
 
 def _overlay(below: Any, above: Any) -> Any:

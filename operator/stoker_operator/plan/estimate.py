@@ -49,6 +49,9 @@ class Estimate:
         kv_blocks: number of blocks of that cache, including the null block.
         kv_bytes_per_gpu: bytes for the KV cache on the accelerator with the least room.
         adapter_bytes_per_gpu: bytes of LoRA adapters on the accelerator that holds most.
+        activation_bytes_per_gpu: bytes of a step's activations and logits.
+        reserved_bytes_per_gpu: bytes kept free for everything else.
+        usable_bytes_per_gpu: bytes of an accelerator's memory that the engine may use.
         adapters: the adapters in the estimate; None if none are served.
         max_model_len: maximum length of a sequence in tokens, prompt and output.
         max_concurrency: number of sequences of that length that an engine's cache holds at once.
@@ -61,6 +64,9 @@ class Estimate:
     max_concurrency: int | None = None
     kv_bytes_per_gpu: int | None = None
     adapter_bytes_per_gpu: int = 0
+    activation_bytes_per_gpu: int = 0
+    reserved_bytes_per_gpu: int = 0
+    usable_bytes_per_gpu: int | None = None
     adapters: AdapterNumbers | None = None
 
 
@@ -129,7 +135,12 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return replace(found, **_of_adapters(numbers, max(stage_adapter_bytes(config, numbers, sharding)))), None
     device = Device(bench.memory_bytes, settings.utilization, bench.on_cpu, sharding)
     use = memory_use(config, numbers, device)
-    of_adapters = _of_adapters(numbers, use.adapters)
+    parts = {
+        **_of_adapters(numbers, use.adapters),
+        "activation_bytes_per_gpu": use.activations,
+        "reserved_bytes_per_gpu": use.allowances,
+        "usable_bytes_per_gpu": int(device.memory_bytes * device.utilization),
+    }
     step, size = settings.max_num_batched_tokens, numbers.block_size
     groups = model_cache_groups(config, size, numbers.kv, sharding.tensor)
 
@@ -137,7 +148,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
         return longest_sequence(groups, num_blocks, step, size, limit)
 
     if use.usable_blocks < 1:
-        found = Estimate(use.weights, 0, 0, 0, 0, 0, **of_adapters)
+        found = Estimate(use.weights, 0, 0, 0, 0, 0, **parts)
         return found, Problem("DoesNotFit", _too_large(use, device, bench))
     wanted_len = bench.wanted_len
     exact = bench.on_cpu or numbers.num_blocks is not None or numbers.kv_cache_memory_bytes is not None
@@ -149,7 +160,7 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
     every_token = len(groups) == 1 and groups[0].kind == "tokens"
     tokens = use.usable_blocks * size if every_token else use.usable_blocks * length // needed
     at_once = use.usable_blocks // needed if length else 0
-    found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache, **of_adapters)
+    found = Estimate(use.weights, tokens, use.num_blocks, length, at_once, use.kv_cache, **parts)
     if settings.max_model_len and length < wanted_len:
         message = f"the KV cache of an engine holds {tokens:,} tokens, and one sequence of {wanted_len:,} does not fit"
         return found, Problem("MaxModelLenDoesNotFit", message, length)

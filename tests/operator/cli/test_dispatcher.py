@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -87,3 +88,12 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch: Any, tmp_path: Any, body: 
 def test_a_command_gets_its_words_and_gives_its_exit_code(monkeypatch: Any, tmp_path: Any) -> None:
     install(monkeypatch, tmp_path, "def main(argv):\n    return len(argv)", extras="")
     assert main(["extra", "a", "b", "c"]) == 3
+
+
+def test_characters_that_the_encoding_lacks_are_replaced() -> None:
+    command = [sys.executable, "-m", "stoker", "plan", "--model=meta-llama/Meta-Llama-3-8B", "--accelerator=nvidia-l4"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run([*command, "--plot"], capture_output=True, text=True, env=environment, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert "1 ? nvidia-l4" in shown.stdout
+    assert "# weights" in shown.stdout

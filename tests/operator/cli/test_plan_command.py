@@ -344,3 +344,33 @@ def test_flags_of_adapters_need_adapters(flags: list[str], run: Any) -> None:
 def test_other_runtimes_count_adapters_by_sums_of_their_own(answer: Any) -> None:
     flags = ["--runtime", "vllm", "--enable-lora", "--max-loras", "8"]
     assert answer(*LLAMA_8B, *flags) == answer(*LLAMA_8B, "--runtime", "vllm")
+
+
+def test_plot_shows_each_layouts_memory(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["--model", "meta-llama/Meta-Llama-3-70B", "--accelerator", "nvidia-h100-80gb", "--count", "8"]
+    code, out, _ = run(*words, "--runtime", "vllm", "--plot")
+    assert code == 0
+    text = (ROOT / "docs/guides/planning.md").read_text(encoding="utf-8")
+    picture = out.split("\n\n")[-1].strip("\n")
+    assert picture in text, "the documentation shows what is printed"
+    *fitting, impossible = [line.split("│") for line in picture.splitlines()[2:]]
+    assert impossible[1].startswith("█"), "what does not fit passes the mark"
+    for _, beyond in fitting:
+        parts = re.findall(r"\d+\.\d", beyond)
+        assert sum(map(float, parts)) == pytest.approx(73.3, abs=0.2), "the parts add up to the usable memory"
+
+
+def test_plot_needs_the_table_and_known_memory(run: Any, capsys: Any) -> None:
+    for words in (["-o", "json"], ["-o", "yaml"]):
+        with pytest.raises(SystemExit, match="2"):
+            run(*LLAMA_8B, "--plot", *words)
+        assert "--plot draws below the table" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run("--model", "meta-llama/Meta-Llama-3-8B", "--cluster", "--plot")
+    assert "add --accelerator" in capsys.readouterr().err
+    code, out, _ = run("--model", "demo://gemma-3-270m", "--plot")
+    assert code == 0
+    assert "nothing to plot: the memory is not known; set hardware.resources.limits.memory" in out
+    _, out, _ = run("--model", "nobody/nothing", "--accelerator", "nvidia-l4", "--plot")
+    assert "nothing to plot: " in out

@@ -13,14 +13,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stoker_common.bar_chart import BarChart
 from stoker_common.errors import ArgumentError, StokerError
 from stoker_engine.cli import command_line
 from stoker_engine.cli.bench.datasets import DatasetArgs, Sample, load_dataset
 from stoker_engine.cli.bench.report import percents, print_table, summary, write_json
+from stoker_engine.cli.bench.serving_plot import chart_lines
 from stoker_engine.cli.lines import stream_lines
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
@@ -52,6 +55,7 @@ class BenchServeArgs:
     percentile_metrics: str = flag("latencies with percentiles: ttft, tpot, itl, e2el", "ttft,tpot,itl,e2el")
     metric_percentiles: str = flag("percentiles to report", "50,90,99")
     disable_tqdm: bool = flag("show no progress bar", False)
+    plot: bool = flag("also draw the distributions of TTFT and ITL, and tokens per second over time", False)
     output_json: str | None = flag("JSON file for the results", None)
 
     def __post_init__(self) -> None:
@@ -68,7 +72,7 @@ class BenchServeArgs:
 
 @dataclass
 class ChatAnswer:
-    """Result of a request; times in seconds."""
+    """Result of a request; times in seconds, `start` since the benchmark's start."""
 
     prompt_len: int
     ttft: float = 0.0
@@ -76,6 +80,7 @@ class ChatAnswer:
     itl: list[float] = field(default_factory=list)
     output_len: int = 0
     error: str | None = None
+    start: float = 0.0
 
 
 def main(arguments: list[str]) -> int:
@@ -113,8 +118,13 @@ async def _run(args: BenchServeArgs, dataset: DatasetArgs) -> int:
         started = time.perf_counter()
         answers = await _send_all(client, args, names, samples, dataset.seed)
         duration = time.perf_counter() - started
+    for answer in answers:
+        answer.start -= started
     figures = figures_of(answers, duration, args)
     _print(figures, args)
+    if args.plot:
+        good = [answer for answer in answers if answer.error is None]
+        print("", *chart_lines(good, duration, BarChart.to(sys.stdout)), sep="\n")
     write_json(args.output_json, figures)
     return 1 if figures["failed"] else 0
 
@@ -175,7 +185,7 @@ async def _ask(client: httpx.AsyncClient, args: BenchServeArgs, model: str, samp
         "temperature": args.temperature,
     }
     answer = ChatAnswer(len(sample.prompt))
-    started = last = time.perf_counter()
+    started = last = answer.start = time.perf_counter()
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
