@@ -38,6 +38,9 @@ class TileUnit {
     _tile_loadconfig(&palette);
   }
 
+  // Must be called after another object has configured this thread's unit.
+  void forget() { first_ = second_ = words_ = 0; }
+
   // Forces earlier writes to memory, since compilers do not know that tile loads read it.
   static void compiler_barrier(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 

@@ -55,9 +55,9 @@ void linear_panels(const Matrix& m, const LinearArgs& args) {
                                      (const bf16*)m.bias, (bf16*)args.y, args.y_stride, args.rows, m.outputs, m.inner};
   const panels::Bf16Panels w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
 #if defined(STOKER_AMX)
-  if (p.inner % panels::AmxBf16Panels::STEP == 0) return panels::share_out(p, panels::AmxBf16Panels{w}, args.prefetch_ranges);
+  if (p.inner % panels::AmxBf16Panels::STEP == 0) return panels::share_out(p, panels::AmxBf16Panels{w}, args);
 #endif
-  panels::share_out(p, w, args.prefetch_ranges);
+  panels::share_out(p, w, args);
 }
 #else
 extern "C" void stoker_pack_panels(void*, long, long) {}

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "gemm/gemm.h"
+#include "gemm/matrix.h"
 
 #if defined(__AVX512BF16__)
 #define STOKER_PANELS 1
@@ -19,7 +20,9 @@ namespace panels {
 
 constexpr int GROUP = 4;  // panels in a group
 
-struct NoUnit {};
+struct NoUnit {
+  void forget() {}
+};
 
 // GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest, and
 // in shorter runs at the end, so that threads finish together.
@@ -69,7 +72,7 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
 }
 
 // Distributes a GEMM to threads, as blocks of rows × groups of panels. W's rows after the last whole panel are multiplied as
-// in gemm.h. `W` is a class with
+// in gemm.h. `args` has what to prefetch and `block_done`. `W` is a class with
 //   STREAMED                    number of rows of x up to which a GEMM is bound by memory
 //   rows()                      rows of x in a block, if there are more
 //   Unit                        state of a thread
@@ -78,8 +81,9 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
 //   stream(unit, panel, end, rows, prefetcher)    multiplies the first `rows` rows of x with panels `panel` … `end` - 1
 //   multiply(unit, panel, count, m, m_end, next)  multiplies rows m … m_end - 1 with up to GROUP panels; prefetches `next`
 template <class Rows, class W>
-inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges = nullptr) {
-  if (p.rows <= W::STREAMED) return stream_out(p, w, prefetch_ranges);
+inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const LinearArgs& args) {
+  static_assert(W::STREAMED < MANY_ROWS);
+  if (p.rows <= W::STREAMED) return stream_out(p, w, args.prefetch_ranges);
   const long whole = p.outputs / PANEL, tail = whole * PANEL;
   const long groups = (whole + GROUP - 1) / GROUP, block = w.rows(), row_blocks = (p.rows + block - 1) / block;
   const long pieces_of = groups + (tail < p.outputs);  // the remaining rows of W are a piece, too
@@ -90,12 +94,18 @@ inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRange
     for (bool more = pieces.take(piece); more; piece = next) {
       more = pieces.take(next);
       const long group = piece % pieces_of, m = piece / pieces_of * block, m_end = std::min(m + block, p.rows);
+      const long n = group == groups ? tail : group * GROUP * PANEL;
+      const long n_end = group == groups ? p.outputs : std::min(n + GROUP * PANEL, tail);
       if (group == groups) {
-        row_piece(p, m, m_end, tail, p.outputs, Bytes{});
-        continue;
+        row_piece(p, m, m_end, n, n_end, Bytes{});
+      } else {
+        const long after = more ? next % pieces_of : groups;
+        w.multiply(unit, n / PANEL, (n_end - n) / PANEL, m, m_end, {begin(after), begin(after + 1)});
       }
-      const long n = group * GROUP, after = more ? next % pieces_of : groups;
-      w.multiply(unit, n, std::min<long>(GROUP, whole - n), m, m_end, {begin(after), begin(after + 1)});
+      if (args.block_done) {
+        args.block_done->call(args.block_done->context, m, m_end, args.first_output + n, args.first_output + n_end);
+        unit.forget();
+      }
     }
   });
 }

@@ -12,7 +12,7 @@ namespace {
 
 // `Rows` is the format of W's rows after the last whole panel.
 template <class Rows, class Format>
-void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges) {
+void linear_panels_of(const BlockGemm& p, const LinearArgs& args) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
   const Int8Group* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
   using Packed = panels::PackedBlocks<Format>;
@@ -22,12 +22,12 @@ void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges)
 #if defined(STOKER_AMX)
   // With a scale for 16 elements, AMX would use half of a tile's words and scale twice as often: vectors are faster.
   if constexpr (Format::STEP == Int8Group::SIZE)
-    return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), prefetch_ranges);
+    return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), args);
 #endif
-  panels::share_out(by_rows, w, prefetch_ranges);
+  panels::share_out(by_rows, w, args);
 }
 
-typedef void (*LinearKernel)(const BlockGemm&, const PrefetchRanges* prefetch_ranges);
+typedef void (*LinearKernel)(const BlockGemm&, const LinearArgs&);
 
 // The kernel for a type, by ggml's type number; null if the type has no panels.
 LinearKernel kernel_of(int type) {
@@ -51,7 +51,7 @@ extern "C" int stoker_has_gguf_panels(int type) { return kernel_of(type) != null
 void linear_gguf_panels(const Matrix& m, const LinearArgs& args) {
   kernel_of(m.format[0])(
       {args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride, args.rows, m.outputs, m.inner},
-      args.prefetch_ranges);
+      args);
 }
 
 // Packs the whole panels of contiguous w [outputs, row], rows of two-byte words, in place.

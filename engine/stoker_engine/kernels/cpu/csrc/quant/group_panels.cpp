@@ -26,9 +26,9 @@ void linear_packed(const Matrix& m, const LinearArgs& args, const Layout& layout
       args.rows, m.outputs, m.inner};
 #if defined(STOKER_AMX)
   using AmxPanels = std::conditional_t<Packed::IN_BLOCKS, panels::AmxIntPanels<Packed>, panels::AmxQuantPanels<Packed>>;
-  panels::share_out(by_rows, AmxPanels(w, args.rows), args.prefetch_ranges);
+  panels::share_out(by_rows, AmxPanels(w, args.rows), args);
 #else
-  panels::share_out(by_rows, w, args.prefetch_ranges);
+  panels::share_out(by_rows, w, args);
 #endif
 }
 
