@@ -21,7 +21,7 @@ _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ct
 _ARGUMENTS = {
     "stoker_use_threads": (_INT,),
     "stoker_linear": (_INT, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER),
-    "stoker_address_of_linear_with_lora": (),
+    "stoker_address_of_add_lora": (),
     "stoker_pack_lora": (_POINTER, _LONG, _INT, _POINTER),
     "stoker_has_panels": (),
     "stoker_pack_panels": (_POINTER, _LONG, _LONG),

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 import torch
 
-from stoker_engine.kernels.cpu.matrix import EXTENDED_LINEAR, CpuLinear
+from stoker_engine.kernels.cpu.matrix import ADD_TO_LINEAR, CpuLinear
 from stoker_engine.kernels.cpu.own_pages import HUGE_PAGE, own_pages
 from stoker_engine.kernels.lora import LoraPart
 from stoker_engine.kernels.panels import PANEL
@@ -243,7 +243,7 @@ class CpuLoraSite:
         self._held: list[CpuLoraFactors | None] = [None] * table.num_slots
         self._pointers = (_POINTER * table.num_slots)()
         self._site = _Site(ctypes.pointer(table.table), ctypes.addressof(self._pointers))
-        self._linear = ctypes.cast(library.stoker_address_of_linear_with_lora(), EXTENDED_LINEAR)
+        self._add = ctypes.cast(library.stoker_address_of_add_lora(), ADD_TO_LINEAR)
 
     def set(self, slot: int, factors: CpuLoraFactors | None) -> None:
         """Set the factors of a slot; None for no adapter. Must not be called while a step runs."""
@@ -252,4 +252,4 @@ class CpuLoraSite:
 
     def extended(self, linear: CpuLinear, batch_rows: Callable[[], torch.Tensor]) -> CpuLinear:
         """Return the operation extended by the adapters; for `batch_rows` see `CpuLinear.extended`."""
-        return linear.extended(self._library, self._linear, ctypes.addressof(self._site), batch_rows)
+        return linear.extended(self._library, self._add, ctypes.addressof(self._site), batch_rows)

@@ -43,19 +43,17 @@ class LinearArgs(ctypes.Structure):
         ("rows", _LONG),
         ("prefetch_ranges", _POINTER),
         ("batch_rows", _POINTER),
-        ("block_done", _POINTER),
-        ("first_output", _LONG),
     )
 
 
-#: (context, is_bf16, base, arguments): computes the base and adds a contribution that depends on `batch_rows`.
-EXTENDED_LINEAR = ctypes.CFUNCTYPE(None, _POINTER, ctypes.c_int, ctypes.POINTER(Matrix), ctypes.POINTER(LinearArgs))
+#: (context, is_bf16, arguments): adds a contribution that depends on `batch_rows` to `y`.
+ADD_TO_LINEAR = ctypes.CFUNCTYPE(None, _POINTER, ctypes.c_int, ctypes.POINTER(LinearArgs))
 
 
 class _Extension(ctypes.Structure):
     """`Extension` of matrix.h."""
 
-    _fields_ = (("base", _POINTER), ("linear", EXTENDED_LINEAR), ("context", _POINTER))
+    _fields_ = (("base", _POINTER), ("add", ADD_TO_LINEAR), ("context", _POINTER))
 
 
 class CpuLinear:
@@ -132,16 +130,16 @@ class CpuLinear:
         return out
 
     def extended(
-        self, library: ctypes.CDLL, extended: Any, context: int | None, batch_rows: Callable[[], torch.Tensor]
+        self, library: ctypes.CDLL, add: Any, context: int | None, batch_rows: Callable[[], torch.Tensor]
     ) -> CpuLinear:
-        """Return the operation `extended` with this one as its base; it also runs within calls of whole layers.
+        """Return this operation followed by `add`, which also runs within calls of whole layers.
 
         Args:
-            extended: an `EXTENDED_LINEAR`; must be batch-invariant.
-            context: first argument of `extended`.
+            add: an `ADD_TO_LINEAR`; must be batch-invariant.
+            context: first argument of `add`.
             batch_rows: see the constructor; not used within calls of whole layers, which pass the rows themselves.
         """
-        extension = _Extension(self._pointer, extended, context)
+        extension = _Extension(self._pointer, add, context)
         words = (_LONG * _LONGEST_FORMAT)()
         matrix = Matrix(EXTENDED, words, ctypes.addressof(extension), 0, None, *self._shape)
         return CpuLinear(library, matrix, self._dtype, (extension, self), batch_rows)

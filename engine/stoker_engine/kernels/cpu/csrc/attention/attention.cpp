@@ -100,7 +100,8 @@ class Decodes {
         count = 1;
         const Decode& decode = all_[i];
         if (part < decode.first_part || part >= decode.first_part + decode.parts) continue;
-        while (count < max_queries_ && i + count < last && have_same_blocks(all_[i + count - 1], all_[i + count], part)) count++;
+        while (count < max_queries_ && i + count < last && have_same_blocks(all_[i + count - 1], all_[i + count], part))
+          count++;
         const long position = count > 1 ? begin_of(part + 1) - 1 : decode.position;
         for (long n = 0; n < count; n++) {
           const Decode& each = all_[i + n];
@@ -205,7 +206,8 @@ void attend(const AttentionCall& call) {
       const Work& w = work_of(piece);
       if (w.part < 0) return Item<A>{call, w.sequence, piece % heads, w.first, w.count, w.position};
       const long* query_rows = decodes.query_rows(w);
-      return Item<A>{call, w.sequence, piece % heads, *query_rows, w.count, w.position, w.count > 1 ? query_rows : nullptr};
+      return Item<A>{
+          call, w.sequence, piece % heads, *query_rows, w.count, w.position, w.count > 1 ? query_rows : nullptr};
     };
     const auto first_part_of = [&](long piece, const Item<A>& item) {
       return work_of(piece).part < 0 ? part_at(item.oldest_of(0)) : work_of(piece).part;

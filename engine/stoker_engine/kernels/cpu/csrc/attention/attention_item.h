@@ -26,9 +26,7 @@ constexpr long PART = 512, SMALL_PART = 128, SMALL_PARTS = PART / SMALL_PART;
 inline long part_at(long position) {
   return position < PART ? position / SMALL_PART : SMALL_PARTS - 1 + position / PART;
 }
-inline long begin_of(long part) {
-  return part < SMALL_PARTS ? part * SMALL_PART : (part - SMALL_PARTS + 1) * PART;
-}
+inline long begin_of(long part) { return part < SMALL_PARTS ? part * SMALL_PART : (part - SMALL_PARTS + 1) * PART; }
 
 constexpr int VECTORS = LANES == 16 ? 4 : 2;  // vectors in registers for each of ROWS rows
 
@@ -77,7 +75,9 @@ struct Workspace {
 };
 
 // Adds the products of LANES keys' words (one or two elements) with a query's elements to the scores.
-inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, float) { return scores + (Vec)keys * query[0]; }
+inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, float) {
+  return scores + (Vec)keys * query[0];
+}
 inline Vec multiply_add_words(Vec scores, WordVec keys, const float* query, bf16) {
   scores += (Vec)(keys << 16) * query[0];
   return scores + (Vec)(keys & 0xffff0000u) * query[1];
@@ -109,8 +109,8 @@ struct Item {
 
   const AttentionCall& call;
   long sequence, kv_head;
-  long first, count;  // row of the first query in the flat batch, and number of queries
-  long position;      // position of the first query
+  long first, count;                 // row of the first query in the flat batch, and number of queries
+  long position;                     // position of the first query
   const long* query_rows = nullptr;  // rows of the queries in the flat batch, if they are of different sequences
   long group = call.heads / call.kv_heads;
   long rows = count * group;
@@ -160,10 +160,10 @@ struct Item {
   void locate(long start, long end, Tile& tile) const {
     const int32_t* table = call.tables + sequence * call.table_stride;
     const long oldest = oldest_of(0), size = size_of(call.stored);
-    const char *keys = (const char*)call.keys + kv_head * call.key_head * size;
-    const char *values = (const char*)call.values + kv_head * call.value_head * size;
-    const float *key_scales = call.key_scales + kv_head * call.key_scale_head;
-    const float *value_scales = call.value_scales + kv_head * call.value_scale_head;
+    const char* keys = (const char*)call.keys + kv_head * call.key_head * size;
+    const char* values = (const char*)call.values + kv_head * call.value_head * size;
+    const float* key_scales = call.key_scales + kv_head * call.key_scale_head;
+    const float* value_scales = call.value_scales + kv_head * call.value_scale_head;
     const long begin = std::max(start, oldest), last = end - 1;
     tile.count = std::min(TILE, end - start);
     for (long j = 0, count; j < TILE; j += count) {  // keys of one block, or repetitions of one key
@@ -213,7 +213,8 @@ struct Item {
     }
     if constexpr (PAIRS) {
       for (long j = 0; j < keys; j += 2) {
-        if (next) fetch(next->values[j], call.value_dim * sizeof(S)), fetch(next->values[j + 1], call.value_dim * sizeof(S));
+        if (next)
+          fetch(next->values[j], call.value_dim * sizeof(S)), fetch(next->values[j + 1], call.value_dim * sizeof(S));
         pair_values((const S*)tile.values[j], (const S*)tile.values[j + 1], (uint32_t*)work.values + j / 2 * width);
       }
     }
@@ -258,7 +259,8 @@ struct Item {
           memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
           for (int i = 0; i < R; i++)
             if constexpr (PAIRS)
-              sums[i][v] = multiply_add_pairs(sums[i][v], words, ((const uint32_t*)work.queries)[(r + i) * (depth / 2) + d]);
+              sums[i][v] =
+                  multiply_add_pairs(sums[i][v], words, ((const uint32_t*)work.queries)[(r + i) * (depth / 2) + d]);
             else
               sums[i][v] = multiply_add_words(sums[i][v], words, query + i * depth + d * WORD, K());
         }
@@ -333,7 +335,7 @@ struct Item {
   // factors that correct earlier sums. Values that exist once for each row are in the lanes of a vector.
   template <int R>
   void softmax_weights(const Workspace& work, long r, float (*scores)[TILE], long start, long keys, const State& state,
-             Weights* weights, float* factors) const {
+                       Weights* weights, float* factors) const {
     Vec maxima[ROWS], sums[ROWS];
     for (int i = 0; i < R; i++) maxima[i] = adjust(work, r + i, scores[i], start, keys);
     for (int i = R; i < ROWS; i++) maxima[i] = maxima[0];
@@ -390,8 +392,8 @@ struct Item {
   }
 
   // The same for one row that sees only the keys first … last, which the units begin … end - 1 contain.
-  void add_own(const Workspace& work, float* to, const Weights& weights, float factor, long first, long last, long begin,
-               long end) const {
+  void add_own(const Workspace& work, float* to, const Weights& weights, float factor, long first, long last,
+               long begin, long end) const {
     if constexpr (PAIRS) {
       for (long k = begin; k < end; k++, factor = 1.0f) {
         const uint32_t seen = (2 * k < first ? 0xffff0000u : ~0u) & (2 * k + 1 > last ? 0x0000ffffu : ~0u);
@@ -508,7 +510,8 @@ struct Item {
     Scored scored;
     work.unit.set_for(end - r, TILE_ROWS);
     const long seen = keys_seen(r, end - r, start);
-    score_in_place(work.columns, depth / WORD, r, end - r, keys_from, call.key_slot * size, seen, scored.scores, prefetcher);
+    score_in_place(work.columns, depth / WORD, r, end - r, keys_from, call.key_slot * size, seen, scored.scores,
+                   prefetcher);
     add_scored<1>(work, r, end - r, start, seen, scored, state, prefetcher);
   }
 
@@ -519,7 +522,8 @@ struct Item {
     for (long i = 0; i < count; i += ROWS) {
       prefetcher.fetch(keys / LANES * SOFTMAX_WEIGHT);
       with_rows(std::min<long>(ROWS, count - i), [&](auto some) {
-        softmax_weights<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i, scored.factors + i);
+        softmax_weights<some>(work, r + i, scored.scores + i, start, keys, state, scored.weights + i,
+                              scored.factors + i);
       });
     }
     float* const to = state.values + r * width;
@@ -576,7 +580,8 @@ struct Item {
   }
 
   // The same row by row, with 0 in place of values that the row does not see: their weight of 0 times infinity would be NaN.
-  void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights, long keys) const {
+  void add_seen(const Workspace& work, long r, long count, long start, float* to, const Weights* weights,
+                long keys) const {
     static thread_local Memory memory;
     TilePrefetcher no_prefetcher;
     bf16* const seen = (bf16*)memory.of(TILE / UNIT * width * sizeof(uint32_t));

@@ -59,7 +59,8 @@ class TilePrefetcher {
   static constexpr long LINE = 64, PARTS = 64;
   const char* const* rows_[2] = {};
   long sizes_[2] = {}, count_ = 0, step_ = 0;
-  long due_ = 0, which_ = 0, row_ = 0, at_ = 0;  // fraction of lines due; values or keys, index of the key, and byte in it
+  // Fraction of lines due; values or keys, index of the key, and byte in it.
+  long due_ = 0, which_ = 0, row_ = 0, at_ = 0;
 };
 
 }  // namespace

@@ -80,9 +80,9 @@ void store_new(const AttentionCall& c) {
   store_all<T>(c, {c.new_keys, c.new_key_token, c.new_key_head, c.keys, c.key_block, c.key_slot, c.key_head,
                    c.key_scales, c.key_scale_block, c.key_scale_slot, c.key_scale_head, c.head_dim});
   if (c.new_values)
-    store_all<T>(c, {c.new_values, c.new_value_token, c.new_value_head, c.values, c.value_block, c.value_slot,
-                     c.value_head, c.value_scales, c.value_scale_block, c.value_scale_slot, c.value_scale_head,
-                     c.value_dim});
+    store_all<T>(
+        c, {c.new_values, c.new_value_token, c.new_value_head, c.values, c.value_block, c.value_slot, c.value_head,
+            c.value_scales, c.value_scale_block, c.value_scale_slot, c.value_scale_head, c.value_dim});
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ void arrive(Member& me) {
   // Sequentially consistent with the sleeper's accesses: either this rank sees the sleeper, or the sleeper sees the new round
   // and does not sleep.
   header_of_rank.round.store((uint32_t)me.round, std::memory_order_seq_cst);
-  if (header_of_rank.sleepers.load(std::memory_order_seq_cst) > 0) futex(header_of_rank.round, FUTEX_WAKE, INT32_MAX, nullptr);
+  if (header_of_rank.sleepers.load(std::memory_order_seq_cst) > 0)
+    futex(header_of_rank.round, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
 bool spin(const Member& me, RankHeader& other, int64_t until) {
@@ -99,7 +100,8 @@ bool barrier(Member& me) {
   const int64_t until = now_ns() + me.spin_ns;
   int64_t time_left = me.timeout_ns;
   for (long r = 0; r < me.size; r++)
-    if (r != me.rank && !spin(me, header(me, r), until) && !sleep(me, header(me, r), time_left)) me.late_ranks |= 1ull << r;
+    if (r != me.rank && !spin(me, header(me, r), until) && !sleep(me, header(me, r), time_left))
+      me.late_ranks |= 1ull << r;
   if (me.late_ranks) {
     me.failure = TIMEOUT;
     return false;
@@ -182,7 +184,7 @@ extern "C" void stoker_shm_gather_widths(Member* me, int dtype, long rows, long*
 // Gathers x [rows, row_bytes[rank]] of all ranks into out [rows, sum of row_bytes]. `operation`: GATHER, or PARTS if all
 // ranks contribute the same number of bytes.
 extern "C" void stoker_shm_all_gather(Member* me, int operation, int dtype, const void* x, long rows,
-                                    const long* row_bytes, void* out) {
+                                      const long* row_bytes, void* out) {
   if (me->failure) return;
   me->collective = {(Operation)operation, dtype, rows, row_bytes[me->rank]};
   long widest = 0, whole = 0;

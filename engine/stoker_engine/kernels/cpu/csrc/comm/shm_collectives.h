@@ -22,8 +22,9 @@ struct Collective {
 };
 
 struct RankHeader {
-  alignas(128) std::atomic<uint32_t> round;  // last round at which the rank has arrived; the futex on which others sleep
-  std::atomic<uint32_t> sleepers;            // number of ranks that sleep on it
+  // The last round at which the rank has arrived; the futex on which others sleep.
+  alignas(128) std::atomic<uint32_t> round;
+  std::atomic<uint32_t> sleepers;  // number of ranks that sleep on it
   Collective collectives[2];
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "it must work between processes");
@@ -40,7 +41,7 @@ struct Member {
   int64_t spin_ns, timeout_ns;
   int64_t round;
   int64_t failure;
-  uint64_t late_ranks;    // TIMEOUT: bit mask of the ranks that did not arrive
+  uint64_t late_ranks;      // TIMEOUT: bit mask of the ranks that did not arrive
   int64_t mismatched_rank;  // MISMATCH: first rank with a different operation
   Collective collective, other_collective;
 };

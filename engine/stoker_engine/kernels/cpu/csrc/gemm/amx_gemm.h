@@ -26,8 +26,7 @@ inline void put_tile(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const flo
   WordVec rows[TILE_ROWS];
   for (long i = 0; i < TILE_ROWS; i++) memcpy(&rows[i], sums + i * stride, sizeof rows[i]);
   transpose(rows);
-  for (long i = 0; i < TILE_COLUMNS && m + i < p.rows; i++)
-    store(p.y + (m + i) * p.y_stride + n, (Vec)rows[i] + bias);
+  for (long i = 0; i < TILE_COLUMNS && m + i < p.rows; i++) store(p.y + (m + i) * p.y_stride + n, (Vec)rows[i] + bias);
 }
 
 // Multiplies N groups of 16 outputs from n on with M groups of 16 rows from m on; `x` holds the rearranged rows.

@@ -18,14 +18,14 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Unit = TileUnit;
 
   static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
-  static constexpr long BLOCK_BYTES = 512 * 1024;            // rows of x in a block, which stay in the second-level cache
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // rows of x in a block, which stay in the second-level cache
 
   // Scales and sums of a block of TILE_ROWS rows, as vectors.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
   const int8_t* int16_bytes = nullptr;  // [rows / TILE_ROWS][steps][2][TILE_ROWS][STEP]: upper bytes, and lower ones
-  const Scales* scales = nullptr;  // [rows / TILE_ROWS][blocks]
+  const Scales* scales = nullptr;       // [rows / TILE_ROWS][blocks]
 
   long groups() const { return inner / Int8Group::SIZE; }
   long tile_steps() const { return (inner + STEP - 1) / STEP; }  // steps of a row
@@ -67,7 +67,7 @@ struct AmxIntPanels : QuantPanels<Packed> {
 
   // A panel's signed codes, in the order of elements, and the headers of its blocks.
   struct Columns {
-    const int8_t* codes;     // [steps][STEP / 4][PANEL][4]
+    const int8_t* codes;    // [steps][STEP / 4][PANEL][4]
     const Header* headers;  // [blocks]
   };
 
@@ -145,7 +145,8 @@ struct AmxIntPanels : QuantPanels<Packed> {
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     NoUnit no_unit;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // faster for so few rows
+    // Vectors are faster for so few rows.
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);
     for (long j = 0; j < count; j += 2) {
       if (count - j >= 2)
         block<2>(unit, panel + j, m, m_end, part_of(next, j, 2, count));

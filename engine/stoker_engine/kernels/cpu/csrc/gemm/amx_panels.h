@@ -11,10 +11,11 @@ namespace panels {
 
 // bfloat16 elements; `inner` is a multiple of `step`.
 struct AmxBf16Panels : Bf16Panels {
-  static constexpr long STEP = 2 * TILE_WORDS;     // inner elements, at most
-  static constexpr long PAIR = 2 * TILE_ROWS;      // rows of two tiles
+  static constexpr long STEP = 2 * TILE_WORDS;  // inner elements, at most
+  static constexpr long PAIR = 2 * TILE_ROWS;   // rows of two tiles
   static constexpr long STREAMED = PAIR;
-  static constexpr long BLOCK_BYTES = 512 * 1024;  // bytes of rows of x in a block, which stay in the second-level cache
+  // Bytes of rows of x in a block, which stay in the second-level cache.
+  static constexpr long BLOCK_BYTES = 512 * 1024;
   using Unit = TileUnit;
 
   long step = STEP;  // inner elements of a step, even
@@ -78,7 +79,8 @@ struct AmxBf16Panels : Bf16Panels {
     Prefetcher prefetcher(next, tiles * steps(), MAX_PREFETCH_BYTES);
     for (const auto [from, to] : {std::pair(m, whole), std::pair(whole, m_end)})  // sets the tile unit once for each
       for (long j = 0; j < count; j += 2)
-        count - j >= 2 ? pairs<2>(unit, panel + j, from, to, prefetcher) : pairs<1>(unit, panel + j, from, to, prefetcher);
+        count - j >= 2 ? pairs<2>(unit, panel + j, from, to, prefetcher)
+                       : pairs<1>(unit, panel + j, from, to, prefetcher);
   }
 };
 

@@ -1,5 +1,5 @@
-// AMX GEMM of many rows with codes in panels. Each column of a tile holds the codes of 32 elements; a tile is unpacked once
-// for a block of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they are converted to float,
+// GEMM of many rows with codes in panels by AMX. Codes of 32 elements form the columns of a tile, unpacked once for a block
+// of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they are converted to float,
 // scaled and added in the same order, so results are bit-identical to those for few rows.
 #pragma once
 
@@ -18,7 +18,8 @@ struct AmxQuantPanels : QuantPanels<Packed> {
 
   static_assert(Packed::STEP == Int8Group::SIZE);
   static constexpr long WORDS = Int8Group::SIZE / 4;  // words of a step
-  static constexpr long BLOCK_BYTES = 512 * 1024;        // bytes of rows of x in a block, which stay in the second-level cache
+  // Bytes of rows of x in a block, which stay in the second-level cache.
+  static constexpr long BLOCK_BYTES = 512 * 1024;
 
   // Scales and sums of 32 elements of each of TILE_ROWS rows, as vectors.
   struct Scales {
@@ -43,9 +44,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
   }
 
   long groups() const { return inner / Int8Group::SIZE; }
-  long rows() const {
-    return std::max(BLOCK_BYTES / (groups() * (long)sizeof(Int8Group)) / TILE_ROWS, 1l) * TILE_ROWS;
-  }
+  long rows() const { return std::max(BLOCK_BYTES / (groups() * (long)sizeof(Int8Group)) / TILE_ROWS, 1l) * TILE_ROWS; }
 
   // Signed codes of 32 elements of each row of a panel, in order, and their scales.
   struct Group {
@@ -82,7 +81,8 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     const long count = groups();
     const auto multiply = [&](auto which, long group) {
       if (group >= count) return;
-      multiply_codes<which>(from[group].codes, count * sizeof(Int8Group), columns[group].codes, accumulators[which].of[0]);
+      multiply_codes<which>(from[group].codes, count * sizeof(Int8Group), columns[group].codes,
+                            accumulators[which].of[0]);
     };
     Vec sums[TILE_ROWS] = {};
     const auto add = [&](auto which, long group) {
@@ -91,7 +91,8 @@ struct AmxQuantPanels : QuantPanels<Packed> {
       unroll<TILE_ROWS>([&](auto i) {
         const __m512 accumulator = _mm512_cvtepi32_ps(_mm512_load_si512(accumulators[which].of[i]));
         __m512 sum = (__m512)sums[i];
-        sum = _mm512_fmadd_ps(accumulator, _mm512_mul_ps(header.scale, _mm512_set1_ps(tile_scales[group].scales[i])), sum);
+        sum = _mm512_fmadd_ps(accumulator, _mm512_mul_ps(header.scale, _mm512_set1_ps(tile_scales[group].scales[i])),
+                              sum);
         if (Packed::HAS_OFFSET) sum = _mm512_fmadd_ps(header.offset, _mm512_set1_ps(tile_scales[group].sums[i]), sum);
         sums[i] = (Vec)sum;
       });
@@ -114,8 +115,10 @@ struct AmxQuantPanels : QuantPanels<Packed> {
 
   void multiply(Unit& unit, long panel, long count, long m, long m_end, Bytes next) const {
     NoUnit no_unit;
-    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);  // faster for so few rows
-    Prefetcher prefetcher(next, (m_end - m + TILE_ROWS - 1) / TILE_ROWS * count * ((groups() + 1) / 2), MAX_PREFETCH_BYTES);
+    // Vectors are faster for so few rows.
+    if (m_end - m < TILE_ROWS) return Vectors::multiply(no_unit, panel, count, m, m_end, next);
+    Prefetcher prefetcher(next, (m_end - m + TILE_ROWS - 1) / TILE_ROWS * count * ((groups() + 1) / 2),
+                          MAX_PREFETCH_BYTES);
     for (long end = panel + count; panel < end; panel++) {
       const Group* const columns = unpacked(panel);
       for (long row = m, rows; row < m_end; row += rows) {

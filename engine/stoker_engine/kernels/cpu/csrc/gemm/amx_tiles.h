@@ -38,9 +38,6 @@ class TileUnit {
     _tile_loadconfig(&palette);
   }
 
-  // Must be called after another object has configured this thread's unit.
-  void forget() { first_ = second_ = words_ = 0; }
-
   // Forces earlier writes to memory, since compilers do not know that tile loads read it.
   static void compiler_barrier(const void* memory) { asm volatile("" : : "r"(memory) : "memory"); }
 
@@ -85,7 +82,7 @@ inline void store_sums(T* to, long stride) {
 // Multiplies a step's bfloat16 rows and columns; group B's columns may be anywhere.
 template <int M, int N>
 inline void multiply_tiles(const void* rows, long row_stride, const void* columns, const void* second_columns,
-                         long column_stride) {
+                           long column_stride) {
   _tile_loadd(4, columns, column_stride);
   _tile_loadd(6, rows, row_stride);
   _tile_dpbf16ps(0, 6, 4);

@@ -106,7 +106,8 @@ class Prefetcher {
         first -= lines;
         continue;
       }
-      range_ = range, line_ = range->begin + first * LINE, last_ = prefetch_ranges.ranges.data() + prefetch_ranges.ranges.size();
+      range_ = range, line_ = range->begin + first * LINE,
+      last_ = prefetch_ranges.ranges.data() + prefetch_ranges.ranges.size();
       return;
     }
   }
@@ -201,9 +202,7 @@ inline void tile(const Gemm<T, W>& p, long m, long n, Prefetcher& prefetcher) {
       typename P::Type b[PACKS];
       w[j].load(location, b);
       unroll<PACKS>([&](auto s) {
-        unroll<M>([&](auto i) {
-          sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]);
-        });
+        unroll<M>([&](auto i) { sums[i * N + j] = P::multiply_add(sums[i * N + j], a[i * PACKS + s], b[s]); });
       });
     });
   }

@@ -21,7 +21,7 @@ struct Int8Group {
 
   int8_t codes[SIZE];
   int32_t initial_sums[2];  // −`zero` × the sum of codes, of all elements or of each half (`step`)
-  float scale, sum;   // sum: scale × the sum of codes; of the whole block if it has more than 32 elements
+  float scale, sum;         // sum: scale × the sum of codes; of the whole block if it has more than 32 elements
 
   int32_t& factor() { return initial_sums[1]; }  // only for blocks of more than 32, which use one initial sum
   int32_t factor() const { return initial_sums[1]; }
@@ -89,7 +89,8 @@ inline void round_row_in_blocks(const bf16* from, long inner, int zero, long blo
     int32_t sum = 0;
     for (long group = 0; group < groups; group++) {
       Int8Group& unit = to[group];
-      unit.factor() = (int32_t)std::ceil(std::min(std::max(1.0f, group_maxima[group] * factors), MAX_FACTOR));  // 1 for NaN
+      // 1 for NaN.
+      unit.factor() = (int32_t)std::ceil(std::min(std::max(1.0f, group_maxima[group] * factors), MAX_FACTOR));
       const float inverse = largest < MIN_ROUNDED ? 0.0f : 1.0f / (scale * (float)unit.factor());
       const auto [first, second] = round_group(_mm512_loadu_si512(from + k + group * Int8Group::SIZE), inverse, &unit);
       unit.initial_sums[0] = -zero * (first + second);

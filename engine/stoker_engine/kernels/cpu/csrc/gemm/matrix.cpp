@@ -1,35 +1,19 @@
 // GEMM with weights in any layout; see matrix.h.
 #include "gemm/matrix.h"
 
-#include <algorithm>
-
 static void linear_concat(bool is_bf16, const Matrix& matrix, LinearArgs args) {
   const Matrix* each = (const Matrix*)matrix.w;
   for (long i = 0; i < matrix.format[0]; i++) {
     linear(is_bf16, each[i], args);
     args.y = (char*)args.y + each[i].outputs * (is_bf16 ? 2 : 4);
-    args.first_output += each[i].outputs;
     args.prefetch_ranges = nullptr;
   }
 }
 
 static void linear_extended(bool is_bf16, const Matrix& matrix, const LinearArgs& args) {
   const Extension& extension = *(const Extension*)matrix.w;
-  extension.linear(extension.context, is_bf16, extension.base, &args);
-}
-
-// Whether `linear` calls `block_done` for this matrix and number of rows.
-bool reports_blocks(const Matrix& matrix, const LinearArgs& args) {
-  switch (matrix.kind) {
-    case Matrix::PANELS:
-    case Matrix::GGUF_PANELS:
-    case Matrix::GROUP_PANELS: return args.rows >= MANY_ROWS;
-    case Matrix::CONCAT: {
-      const Matrix* each = (const Matrix*)matrix.w;
-      return std::all_of(each, each + matrix.format[0], [&](const Matrix& one) { return reports_blocks(one, args); });
-    }
-    default: return false;
-  }
+  linear(is_bf16, *extension.base, args);
+  extension.add(extension.context, is_bf16, &args);
 }
 
 void linear(bool is_bf16, const Matrix& matrix, const LinearArgs& args) {

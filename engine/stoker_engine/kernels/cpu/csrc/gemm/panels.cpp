@@ -52,12 +52,14 @@ extern "C" void stoker_panel_rows(const void* w, const int64_t* rows, void* y, l
 
 void linear_panels(const Matrix& m, const LinearArgs& args) {
   const Gemm<bf16, Plain<bf16>> p{(const bf16*)args.x, args.x_stride, {(const bf16*)m.w, m.inner},
-                                     (const bf16*)m.bias, (bf16*)args.y, args.y_stride, args.rows, m.outputs, m.inner};
+                                  (const bf16*)m.bias, (bf16*)args.y, args.y_stride,
+                                  args.rows,           m.outputs,     m.inner};
   const panels::Bf16Panels w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
 #if defined(STOKER_AMX)
-  if (p.inner % panels::AmxBf16Panels::STEP == 0) return panels::share_out(p, panels::AmxBf16Panels{w}, args);
+  if (p.inner % panels::AmxBf16Panels::STEP == 0)
+    return panels::share_out(p, panels::AmxBf16Panels{w}, args.prefetch_ranges);
 #endif
-  panels::share_out(p, w, args);
+  panels::share_out(p, w, args.prefetch_ranges);
 }
 #else
 extern "C" void stoker_pack_panels(void*, long, long) {}

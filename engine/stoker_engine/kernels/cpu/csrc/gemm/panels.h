@@ -9,7 +9,6 @@
 #pragma once
 
 #include "gemm/gemm.h"
-#include "gemm/matrix.h"
 
 #if defined(__AVX512BF16__)
 #define STOKER_PANELS 1
@@ -20,13 +19,11 @@ namespace panels {
 
 constexpr int GROUP = 4;  // panels in a group
 
-struct NoUnit {
-  void forget() {}
-};
+struct NoUnit {};
 
 // GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest, and
 // in shorter runs at the end, so that threads finish together.
-constexpr long RUNS = 2;                                     // a run is 1 / RUNS of a thread's share of the rest
+constexpr long RUNS = 2;                                            // a run is 1 / RUNS of a thread's share of the rest
 constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
 constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows fit into the cache
@@ -35,9 +32,11 @@ constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // largest part of the next pie
 // Returns the first panels of the runs of `count` panels, followed by `count`.
 inline const std::vector<long>& runs_of(long count, long panel_bytes) {
   static thread_local std::vector<long> starts;
-  const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l), min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
+  const long max_panels = std::max(MAX_RUN_BYTES / panel_bytes, 1l);
+  const long min_panels = std::max(MIN_RUN_BYTES / panel_bytes, 1l);
   starts.clear();
-  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels)) starts.push_back(at);
+  for (long at = 0; at < count; at += std::clamp((count - at) / (RUNS * threads()), min_panels, max_panels))
+    starts.push_back(at);
   starts.push_back(count);
   return starts;
 }
@@ -72,7 +71,7 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
 }
 
 // Distributes a GEMM to threads, as blocks of rows × groups of panels. W's rows after the last whole panel are multiplied as
-// in gemm.h. `args` has what to prefetch and `block_done`. `W` is a class with
+// in gemm.h. `W` is a class with
 //   STREAMED                    number of rows of x up to which a GEMM is bound by memory
 //   rows()                      rows of x in a block, if there are more
 //   Unit                        state of a thread
@@ -81,9 +80,8 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
 //   stream(unit, panel, end, rows, prefetcher)    multiplies the first `rows` rows of x with panels `panel` … `end` - 1
 //   multiply(unit, panel, count, m, m_end, next)  multiplies rows m … m_end - 1 with up to GROUP panels; prefetches `next`
 template <class Rows, class W>
-inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const LinearArgs& args) {
-  static_assert(W::STREAMED < MANY_ROWS);
-  if (p.rows <= W::STREAMED) return stream_out(p, w, args.prefetch_ranges);
+inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges = nullptr) {
+  if (p.rows <= W::STREAMED) return stream_out(p, w, prefetch_ranges);
   const long whole = p.outputs / PANEL, tail = whole * PANEL;
   const long groups = (whole + GROUP - 1) / GROUP, block = w.rows(), row_blocks = (p.rows + block - 1) / block;
   const long pieces_of = groups + (tail < p.outputs);  // the remaining rows of W are a piece, too
@@ -94,18 +92,12 @@ inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const LinearArgs& a
     for (bool more = pieces.take(piece); more; piece = next) {
       more = pieces.take(next);
       const long group = piece % pieces_of, m = piece / pieces_of * block, m_end = std::min(m + block, p.rows);
-      const long n = group == groups ? tail : group * GROUP * PANEL;
-      const long n_end = group == groups ? p.outputs : std::min(n + GROUP * PANEL, tail);
       if (group == groups) {
-        row_piece(p, m, m_end, n, n_end, Bytes{});
-      } else {
-        const long after = more ? next % pieces_of : groups;
-        w.multiply(unit, n / PANEL, (n_end - n) / PANEL, m, m_end, {begin(after), begin(after + 1)});
+        row_piece(p, m, m_end, tail, p.outputs, Bytes{});
+        continue;
       }
-      if (args.block_done) {
-        args.block_done->call(args.block_done->context, m, m_end, args.first_output + n, args.first_output + n_end);
-        unit.forget();
-      }
+      const long n = group * GROUP, after = more ? next % pieces_of : groups;
+      w.multiply(unit, n, std::min<long>(GROUP, whole - n), m, m_end, {begin(after), begin(after + 1)});
     }
   });
 }
@@ -119,7 +111,8 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
 // Panels of bfloat16 elements.
 struct Bf16Panels {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;  // rows of a block; rows of a tile with GROUP panels, limited by registers
+  // Rows of a block; rows of a tile with GROUP panels, limited by registers.
+  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;
   using Unit = NoUnit;
 
   const bf16* x;
@@ -197,7 +190,8 @@ struct Bf16Panels {
     for (long k = 0; k < inner; k += DEPTH) {
       const long k_end = std::min(k + DEPTH, inner);
       long row = m;
-      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {  // tiles whose numbers of rows differ by at most one
+      // Tiles whose numbers of rows differ by at most one.
+      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {
         const long rows = (m_end - row + tiles_left - 1) / tiles_left;
         tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], prefetcher);
         row += rows;

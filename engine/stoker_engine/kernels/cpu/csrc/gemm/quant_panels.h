@@ -79,8 +79,8 @@ struct QuantRows {
 
   // Integer dot products of STEP elements of rows of x and panels of `source`; calls `prefetcher` in between.
   template <int M, int N, class Source>
-  static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part, Prefetcher& prefetcher,
-                                    __m512i* accumulators) {
+  static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part,
+                               Prefetcher& prefetcher, __m512i* accumulators) {
     constexpr long STEP = Source::STEP;
     unroll<M * N>([&](auto i) { accumulators[i] = _mm512_set1_epi32(rows[i / N]->initial_sums[part]); });
     unroll<STEP / 4>([&](auto four) {
@@ -91,7 +91,8 @@ struct QuantRows {
         int32_t bytes;
         memcpy(&bytes, rows[i]->codes + part * STEP + Source::first(four), sizeof bytes);
         const __m512i each = _mm512_set1_epi32(bytes);
-        unroll<N>([&](auto j) { accumulators[i * N + j] = _mm512_dpbusd_epi32(accumulators[i * N + j], codes[j], each); });
+        unroll<N>(
+            [&](auto j) { accumulators[i * N + j] = _mm512_dpbusd_epi32(accumulators[i * N + j], codes[j], each); });
       });
     });
   }
@@ -186,8 +187,9 @@ struct QuantRows {
 template <class Packed>
 struct QuantPanels : QuantRows {
   static constexpr long STREAMED = 8;
-  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;  // rows of a block; rows of a tile with two panels, limited by registers
-  static constexpr long DIRECT_TILES = 4;           // up to this number of tiles, panels are not unpacked
+  // Rows of a block; rows of a tile with two panels, limited by registers.
+  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;
+  static constexpr long DIRECT_TILES = 4;  // up to this number of tiles, panels are not unpacked
 #if defined(__AMX_BF16__)
   static constexpr bool HAS_AMX_PATH = Packed::STEP == Int8Group::SIZE;  // whether AMX multiplies many rows
 #else

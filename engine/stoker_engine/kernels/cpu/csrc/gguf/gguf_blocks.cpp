@@ -13,8 +13,9 @@ const GGUFOperations& operations(int type) {
 }  // namespace
 
 void linear_gguf(bool is_bf16, const Matrix& m, const LinearArgs& args) {
-  operations(m.format[0]).linear[is_bf16](
-      {args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride, args.rows, m.outputs, m.inner});
+  operations(m.format[0])
+      .linear[is_bf16]({args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride, args.rows,
+                        m.outputs, m.inner});
 }
 
 // Dequantizes rows of w, their stride in bytes → y [rows, inner].

@@ -45,11 +45,8 @@ struct Float16 {
 
 const GGUFOperations* gguf_float16(int type) {
   switch (type) {
-    case 1:
-      return &gguf_operations<Elements<Float16>>;
-    case 30:
-      return &gguf_operations<Elements<Bfloat16>>;
-    default:
-      return nullptr;
+    case 1: return &gguf_operations<Elements<Float16>>;
+    case 30: return &gguf_operations<Elements<Bfloat16>>;
+    default: return nullptr;
   }
 }

@@ -12,22 +12,22 @@ namespace {
 
 // `Rows` is the format of W's rows after the last whole panel.
 template <class Rows, class Format>
-void linear_panels_of(const BlockGemm& p, const LinearArgs& args) {
+void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;
   const Int8Group* rounded_x = rounded(x, p.x_stride, p.rows, p.inner, Format::ZERO, Format::STEP);
   using Packed = panels::PackedBlocks<Format>;
   const panels::QuantPanels<Packed> w{{rounded_x, bias, (bf16*)p.y, p.y_stride, p.inner}, Packed::of(p.w, p.inner)};
-  const Gemm<bf16, Blocks<bf16, Rows>> by_rows{x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y,
-                                                  p.y_stride, p.rows, p.outputs, p.inner};
+  const Gemm<bf16, Blocks<bf16, Rows>> by_rows{
+      x, p.x_stride, {p.w, p.w_stride, {}}, bias, (bf16*)p.y, p.y_stride, p.rows, p.outputs, p.inner};
 #if defined(STOKER_AMX)
   // With a scale for 16 elements, AMX would use half of a tile's words and scale twice as often: vectors are faster.
   if constexpr (Format::STEP == Int8Group::SIZE)
-    return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), args);
+    return panels::share_out(by_rows, panels::AmxQuantPanels<Packed>(w, p.rows), prefetch_ranges);
 #endif
-  panels::share_out(by_rows, w, args);
+  panels::share_out(by_rows, w, prefetch_ranges);
 }
 
-typedef void (*LinearKernel)(const BlockGemm&, const LinearArgs&);
+typedef void (*LinearKernel)(const BlockGemm&, const PrefetchRanges* prefetch_ranges);
 
 // The kernel for a type, by ggml's type number; null if the type has no panels.
 LinearKernel kernel_of(int type) {
@@ -49,9 +49,9 @@ LinearKernel kernel_of(int type) {
 extern "C" int stoker_has_gguf_panels(int type) { return kernel_of(type) != nullptr; }
 
 void linear_gguf_panels(const Matrix& m, const LinearArgs& args) {
-  kernel_of(m.format[0])(
-      {args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride, args.rows, m.outputs, m.inner},
-      args);
+  kernel_of(m.format[0])({args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y, args.y_stride,
+                          args.rows, m.outputs, m.inner},
+                         args.prefetch_ranges);
 }
 
 // Packs the whole panels of contiguous w [outputs, row], rows of two-byte words, in place.
@@ -68,7 +68,8 @@ extern "C" void stoker_pack_gguf_panels(void* w, long outputs, long row) {
 }
 
 // Copies rows of packed w by index → y [count, row], rows of two-byte words in the unpacked layout.
-extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs, long row) {
+extern "C" void stoker_gguf_panel_rows(const void* w, const int64_t* rows, void* y, long count, long outputs,
+                                       long row) {
   const long whole = outputs / PANEL * PANEL;
   parallel_for(count * row > GRAIN_SIZE, count, [&](long i) {
     const long n = rows[i];

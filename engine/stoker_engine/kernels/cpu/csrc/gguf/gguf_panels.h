@@ -23,8 +23,8 @@ inline __m512 halves_at(const uint16_t* block, long word) { return _mm512_cvtph_
 
 // Loads two words of each row, this one and the next.
 inline __m512i fours_at(const uint16_t* block, long word) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
-                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, _mm512_loadu_si512(block + word * PANEL));
 }
 
@@ -62,9 +62,9 @@ struct Nibbles {
   // The same with the fifth bits of 32 elements in two words.
   static __m512i codes_at(const uint16_t* block, long word, long bits, int i) {
     const int byte = first(i) / 8, bit = first(i) % 8;
-    const __m512i group_bits = _mm512_shuffle_epi8(fours_at(block, bits),
-                                            _mm512_add_epi32(_mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0),
-                                                             _mm512_set1_epi8(byte)));
+    const __m512i group_bits = _mm512_shuffle_epi8(
+        fours_at(block, bits),
+        _mm512_add_epi32(_mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0), _mm512_set1_epi8(byte)));
     return with_fifth_bit(codes_at(block, word, i), group_bits, _mm512_set1_epi32(0x08040201 << bit));
   }
 };
@@ -167,9 +167,7 @@ struct PackedBlocks : KindOf<Format::STEP, Format::HAS_OFFSET> {
   const uint16_t* block(long j, long group) const {
     return at + j * words + group * Int8Group::SIZE / Format::ELEMENTS * Format::WORDS * PANEL;
   }
-  static long within(long group, int part) {
-    return group * Int8Group::SIZE % Format::ELEMENTS + part * Format::STEP;
-  }
+  static long within(long group, int part) { return group * Int8Group::SIZE % Format::ELEMENTS + part * Format::STEP; }
   Header header(long j, long group, int part) const { return Format::header(block(j, group), within(group, part)); }
   __m512i codes(long j, long group, int part, int four) const {
     return Format::codes(block(j, group), within(group, part), four);

@@ -49,13 +49,9 @@ struct MXFP4 : SmallBlocks<17> {
 
 const GGUFOperations* gguf_tables(int type) {
   switch (type) {
-    case 20:
-      return &gguf_operations<IQ4_NL>;
-    case 23:
-      return &gguf_operations<IQ4_XS>;
-    case 39:
-      return &gguf_operations<MXFP4>;
-    default:
-      return nullptr;
+    case 20: return &gguf_operations<IQ4_NL>;
+    case 23: return &gguf_operations<IQ4_XS>;
+    case 39: return &gguf_operations<MXFP4>;
+    default: return nullptr;
   }
 }

@@ -69,8 +69,8 @@ inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const
     for (long at = begin / block_size; at * block_size < end; at++) {
       if (found.lines * PrefetchRanges::LINE > max_bytes) return &found;
       const long block = step.tables[s * step.table_stride + at];
-      const char *keys = (const char*)fixed.keys + block * fixed.key_block * size;
-      const char *values = (const char*)fixed.values + block * fixed.value_block * size;
+      const char* keys = (const char*)fixed.keys + block * fixed.key_block * size;
+      const char* values = (const char*)fixed.values + block * fixed.value_block * size;
       found.add({keys, keys + key_bytes});
       found.add({values, values + value_bytes});
     }
@@ -88,8 +88,8 @@ struct KeptRows {
 };
 
 template <class T>
-void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin, const int64_t* batch_rows,
-         const KeptRows<T>& kept) {
+void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos, const T* sin,
+         const int64_t* batch_rows, const KeptRows<T>& kept) {
   const AttentionCall& fixed = layer.attention;
   const long tokens = step.tokens, hidden = layer.hidden, size = fixed.head_dim, width = layer.qkv.outputs;
   const long heads = fixed.heads, num_rotated = heads + fixed.kv_heads, chunk = std::min(tokens, CHUNK);
@@ -132,7 +132,8 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
   if (num_kept == 0) return;
   for (long i = 0; i < kept.count; i++) {
     memcpy((void*)(stream + i * hidden), x + kept.rows[i] * hidden, hidden * sizeof(T));
-    memmove((void*)(attended + i * layer.out.inner), attended + kept.rows[i] * layer.out.inner, layer.out.inner * sizeof(T));
+    memmove((void*)(attended + i * layer.out.inner), attended + kept.rows[i] * layer.out.inner,
+            layer.out.inner * sizeof(T));
   }
   const int64_t* const kept_batch_rows = kept.batch_rows;
 
@@ -186,9 +187,9 @@ void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, c
 // Runs layers on the residual stream x [tokens, hidden], in place; or, unless `kept` is −1, writes only the rows `rows`
 // [kept] of the result to out. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and `kept_batch_rows`
 // [kept]: see LinearArgs; null if no layer is extended.
-extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps, const RopeCosSin* cos_sin,
-                              void* x, const int64_t* batch_rows, const int64_t* rows, long kept, void* out,
-                              const int64_t* kept_batch_rows) {
+extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps,
+                              const RopeCosSin* cos_sin, void* x, const int64_t* batch_rows, const int64_t* rows,
+                              long kept, void* out, const int64_t* kept_batch_rows) {
   const auto run = [&](auto* stream, auto* result) {
     if (kept < 0) result = stream, kept_batch_rows = batch_rows;
     run_all(layers, count, steps, cos_sin, stream, batch_rows, {rows, kept, result, kept_batch_rows});

@@ -4,9 +4,6 @@
 //   shrink                 t [rows][ranks] = x Aᵀ   pieces of all adapters' rows and ranks, in one parallel loop
 //   expand                 y += t Bᵀ                pieces of all adapters' rows and outputs, in one parallel loop
 //
-// With many rows of each adapter, the GEMM's threads expand each block of y that they have computed, because y is larger
-// than the caches. With few, adapters are read faster by the loop that prefetches them.
-//
 // A row's result depends only on the row and its adapter.
 #include <algorithm>
 #include <memory>
@@ -61,22 +58,12 @@ struct LoraSite {
 constexpr long ROWS = 96, WIDTH = 64;  // rows and outputs of a piece that is multiplied at once
 // With few rows, reading B is the bottleneck, and threads share its outputs. With many rows it is y, which is read and
 // written in long runs along its rows.
-constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 #if defined(STOKER_AMX)
 constexpr long RUN_ROWS = panels::AmxBf16Panels::PAIR;
 #else
-constexpr long RUN_ROWS = 24;  // a multiple of the rows of a tile
+constexpr long RUN_ROWS = 24;
 #endif
-
-constexpr long PANEL_OUTPUTS = 16;  // outputs of a panel, also where matrices are not in panels
-constexpr long whole_panels(long outputs) { return (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS * PANEL_OUTPUTS; }
-
-// Memory of outputs n … n_end - 1 of a matrix.
-template <class T>
-Bytes bytes_of(const LoraMatrix& matrix, long n, long n_end) {
-  const T* w = (const T*)matrix.w;
-  return {(const char*)(w + n * matrix.inner), (const char*)(w + n_end * matrix.inner)};
-}
+constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 
 // Rows of x with one adapter.
 struct Group {
@@ -92,6 +79,12 @@ struct Piece {
   const LoraPart* part;
   const LoraMatrix* matrix;
   long m, n, n_end, rows;
+
+  template <class T>
+  Bytes bytes() const {
+    const T* w = (const T*)matrix->w;
+    return {(const char*)(w + n * matrix->inner), (const char*)(w + n_end * matrix->inner)};
+  }
 };
 
 // Calls body(piece, next) for each piece; `next` is the memory that the same thread reads afterwards. Runs in parallel
@@ -104,7 +97,7 @@ void each_piece(const std::vector<Piece>& pieces, Body body) {
     long i, next;
     for (bool more = taken.take(i); more; i = next) {
       more = taken.take(next);
-      work(all[i], more ? bytes_of<T>(*all[next].matrix, all[next].n, all[next].n_end) : Bytes{});
+      work(all[i], more ? all[next].bytes<T>() : Bytes{});
     }
   };
   const long count = pieces.size();
@@ -170,8 +163,8 @@ void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, l
       return by_panels.multiply(none, 0, count / PANEL, 0, rows, next);
     }
 #endif
-  block(Gemm<T, Plain<T>>{x, x_stride, {w, matrix.inner}, nullptr, y, y_stride, rows, count, matrix.inner}, 0, rows, 0, count,
-        next);
+  block(Gemm<T, Plain<T>>{x, x_stride, {w, matrix.inner}, nullptr, y, y_stride, rows, count, matrix.inner}, 0, rows, 0,
+        count, next);
 }
 
 template <class T>
@@ -208,27 +201,6 @@ void shrink(const std::vector<Group>& groups, const LinearArgs& args, T* t) {
   });
 }
 
-// Adds a piece's outputs to y. The matrix is multiplied by whole panels, of which a piece may be a part.
-template <class T>
-void expand_piece(Unit& unit, const Piece& piece, const LinearArgs& args, const T* t, Bytes next) {
-  alignas(64) T added[RUN_ROWS * WIDTH];
-  const Group& group = *piece.group;
-  const LoraPart& part = *piece.part;
-  const long ranks = group.factors->a.outputs, last = std::min(whole_panels(piece.n_end), part.b.outputs);
-  const T* from = t + group.first_t + piece.m * ranks + part.first_rank;
-  for (long n = piece.n / PANEL_OUTPUTS * PANEL_OUTPUTS; n < last; n += WIDTH) {
-    const long end = std::min(n + WIDTH, last);
-    const Bytes after = end < last ? bytes_of<T>(part.b, end, std::min(end + WIDTH, last)) : next;
-    multiply(unit, part.b, from, ranks, piece.rows, n, end - n, added, WIDTH, after);
-    const long begin = std::max(piece.n - n, 0l), width = std::min(end, piece.n_end) - n;
-    for (long j = 0; j < piece.rows; j++) {
-      T* to = (T*)args.y + group.rows[piece.m + j] * args.y_stride + part.first_output + n;
-      for (long d = begin; d < width; d += LANES)
-        store_up_to(to + d, load_up_to(to + d, width - d) + load_up_to(added + j * WIDTH + d, width - d), width - d);
-    }
-  }
-}
-
 template <class T>
 void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t) {
   static thread_local std::vector<Piece> pieces;
@@ -238,71 +210,48 @@ void expand(const std::vector<Group>& groups, const LinearArgs& args, const T* t
     for (long m = 0; m < group.count; m += RUN_ROWS)
       for (long p = 0; p < group.factors->num_parts; p++) {
         const LoraPart& part = group.factors->parts[p];
-        for (long n = 0; n < part.outputs; n += run)
+        for (long n = 0; n < part.b.outputs; n += run)
           pieces.push_back(
-              {&group, &part, &part.b, m, n, std::min(n + run, part.outputs), std::min(RUN_ROWS, group.count - m)});
+              {&group, &part, &part.b, m, n, std::min(n + run, part.b.outputs), std::min(RUN_ROWS, group.count - m)});
       }
   }
   each_piece<T>(pieces, [&] {
     return [&, unit = std::make_unique<Unit>()](const Piece& piece, Bytes next) {
-      expand_piece(*unit, piece, args, t, next);
+      alignas(64) T added[RUN_ROWS * WIDTH];
+      const Group& group = *piece.group;
+      const LoraPart& part = *piece.part;
+      const long count = piece.rows, ranks = group.factors->a.outputs;
+      const T* from = t + group.first_t + piece.m * ranks + part.first_rank;
+      for (long n = piece.n; n < piece.n_end; n += WIDTH) {
+        const long end = std::min(n + WIDTH, piece.n_end), width = std::min(end, part.outputs) - n;
+        const Piece after{&group, &part, &part.b, piece.m, end, std::min(end + WIDTH, piece.n_end), count};
+        multiply(*unit, part.b, from, ranks, count, n, end - n, added, WIDTH,
+                 end < piece.n_end ? after.bytes<T>() : next);
+        for (long j = 0; j < count; j++) {
+          T* to = (T*)args.y + group.rows[piece.m + j] * args.y_stride + part.first_output + n;
+          for (long d = 0; d < width; d += LANES)
+            store_up_to(to + d, load_up_to(to + d, width - d) + load_up_to(added + j * WIDTH + d, width - d),
+                        width - d);
+        }
+      }
     };
   });
 }
 
-// What `expand_block` needs.
 template <class T>
-struct Expansion {
-  const std::vector<Group>& groups;
-  const LinearArgs& args;
-  const T* t;
-};
-
-// Expands rows m … m_end - 1, outputs n … n_end - 1; see BlockDone.
-template <class T>
-void expand_block(const void* context, long m, long m_end, long n, long n_end) {
-  const Expansion<T>& of = *(const Expansion<T>*)context;
-  Unit unit;
-  for (const Group& group : of.groups) {
-    const long* rows_end = group.rows + group.count;
-    const long begin = std::lower_bound(group.rows, rows_end, m) - group.rows;
-    const long end = std::lower_bound(group.rows, rows_end, m_end) - group.rows;
-    if (begin == end) continue;
-    for (long p = 0; p < group.factors->num_parts; p++) {
-      const LoraPart& part = group.factors->parts[p];
-      const long first = std::max(n - part.first_output, 0l), last = std::min(n_end - part.first_output, part.outputs);
-      if (first >= last) continue;
-      for (long j = begin; j < end; j += RUN_ROWS)
-        expand_piece(unit, {&group, &part, &part.b, j, first, last, std::min(RUN_ROWS, end - j)}, of.args, of.t, Bytes{});
-    }
-  }
-}
-
-// See Extension in matrix.h.
-template <class T>
-void linear_with_lora(const LoraSite& site, const Matrix& base, LinearArgs args) {
-  constexpr bool IS_BF16 = sizeof(T) == sizeof(bf16);
+void add(const LoraSite& site, const LinearArgs& args) {
   const std::vector<Group>& groups = grouped(site, args);
-  if (groups.empty()) return linear(IS_BF16, base, args);
+  if (groups.empty()) return;
   static thread_local Memory memory;
   const Group& last = groups.back();
   T* const t = (T*)memory.of((last.first_t + last.count * last.factors->a.outputs) * sizeof(T));
-  if (args.rows >= MANY_ROWS * (long)groups.size() && reports_blocks(base, args)) {
-    shrink(groups, args, t);
-    const Expansion<T> expansion{groups, args, t};
-    const BlockDone block_done{expand_block<T>, &expansion};
-    LinearArgs reporting = args;
-    reporting.block_done = &block_done;
-    return linear(IS_BF16, base, reporting);
-  }
-  linear(IS_BF16, base, args);
   shrink(groups, args, t);
   expand(groups, args, t);
 }
 
-void linear_with_lora_of(const void* site, int is_bf16, const Matrix* base, const LinearArgs* args) {
-  is_bf16 ? linear_with_lora<bf16>(*(const LoraSite*)site, *base, *args)
-          : linear_with_lora<float>(*(const LoraSite*)site, *base, *args);
+// See Extension in matrix.h.
+void add_lora(const void* site, int is_bf16, const LinearArgs* args) {
+  is_bf16 ? add<bf16>(*(const LoraSite*)site, *args) : add<float>(*(const LoraSite*)site, *args);
 }
 
 #if defined(STOKER_PANELS)
@@ -344,4 +293,4 @@ extern "C" void stoker_pack_lora(const void* sources, long count, int is_bf16, v
   }
 }
 
-extern "C" const void* stoker_address_of_linear_with_lora() { return (const void*)linear_with_lora_of; }
+extern "C" const void* stoker_address_of_add_lora() { return (const void*)add_lora; }

@@ -15,7 +15,8 @@ void rotary(bool interleaved, const T* x, long token, long head, const T* cos, c
 }
 
 template <class T>
-void rope_cos_sin(const int64_t* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens, long pairs) {
+void rope_cos_sin(const int64_t* positions, const float* frequencies, float scale, T* cos, T* sin, long tokens,
+                  long pairs) {
   parallel_for(tokens * pairs >= GRAIN_SIZE / 16, tokens, [&](long t) {
     for (long i = 0; i < pairs; i++) {
       const float angle = (float)positions[t] * frequencies[i];
@@ -40,8 +41,8 @@ extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long 
 }
 
 // Computes cos and sin [tokens, pairs] of position × frequency, times `scale`.
-extern "C" void stoker_rope_cos_sin(int is_bf16, const int64_t* positions, const float* frequencies, float scale, void* cos,
-                              void* sin, long tokens, long pairs) {
+extern "C" void stoker_rope_cos_sin(int is_bf16, const int64_t* positions, const float* frequencies, float scale,
+                                    void* cos, void* sin, long tokens, long pairs) {
   if (is_bf16)
     rope_cos_sin(positions, frequencies, scale, (bf16*)cos, (bf16*)sin, tokens, pairs);
   else

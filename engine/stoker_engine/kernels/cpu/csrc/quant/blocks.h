@@ -169,14 +169,20 @@ struct BlockGemm {
 
 template <class T, class Format>
 void block_gemm(const BlockGemm& p, const Format& format) {
-  gemm(Gemm<T, Blocks<T, Format>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, format}, (const T*)p.bias,
-                                  (T*)p.y, p.y_stride, p.rows, p.outputs, p.inner});
+  gemm(Gemm<T, Blocks<T, Format>>{(const T*)p.x,
+                                  p.x_stride,
+                                  {p.w, p.w_stride, format},
+                                  (const T*)p.bias,
+                                  (T*)p.y,
+                                  p.y_stride,
+                                  p.rows,
+                                  p.outputs,
+                                  p.inner});
 }
 
 // Dequantizes rows of w, their stride in bytes → y [rows, inner].
 template <class T, class Format>
 void dequantize_blocks(const uint8_t* w, long w_stride, void* y, long rows, long inner, const Format& format) {
-  parallel_for(rows * inner > GRAIN_SIZE, rows, [&](long row) {
-    Blocks<T, Format>{w, w_stride, format}.copy(row, (T*)y + row * inner, inner);
-  });
+  parallel_for(rows * inner > GRAIN_SIZE, rows,
+               [&](long row) { Blocks<T, Format>{w, w_stride, format}.copy(row, (T*)y + row * inner, inner); });
 }

@@ -127,9 +127,7 @@ struct Table {
     out[1] = (Vec)_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), (__m512)table);
   }
 #else
-  void decode(const uint8_t* from, Vec scale, Vec* out) const {
-    scaled(looked_up(halves(from)), scale, out);
-  }
+  void decode(const uint8_t* from, Vec scale, Vec* out) const { scaled(looked_up(halves(from)), scale, out); }
   void decode(const uint8_t* from, Vec scale, Vec offset, Vec* out) const {
     scaled(looked_up(halves(from)), scale, offset, out);
   }

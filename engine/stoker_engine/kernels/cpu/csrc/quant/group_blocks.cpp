@@ -9,28 +9,28 @@ using namespace groups;
 template <class T, class Run>
 void with_codes(const Layout& layout, Run run) {
   switch (layout.code) {
-    case UINT2:
-      return run(LookupCodes<T, 2, true>{});
-    case UINT3:
-      return run(LookupCodes<T, 3, true>{});
-    case UINT8:
-      return run(UInt8<T>{});
-    case INT8:
-      return run(Int8<T>{});
-    case FP8_E4M3:
-      return run(Fp8<T, true>{});
-    case FP8_E5M2:
-      return run(Fp8<T, false>{});
-    default:
-      return layout.splits() ? run(LookupCodes<T, 4, true>{}) : run(LookupCodes<T, 4, false>{});
+    case UINT2: return run(LookupCodes<T, 2, true>{});
+    case UINT3: return run(LookupCodes<T, 3, true>{});
+    case UINT8: return run(UInt8<T>{});
+    case INT8: return run(Int8<T>{});
+    case FP8_E4M3: return run(Fp8<T, true>{});
+    case FP8_E5M2: return run(Fp8<T, false>{});
+    default: return layout.splits() ? run(LookupCodes<T, 4, true>{}) : run(LookupCodes<T, 4, false>{});
   }
 }
 
 template <class T>
 void group_linear(const BlockGemm& p, const Layout& layout) {
   with_codes<T>(layout, [&](auto codes) {
-    gemm(Gemm<T, Groups<T, decltype(codes)>>{(const T*)p.x, p.x_stride, {p.w, p.w_stride, layout},
-                                             (const T*)p.bias, (T*)p.y, p.outputs, p.rows, p.outputs, p.inner});
+    gemm(Gemm<T, Groups<T, decltype(codes)>>{(const T*)p.x,
+                                             p.x_stride,
+                                             {p.w, p.w_stride, layout},
+                                             (const T*)p.bias,
+                                             (T*)p.y,
+                                             p.outputs,
+                                             p.rows,
+                                             p.outputs,
+                                             p.inner});
   });
 }
 
@@ -54,8 +54,8 @@ void dequantize(const Layout& layout, const uint8_t* w, long w_stride, void* y, 
 
 void linear_groups(bool is_bf16, const Matrix& m, const LinearArgs& args) {
   const Layout layout(m);
-  (is_bf16 ? group_linear<bf16> : group_linear<float>)({args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias, args.y,
-                                                        args.y_stride, args.rows, m.outputs, m.inner},
+  (is_bf16 ? group_linear<bf16> : group_linear<float>)({args.x, args.x_stride, (const uint8_t*)m.w, m.stride, m.bias,
+                                                        args.y, args.y_stride, args.rows, m.outputs, m.inner},
                                                        layout);
 }
 

@@ -30,7 +30,8 @@ inline Vec halves(HalfVec v) {
   return (Vec)_mm256_cvtph_ps((__m128i)v);
 #else
   const WordVec bits = __builtin_convertvector(v, WordVec), magnitude = bits & 0x7fff;
-  const WordVec rebiased = (magnitude << 13) + (magnitude >= 0x7c00 ? WordVec{} + (224u << 23) : WordVec{} + (112u << 23));
+  const WordVec rebiased =
+      (magnitude << 13) + (magnitude >= 0x7c00 ? WordVec{} + (224u << 23) : WordVec{} + (112u << 23));
   const Vec small = __builtin_convertvector((IntVec)magnitude, Vec) * 0x1p-24f;
   return (Vec)((magnitude < 0x400 ? (WordVec)small : rebiased) | (bits & 0x8000) << 16);
 #endif
@@ -91,7 +92,8 @@ struct Int8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
 
   void begin(const float*, const GroupLocation&) {}
-  void load(const uint8_t* codes, const float* scales, const GroupLocation& location, typename Pack<T>::Type* to) const {
+  void load(const uint8_t* codes, const float* scales, const GroupLocation& location,
+            typename Pack<T>::Type* to) const {
     Vec elements[UNIT_VECS];
     for (int s = 0; s < UNIT_VECS; s++)
       elements[s] = signed_bytes(codes + s * LANES) * scales[location.scale[s * LANES / 16]];
@@ -104,7 +106,8 @@ struct UInt8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
 
   void begin(const float*, const GroupLocation&) {}
-  void load(const uint8_t* codes, const float* scales, const GroupLocation& location, typename Pack<T>::Type* to) const {
+  void load(const uint8_t* codes, const float* scales, const GroupLocation& location,
+            typename Pack<T>::Type* to) const {
     Vec elements[UNIT_VECS];
     for (int s = 0; s < UNIT_VECS; s++) {
       const int half = s * LANES / 16;
@@ -121,7 +124,8 @@ struct Fp8 {
   static constexpr long BYTES = 32, DIRECT_ROWS = 4;
 
   void begin(const float*, const GroupLocation&) {}
-  void load(const uint8_t* codes, const float* scales, const GroupLocation& location, typename Pack<T>::Type* to) const {
+  void load(const uint8_t* codes, const float* scales, const GroupLocation& location,
+            typename Pack<T>::Type* to) const {
     HalfVec words[UNIT_VECS];
 #if defined(__AVX512F__)
     const __m512i bytes = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)codes));

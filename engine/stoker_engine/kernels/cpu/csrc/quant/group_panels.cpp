@@ -19,16 +19,17 @@ template <class Packed, class Rows>
 void linear_packed(const Matrix& m, const LinearArgs& args, const Layout& layout) {
   const bf16 *x = (const bf16*)args.x, *bias = (const bf16*)m.bias;
   const Packed packed(m.w, layout);
-  const Int8Group* rounded_x = rounded(x, args.x_stride, args.rows, m.inner, Packed::ZERO, Packed::STEP, packed.block_size);
+  const Int8Group* rounded_x =
+      rounded(x, args.x_stride, args.rows, m.inner, Packed::ZERO, Packed::STEP, packed.block_size);
   const panels::QuantPanels<Packed> w{{rounded_x, bias, (bf16*)args.y, args.y_stride, m.inner}, packed};
   const Gemm<bf16, groups::Groups<bf16, Rows>> by_rows{
-      x, args.x_stride, {(const uint8_t*)m.w, m.stride, layout}, bias, (bf16*)args.y, args.y_stride,
-      args.rows, m.outputs, m.inner};
+      x,         args.x_stride, {(const uint8_t*)m.w, m.stride, layout}, bias, (bf16*)args.y, args.y_stride, args.rows,
+      m.outputs, m.inner};
 #if defined(STOKER_AMX)
   using AmxPanels = std::conditional_t<Packed::IN_BLOCKS, panels::AmxIntPanels<Packed>, panels::AmxQuantPanels<Packed>>;
-  panels::share_out(by_rows, AmxPanels(w, args.rows), args);
+  panels::share_out(by_rows, AmxPanels(w, args.rows), args.prefetch_ranges);
 #else
-  panels::share_out(by_rows, w, args);
+  panels::share_out(by_rows, w, args.prefetch_ranges);
 #endif
 }
 
@@ -67,8 +68,8 @@ void linear_group_panels(const Matrix& m, const LinearArgs& args) {
 }
 
 // Packs the whole panels of contiguous w [outputs, bytes of a row], in place.
-extern "C" void stoker_pack_group_panels(int code, int scale, int has_zeros, int has_row_scale, long group, long inner, void* w,
-                                         long outputs) {
+extern "C" void stoker_pack_group_panels(int code, int scale, int has_zeros, int has_row_scale, long group, long inner,
+                                         void* w, long outputs) {
   const Layout layout(code, scale, has_zeros, has_row_scale, group, inner);
   const long row = layout.bytes();
   parallel(outputs / PANEL, [&](Pieces& pieces) {
@@ -107,6 +108,7 @@ extern "C" void stoker_group_panel_rows(int code, int scale, int has_zeros, int 
 #else
 extern "C" int stoker_has_group_panels(int, int, int, int, long, long) { return 0; }
 extern "C" void stoker_pack_group_panels(int, int, int, int, long, long, void*, long) {}
-extern "C" void stoker_group_panel_rows(int, int, int, int, long, long, const void*, const int64_t*, void*, long, long) {}
+extern "C" void stoker_group_panel_rows(int, int, int, int, long, long, const void*, const int64_t*, void*, long,
+                                        long) {}
 void linear_group_panels(const Matrix&, const LinearArgs&) {}
 #endif

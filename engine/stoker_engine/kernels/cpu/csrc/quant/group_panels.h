@@ -24,8 +24,11 @@ struct GroupsOf8Bits {
   static constexpr int ZERO = 128, BYTES = 32;
   static constexpr int first(int i) { return i * 4; }
   __m512i sign;  // converts signed bytes to unsigned ones by adding ZERO
-  explicit GroupsOf8Bits(const groups::Layout& layout) : sign(_mm512_set1_epi8(layout.code == groups::INT8 ? -128 : 0)) {}
-  __m512i codes(const uint8_t* unit, int i) const { return _mm512_xor_si512(_mm512_loadu_si512(unit + i * 4 * PANEL), sign); }
+  explicit GroupsOf8Bits(const groups::Layout& layout)
+      : sign(_mm512_set1_epi8(layout.code == groups::INT8 ? -128 : 0)) {}
+  __m512i codes(const uint8_t* unit, int i) const {
+    return _mm512_xor_si512(_mm512_loadu_si512(unit + i * 4 * PANEL), sign);
+  }
 };
 
 // Size of blocks of x: the largest possible one that divides a group, else 32.
@@ -37,23 +40,29 @@ inline long block_of(const groups::Layout& layout) {
 
 // Panels of one kind of codes in memory. OFFSET: whether there may be zero points.
 template <class Codes, bool OFFSET, bool BLOCKS>
-struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE> {
-  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, Codes::BYTES < Int8Group::SIZE>;
+struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < Int8Group::SIZE)> {
+  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < Int8Group::SIZE)>;
   static constexpr int ZERO = Codes::ZERO;
 
   Codes kind;
   const uint8_t* at;
   long block_size;
-  long bytes;                    // bytes of a panel
-  int scale;                     // type of scales
+  long bytes;  // bytes of a panel
+  int scale;   // type of scales
   bool has_zeros;
-  long scale_bytes;              // bytes of a group's scales in a panel
-  long zeros_at, codes_at;       // offsets in a panel
-  uint64_t groups_in_a_unit;     // in units of 2^-32, rounded up
+  long scale_bytes;           // bytes of a group's scales in a panel
+  long zeros_at, codes_at;    // offsets in a panel
+  uint64_t groups_in_a_unit;  // in units of 2^-32, rounded up
 
   PackedGroups(const void* w, const groups::Layout& layout)
-      : kind(layout), at((const uint8_t*)w), block_size(block_of(layout)), bytes(layout.bytes() * PANEL), scale(layout.scale),
-        has_zeros(layout.has_zeros), scale_bytes(layout.scale_bytes() * PANEL), zeros_at(layout.zeros() * PANEL),
+      : kind(layout),
+        at((const uint8_t*)w),
+        block_size(block_of(layout)),
+        bytes(layout.bytes() * PANEL),
+        scale(layout.scale),
+        has_zeros(layout.has_zeros),
+        scale_bytes(layout.scale_bytes() * PANEL),
+        zeros_at(layout.zeros() * PANEL),
         codes_at(layout.codes() * PANEL),
         groups_in_a_unit(((1ull << 32) * Int8Group::SIZE + layout.group - 1) / layout.group) {}
 

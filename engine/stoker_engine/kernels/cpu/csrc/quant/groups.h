@@ -18,12 +18,14 @@ alignas(64) inline constexpr float INTEGERS2[16] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1
 alignas(64) inline constexpr float INTEGERS3[16] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
 alignas(64) inline constexpr float INTEGERS4[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 alignas(64) inline constexpr float FP4_VALUES[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+                                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+// clang-format off
 alignas(64) inline constexpr float NF4_VALUES[16] = {
     -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
     -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
     0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f,
     1.0f};
+// clang-format on
 
 // Layout of a row.
 struct Layout {
@@ -38,8 +40,7 @@ struct Layout {
   }
 
   // The layout of a matrix of kind GROUPS or GROUP_PANELS.
-  explicit Layout(const Matrix& m)
-      : Layout(m.format[0], m.format[1], m.format[2], m.format[3], m.format[4], m.inner) {}
+  explicit Layout(const Matrix& m) : Layout(m.format[0], m.format[1], m.format[2], m.format[3], m.format[4], m.inner) {}
 
   long scale_bytes() const { return scale == FLOAT32 ? 4 : scale == FLOAT16 || scale == BFLOAT16 ? 2 : 1; }
   long scales() const { return has_row_scale ? 4 : 0; }
@@ -49,10 +50,15 @@ struct Layout {
     return code == UINT2 ? 2.0f : code == UINT3 ? 4.0f : code == UINT4 ? 8.0f : code == UINT8 ? 128.0f : 0.0f;
   }
   const float* values() const {
-    return code == UINT2 ? INTEGERS2 : code == UINT3 ? INTEGERS3 : code == FP4 ? FP4_VALUES : code == NF4 ? NF4_VALUES
-                                                                                                          : INTEGERS4;
+    return code == UINT2   ? INTEGERS2
+           : code == UINT3 ? INTEGERS3
+           : code == FP4   ? FP4_VALUES
+           : code == NF4   ? NF4_VALUES
+                           : INTEGERS4;
   }
-  long bits() const { return code == UINT2 ? 2 : code == UINT3 ? 3 : code == UINT4 || code == FP4 || code == NF4 ? 4 : 8; }
+  long bits() const {
+    return code == UINT2 ? 2 : code == UINT3 ? 3 : code == UINT4 || code == FP4 || code == NF4 ? 4 : 8;
+  }
   long bytes() const { return codes() + (inner + UNIT - 1) / UNIT * UNIT * bits() / 8; }
   // Whether a unit's halves may belong to different groups.
   bool splits() const { return groups > 1 && group % UNIT; }
@@ -71,13 +77,12 @@ inline void convert(const uint8_t* from, long count, float* to, Convert of) {
 }
 
 // Reads a row's scales and zero points; `scales` and `zeros` must have room for whole vectors.
-__attribute__((noinline)) inline void read_groups(const Layout& layout, const uint8_t* row, float* scales, float* zeros) {
+__attribute__((noinline)) inline void read_groups(const Layout& layout, const uint8_t* row, float* scales,
+                                                  float* zeros) {
   const uint8_t* from = row + layout.scales();
   const long count = layout.groups;
   switch (layout.scale) {
-    case FLOAT32:
-      memcpy(scales, from, count * 4);
-      break;
+    case FLOAT32: memcpy(scales, from, count * 4); break;
     case FLOAT16:
       convert<2>(from, count, scales, [](const uint8_t* at) {
         HalfVec half;
@@ -85,9 +90,7 @@ __attribute__((noinline)) inline void read_groups(const Layout& layout, const ui
         return halves(half);
       });
       break;
-    case BFLOAT16:
-      convert<2>(from, count, scales, [](const uint8_t* at) { return load((const bf16*)at); });
-      break;
+    case BFLOAT16: convert<2>(from, count, scales, [](const uint8_t* at) { return load((const bf16*)at); }); break;
     case E8M0:
       convert<1>(from, count, scales, [](const uint8_t* at) {
         const WordVec exponent = widened(at);
@@ -161,7 +164,10 @@ struct Groups {
     const long at = k / UNIT * Codes::BYTES;
     const long first = (unsigned)k / (unsigned)layout.group;
     const long second = std::min<long>((unsigned)(k + 16) / (unsigned)layout.group, layout.groups - 1);
-    return {at, at + LANES * stride, {first, second}, {first + room(), second + room()},
+    return {at,
+            at + LANES * stride,
+            {first, second},
+            {first + room(), second + room()},
             layout.splits() || k == first * layout.group};
   }
 
