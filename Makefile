@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
 DOCS   := .venv-docs
 SITE   := .site
 # uv needs a fifth of pip's CPU time and shows progress. It uses pip's configuration: its index and folders of wheels.
@@ -26,19 +27,31 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
 
+# Installs the packages $(1) and compiles the CPU kernels at the same time: the first waits for the network, and a compiler
+# needs no packages.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@echo "installing the packages, about 7 GB with CUDA's libraries, and compiling the CPU kernels ..."
+	@PYTHONPATH=common:engine $(BIN)/python -m stoker_engine.kernels.cpu.build --levels host --cache & compiling=$$!; \
+		$(UV) $(1); status=$$?; \
+		wait $$compiling || echo "without compiled kernels, torch's operators run instead, several times slower"; exit $$status
+endef
+EVERYTHING := --editable '.[engine,operator,gateway,demo,dev]'
+FOR_DEMO   := --editable '.[engine,operator,demo]' openai
+
 setup: $(READY) ## .venv with all extras
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt uv
-	@echo "installing the packages, about 7 GB with CUDA's libraries ..."
-	$(UV) --editable '.[engine,operator,gateway,demo,dev]'
-	@echo "compiling the CPU kernels, about a minute ..."
-	@$(BIN)/python -c 'from stoker_engine.kernels.cpu.library import library; library()'
+	$(call install,$(EVERYTHING))
+	@touch $@ $(DEMO_READY)
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(call install,$(FOR_DEMO))
 	@touch $@
 
-demo: setup ## serve the demo manifest on this machine and send requests (ONCE=1: exit afterwards)
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## serve the demo manifest on this machine and send requests (ONCE=1: exit afterwards)
 	$(BIN)/python examples/demo.py --port $(PORT) $(if $(ONCE),--once)
 
 check: lint ## lint, and the tests of changed files, in minutes; enough for most commits (BASE=main: changes since that branch)

@@ -1,6 +1,6 @@
 """Measure the cost of LoRA adapters on a step on this CPU.
 
-    python benchmarks/lora.py [--models gemma B] [--ranks 16 64] [--rounds 5]
+    python benchmarks/lora.py [--models gemma B] [--ranks 16 64] [--workloads decode-8 prompts] [--rounds 5]
 
 For each model and rank, with adapters on all linear operations of the layers:
 
@@ -154,7 +154,9 @@ WORKLOADS = {
 }
 
 
-def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, folder: Path) -> None:
+def measure(
+    model: str, rank: int, workloads: list[str], rounds: int, machine: Machine, table: Table, folder: Path
+) -> None:
     """Add the rows of one model and rank."""
     source = str(bfloat16_model(model))
     base, lora = engine_of(source, False, rank), engine_of(source, True, rank)
@@ -166,12 +168,12 @@ def measure(model: str, rank: int, rounds: int, machine: Machine, table: Table, 
             lora.step()
         num_bytes += loading.result().num_bytes
     extra = num_bytes / machine.read_bytes
-    for name, workload in WORKLOADS.items():
+    for name in workloads:
         figures = Figures([], [], [])
         turns = [(figures.base, base, 0), (figures.unused, lora, 0), (figures.adapters, lora, ADAPTERS)]
         for index in range(rounds + 1):
             for seconds, engine, count in turns if index % 2 else reversed(turns):
-                seconds.append(step_seconds(engine, *workload, count))
+                seconds.append(step_seconds(engine, *WORKLOADS[name], count))
             if index == 0:  # warm-up
                 for seconds, _, _ in turns:
                     seconds.clear()
@@ -190,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gemma", "B"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[16, 64])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=[*WORKLOADS])
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     machine = Machine.measure()
@@ -200,7 +203,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         for model in options.models:
             for rank in options.ranks:
-                measure(model, rank, options.rounds, machine, table, Path(folder))
+                measure(model, rank, options.workloads, options.rounds, machine, table, Path(folder))
                 Console(width=140).print(table)
 
 

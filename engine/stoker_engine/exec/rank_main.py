@@ -217,7 +217,7 @@ def _send_last(connection: Connection, message: Any) -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """End this process at once when the other end of its pipe is closed, even in the middle of a step."""
+    """End this process immediately when the other end of its pipe is closed, even in the middle of a step."""
     wait_for_hangup(pipe)
     os._exit(0)
 
@@ -225,4 +225,4 @@ def _end_with(pipe: int) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    os._exit(code)  # at once: the teardown of torch and its threads takes seconds
+    os._exit(code)  # immediately: the teardown of torch and its threads takes seconds

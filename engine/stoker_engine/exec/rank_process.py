@@ -23,7 +23,7 @@ PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
 
 
 class RankProcess(Rank):
-    """A rank's process. It starts at once, and loads when it gets the engine's arguments.
+    """A rank's process. It starts immediately, and loads when it gets the engine's arguments.
 
     Args:
         setup: identity of the rank.

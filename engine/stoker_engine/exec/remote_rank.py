@@ -20,7 +20,7 @@ _START_TIMEOUT_S: Final = 60.0
 
 
 class RemoteRank(Rank):
-    """A rank's process on another node. It starts at once, and loads when it gets the engine's arguments.
+    """A rank's process on another node. It starts immediately, and loads when it gets the engine's arguments.
 
     Args:
         setup: identity of the rank.

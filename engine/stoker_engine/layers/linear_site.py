@@ -41,8 +41,8 @@ class LinearSite:
         outputs: for each merged matrix, by parameter name, the outputs that this rank computes; their results are
             concatenated. For absorbed matrices: the heads.
         inputs: this rank's input columns; if they are not all, the result is all-reduced after the operation.
-        space: row space of the argument.
-        form: argument and result.
+        space: row space of the input.
+        form: kind and shapes of the input and result.
     """
 
     outputs: Mapping[str, Shard]

@@ -31,7 +31,7 @@ from stoker_engine.models.loading.weight_source import some
 
 _MAX_NAME_CHARACTERS: Final = 500
 
-#: Maximum number of layouts that are remembered. Adapters of one team mostly have the same layout.
+#: Maximum number of file layouts whose checks are remembered. Adapters of one team mostly have the same layout.
 _MAX_LAYOUTS: Final = 16
 
 _TENSOR = re.compile(

@@ -29,7 +29,7 @@ from stoker_engine.lora.extension import AdaptedSite, SiteFactors
 from stoker_engine.lora.pace import Pace
 from stoker_engine.lora.slot_stacks import GroupedAdapters, SlotStacks
 
-#: Layouts of files whose packing is remembered; adapters of one team mostly have the same layout.
+#: Maximum number of file layouts whose packing is remembered. Adapters of one team mostly have the same layout.
 _MAX_LAYOUTS: Final = 16
 
 #: Identifies a site by the names of its parameters.

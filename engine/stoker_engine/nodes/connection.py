@@ -118,6 +118,6 @@ def wait_at_most(sock: socket.socket, seconds: float) -> None:
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Send a reset when the socket is closed or the process exits, so that the peer gets an error at once, as with
+    """Send a reset when the socket is closed or the process exits, so that the peer gets an error immediately, as with
     socket pairs. By default the peer only reads an end of file."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 class DPEngine:
-    """One engine, for one event loop. Its process starts at once.
+    """One engine, for one event loop. Its process starts immediately.
 
     Args:
         number: index of the engine.

@@ -31,7 +31,7 @@ _CLOSE_TIMEOUT_S: Final = 5
 
 
 class EngineProcess:
-    """One engine process. It starts at once, so that importing torch overlaps with the server's own start.
+    """One engine process. It starts immediately, so that importing torch overlaps with the server's own start.
 
     Args:
         log_format: see `logs.configure`.

@@ -241,7 +241,7 @@ def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], Non
             if not has_hung_up(connection.fileno()):  # the server is alive and has closed its sending side
                 for call in at_end:
                     call()
-            os._exit(0)  # at once, even in the middle of a step: the results are not needed any more
+            os._exit(0)  # immediately, even in the middle of a step: the results are not needed any more
         try:
             inbox.put(pickle.loads(data))
         except BaseException as error:  # raised by the main loop
@@ -252,4 +252,4 @@ def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], Non
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     logging.shutdown()
-    os._exit(code)  # at once: the teardown of torch and its threads takes seconds, and the server waits for the end
+    os._exit(code)  # immediately: the teardown of torch and its threads takes seconds, and the server waits for the end

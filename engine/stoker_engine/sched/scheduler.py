@@ -137,7 +137,7 @@ class Scheduler(SequenceQueues):
                 shares[sequence] = num_tokens
                 budget.spend(num_uncomputed, num_tokens, sequence.num_launched)
             index += 1
-            has_room = has_room and self.num_preemptions == preemptions_before  # blocks ran out: admit no more
+            has_room = has_room and self.num_preemptions == preemptions_before  # a preemption means that blocks ran out
 
         while len(self.waiting) and budget.prompts > 0 and (has_room or not (shares or self.num_in_flight)):
             if self._admit(budget, shares, admitted, len(self.running)):

@@ -84,7 +84,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _WithPrompts:
-    """A step with prompts. `decodes`: estimated seconds of its decodes alone when it was observed; 0: unknown."""
+    """A step with prompts. `decodes`: seconds of its decodes (at least one) alone, estimated at the time of the step;
+    0 if unknown.
+    """
 
     work: StepWork
     seconds: float

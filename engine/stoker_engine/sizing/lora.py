@@ -57,7 +57,7 @@ class AdapterMatrices(NamedTuple):
 
 
 def operation_bytes(merged: Sequence[AdapterMatrices], rank: int, element_bytes: int) -> int:
-    """Return the bytes of A and B for the matrices that one operation merges, as stored for kernels."""
+    """Return the bytes of A and B of the matrices that one operation merges, including padding."""
     if not merged[0].in_panels:
         return sum(each.matrices * rank * (each.inputs + each.outputs) for each in merged) * element_bytes
     even = rank + rank % 2

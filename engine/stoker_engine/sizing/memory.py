@@ -214,7 +214,7 @@ def stage_block_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) ->
 def stage_cache_groups(
     groups: Sequence[CacheGroup], layers: range, specs: Sequence[LayerCache], kv: KVFormat
 ) -> list[CacheGroup]:
-    """Return each group restricted to one stage's `layers`; block tables are the same on all stages.
+    """Return each group restricted to one stage's `layers`. All stages use the same block tables.
 
     Args:
         specs: cache spec of each layer of the model, on one device.

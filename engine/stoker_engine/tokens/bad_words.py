@@ -14,7 +14,7 @@ TokenSequence = tuple[int, ...]
 #: Number of lists of bad words whose token sequences are cached.
 _CACHE_SIZE: Final = 64
 
-#: Largest number of bad words of a request, and of their token sequences. Each is searched for at every step.
+#: Limit on a request's bad words, and on their token sequences. Every step searches for each sequence.
 MAX_BAD_WORDS = 1000
 
 

@@ -1,4 +1,4 @@
-"""Flags of ``stoker gateway`` for other replicas."""
+"""Flags of ``stoker gateway`` for sharing limits with other replicas."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class EnvoyAdmin:
 
         Args:
             ask: sends the request.
-            deadline: time of the last attempt, in the running loop's time.
+            deadline: time from which a timeout is not retried, by the running loop's clock.
 
         Raises:
             EnvoyError: Envoy is not running, or the request still times out at the deadline.

@@ -28,11 +28,10 @@ def filter_config() -> Config:
 
 
 def policy(origins: Iterable[str]) -> Config:
-    """Return the CORS policy.
+    """Return the CORS policy. It allows no cookies: pages set the key in a header.
 
     Args:
-        origins: allowed origins, as browsers send them; ``*``: any. Credentials are in headers that pages set
-            themselves, not in cookies.
+        origins: allowed origins, as browsers send them; ``*``: any.
     """
     matches = [{"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in origins]
     return {

@@ -1,4 +1,4 @@
-"""Errors with which the picker rejects a request, beside those of `common/stoker_common/errors.py`.
+"""Errors with which the picker rejects a request, including those of `stoker_common`.
 
 RequestError
 ├── NotFoundError, OverloadedError      HTTP 404, 429: in `stoker_common`
@@ -6,11 +6,12 @@ RequestError
 ├── MethodError         wrong HTTP method for this path                     HTTP 405
 ├── MediaTypeError      wrong Content-Type or Content-Encoding              HTTP 415
 ├── TooLargeError       the body exceeds a limit                            HTTP 413
-├── UnavailableError    no server can take the request now                  HTTP 503
-│   └── HeldError       holding the request failed, or was not possible     HTTP 503
+├── RetryableError      the request may succeed later
+│   ├── UnavailableError    no server can take the request now              HTTP 503
+│   │   └── HeldError       holding the request failed, or was not possible HTTP 503
+│   └── SaturatedError      all servers stayed busy while it waited         HTTP 429
 ├── StartError          no server of the model can be started               HTTP 503
 ├── UploadError         the body did not arrive in time                     HTTP 408
-├── SaturatedError      all servers stayed busy while the request waited    HTTP 429
 ├── RateLimitError      the request would exceed a limit of its key         HTTP 429
 └── PickerError         internal error, or wrong proxy configuration        HTTP 500
 """

@@ -11,7 +11,7 @@ from stoker_gateway.scheduling.drain import Drain
 
 
 class EndpointHold:
-    """Held requests of one InferenceEndpoint, and whether requests must be held. Used from one event loop.
+    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. For one event loop.
 
     Args:
         scaling: how the endpoint is scaled.
@@ -19,7 +19,7 @@ class EndpointHold:
         now: current time, in seconds.
 
     Attributes:
-        num_held: number of requests that were held and still wait.
+        num_held: number of waiting requests that were held, including those that now wait for a less busy server.
         held_bytes: size of their bodies.
         active_at: time at which a request last arrived or ended; None: none has.
     """

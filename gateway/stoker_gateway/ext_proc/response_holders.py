@@ -34,7 +34,7 @@ class Holder:
 
 
 class ResponseHolders:
-    """The holders of the newest responses.
+    """The servers that store the newest responses, by response id.
 
     Args:
         max_names: maximum number of recorded ids.

@@ -37,7 +37,7 @@ class ServerKeys:
         """Record that a server accepted this ``Authorization``; empty: it accepts requests without one.
 
         Args:
-            endpoints: all endpoints; those that include the server are named in the warning about an earlier key.
+            endpoints: all endpoints. A warning is logged if one includes the server and has this as an earlier key.
         """
         self._taken[server] = authorization
         for endpoint in endpoints:

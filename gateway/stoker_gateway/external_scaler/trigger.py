@@ -72,7 +72,7 @@ def parse_trigger(name: str, namespace: str, metadata: Mapping[str, str]) -> Tri
         raise TriggerError(f"metadata.{_METRIC} is {_shown(metric)}; use one of {', '.join(get_args(Metric))}")
     text = metadata.get(_TARGET)
     if text is None:
-        raise TriggerError(f"metadata.{_TARGET} is missing: the amount of the metric for each replica, such as '8'")
+        raise TriggerError(f"metadata.{_TARGET} is missing; write the metric's value for each replica, such as '8'")
     try:
         target = float(text) if len(text) <= _MAX_SHOWN else math.nan
     except ValueError:

@@ -109,7 +109,7 @@ def documents(content: bytes, path: Path) -> list[Any]:
 
 
 def _check_depth(content: bytes) -> None:
-    """Check the nesting depth by events, because loading recurses, in libyaml without a limit."""
+    """Check the nesting depth in parser events, because the loader recurses, and libyaml sets no limit."""
     depth = 0
     for event in yaml.parse(content, _BASE):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -111,7 +111,7 @@ class Watch(Generic[Item]):
                 version = self._list()
                 self._watch_on(version, began + _RELIST_S * (0.8 + 0.4 * self._draw()), stop)
             except ApiError as error:
-                if error.status != 410:  # the version has expired, which is normal
+                if error.status != 410:  # 410: the version has expired, which is normal
                     self._complain(error)
                 wait_s = min(_LONGEST_OBEYED_S, error.retry_after_s)
             if self._current_until is None:

@@ -72,7 +72,7 @@ class Ledger:
         """Record the end of a request; unknown requests are ignored.
 
         Args:
-            tokens: number of tokens that it used; None if unknown: the reserved number.
+            tokens: number of tokens that it used; if None, the reserved number counts.
         """
         granted = self._granted.pop(grant_id, None)
         if granted is None:

@@ -136,7 +136,7 @@ class PeerLimiter:
                 self.settle(grant.id, 0, self._clock())
             raise
         finally:
-            # The next statement corrects grants that were not used, or came too late.
+            # The next usage statement tells the owner of grants that were not used or came too late.
             if answer.cancel():
                 peer.tell(ask.key_id, soon=True)
         if answer.cancelled():

@@ -65,7 +65,7 @@ class _PerMinute(NamedTuple):
         if used + requested <= limit:
             return None
         room = until_room(self.minutes, requested, limit, now)
-        # A request larger than the share may start once the replicas reach each other again.
+        # A request larger than this replica's share fits once the replicas reach each other again: clients may retry.
         return Denial(self.resource, limit, used, requested, SOON_S if math.isinf(room) else room)
 
     def allowance(self, share: LimitShare, now: float, *, begins: bool) -> Allowance | None:

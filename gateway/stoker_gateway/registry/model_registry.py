@@ -26,7 +26,7 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """Scaling of an endpoint by the operator or by an autoscaler of its own, as far as it concerns the gateway.
+    """What the gateway knows of an endpoint's scaling, by the operator or a separate autoscaler.
 
     Attributes:
         namespace, name: the InferenceEndpoint. It may have several served names, which share this object.

@@ -28,7 +28,7 @@ def addresses_of(host: str, port: int | None) -> tuple[str, ...]:
     """Return all IP addresses of a host; only the IPv4 ones if it has both kinds, since they are the same machines.
 
     Raises:
-        OSError, UnicodeError: the host has no address.
+        OSError, UnicodeError: the host cannot be resolved.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     of_4 = [str(each[4][0]) for each in found if each[0] == socket.AF_INET]

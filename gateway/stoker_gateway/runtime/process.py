@@ -71,7 +71,7 @@ async def run(
         keys: the clients' keys; None: they come from `cluster`, or if that is None, no key is required.
         cluster: creates the watch of the cluster; None: no cluster.
         is_restart: whether this picker replaces one that was killed, while Envoy kept running.
-        names: hosts of the registry's servers; None: their addresses do not change.
+        names: host names to resolve periodically; None: the servers' addresses do not change.
 
     Raises:
         GatewayError: a part of the gateway cannot serve, or Envoy does not work.

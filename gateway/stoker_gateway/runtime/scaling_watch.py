@@ -26,7 +26,8 @@ _PERIOD_S: Final = 2.0
 
 
 class ScalingWatch:
-    """Passes Envoy's counts to the picker, and creates the report for the autoscaler. Runs in one event loop.
+    """Passes Envoy's counts of active requests to the picker, and creates the autoscaler's report. Runs in one event
+    loop.
 
     Args:
         picker: the picker's server.

@@ -22,7 +22,8 @@ class FairQueue(Generic[Item]):
 
     Args:
         max_items: maximum number of items, unless `push` is given another.
-        hold_s: maximum time that an item waits, in seconds, unless `push` or `extend` are given another.
+        hold_s: maximum time that an item waits, in seconds, unless `push` is given another or `extend` sets another
+            end.
     """
 
     def __init__(self, max_items: int, hold_s: float) -> None:

@@ -2,10 +2,10 @@
 
 Usage fields by source:
 
-    Stoker's engine, in events  prompt_tokens, completion_tokens, cached_tokens
+    Stoker's `stoker_usage`     prompt_tokens, completion_tokens, cached_tokens
     OpenAI, /v1/completions …   prompt_tokens, completion_tokens, prompt_tokens_details.cached_tokens
     OpenAI, /v1/responses       input_tokens, output_tokens, input_tokens_details.cached_tokens
-    Anthropic, /v1/messages     input_tokens, output_tokens; not included in the former: cache_read_input_tokens,
+    Anthropic, /v1/messages     input_tokens, output_tokens; input_tokens excludes cache_read_input_tokens and
                                 cache_creation_input_tokens
 """
 

@@ -1,8 +1,9 @@
 """Rules about several fields, each written twice: in CEL for the API server, and in Python.
 
-The schema constrains single fields; a rule constrains several fields together. It is declared on the model with these
-fields, so that `schema` writes it beside them into the CRD, where the API server evaluates it. `violations` evaluates
-it in `stoker up`, `stoker plan` and the operator. A test has the API server and Python evaluate the same manifests.
+The schema constrains single fields; a rule constrains several fields together. It is declared on the Pydantic class
+with these fields, so that `schema` writes it beside them into the CRD, where the API server evaluates it. `violations`
+evaluates it in `stoker up`, `stoker plan` and the operator. A test has the API server and Python evaluate the same
+manifests.
 
 A `Rule` constrains an object. A `ChangeRule` constrains an object relative to its previous version, so only the API
 server and the webhook, which know both versions, can evaluate it.

@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         "--catalogue", type=Path, metavar="FILE", help="additions and changes to the built-in accelerator catalogue"
     )
     parser.add_argument(
-        "--policy", type=Path, metavar="FILE", help="permissions of endpoints, and additions to their objects"
+        "--policy", type=Path, metavar="FILE", help="what endpoints may use, and additions to their objects"
     )
     parser.add_argument(
         "--resync-seconds",

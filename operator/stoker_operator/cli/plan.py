@@ -144,7 +144,7 @@ def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Cat
 
 
 def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: tuple[Violation, ...]) -> PlanReport:
-    """Return the report for a refused manifest; if its parallel sizes are the reason, with sizes that work."""
+    """Return the report for a refused manifest. If its parallel sizes are the reason, it includes sizes that work."""
     spec = manifest.get("spec")
     hardware = spec.get("hardware") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(hardware, Mapping):

@@ -29,9 +29,9 @@ _MODEL: Final = re.compile(rb"^stoker:model_info\{([^\n]*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,64})="([^"\\\n]{0,256})"')
 #: Pattern of a format's name; other values are discarded.
 _WORDS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _,:.()×-]{0,255}")
-#: Largest size of an answer; the metrics of many data-parallel engines take some hundred KB.
+#: Maximum size of a response in bytes; the metrics of many data-parallel engines take several hundred KB.
 _MAX_BYTES: Final = 2 << 20
-#: Largest number of digits of a numeric label.
+#: Maximum number of digits of a numeric label.
 _MAX_DIGITS: Final = 12
 _TIMEOUT_SECONDS: Final = 2.0
 _MAX_CONCURRENT_REQUESTS: Final = 16

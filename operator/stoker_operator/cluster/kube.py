@@ -141,7 +141,7 @@ class Kube:
     def metadata(self, kind: str, namespace: str, name: str) -> Object | None:
         """Return only the metadata of an object, without annotations; None: it does not exist.
 
-        Annotations are removed because kubectl copies an object's content into one.
+        Annotations are removed because kubectl stores a copy of the object in one of them.
 
         Raises:
             KubeError: the API server could not be reached, or failed.

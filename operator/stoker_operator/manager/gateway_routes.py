@@ -64,7 +64,7 @@ class GatewayRoutes:
         return {*keys, *changed}
 
     def wake(self, namespace: str) -> None:
-        """Wake the task that updates the gateway's access in a namespace."""
+        """Wake the task that updates the gateway's access to API keys in a namespace."""
         if self._gateway and self._is_working():
             self._grants.wake(Key(namespace, ""))
 

@@ -28,7 +28,7 @@ from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
 
 logger = logging.getLogger(__name__)
 
-#: Name of the threads with optional watches.
+#: Name of the threads that run optional watches.
 _THREAD: Final = "watch"
 
 

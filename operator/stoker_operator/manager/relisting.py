@@ -60,7 +60,7 @@ class Relisting:
         self._needed.set()
 
     async def run(self) -> None:
-        """List everything periodically, and wake the endpoints that need it."""
+        """List everything periodically, and wake the endpoints that need reconciliation."""
         acted_on = self._informer.pod_monitors
         while True:
             await self._wait()

@@ -29,8 +29,9 @@ from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 from stoker_operator.plan.engine_settings import EngineSettings
 from stoker_operator.plan.model_shapes import Shape
 
-#: Fraction of the KV blocks by which a prediction on a GPU may be wrong, for our engine and for others, which account
-#: for memory differently. vLLM's logs have shown a third more room than predicted, and a third less.
+#: Fraction of the KV blocks that a plan on a GPU keeps as a margin of error: for our engine, and for others, which
+#: account for memory differently. It does not cover all errors: vLLM's logs have shown a third more room than
+#: predicted, and a third less.
 MARGIN: Final = 0.03
 FOREIGN_MARGIN: Final = 0.10
 

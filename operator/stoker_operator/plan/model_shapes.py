@@ -80,7 +80,7 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
         runtime: runtime that is to serve it; others support more architectures than ours.
 
     Raises:
-        Unplannable: no engine of this kind serves such a model.
+        Unplannable: the runtime does not serve such a model.
     """
     if config is None:
         known = _known(f"demo://{source.name}" if source.scheme == "demo" else source.name, runtime)
@@ -128,7 +128,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
     is not valid.
 
     Raises:
-        Unplannable: no engine of this kind serves such a model.
+        Unplannable: the runtime does not serve such a model.
         ModelError: the model is not supported.
     """
     reason = why_no_decoder(config)

@@ -268,7 +268,7 @@ def _quantization(
 
 
 def _read(function: Callable[[Mapping[str, Any]], str], config: Mapping[str, Any]) -> str:
-    """Return the result of `function` for a config; empty also if the config is not valid."""
+    """Return the result of `function` for a config, or an empty string if the config is not valid."""
     try:
         return function(config)
     except ModelError:

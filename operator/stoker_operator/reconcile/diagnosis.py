@@ -186,8 +186,8 @@ def _unschedulable(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis:
     if _VOLUME.search(message):
         return Diagnosis(
             "VolumeNotBound",
-            f"pod {pod.name} waits for a volume: {message}; create the claim that the spec names, or check that its "
-            "storage class exists and can provide it",
+            f"pod {pod.name} waits for a volume: {message}; create the claim that the spec names, or check that the "
+            "claim's storage class exists and can provide the volume",
         )
     if _PRESSURE.search(message):
         return Diagnosis(

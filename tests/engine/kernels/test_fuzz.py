@@ -34,6 +34,7 @@ from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear
 from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraFactors, CpuLoraSite, CpuLoraTable
+from stoker_engine.kernels.cpu.matrix import CpuLinear, concat_linear
 from stoker_engine.kernels.cpu.panels import panels
 from stoker_engine.kernels.cpu.rms_norm import rms_norm
 from stoker_engine.kernels.int8_activations import block_of, int8_activations
@@ -130,11 +131,24 @@ def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more
     close(operations.linear(in_panels, bias)(x), exact)
 
 
+def base_linear(kernels: ctypes.CDLL, base: str, weight: torch.Tensor, outputs: list[int]) -> CpuLinear:
+    """Return the operation with a weight in rows, in panels where that is possible, or cut into several in panels."""
+    operations, found = panels(kernels), list[CpuLinear]()
+    for part in weight.split(outputs) if base == "concat" else [weight]:
+        in_panels = part.clone()
+        if base != "rows" and operations is not None and operations.fit(in_panels):
+            operations.pack(in_panels)
+            found.append(operations.linear(in_panels, None))
+        else:
+            found.append(linear(kernels, in_panels))
+    return found[0] if len(found) == 1 else concat_linear(kernels, found)
+
+
 @drawn
 @given(
-    st.one_of(rows, st.sampled_from([95, 96, 97, 193])), widths,
+    st.one_of(rows, st.sampled_from([63, 64, 65, 95, 96, 97, 193])), widths,
     st.lists(st.integers(1, 300), min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 9), st.booleans(), dtypes,
-    seeds,
+    st.sampled_from(["rows", "panels", "concat"]), seeds,
 )  # fmt: skip
 def test_lora(
     kernels: ctypes.CDLL,
@@ -145,10 +159,11 @@ def test_lora(
     more: int,
     shares: bool,
     dtype: torch.dtype,
+    base: str,
     seed: int,
 ) -> None:
-    """Adapters of any ranks in any slots; rows without adapter have the bits of the plain operation, and all rows those
-    that they have alone.
+    """Adapters of any ranks in any slots, on a matrix in rows, in panels, or of several; rows without adapter have the
+    bits of the plain operation, and all rows those that they have alone.
     """
     numbers, dice = Numbers(seed, dtype), random.Random(seed)
     table, slots = CpuLoraTable(num_slots), torch.tensor([dice.randrange(-1, num_slots) for _ in range(count)] + [-1])
@@ -168,7 +183,7 @@ def test_lora(
             memory.fill()
     x, weight = numbers.rows_of_wider(count, inner, more), numbers(sum(outputs), inner)
     batch_rows = torch.tensor([dice.randrange(-1, count) for _ in range(count)])
-    plain = linear(kernels, weight)
+    plain = base_linear(kernels, base, weight, outputs)
     got = site.extended(plain, lambda: batch_rows)(x)
     exact = plain(x).double()
     add_lora(exact, x.double(), slots[batch_rows], {

@@ -67,7 +67,7 @@ class ListedModules:
 
         Args:
             where: the list's field in config.json, for messages.
-            with_classes: whether names may be classes.
+            with_classes: whether names may also be module classes.
 
         Raises:
             ModelError: a regular expression is invalid or not supported.

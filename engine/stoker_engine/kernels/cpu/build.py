@@ -113,7 +113,9 @@ def _compile(compiler: str, isa: Isa, target: Path) -> None:
             (compiler, *flags, f"-I{SOURCES}", "-c", "-o", str(o), str(c))
             for o, c in zip(objects, sources, strict=True)
         ]
-        list(pool.map(_run, commands))
+        for number, _ in enumerate(pool.map(_run, commands), 1):
+            if number % 10 == 0:
+                logger.info("compiling CPU kernels (%s): %d of %d files", isa.name, number, len(commands))
         made = folder / target.name
         _run((compiler, *flags, "-shared", "-o", str(made), *map(str, objects)))
         made.rename(target)  # atomic
@@ -130,13 +132,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compile the CPU kernels for this processor architecture.")
     parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
     parser.add_argument(
+        "--cache", action="store_true", help="build into the cache folder instead, where the engine looks next"
+    )
+    parser.add_argument(
         "--levels",
         choices=("all", "host"),
         default="all",
         help="host: only the widest instruction set that this processor supports",
     )
     options = parser.parse_args()
-    folder: Path = options.folder
+    folder: Path = cache_folder() / "native" if options.cache else options.folder
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     selected = isas()
     if options.levels == "host":
@@ -145,6 +150,8 @@ def main() -> None:
         made = {build(isa, folder) for isa in selected}
     except BuildError as error:
         sys.exit(f"the CPU kernels were not built: {error}")
+    if options.cache:
+        return  # other checkouts may use the same cache folder
     for stale in set(folder.glob("stoker-*.so")) - made:
         stale.unlink()
 

@@ -35,7 +35,7 @@ class ReasoningTokens:
         self._seen += len(token_ids)
         found = [end_index for end in self._ends if (end_index := _end_of(end, window)) is not None]
         self._has_any = self._has_any or bool(found) or any(isinstance(part, Reasoning) for part in parts)
-        # The end tokens count at once, although the parser may still need more text to detect the start of the answer.
+        # The end tokens count immediately, although the parser may need more text to detect the answer.
         self._is_over = bool(found) or not is_reasoning
         if found:
             self.count = begin + min(found)

@@ -109,7 +109,7 @@ class EventStream(Response):
         return event(data, each.type if self._framing.named else "")  # type: ignore[attr-defined]
 
     def _counted(self) -> bytes:
-        """Return the end of an event with usage."""
+        """Return the end of an event's JSON: the field `stoker_usage` and the closing brace."""
         usage = self._usage()
         cached = b"" if usage.cached_tokens is None else b',"cached_tokens":%d' % usage.cached_tokens
         counts = usage.prompt_tokens, usage.completion_tokens, cached

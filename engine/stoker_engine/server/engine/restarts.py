@@ -103,7 +103,7 @@ class Restarts:
 
 
 async def wait_any(restarts: Sequence[Restarts], is_ready: Callable[[], bool]) -> bool:
-    """Wait, as `Restarts.wait`, for the first of several engines that is ready again.
+    """Wait until any of several engines is ready again; see `Restarts.wait`.
 
     Returns:
         Whether an engine is ready.

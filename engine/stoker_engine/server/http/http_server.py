@@ -256,7 +256,7 @@ class Server(uvicorn.Server):
             grace_ends = again
         lifecycle.closed = True
         for connection in list(self.server_state.connections):
-            connection.shutdown()  # at once if it is idle, else at the end of its response
+            connection.shutdown()  # immediately if it is idle, else at the end of its response
         remaining_s = end - clock()
         if lifecycle.in_flight:
             logger.info(

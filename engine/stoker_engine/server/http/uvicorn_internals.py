@@ -24,7 +24,7 @@ SERVER: Final[Mapping[str, str]] = {
 #: Of `uvicorn.protocols.http.h11_impl.H11Protocol`.
 CONNECTION: Final[Mapping[str, str]] = {
     "conn": "h11's connection, replaced by one that limits headers",
-    "cycle": "cycle of a request that is refused while it is answered; ends as if the client had disconnected",
+    "cycle": "cycle of the current request; one that is refused during its response ends as if the client had gone",
     "client": "address of the peer, for the log",
     "transport": "transport of the connection; uvicorn sets it when the connection is made",
     "loop": "event loop, for timers",

@@ -158,7 +158,7 @@ _COUNT, _NODES = _cel_or_default("hardware", "count", 1), _cel_or_default("hardw
 _TENSOR, _DATA = _cel_or_default("parallelism", "tensor", 0), _cel_or_default("parallelism", "data", 0)
 _PIPELINE = _cel_or_default("parallelism", "pipeline", 1)
 _DATA_ON_CPU = _cel_or_default("parallelism", "data", 1)
-# [tensor, pipeline, data, gpus], after `resolve`.
+# [tensor, pipeline, data, gpus], computed as in `resolve`.
 _SIZES = (
     f"[[{_COUNT} * {_NODES}, {_PIPELINE}, {_TENSOR}, {_DATA}]].map(g, ["
     "g[2] > 0 ? g[2] : [1, g[0] / (g[1] * [1, g[3]].max())].max(), "

@@ -9,24 +9,32 @@
 #if defined(STOKER_AMX)
 namespace panels {
 
-// bfloat16 elements; `inner` is a multiple of STEP.
+// bfloat16 elements; `inner` is a multiple of `step`.
 struct AmxBf16Panels : Bf16Panels {
-  static constexpr long STEP = 32;             // inner elements
-  static constexpr long PAIR = 2 * TILE_ROWS;  // rows of two tiles
+  static constexpr long STEP = 2 * TILE_WORDS;  // inner elements, at most
+  static constexpr long PAIR = 2 * TILE_ROWS;   // rows of two tiles
   static constexpr long STREAMED = PAIR;
   // Bytes of rows of x in a block, which stay in the second-level cache.
   static constexpr long BLOCK_BYTES = 512 * 1024;
   using Unit = TileUnit;
 
+  long step = STEP;  // inner elements of a step, even
+
+  // The step for `inner` elements, or 0 if steps of equal sizes cannot be that large.
+  static long step_for(long inner) {
+    const long steps = (inner + STEP - 1) / STEP;
+    return inner % (2 * steps) == 0 ? inner / steps : 0;
+  }
+
   long rows() const { return std::max(BLOCK_BYTES / (inner * 2) / PAIR, 1l) * PAIR; }
-  long steps() const { return inner / STEP; }
+  long steps() const { return inner / step; }
 
   // Multiplies up to M × 16 rows of x from m on, for which the tile unit is set, with N panels from `panel` on.
   template <int M, int N>
   void tile(long panel, long m, long rows, Prefetcher& prefetcher) const {
     const bf16 *weights = w + panel * PANEL * inner, *rows_from = x + m * x_stride;
     clear_sums<M, N>();
-    for (long k = 0; k < inner; k += STEP) {
+    for (long k = 0; k < inner; k += step) {
       prefetcher.fetch();
       const bf16* columns = weights + k * PANEL;
       multiply_tiles<M, N>(rows_from + k, x_stride * 2, columns, columns + PANEL * inner, 4 * PANEL);
@@ -57,7 +65,7 @@ struct AmxBf16Panels : Bf16Panels {
   void pairs(Unit& unit, long panel, long m, long m_end, Prefetcher& prefetcher) const {
     for (long rows; m < m_end; m += rows) {
       rows = std::min(m_end - m, PAIR);
-      unit.set_for(std::min(rows, TILE_ROWS), std::max(rows - TILE_ROWS, 0l));
+      unit.set_for(std::min(rows, TILE_ROWS), std::max(rows - TILE_ROWS, 0l), step / 2);
       rows > TILE_ROWS ? tile<2, N>(panel, m, rows, prefetcher) : tile<1, N>(panel, m, rows, prefetcher);
     }
   }

@@ -58,7 +58,13 @@ struct LoraSite {
 constexpr long ROWS = 96, WIDTH = 64;  // rows and outputs of a piece that is multiplied at once
 // With few rows, reading B is the bottleneck, and threads share its outputs. With many rows it is y, which is read and
 // written in long runs along its rows.
-constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH, RUN_ROWS = 24;
+// Rows of x that are multiplied at once for expand.
+#if defined(STOKER_AMX)
+constexpr long RUN_ROWS = panels::AmxBf16Panels::PAIR;
+#else
+constexpr long RUN_ROWS = 24;
+#endif
+constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 
 // Rows of x with one adapter.
 struct Group {
@@ -151,8 +157,8 @@ void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, l
     if (matrix.is_panels) {
       const panels::Bf16Panels by_panels{x, x_stride, w, nullptr, y, y_stride, matrix.inner};
 #if defined(STOKER_AMX)
-      if (matrix.inner % panels::AmxBf16Panels::STEP == 0)
-        return panels::AmxBf16Panels{by_panels}.multiply(unit.tiles, 0, count / PANEL, 0, rows, next);
+      if (const long step = panels::AmxBf16Panels::step_for(matrix.inner))
+        return panels::AmxBf16Panels{by_panels, step}.multiply(unit.tiles, 0, count / PANEL, 0, rows, next);
 #endif
       panels::NoUnit none;
       return by_panels.multiply(none, 0, count / PANEL, 0, rows, next);
