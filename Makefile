@@ -33,7 +33,7 @@ define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	@echo "installing the packages, about 7 GB with CUDA's libraries, and compiling the CPU kernels ..."
+	@echo "downloading 3 GB of packages, mostly PyTorch with CUDA's libraries, and compiling the CPU kernels ..."
 	@PYTHONPATH=common:engine $(BIN)/python -m stoker_engine.kernels.cpu.build --levels host --cache & compiling=$$!; \
 		$(UV) $(1); status=$$?; \
 		wait $$compiling || echo "without compiled kernels, torch's operators run instead, several times slower"; exit $$status
