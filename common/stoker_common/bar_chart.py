@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TextIO
 #: Width of bars in characters, in narrow and in wide terminals.
 _MIN_BAR: Final = 8
 _MAX_BAR: Final = 60
-#: Eighths of a character, from none to seven.
+#: Blocks whose widths are 0 to 7 eighths of a character.
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 _BLOCKS: Final = "█▓▒░▚"
 _ASCII: Final = "#=-.%"

@@ -75,7 +75,7 @@ def test_a_field_that_is_wrong_is_named(kube: Any, document: Any) -> None:
 
 @pytest.mark.parametrize("name", ["1demo", "de.mo", "a" * 53])
 def test_a_wrong_name_is_refused(kube: Any, document: Any, name: str) -> None:
-    assert "metadata.name: Invalid value: this name is not valid for a Service" in refusal(kube, document(name))
+    assert "metadata.name: Invalid value: this name is not valid for an Infer" in refusal(kube, document(name))
 
 
 def test_what_is_left_out_is_not_written_into_the_object(kube: Any, document: Any, ns: str) -> None:

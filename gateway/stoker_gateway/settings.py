@@ -17,7 +17,8 @@ class ExternalScalerSettings:
 
     Attributes:
         listen: address to listen on, ``HOST:PORT``.
-        reports: name that resolves to all replicas, including this one, and their metrics port: ``HOST:PORT``.
+        reports: ``HOST:PORT`` of the replicas' reports. HOST resolves to all replicas, including this one; PORT is
+            their metrics port.
     """
 
     listen: str

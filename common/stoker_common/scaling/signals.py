@@ -57,7 +57,7 @@ class EndpointReport:
         queued: number of requests that wait because all pods are full.
         in_flight: number of requests that were sent to a pod and have not ended.
         idle_seconds: time since the last request arrived or ended; None: there was none since the replica started.
-        drained: the drain announcement for which the replica sends no requests and has none in flight; empty: none.
+        drained: the drain id that the replica acknowledges: it sends no requests and has none in flight; empty: none.
         engines: the engines' reports, by address.
     """
 

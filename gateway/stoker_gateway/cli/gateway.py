@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from stoker_common import logs
+from stoker_common.command_parser import CommandParser
 from stoker_gateway.cli import cluster_flags, peer_flags, tls_flags
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.registry.addresses import netloc, usable
@@ -133,7 +134,7 @@ def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
 
 def parser_of() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker gateway",
         description="One address for the servers of many models: routes requests by prefix and load, through Envoy.",
         epilog="example: stoker gateway --endpoint gemma=http://10.0.0.5:8000 --endpoint gemma=http://10.0.0.6:8000",
@@ -191,7 +192,7 @@ def parser_of() -> argparse.ArgumentParser:
         type=_seconds,
         default=600,
         metavar="SECONDS",
-        help="how long running requests may take after SIGTERM (default: %(default)s)",
+        help="maximum time for active requests after SIGTERM and --drain-delay (default: %(default)s)",
     )
     parser.add_argument(
         "--picker-failure-mode",

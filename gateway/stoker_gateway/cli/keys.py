@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from stoker_common.command_parser import CommandParser
 from stoker_common.errors import ArgumentError
 from stoker_gateway.keys import manifests, values
 from stoker_gateway.keys.errors import KeyManifestError, KeyStoreError
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 def parser_of() -> argparse.ArgumentParser:
     """Return the command's parser."""
-    parser = argparse.ArgumentParser(prog="stoker keys", description="Manage the API keys of a gateway's clients.")
+    parser = CommandParser(prog="stoker keys", description="Manage the API keys of a gateway's clients.")
     commands = parser.add_subparsers(required=True, metavar="create|list|revoke")
 
     create = commands.add_parser("create", help="create a key and print its text, which is shown only this once")

@@ -9,7 +9,7 @@ from stoker_gateway.envoy.values import Config
 from stoker_gateway.limits import ratelimit_headers
 from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 
-#: Name of the filter, in the list of filters and in the host's configuration.
+#: Name of the filter, in the list of filters and in the virtual host's configuration.
 NAME: Final = "cors"
 #: Response headers that pages may read.
 _EXPOSED: Final = (

@@ -1,8 +1,8 @@
 """The configuration files that Envoy watches. They are replaced atomically by renaming.
 
-A cluster's file of servers is written before the cluster is added, and deleted after the cluster is removed, so each
-cluster that Envoy knows always has one. Each file has a version, a digest of its content, and Envoy's statistics report
-the versions that it has read.
+A cluster's servers file is written before the cluster is added to the clusters file, and deleted after the cluster is
+removed from it, so each cluster in the clusters file has a servers file. Each file has a version, a
+digest of its content, and Envoy's statistics report the versions that it has read.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from stoker_gateway.envoy.values import LISTENER, PICKER, TYPE, Config, resource
 from stoker_gateway.protocol.envoy_headers import DESTINATION_METADATA, METADATA, SUBSET_METADATA
 from stoker_gateway.registry.addresses import EVERY
 
-#: Prefixes of headers that clients must not set, because the picker, Envoy or servers trust them.
+#: Prefixes of headers that Envoy removes from clients' requests, because the picker, Envoy or servers trust them.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
 
 #: Name of the certificate in Envoy's configuration.

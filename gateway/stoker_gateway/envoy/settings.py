@@ -72,7 +72,7 @@ class EnvoySettings:
 
     @property
     def clusters_file(self) -> Path:
-        """Path of the file of clusters."""
+        """Path of the clusters file."""
         return self.folder / "clusters.json"
 
     @property

@@ -52,8 +52,8 @@ class EndpointHold:
         return self._drain.stopped_at
 
     def announcement(self, now: float) -> str:
-        """Return the id of the operator's drain announcement that stops requests; empty if there is none."""
-        return self._drain.word(now)
+        """Return the id of the last announced drain while requests must not be sent; otherwise an empty string."""
+        return self._drain.drain_id(now)
 
     def start_failed(self, since: float) -> bool:
         """Whether a request that arrived at `since` is rejected if no server is ready, because servers fail to start.

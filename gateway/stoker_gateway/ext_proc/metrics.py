@@ -79,14 +79,14 @@ class PickerMetrics:
         )
 
     def forget(self, model: str) -> None:
-        """Remove the series of the queue and the holds of a model that is no longer served."""
+        """Remove the queue and hold metrics of a model that is no longer served."""
         for metric in (self.queue_length, self.queue_seconds):
             if (model,) in metric._metrics:
                 metric.remove(model)
         self.forget_holds(model)
 
     def forget_holds(self, model: str) -> None:
-        """Remove the series of the holds of a model whose requests are no longer held."""
+        """Remove the hold metrics of a model whose requests are no longer held."""
         for metric in (self.held_requests, self.held_seconds):
             for labels in [each for each in metric._metrics if each[0] == model]:
                 metric.remove(*labels)

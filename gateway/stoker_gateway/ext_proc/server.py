@@ -148,7 +148,7 @@ class PickerServer:
         await self._server.start()
 
     async def set_ready(self) -> None:
-        """Report that the model registry is complete."""
+        """Accept requests and report ready. Called when the model registry is complete."""
         self._processor.ready = True
         await self._set_ready(True)
 

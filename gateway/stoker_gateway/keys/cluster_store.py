@@ -1,4 +1,4 @@
-"""Keys as Secrets in a namespace of a cluster: that of the kubeconfig, or the one in which the process runs."""
+"""Keys as Secrets in a namespace of the kubeconfig's cluster, or else of the cluster in which the process runs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class LiveConfig:
         )
 
     def begin(self, model_registry: ModelRegistry) -> None:
-        """Apply the first registry, with which Envoy was started.
+        """Apply the first registry without waiting for Envoy, which may not have started yet.
 
         Raises:
             OSError: a file cannot be written.

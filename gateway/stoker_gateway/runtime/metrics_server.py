@@ -1,4 +1,4 @@
-"""HTTP server for ``/metrics`` (the picker's and Envoy's), and ``/scaling``, which the operator's autoscaler reads.
+"""HTTP server for ``/metrics``, the picker's and Envoy's, and ``/scaling``, for the operator's autoscaler and KEDA's.
 
 Envoy's metrics come from its admin interface, which is not exposed, because it could be used to stop Envoy.
 """
@@ -17,14 +17,14 @@ from stoker_gateway.registry.addresses import bind
 
 
 class MetricsServer:
-    """Serves metrics to Prometheus and reports to the autoscaler, and nothing else.
+    """Serves metrics to Prometheus and reports to autoscalers, and nothing else.
 
     Args:
         registry: metrics of this process.
         envoy_statistics: returns Envoy's metrics in Prometheus' format; on `GatewayError` they are left out.
         host: IP address to listen on.
         port: port to listen on; 0: a free one.
-        scaling: returns the report for the autoscaler in JSON, or None if there is none yet, which is answered with
+        scaling: returns the report for autoscalers in JSON, or None if there is none yet, which is answered with
             503. None: ``/scaling`` is not served.
     """
 

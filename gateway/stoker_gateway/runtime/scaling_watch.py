@@ -1,5 +1,5 @@
 """Periodic work for scaling: reading Envoy's counts of active requests, frequent polls of servers that requests wait
-for, and the report for the autoscaler.
+for, and the report for autoscalers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PERIOD_S: Final = 2.0
 
 
 class ScalingWatch:
-    """Passes Envoy's counts of active requests to the picker, and creates the autoscaler's report. Runs in one event
+    """Passes Envoy's counts of active requests to the picker, and creates the report for autoscalers. Runs in one event
     loop.
 
     Args:
@@ -54,7 +54,7 @@ class ScalingWatch:
         self._began = time.monotonic()
 
     def report(self) -> bytes | None:
-        """Return the report for the autoscaler in JSON.
+        """Return the report for autoscalers in JSON.
 
         It is None until the model registry and Envoy's counts of requests from an earlier picker are known, because the
         report would show too few requests."""

@@ -25,16 +25,16 @@ class Drain:
 
     def __init__(self) -> None:
         self._phase = Phase.ACTIVE
-        self._word = ""
+        self._drain_id = ""
         self._since = 0.0
         self.stopped_at = 0.0
 
     def update(self, scaling: Scaling, now: float) -> None:
         """Adopt the announcement in the endpoint's current status."""
         stopped = self.stops(now)
-        if scaling.phase is Phase.DRAINING and (self._phase is not Phase.DRAINING or scaling.drain != self._word):
+        if scaling.phase is Phase.DRAINING and (self._phase is not Phase.DRAINING or scaling.drain != self._drain_id):
             self._since = now
-        self._phase, self._word = scaling.phase, scaling.drain
+        self._phase, self._drain_id = scaling.phase, scaling.drain
         if self.stops(now) and not stopped:
             self.stopped_at = now
 
@@ -42,9 +42,9 @@ class Drain:
         """Whether requests must not be sent."""
         return self._phase is Phase.ZERO or self._is_announced(now)
 
-    def word(self, now: float) -> str:
-        """Return the id of the valid announcement; empty if there is none."""
-        return self._word if self.stops(now) else ""
+    def drain_id(self, now: float) -> str:
+        """Return the id of the last announced drain while requests must not be sent; otherwise an empty string."""
+        return self._drain_id if self.stops(now) else ""
 
     def _is_announced(self, now: float) -> bool:
         return self._phase is Phase.DRAINING and now - self._since < ANNOUNCED_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-#: Maximum time until Envoy has received a decision, in seconds.
+#: Maximum time from a decision until Envoy has received it, in seconds.
 ON_THE_WAY_S: Final = 2.0
 #: Two counts of 0 this many seconds apart prove that no request is active. Before a retry Envoy waits up to 10 ms, in
 #: which it does not count the request.

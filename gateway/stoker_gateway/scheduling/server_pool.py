@@ -11,7 +11,8 @@ from stoker_gateway.scheduling.load import Load, ServerLoad
 from stoker_gateway.scheduling.prefix_index import PrefixIndex
 from stoker_gateway.scheduling.rendezvous import Rendezvous
 
-#: Seconds for which a failed server gets no requests while others do: doubled with each failure, up to the maximum.
+#: Seconds for which a failed server gets no requests, unless all servers are failing. Doubled with each failure, up to
+#: the maximum.
 FAILED_S: Final = 1.0
 LONGEST_FAILED_S: Final = 30.0
 
@@ -157,7 +158,7 @@ class ServerPool:
             known.failures += 1
 
     def _has_room(self, server: str, now: float) -> bool:
-        """Whether a ready server is neither failing nor full, after an update of its load to `now`."""
+        """Update a ready server's load to `now`, and return whether it is neither failing nor full."""
         known = self._servers[server]
         before = known.load.sequences
         known.load.pass_time(now)

@@ -86,7 +86,7 @@ def _tokens(known: Mapping[str, Any]) -> Tokens | None:
 
 def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
     """Merge several usages of one response, later ones over earlier ones. Prompt counts never decrease, because a later
-    usage without prompt tokens just does not have them.
+    usage may report 0 for counts that it does not have.
     """
     merged: dict[str, Any] = {}
     for usage in usages:

@@ -74,7 +74,7 @@ class Certificate:
         if _public_bytes(key.public_key()) != _public_bytes(leaf.public_key()):
             raise UnusableCertificate("tls.key is not the key of tls.crt")
         if now >= leaf.not_valid_after_utc:
-            raise UnusableCertificate(f"it expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
+            raise UnusableCertificate(f"tls.crt expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
 
     def check_ours(self, hosts: Sequence[str], now: datetime) -> None:
         """Check that `issue` made the certificate for these hosts, and that it is not due for renewal.
@@ -92,11 +92,11 @@ class Certificate:
         try:
             names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except x509.ExtensionNotFound:
-            raise UnusableCertificate("it names no host") from None
+            raise UnusableCertificate("tls.crt names no host") from None
         if missing := [host for host in hosts if _general_name(host) not in names]:
-            raise UnusableCertificate(f"it is not for {', '.join(missing)}")
+            raise UnusableCertificate(f"tls.crt is not for {', '.join(missing)}")
         if now >= renewal(self):
-            raise UnusableCertificate(f"it expires on {leaf.not_valid_after_utc:%Y-%m-%d}")
+            raise UnusableCertificate(f"tls.crt expires on {leaf.not_valid_after_utc:%Y-%m-%d}")
 
 
 def renewal(certificate: Certificate) -> datetime:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from stoker_common.command_parser import CommandParser
 from stoker_common.logs import report_exit
 from stoker_operator.process import logs
 from stoker_operator.settings import GatewaySettings, LeaseSettings, Settings, WebhookSettings
@@ -169,7 +170,7 @@ def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Ga
 
 def _parser() -> argparse.ArgumentParser:
     defaults = Settings()
-    parser = argparse.ArgumentParser(prog="stoker operator", description="Run the Kubernetes operator.")
+    parser = CommandParser(prog="stoker operator", description="Run the Kubernetes operator.")
     parser.add_argument(
         "--namespace",
         action="append",

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker_common.bar_chart import BarChart
+from stoker_common.command_parser import CommandParser
 from stoker_operator.api.manifest import documents, parse
 from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
@@ -35,7 +36,7 @@ from stoker_operator.plan.planner import Study, plan, study
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker plan",
         description="Show how a model can be placed on the accelerators of a replica, and what fits. Exits with 2 if "
         "the requested placement is impossible.",

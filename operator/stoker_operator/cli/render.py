@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker_common.command_parser import CommandParser
 from stoker_operator.api.quantity import canonical
 from stoker_operator.api.v1alpha1 import InferenceEndpoint
 from stoker_operator.api.violation import Refused
@@ -25,7 +25,7 @@ from stoker_operator.reconcile.drift import AMOUNTS
 
 def main(argv: list[str]) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker render",
         description="Print every object that the operator would apply for a manifest, without owner references, which "
         "exist only in a cluster. The policy is that of the Helm chart's installation with the given values; the "

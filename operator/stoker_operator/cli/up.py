@@ -14,7 +14,9 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from stoker_common.command_parser import CommandParser
 from stoker_common.model_source import ModelSource
 from stoker_operator.api.rule import violations
 from stoker_operator.api.v1alpha1 import InferenceEndpoint, Spec
@@ -51,7 +53,7 @@ CLUSTER_FIELDS = (
 
 def main(argv: list[str]) -> int:
     """Run the command. It does not return if the engine starts, because the engine replaces this process."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="stoker up", description="Run an InferenceEndpoint manifest on this machine, without a cluster."
     )
     add_arguments(parser)
@@ -113,6 +115,7 @@ def prepare(
         unused += [f"spec.{camel(name)}" for name in names if name in set_fields]
         spec = on_cpu(spec)
     stays_in_the_cluster(spec)
+    model_exists(spec)
     engine = runtime(spec.engine.runtime)
     planned = plan_here(spec, catalogue)
     placement = planned.placement
@@ -169,6 +172,15 @@ def on_cpu(spec: Spec) -> Spec:
     if broken:
         raise Refused(*broken)
     return changed
+
+
+def model_exists(spec: Spec) -> None:
+    """Refuse a model folder or file that this machine does not have."""
+    source = ModelSource.parse(spec.model.source)
+    if source.scheme == "file" and not Path(source.name).exists():
+        raise Refused(
+            Violation("spec.model.source", f"there is no {source.name} on this machine", "use the path of a model")
+        )
 
 
 def stays_in_the_cluster(spec: Spec) -> None:

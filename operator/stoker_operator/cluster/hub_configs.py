@@ -218,8 +218,8 @@ class HubConfigs:
             self._back_off(self._hub)
         if first:
             logger.warning(
-                "%s does not answer (%s); models outside the table of well-known ones are not planned, and their "
-                "engines check at start whether they fit",
+                "%s does not answer (%s); a model that is not well-known and whose config.json has not been fetched is "
+                "not planned, and its engine checks at start whether the model fits",
                 self._endpoint,
                 error,
             )

@@ -191,7 +191,7 @@ class Leadership:
             self._lose("another replica wrote the Lease first")
 
     async def _hold(self, write: Callable[[], Awaitable[None]]) -> None:
-        began = self._clock()  # other replicas may see the renewal from this time on
+        began = self._clock()  # the earliest time at which another replica can see the renewal
         await write()
         if not self.leading:
             self._lose("it did not renew the Lease in time")

@@ -202,8 +202,8 @@ def _run(
     settings: Settings,
     ending: asyncio.Event | threading.Event,
 ) -> None:
-    # kopf is stopped in the middle of its watches. asyncio.run would then close nested asynchronous generators
-    # concurrently, which raises errors. kopf itself leaves no task and no connection behind.
+    # Not asyncio.run: kopf is stopped in the middle of its watches, and asyncio.run would close nested asynchronous
+    # generators concurrently, which raises errors. kopf leaves no task and no connection behind.
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_operate(handlers, watched, settings, ending))

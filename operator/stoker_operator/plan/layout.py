@@ -119,5 +119,5 @@ def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -
 
 
 def _files_formats(shape: Shape) -> WeightFormats:
-    """Return the formats in which other engines store a model's weights. They are assumed to dequantize GGUF files."""
+    """Return the formats in which other runtimes store a model's weights. They are assumed to dequantize GGUF files."""
     return ALL_NUMBERS if shape.is_gguf else shape.formats

@@ -26,8 +26,8 @@ from stoker_operator.plan.study import Study
 #: something.
 Trial = Callable[[Spec, bool], Study | None]
 
-#: Remedy if no single pod with these accelerators is known to suffice.
-_NO_POD: Final = "set nodes to 1 and use accelerators with more memory, or use a smaller model"
+#: Remedy if no pod with these accelerators is known to hold the model.
+_NO_POD: Final = "set nodes to 1, and use accelerators with more memory or a smaller model"
 _FIELD: Final = "spec.parallelism"
 #: Prefixes of the fields whose violations depend on sizes and counts; violations of other fields do not.
 _OF_SIZES: Final = (_FIELD, "spec.hardware")

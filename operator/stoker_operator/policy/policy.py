@@ -30,8 +30,8 @@ class Policy(Part):
             fields in `template_policy`. None: nothing.
         pod_ids: source of the user and group ids of pods. Operator: pods have runAsUser and fsGroup. Cluster: they have
             neither, and an admission controller sets them, such as OpenShift's restricted-v2.
-        network_policy_from: clients that may send requests to every endpoint with ``networkPolicy.mode`` Namespace,
-            besides pods in its namespace: the operator, Prometheus, a gateway.
+        network_policy_from: additional clients, such as Prometheus, that may send requests to every endpoint with
+            ``networkPolicy.mode`` Namespace. Pods in the endpoint's namespace always may.
         pod_monitors: whether endpoints with ``monitoring.podMonitor`` Auto get a PodMonitor if the cluster has this
             kind. Absent: they do.
         pod_monitor_labels: additional labels of endpoints' PodMonitors.

@@ -40,7 +40,8 @@ class Metrics:
         )
         self._errors = Counter(
             "stoker_operator_reconcile_errors_total",
-            "Failed reconciles, by the HTTP status of the API server's answer (0: no answer), or bug.",
+            "Failed reconciles by cause: the HTTP status of the API server's answer (0: no answer), or bug, an error "
+            "in the operator.",
             ("cause",),
             registry=self.registry,
         )

@@ -119,7 +119,7 @@ def evaluate(
     for workload in workloads:
         if against := forbidden(workload.spec.template, context.policy.template):
             return Evaluation(parsed, workloads, refused=against)
-    # Looked up before planning: a config.json that arrives meanwhile is then either awaited or used by the plans.
+    # Looked up before planning. Afterwards, a config.json that arrives in between would be neither awaited nor used.
     awaited = _awaited(workloads, context)
     plans: dict[str, Plan] = {}
     refused_specs: tuple[Violation, ...] = ()

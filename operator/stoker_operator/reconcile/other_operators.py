@@ -46,7 +46,7 @@ class OtherOperators:
         self._kube = kube
         self._clock = clock
         self._served: set[Key] = set()  # endpoints that had this operator's name
-        self._yielded: dict[Key, str] = {}  # endpoint → operator that serves it
+        self._yielded: dict[Key, str] = {}  # endpoint → other operator that serves it
         self._there: dict[str, tuple[float, bool]] = {}  # operator → valid until, whether it is installed
         self._statuses: dict[Key, tuple[Any, int, float]] = {}  # status written, number of writes, time of the first
 

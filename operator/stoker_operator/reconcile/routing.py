@@ -47,7 +47,7 @@ class Claim:
     Attributes:
         key: the endpoint.
         created: its creation timestamp, as the API server writes it.
-        names: its model names in requests.
+        names: model names by which requests address it.
         wish: its ``routing.gateway``; empty: absent.
         opted_in: whether its namespace has opted in.
         secret: the Secret with its pods' API keys; empty: none.

@@ -63,7 +63,8 @@ class Observation:
         ready: number of ready replicas.
         start_failure: why replicas do not start; empty: no failure is known.
         gateway_serves: whether a gateway serves the endpoint and can hold requests.
-        drain, phase: values in the endpoint's status, from which a new leader continues.
+        drain, phase: values in the endpoint's status. Only the first update reads them, to recognize an endpoint at
+            zero.
     """
 
     signals: Signals | None

@@ -30,7 +30,7 @@ LASTING_SECONDS: Final = 1.0
 
 
 class Demand:
-    """The demand of one endpoint, in units of its metric."""
+    """Computes the demand of one endpoint from samples: the total of its metric over all replicas."""
 
     def __init__(self) -> None:
         self._served: deque[tuple[float, float]] = deque()  # (time, metric of requests in service)

@@ -18,12 +18,12 @@ def test_an_announcement_lapses_unless_it_is_another_one() -> None:
     drain = Drain()
     drain.update(scaling(Phase.DRAINING, "w1"), 100.0)
     drain.update(scaling(Phase.DRAINING, "w1"), 100.0 + ANNOUNCED_S - 1)  # a repetition is not a new announcement
-    assert drain.stops(100.0 + ANNOUNCED_S - 0.01) and drain.word(100.0 + ANNOUNCED_S - 0.01) == "w1"
-    assert not drain.stops(100.0 + ANNOUNCED_S) and drain.word(100.0 + ANNOUNCED_S) == ""
+    assert drain.stops(100.0 + ANNOUNCED_S - 0.01) and drain.drain_id(100.0 + ANNOUNCED_S - 0.01) == "w1"
+    assert not drain.stops(100.0 + ANNOUNCED_S) and drain.drain_id(100.0 + ANNOUNCED_S) == ""
     drain.update(scaling(Phase.DRAINING, "w1"), 200.0)
     assert not drain.stops(200.0)
     drain.update(scaling(Phase.DRAINING, "w2"), 200.0)
-    assert drain.stops(200.0) and drain.word(200.0) == "w2"
+    assert drain.stops(200.0) and drain.drain_id(200.0) == "w2"
     drain.update(scaling(Phase.ACTIVE, "w2"), 201.0)
     assert not drain.stops(201.0)
 
@@ -32,7 +32,7 @@ def test_at_zero_nothing_lapses() -> None:
     drain = Drain()
     drain.update(scaling(Phase.DRAINING, "w"), 0.0)
     drain.update(scaling(Phase.ZERO, "w"), 20.0)
-    assert drain.stops(1e9) and drain.word(1e9) == "w"
+    assert drain.stops(1e9) and drain.drain_id(1e9) == "w"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -50,4 +50,4 @@ def test_requests_stop_by_the_last_announcement_and_its_age(seed: int) -> None:
         later = now + rng.uniform(0, 40)
         expected = state[0] is Phase.ZERO or (state[0] is Phase.DRAINING and later - first_seen < ANNOUNCED_S)
         assert drain.stops(later) is expected
-        assert drain.word(later) == (state[1] if expected else "")
+        assert drain.drain_id(later) == (state[1] if expected else "")

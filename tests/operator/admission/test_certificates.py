@@ -108,5 +108,5 @@ def test_what_does_not_fit_is_refused(certificate: Certificate, part: str, conte
 
 
 def test_hosts_that_it_is_not_for_are_named(certificate: Certificate) -> None:
-    with pytest.raises(UnusableCertificate, match=r"it is not for 10\.0\.0\.1, new$"):
+    with pytest.raises(UnusableCertificate, match=r"tls.crt is not for 10\.0\.0\.1, new$"):
         certificate.check_ours((*HOSTS, "10.0.0.1", "new"), NOW)

@@ -86,7 +86,9 @@ def test_a_wrong_spec_is_refused_with_field_and_remedy(document: Any, spec: Any,
 def test_a_name_that_no_service_can_have_is_refused(document: Any, name: str) -> None:
     manifest = document()
     manifest["metadata"]["name"] = name
-    assert refusal(manifest)[0].startswith("metadata.name: this name is not valid for a Service; use at most 52")
+    assert refusal(manifest)[0].startswith(
+        "metadata.name: this name is not valid for an InferenceEndpoint; use at most 52"
+    )
 
 
 def test_a_field_of_null_is_an_absent_one(document: Any) -> None:

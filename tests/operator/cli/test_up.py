@@ -36,17 +36,17 @@ def run(monkeypatch: Any, tmp_path: Any, capsys: Any, document: Any) -> Any:
     return call
 
 
-def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any) -> None:
+def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any, tmp_path: Path) -> None:
     spec = {
         "engine": {"dtype": "float32", "maxNumSeqs": 8},
-        "model": {"source": "file:///m", "chatTemplate": {"value": "$(A)"}},
+        "model": {"source": f"file://{tmp_path}", "chatTemplate": {"value": "$(A)"}},
     }
     _, words, _, output = run(**spec)
     deployment = next(each for each in render(endpoint(**spec), Catalogue.load()) if each["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     assert words[:3] == [sys.executable, "-m", "stoker"]
     assert [word for word in words[3:] if word != "--host=127.0.0.1"] == [expand(word, {}) for word in args]
-    assert output.out.startswith("demo: stoker serve /m ")
+    assert output.out.startswith(f"demo: stoker serve {tmp_path} ")
 
 
 def test_host_and_port_are_the_commands(run: Any) -> None:
@@ -99,6 +99,11 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         ),
         ({"model": {"source": "pvc://a/b"}}, [], "spec.model.source: there are no claims on one machine; copy the mod"),
         ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: there are no claims on one"),
+        (
+            {"model": {"source": "file:///m"}},
+            [],
+            "spec.model.source: there is no /m on this machine; use the path of a model",
+        ),
         (
             {"model": {"source": "file:///m", "chatTemplate": {"configMapKeyRef": {"name": "a", "key": "b"}}}},
             [],

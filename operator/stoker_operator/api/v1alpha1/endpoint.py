@@ -49,7 +49,7 @@ class InferenceEndpoint(Part):
                 len(it.metadata.name) <= NAME_LENGTH and re.fullmatch(NAME_PATTERN, it.metadata.name) is not None
             ),
             cel=f"self.metadata.name.size() <= {NAME_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
-            message="this name is not valid for a Service",
+            message="this name is not valid for an InferenceEndpoint",
             remedy=f"use at most {NAME_LENGTH} lower-case letters, digits and '-', a letter first and no '-' last",
         ),
     )

@@ -1,4 +1,4 @@
-"""The NetworkPolicy of the pods."""
+"""The field ``networkPolicy``: which clients may send requests to the pods."""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ def _chosen_twice(size: str) -> Rule:
 
 
 class Parallelism(Part):
-    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes. If
-    tensor and data are absent, data is 1 and tensor uses all accelerators; if one of them is absent, it follows from
-    the other. On accelerator cpu the sizes count processes that share the pod's processors and memory, and an absent
-    size is 1."""
+    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes;
+    with hardware.allowIdle it may be less. Without mode, an absent data is 1 if tensor is absent too, and otherwise an
+    absent tensor or data follows from the other sizes. On accelerator cpu the sizes count processes that share the
+    pod's processors and memory, and an absent size is 1."""
 
     mode: Literal["Auto"] | None = None
     """Auto: the operator uses the sizes that `stoker plan` recommends for the replica's accelerators, and reports them

@@ -105,7 +105,7 @@ class EngineStatus(Part):
     serving_copies: Annotated[int, Field(ge=0)] | None = None
     """Number of engines that answer requests."""
     copy_states: Annotated[list[DPEngineStatus], Field(max_length=MAX_ENGINE_STATES)] | None = None
-    """State of each engine, at most 64; engines that do not serve come first."""
+    """States of at most 64 engines; those that do not answer requests come first."""
 
 
 class WorkloadStatus(Part):

@@ -24,7 +24,8 @@ class PodTemplateMetadata(Part):
 
 
 class PodTemplate(Part):
-    """Additions to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
+    """Pod template, merged onto the operator's: node selector, tolerations, affinity, volumes, pull secrets,
+    sidecars …"""
 
     metadata: PodTemplateMetadata = PodTemplateMetadata()
     """Labels and annotations of the pods."""

@@ -29,14 +29,15 @@ class Workload(Part):
     hardware: Hardware
     """The hardware of a replica."""
     parallelism: Parallelism | None = None
-    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes. If
-    tensor and data are absent, data is 1 and tensor uses all accelerators; if one of them is absent, it follows from
-    the other. On accelerator cpu the sizes count processes that share the pod's processors and memory, and an absent
-    size is 1."""
+    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes;
+    with hardware.allowIdle it may be less. Without mode, an absent data is 1 if tensor is absent too, and otherwise an
+    absent tensor or data follows from the other sizes. On accelerator cpu the sizes count processes that share the
+    pod's processors and memory, and an absent size is 1."""
     engine: Engine = Engine()
     """The engine that runs in each pod. An absent field leaves the engine's default."""
     template: PodTemplate = PodTemplate()
-    """Additions to the pods: node selectors, tolerations, affinity, volumes, pull secrets, sidecars …"""
+    """Pod template, merged onto the operator's: node selector, tolerations, affinity, volumes, pull secrets,
+    sidecars …"""
 
     RULES: ClassVar[tuple[Rule, ...]] = parallelism_rules.RULES
 
