@@ -73,7 +73,7 @@ class FrontendArgs:
     h11_max_incomplete_event_size: int = flag("maximum bytes of request line and headers; above it 431", 4 * 1024**2)
     h11_max_header_count: int = flag("maximum headers of a request; above it 431", 256)
     request_header_timeout: float = flag(
-        "seconds until a request's line and headers must be complete; else 408; 0: no limit", 60.0
+        "seconds that a client may take to send the request's line and headers; later ones get 408; 0: no limit", 60.0
     )
     request_body_timeout: float = flag(
         "seconds over which the data rate of a body is measured; below --min-request-body-data-rate the request gets "

@@ -1,4 +1,4 @@
-"""Where the time of a start goes: consecutive parts on the monotonic clock, which all processes of a machine share."""
+"""Durations of the consecutive parts of a start, on the monotonic clock, which all processes of a machine share."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class LoadedAdapters:
         return cut
 
     def drop(self, number: int) -> None:
-        """Free an adapter's memory, between two steps. Unknown numbers are ignored."""
+        """Free an adapter's memory. Must not be called while a step runs. Unknown numbers are ignored."""
         for slot in [slot for slot, active in self._active.items() if active == number]:
             self._set(slot, {})
             del self._active[slot]
