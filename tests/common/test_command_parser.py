@@ -17,7 +17,7 @@ def parser() -> CommandParser:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--prot", "8"], "unrecognized arguments: --prot 8; did you mean --port?"),
+        (["--prot=8"], "unrecognized arguments: --prot=8; did you mean --port?"),
         (["--max_model_length=8"], "; did you mean --max-model-len?"),
         (["create", "--expire-inn", "1d"], "; did you mean --expires-in?"),
         (["--zzzzzz"], "unrecognized arguments: --zzzzzz\n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -36,7 +37,14 @@ def run(monkeypatch: Any, tmp_path: Any, capsys: Any, document: Any) -> Any:
     return call
 
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+}  # fmt: skip
+
+
 def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     spec = {
         "engine": {"dtype": "float32", "maxNumSeqs": 8},
         "model": {"source": f"file://{tmp_path}", "chatTemplate": {"value": "$(A)"}},
