@@ -1,6 +1,6 @@
 """Compare the throughput with LoRA adapters with vLLM's on this CPU.
 
-    python benchmarks/lora_throughput.py [--models gemma B] [--ranks 16 64] [--rounds 3]
+    python benchmarks/lora_throughput.py [--models gemma B] [--ranks 16 64] [--workloads W2 decode-8] [--rounds 3]
 
 Eight adapters on all linear operations of the layers, assigned to the requests in turn; both engines' offline APIs, in
 bfloat16, measured alternately. Workloads (benchmarks/workloads.py, benchmarks/cpu/workloads.py):
@@ -35,7 +35,9 @@ from rich.table import Table
 WORKLOADS = ("W2", "decode-8", "decode-32")
 
 
-def tokens_per_second(model: Path, adapters: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:
+def tokens_per_second(
+    model: Path, adapters: list[str], workloads: list[str], rounds: int
+) -> dict[str, dict[str, list[float]]]:
     """Return output tokens per second of each round, by workload and engine."""
     logs = cache_folder() / "logs"
     given = {"ADAPTERS": json.dumps(adapters)}
@@ -50,7 +52,7 @@ def tokens_per_second(model: Path, adapters: list[str], rounds: int) -> dict[str
         )
         stack.callback(engines["vllm"].close)
         for turn in range(rounds + 1):
-            for name in WORKLOADS:
+            for name in workloads:
                 for engine, worker in engines.items() if turn % 2 else reversed(engines.items()):
                     work = workload(name, turn)
                     finished = worker.run(work)
@@ -65,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gemma", "B"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[16, 64])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=[*WORKLOADS])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     vllm.installed(cache_folder())
@@ -77,7 +80,7 @@ def main() -> None:
                     str(save_adapter(Path(folder) / f"{model}-{rank}-{number}", str(source), rank, number))
                     for number in range(ADAPTERS)
                 ]
-                for name, speeds in tokens_per_second(source, paths, options.rounds).items():
+                for name, speeds in tokens_per_second(source, paths, options.workloads, options.rounds).items():
                     ratio = statistics.median(
                         ours / theirs for ours, theirs in zip(speeds["stoker"], speeds["vllm"], strict=True)
                     )

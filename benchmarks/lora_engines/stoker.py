@@ -7,7 +7,7 @@ from pathlib import Path
 from cpu.engines.engine import KV_CACHE_BYTES
 from cpu.engines.worker import Generate
 
-from lora_engines import adapter_folders
+from lora_engines import adapter_folders, rank
 
 
 def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
@@ -17,7 +17,7 @@ def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     adapters = [LoRARequest(f"a{index}", index + 1, path) for index, path in enumerate(adapter_folders())]
     llm = LLM(
         str(folder), dtype="bfloat16", kv_cache_memory_bytes=KV_CACHE_BYTES, enable_lora=True,
-        max_loras=len(adapters), max_lora_rank=64,
+        max_loras=len(adapters), max_lora_rank=rank(),
     )  # fmt: skip
 
     def generate(requests: list[tuple[list[int], int]]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cpu.engines.worker import Generate
 
-from lora_engines import adapter_folders
+from lora_engines import adapter_folders, rank
 
 
 def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
@@ -20,7 +20,7 @@ def load(folder: Path, longest: int, cpus: int) -> tuple[str, Generate]:
     adapters = [request(f"a{index}", index + 1, path) for index, path in enumerate(adapter_folders())]
     llm = vllm.LLM(
         str(folder), dtype="bfloat16", max_model_len=longest, max_num_seqs=64, enable_lora=True,
-        max_loras=len(adapters), max_lora_rank=64,
+        max_loras=len(adapters), max_lora_rank=rank(),
     )  # fmt: skip
 
     def generate(requests: list[tuple[list[int], int]]) -> list[int]:
