@@ -27,7 +27,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
 
-# Installs the packages $(1) and compiles the CPU kernels at the same time: the first waits for the network, and a compiler
+# Creates .venv with the packages $(1), and compiles the CPU kernels at the same time: the first waits for the network, and a compiler
 # needs no packages.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }

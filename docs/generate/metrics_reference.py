@@ -73,7 +73,7 @@ def _engine() -> CollectorRegistry:
 
 
 async def _no_app(*_: object) -> None:
-    raise NotImplementedError
+    """Stands for the application behind the middleware. It is never called."""
 
 
 def _operator() -> CollectorRegistry:

@@ -58,13 +58,12 @@ struct LoraSite {
 constexpr long ROWS = 96, WIDTH = 64;  // rows and outputs of a piece that is multiplied at once
 // With few rows, reading B is the bottleneck, and threads share its outputs. With many rows it is y, which is read and
 // written in long runs along its rows.
-// Rows of x that are multiplied at once for expand.
+constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 #if defined(STOKER_AMX)
 constexpr long RUN_ROWS = panels::AmxBf16Panels::PAIR;
 #else
 constexpr long RUN_ROWS = 24;
 #endif
-constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 
 // Rows of x with one adapter.
 struct Group {
