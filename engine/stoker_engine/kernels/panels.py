@@ -1,4 +1,4 @@
-"""Weights in panels, the layout of matrices for the widest of the CPU kernels.
+"""Weights in panels, the layout of matrices for CPU kernels with vectors of 32 bytes or more.
 
     rows      [outputs][inner]                    as in checkpoints
     panels    [outputs / 16][inner / 2][16][2]    16 rows interleaved, two elements of each at a time

@@ -171,6 +171,31 @@ def test_blocks_are_multiplied_in_8_bits(
 
 
 @pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
+def test_sums_of_the_largest_codes_are_exact(library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat) -> None:
+    """All codes of a row are the smallest or the largest, and all of x are ±127: sums of 16 bits may not overflow."""
+    inner = whole_numbers(stored, 256)
+    blocks = random_stored(stored, 64, inner, seed=3)
+    scales = [place + i for place in places_of_scales(stored) for i in (0, 1)]
+    for row, byte in enumerate([0x00, 0x7F, 0x80, 0xFF] * 16):
+        if isinstance(stored, GGUFFormat):
+            kept = blocks[row].view(-1, stored.bytes)[:, scales].clone()
+            blocks[row] = byte
+            blocks[row].view(-1, stored.bytes)[:, scales] = kept
+        else:
+            blocks[row, -(inner * stored.bits // 8) :] = byte
+    signs = random(8, inner).sign()
+    x = torch.cat((torch.ones(1, inner), -torch.ones(1, inner), signs.float())).bfloat16()
+    x = torch.cat((x, x[:, torch.arange(inner) // 2 % 2 * 2], x.repeat(4, 1)))
+    plain = plain_rows(library, blocks, stored, inner, torch.arange(64), torch.float32)
+    of_blocks.pack(blocks, stored, inner)
+    linear = of_blocks.linear(blocks, stored, inner, torch.bfloat16)
+    exact, room = multiplied(x, block_of(stored, inner), plain.double(), None)
+    room += room.max() * 1e-4  # of codes that equal their zero point, larger sums cancel
+    for rows in (1, 4, len(x)):
+        assert ((linear(x[:rows]) - exact[:rows]).abs() <= room[:rows]).all(), rows
+
+
+@pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
 def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, stored: StoredFormat) -> None:
     blocks, x = random_stored(stored, 40, 256, seed=1), random(10, 256)
     of_blocks.pack(blocks, stored, 256)

@@ -26,7 +26,8 @@ class Isa:
 
 _V3 = frozenset({"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_VNNI = _V4 | {"avx512_vnni"}
+_BF16 = _VNNI | {"avx512_bf16"}
 _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 
 _BF16_FLAGS = ("-mavx512bf16", "-mavx512vnni")
@@ -36,7 +37,9 @@ _ISAS = {
     "x86_64": (
         Isa("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
         Isa("avx512-bf16", ("-march=x86-64-v4", *_BF16_FLAGS), _BF16),
+        Isa("avx512-vnni", ("-march=x86-64-v4", "-mavx512vnni"), _VNNI),
         Isa("avx512", ("-march=x86-64-v4",), _V4),
+        Isa("avx2-vnni", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
         Isa("avx2", ("-march=x86-64-v3",), _V3),
         Isa("sse2", ("-march=x86-64",), frozenset()),
     ),

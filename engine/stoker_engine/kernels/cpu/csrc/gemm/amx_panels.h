@@ -3,7 +3,7 @@
 // any number of rows.
 #pragma once
 
-#include "gemm/panels.h"
+#include "gemm/bf16_panels.h"
 #include "gemm/amx_tiles.h"
 
 #if defined(STOKER_AMX)

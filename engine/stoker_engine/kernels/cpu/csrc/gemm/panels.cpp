@@ -1,11 +1,11 @@
 // GEMM with weights in panels; see panels.h and kernels/panels.py.
-#include "gemm/panels.h"
+#include "gemm/bf16_panels.h"
 
 #include "gemm/matrix.h"
 #include "common/rows.h"
 #include "gemm/amx_panels.h"
 
-// Whether this ISA has panels; narrower registers do not benefit from them.
+// Whether this ISA has panels.
 extern "C" int stoker_has_panels() {
 #if defined(STOKER_PANELS)
   return 1;
@@ -24,12 +24,13 @@ extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
       uint32_t* panel = (uint32_t*)w + piece * PANEL * inner / 2;
       memcpy(copy.data(), panel, copy.size() * sizeof(uint32_t));
       long k = 0;
-      for (; k + PANEL <= inner / 2; k += PANEL) {
-        WordVec words[PANEL];
-        for (long n = 0; n < PANEL; n++) memcpy(&words[n], copy.data() + n * inner / 2 + k, sizeof(WordVec));
-        transpose(words);
-        memcpy(panel + k * PANEL, words, sizeof words);
-      }
+      for (; k + LANES <= inner / 2; k += LANES)
+        for (long first = 0; first < PANEL; first += LANES) {
+          WordVec words[LANES];
+          for (long n = 0; n < LANES; n++) memcpy(&words[n], copy.data() + (first + n) * inner / 2 + k, sizeof(WordVec));
+          transpose(words);
+          for (long n = 0; n < LANES; n++) memcpy(panel + (k + n) * PANEL + first, &words[n], sizeof(WordVec));
+        }
       for (; k < inner / 2; k++)
         for (long n = 0; n < PANEL; n++) panel[k * PANEL + n] = copy[n * inner / 2 + k];
     }
@@ -54,7 +55,9 @@ void linear_panels(const Matrix& m, const LinearArgs& args) {
   const Gemm<bf16, Plain<bf16>> p{(const bf16*)args.x, args.x_stride, {(const bf16*)m.w, m.inner},
                                   (const bf16*)m.bias, (bf16*)args.y, args.y_stride,
                                   args.rows,           m.outputs,     m.inner};
-  const panels::Bf16Panels w{p.x, p.x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
+  long x_stride = p.x_stride;
+  const auto* const x = panels::rows_for_products(p.x, x_stride, p.rows, p.inner, true);
+  const panels::Bf16Panels w{x, x_stride, p.w.at, p.bias, p.y, p.y_stride, p.inner};
 #if defined(STOKER_AMX)
   if (p.inner % panels::AmxBf16Panels::STEP == 0)
     return panels::share_out(p, panels::AmxBf16Panels{w}, args.prefetch_ranges);

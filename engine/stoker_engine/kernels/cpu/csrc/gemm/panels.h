@@ -10,10 +10,11 @@
 
 #include "gemm/gemm.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #define STOKER_PANELS 1
 
 constexpr long PANEL = 16;
+constexpr int PANEL_VECS = PANEL / LANES;  // vectors of the 16 outputs of a panel
 
 namespace panels {
 
@@ -26,7 +27,6 @@ struct NoUnit {};
 constexpr long RUNS = 2;                                            // a run is 1 / RUNS of a thread's share of the rest
 constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
 
-constexpr long DEPTH = 2048;  // inner elements for which a group of panels and a block of rows fit into the cache
 constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // largest part of the next piece that is prefetched, in bytes
 
 // Returns the first panels of the runs of `count` panels, followed by `count`.
@@ -107,103 +107,6 @@ inline Bytes part_of(Bytes bytes, long j, long taken, long count) {
   const long size = bytes.end - bytes.begin;
   return {bytes.begin + size * j / count, bytes.begin + size * (j + taken) / count};
 }
-
-// Panels of bfloat16 elements.
-struct Bf16Panels {
-  static constexpr long STREAMED = 8;
-  // Rows of a block; rows of a tile with GROUP panels, limited by registers.
-  static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;
-  using Unit = NoUnit;
-
-  const bf16* x;
-  long x_stride;
-  const bf16* w;
-  const bf16* bias;
-  bf16* y;
-  long y_stride, inner;
-
-  // Sums of a block of rows and a group of panels between chunks of DEPTH inner elements.
-  struct Sums {
-    float at[ROWS][GROUP * PANEL];
-  };
-
-  static constexpr long rows() { return ROWS; }
-  const char* begin(long panel) const { return (const char*)(w + panel * PANEL * inner); }
-
-  // Multiplies rows m … m + M - 1 of x with N panels from `panel` on, for the inner elements k … k_end - 1.
-  template <int M, int N>
-  void tile(long panel, long m, long k, long k_end, float* kept, Prefetcher& prefetcher) const {
-    typedef Pack<bf16> P;
-    const bf16* from = w + panel * PANEL * inner;
-    const bf16* rows[M];
-    unroll<M>([&](auto i) { rows[i] = x + (m + i) * x_stride; });
-    Vec sums[M * N];
-    unroll<M * N>([&](auto i) { sums[i] = k ? load(kept + i / N * GROUP * PANEL + i % N * PANEL) : Vec{}; });
-    for (; k < k_end; k += 2) {
-      prefetcher.fetch();
-      P::Type b[N];
-      unroll<N>([&](auto j) { b[j] = P::load(from + (j * inner + k) * PANEL); });
-      unroll<M>([&](auto i) {
-        int32_t pair;
-        memcpy(&pair, rows[i] + k, sizeof pair);
-        const P::Type a = (P::Type)_mm512_set1_epi32(pair);
-        unroll<N>([&](auto j) { sums[i * N + j] = P::multiply_add(sums[i * N + j], a, b[j]); });
-      });
-    }
-    if (k_end < inner) {
-      unroll<M * N>([&](auto i) { store(kept + i / N * GROUP * PANEL + i % N * PANEL, sums[i]); });
-      return;
-    }
-    unroll<N>([&](auto j) {
-      const long n = (panel + j) * PANEL;
-      const Vec added = bias ? load(bias + n) : Vec{};
-      unroll<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
-    });
-  }
-
-  template <int N>
-  void tile_of(long rows, long panel, long m, long k, long k_end, float* kept, Prefetcher& prefetcher) const {
-    switch (rows) {
-      case 1: return tile<1, N>(panel, m, k, k_end, kept, prefetcher);
-      case 2: return tile<2, N>(panel, m, k, k_end, kept, prefetcher);
-      case 3: return tile<3, N>(panel, m, k, k_end, kept, prefetcher);
-      case 4: return tile<4, N>(panel, m, k, k_end, kept, prefetcher);
-      case 5: return tile<5, N>(panel, m, k, k_end, kept, prefetcher);
-      case 6: return tile<6, N>(panel, m, k, k_end, kept, prefetcher);
-    }
-    if constexpr (N == 1)
-      rows == 7 ? tile<7, 1>(panel, m, k, k_end, kept, prefetcher) : tile<8, 1>(panel, m, k, k_end, kept, prefetcher);
-  }
-
-  long steps() const { return inner / 2; }
-
-  // Each panel is one tile, read sequentially.
-  void stream(Unit&, long panel, long end, long rows, Prefetcher& prefetcher) const {
-    for (; panel < end; panel++) tile_of<1>(rows, panel, 0, 0, inner, nullptr, prefetcher);
-  }
-
-  template <int N>
-  void block(long panel, long m, long m_end, Bytes next) const {
-    thread_local Sums sums;
-    const long tiles = (m_end - m + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-    Prefetcher prefetcher(next, tiles * (inner / 2), MAX_PREFETCH_BYTES);
-    for (long k = 0; k < inner; k += DEPTH) {
-      const long k_end = std::min(k + DEPTH, inner);
-      long row = m;
-      // Tiles whose numbers of rows differ by at most one.
-      for (long tiles_left = tiles; tiles_left > 0; tiles_left--) {
-        const long rows = (m_end - row + tiles_left - 1) / tiles_left;
-        tile_of<N>(rows, panel, row, k, k_end, sums.at[row - m], prefetcher);
-        row += rows;
-      }
-    }
-  }
-
-  void multiply(Unit&, long panel, long count, long m, long m_end, Bytes next) const {
-    if (count == GROUP) return block<GROUP>(panel, m, m_end, next);
-    for (long j = 0; j < count; j++) block<1>(panel + j, m, m_end, part_of(next, j, 1, count));
-  }
-};
 
 }  // namespace panels
 #endif

@@ -4,47 +4,120 @@
 //
 // The memory layout is described by a class `Packed` with
 //   STEP                 number of elements that share a scale, 32 or 16
-//   ZERO                 code that means 0, before an offset
+//   ZERO                 code that means 0, before an offset; 0 if codes are signed
 //   HAS_OFFSET           whether elements are code × scale + offset
 //   IN_BLOCKS            whether up to 256 elements share a scale, `block_size` of them also x's (int8_activations.h); STEP is 32
-//   FEW_BITS             whether codes have four bits, so that the sum of 32 fits into 16 bits
+//   BITS                 bits of a code
 //   first(i)             first element of the i-th group of four among those that share a scale
 //   begin(panel)         address of a panel; panels are contiguous
 //   from(panel)          the same object for the panels from this one on, which becomes panel 0
 //   header(j, group, part)       scales and offsets of panel j's elements 32 × group + STEP × part and on, a lane for each row
-//   codes(j, group, part, i)     codes of the i-th group of four of each row, as unsigned bytes
+//   codes(j, group, part, i)     codes of the i-th group of four of each row, as unsigned bytes; those of eight bits as signed
+//                                ones if SIGNED_CODES
 #pragma once
 
 #include "gemm/int8_activations.h"
-#include "gemm/panels.h"
+#include "gemm/panel_vecs.h"
 
 #if defined(STOKER_PANELS)
 namespace panels {
 
-inline __m512i shifted(__m512i words, int by) { return _mm512_srl_epi16(words, _mm_cvtsi32_si128(by)); }
-
-// Extracts codes of four bits from the low or the high halves of bytes.
-inline __m512i four_bits(__m512i bytes, bool high) {
-  return _mm512_and_si512(high ? shifted(bytes, 4) : bytes, _mm512_set1_epi8(15));
-}
-
 struct Header {
-  __m512 scale, offset;
+  Floats16 scale, offset;
 };
 
 // The properties of a format that determine how it is multiplied.
-template <long ELEMENTS_PER_SCALE, bool OFFSET, bool BLOCKS = false, bool OF_FEW_BITS = false>
+template <long ELEMENTS_PER_SCALE, bool OFFSET, int BITS_OF_CODE, bool BLOCKS = false>
 struct KindOf {
   static constexpr long STEP = ELEMENTS_PER_SCALE;
-  static constexpr bool HAS_OFFSET = OFFSET, IN_BLOCKS = BLOCKS, FEW_BITS = OF_FEW_BITS;
+  static constexpr int BITS = BITS_OF_CODE;
+  static constexpr bool HAS_OFFSET = OFFSET, IN_BLOCKS = BLOCKS;
 };
+
+// Exact sums of the products of STEP codes of a panel's rows with elements of x, four of each row at a time.
+#if defined(STOKER_VNNI)
+template <int BITS>
+struct CodeSums {
+  Bytes64 sums;
+
+  CodeSums() = default;
+  explicit CodeSums(int32_t initial_sum) : sums(all_words(initial_sum)) {}
+  // What is computed once for codes, for all rows of x.
+  static Bytes64 prepared(Bytes64 codes) { return codes; }
+  // Adds the products of the four-th group of four.
+  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) {
+    sums = add_products(sums, codes, x);
+  }
+  Bytes64 words() const { return sums; }
+  // total + the sums × a factor, from 1 to 255.
+  Bytes64 added_to(Bytes64 total, int32_t factor) const {
+    if constexpr (BITS <= 4) return add_products_of_halves(total, sums, all_words(factor));  // sums fit into 16 bits
+    return sum_of_words(total, product_of_words(sums, all_words(factor)));
+  }
+};
+#else
+// The products of 5 to 7 bits: as many as fit are added in 16 bits.
+template <int BITS>
+struct CodeSums {
+  static constexpr int PRODUCTS = 32767 / (2 * 127 * ((1 << BITS) - 1));
+  Bytes64 sums, pairs;
+
+  CodeSums() = default;
+  explicit CodeSums(int32_t initial_sum) : sums(all_words(initial_sum)) {}
+  static Bytes64 prepared(Bytes64 codes) { return codes; }
+  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) {
+    const Bytes64 products = pairs_of_products(codes, x);
+    pairs = four % PRODUCTS ? sum_of_halves(pairs, products) : products;
+    if (four % PRODUCTS == PRODUCTS - 1) sums = add_products_of_halves(sums, pairs, all_words(0x10001));
+  }
+  Bytes64 words() const { return sums; }
+  Bytes64 added_to(Bytes64 total, int32_t factor) const {
+    return sum_of_words(total, product_of_words(sums, all_words(factor)));
+  }
+};
+
+// Sums of 32 codes of four bits fit into 16 bits, the initial sum included: those of the first two elements of four, and
+// of the others.
+template <>
+struct CodeSums<4> {
+  Bytes64 pairs;
+
+  CodeSums() = default;
+  explicit CodeSums(int32_t initial_sum) : pairs(all_words(initial_sum & 0xffff)) {}
+  static Bytes64 prepared(Bytes64 codes) { return codes; }
+  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) {
+    pairs = sum_of_halves(pairs, pairs_of_products(codes, x));
+  }
+  Bytes64 words() const { return added_to(all_words(0), 1); }
+  Bytes64 added_to(Bytes64 total, int32_t factor) const {
+    return add_products_of_halves(total, pairs, all_words(factor * 0x10001));
+  }
+};
+
+// Two products of eight bits fit into 16 bits if both are signed: |code| × ±x.
+template <>
+struct CodeSums<8> {
+  Bytes64 sums;
+
+  CodeSums() = default;
+  explicit CodeSums(int32_t initial_sum) : sums(all_words(initial_sum)) {}
+  static Bytes64 prepared(Bytes64 codes) { return magnitudes_of(codes); }
+  void add(int four, Bytes64 codes, Bytes64 magnitudes, Bytes64 x) {
+    sums = add_products_of_halves(sums, pairs_of_signed_products(codes, magnitudes, x), all_words(0x10001));
+  }
+  Bytes64 words() const { return sums; }
+  Bytes64 added_to(Bytes64 total, int32_t factor) const {
+    return sum_of_words(total, product_of_words(sums, all_words(factor)));
+  }
+};
+#endif
 
 // N unpacked panels of any format of a kind, with codes in the order of elements. Worthwhile for many rows.
 template <class Kind, int N>
 struct Unpacked : Kind {
   static constexpr long PARTS = Int8Group::SIZE / Kind::STEP, FOURS = Kind::STEP / 4;
   struct Part {
-    __m512i codes[FOURS];
+    Bytes64 codes[FOURS];
     Header header;
   };
   const Part* at;  // [groups][N][PARTS]
@@ -66,7 +139,7 @@ struct Unpacked : Kind {
   }
   const Part& of(long j, long group, int part) const { return at[(group * N + j) * PARTS + part]; }
   Header header(long j, long group, int part) const { return of(j, group, part).header; }
-  __m512i codes(long j, long group, int part, int four) const { return of(j, group, part).codes[four]; }
+  Bytes64 codes(long j, long group, int part, int four) const { return of(j, group, part).codes[four]; }
   static constexpr int first(int four) { return four * 4; }
 };
 
@@ -77,32 +150,34 @@ struct QuantRows {
   bf16* y;
   long y_stride, inner;
 
-  // Integer dot products of STEP elements of rows of x and panels of `source`; calls `prefetcher` in between.
+  // Adds the products of STEP elements of rows of x and panels of `source` to `sums`; calls `prefetcher` in between.
   template <int M, int N, class Source>
   static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part,
-                               Prefetcher& prefetcher, __m512i* accumulators) {
+                               Prefetcher& prefetcher, CodeSums<Source::BITS>* sums) {
     constexpr long STEP = Source::STEP;
-    unroll<M * N>([&](auto i) { accumulators[i] = _mm512_set1_epi32(rows[i / N]->initial_sums[part]); });
     unroll<STEP / 4>([&](auto four) {
       if (N == 1 || four == 0) prefetcher.fetch();  // few rows are bound by memory, so prefetch evenly
-      __m512i codes[N];
-      unroll<N>([&](auto j) { codes[j] = source.codes(j, group, part, four); });
+      Bytes64 codes[N], prepared[N];
+      unroll<N>([&](auto j) {
+        codes[j] = source.codes(j, group, part, four);
+        prepared[j] = CodeSums<Source::BITS>::prepared(codes[j]);
+      });
       unroll<M>([&](auto i) {
         int32_t bytes;
         memcpy(&bytes, rows[i]->codes + part * STEP + Source::first(four), sizeof bytes);
-        const __m512i each = _mm512_set1_epi32(bytes);
-        unroll<N>(
-            [&](auto j) { accumulators[i * N + j] = _mm512_dpbusd_epi32(accumulators[i * N + j], codes[j], each); });
+        const Bytes64 each = all_words(bytes);
+        unroll<N>([&](auto j) { sums[i * N + j].add(four, codes[j], prepared[j], each); });
       });
     });
   }
 
   // Scales integer dot products by the scales of `activations` and `header`, and adds them to `sum`.
   template <bool HAS_OFFSET>
-  static FLATTEN __m512 added(__m512 sum, __m512i accumulator, const Header& header, const Int8Group& activations) {
-    const __m512 scale = _mm512_mul_ps(header.scale, _mm512_set1_ps(activations.scale));
-    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(accumulator), scale, sum);
-    return HAS_OFFSET ? _mm512_fmadd_ps(header.offset, _mm512_set1_ps(activations.sum), sum) : sum;
+  static FLATTEN Floats16 added(Floats16 sum, Bytes64 dot_products, const Header& header,
+                                const Int8Group& activations) {
+    const Floats16 scale = multiplied(header.scale, all_floats(activations.scale));
+    sum = multiply_add(floats_of_words(dot_products), scale, sum);
+    return HAS_OFFSET ? multiply_add(header.offset, all_floats(activations.sum), sum) : sum;
   }
 
   // Multiplies rows m … m + M - 1 of x with the N panels of `source`, which are those from `panel` on.
@@ -112,52 +187,51 @@ struct QuantRows {
     const long groups = inner / Int8Group::SIZE;
     const Int8Group* rows[M];
     unroll<M>([&](auto i) { rows[i] = x + (m + i) * groups; });
-    Vec sums[M * N] = {};
-    const auto add = [&](const __m512i* accumulators, long group, int part) {
+    Floats16 sums[M * N] = {};
+    const auto add = [&](auto dot_products, long group, int part) {
       unroll<N>([&](auto j) {
         const Header header = source.header(j, group, part);
         unroll<M>([&](auto i) {
-          Vec& sum = sums[i * N + j];
-          sum = (Vec)added<Source::HAS_OFFSET>((__m512)sum, accumulators[i * N + j], header, *rows[i]);
+          Floats16& sum = sums[i * N + j];
+          sum = added<Source::HAS_OFFSET>(sum, dot_products(i * N + j), header, *rows[i]);
         });
       });
     };
+    const auto multiplied = [&](long group, int part, CodeSums<Source::BITS>* code_sums) {
+      unroll<M * N>([&](auto i) { code_sums[i] = CodeSums<Source::BITS>(rows[i / N]->initial_sums[part]); });
+      multiply<M, N>(source, rows, group, part, prefetcher, code_sums);
+    };
     if constexpr (Source::IN_BLOCKS) {
       for (long group = 0; group < groups;) {
-        __m512i totals[M * N] = {};
+        Bytes64 totals[M * N] = {};
         const long first = group, end = std::min(group + source.block_size / Int8Group::SIZE, groups);
         for (; group < end; group++) {
-          __m512i accumulators[M * N];
-          multiply<M, N>(source, rows, group, 0, prefetcher, accumulators);
-          unroll<M>([&](auto i) {
-            const __m512i factor = _mm512_set1_epi32(rows[i]->factor());
-            unroll<N>([&](auto j) {
-              __m512i &total = totals[i * N + j], accumulator = accumulators[i * N + j];
-              if (Source::FEW_BITS)  // the factor's upper half is 0
-                total = _mm512_dpwssd_epi32(total, accumulator, factor);
-              else
-                total = _mm512_add_epi32(total, _mm512_mullo_epi32(accumulator, factor));
-            });
-          });
+          CodeSums<Source::BITS> code_sums[M * N];
+          multiplied(group, 0, code_sums);
+          unroll<M * N>([&](auto i) { totals[i] = code_sums[i].added_to(totals[i], rows[i / N]->factor()); });
           if (group + 1 < end) unroll<M>([&](auto i) { rows[i]++; });
         }
-        add(totals, first, 0);
+        add([&](auto i) { return totals[i]; }, first, 0);
         unroll<M>([&](auto i) { rows[i]++; });
       }
     } else {
       for (long group = 0; group < groups; group++) {
         unroll<Int8Group::SIZE / STEP>([&](auto part) {
-          __m512i accumulators[M * N];
-          multiply<M, N>(source, rows, group, part, prefetcher, accumulators);
-          add(accumulators, group, part);
+          CodeSums<Source::BITS> code_sums[M * N];
+          multiplied(group, part, code_sums);
+          add([&](auto i) { return code_sums[i].words(); }, group, part);
         });
         unroll<M>([&](auto i) { rows[i]++; });
       }
     }
-    unroll<N>([&](auto j) {
-      const long n = (panel + j) * PANEL;
-      const Vec added = bias ? load(bias + n) : Vec{};
-      unroll<M>([&](auto i) { store(y + (m + i) * y_stride + n, sums[i * N + j] + added); });
+    unroll<M * N>([&](auto i) {
+      const long n = (panel + i % N) * PANEL;
+      Vec vecs[PANEL_VECS];
+      memcpy(vecs, &sums[i], sizeof vecs);
+      unroll<PANEL_VECS>([&](auto v) {
+        const Vec added = bias ? load(bias + n + v * LANES) : Vec{};
+        store(y + (m + i / N) * y_stride + n + v * LANES, vecs[v] + added);
+      });
     });
   }
 
@@ -171,8 +245,10 @@ struct QuantRows {
         case 2: tile<2, N>(source, panel, m, prefetcher); break;
         case 3: tile<3, N>(source, panel, m, prefetcher); break;
         case 4: tile<4, N>(source, panel, m, prefetcher); break;
-        case 5: tile<5, N>(source, panel, m, prefetcher); break;
-        case 6: tile<6, N>(source, panel, m, prefetcher); break;
+      }
+      if constexpr (MAX_ROWS > 4) {
+        if (rows == 5) tile<5, N>(source, panel, m, prefetcher);
+        if (rows == 6) tile<6, N>(source, panel, m, prefetcher);
       }
       if constexpr (MAX_ROWS > 6) {
         if (rows == 7) tile<7, N>(source, panel, m, prefetcher);
@@ -186,10 +262,14 @@ struct QuantRows {
 // Class W of `share_out`.
 template <class Packed>
 struct QuantPanels : QuantRows {
-  static constexpr long STREAMED = 8;
-  // Rows of a block; rows of a tile with two panels, limited by registers.
-  static constexpr long ROWS = 192, MAX_TILE_ROWS = 6;
+  // Rows of a block; panels and rows of a tile, limited by registers.
+  static constexpr long ROWS = 192;
+#if defined(__AVX512VNNI__)
+  static constexpr long STREAMED = 8, TILE_PANELS = 2, MAX_TILE_ROWS = 6;
   static constexpr long DIRECT_TILES = 4;  // up to this number of tiles, panels are not unpacked
+#else
+  static constexpr long STREAMED = 4, TILE_PANELS = 1, MAX_TILE_ROWS = 4, DIRECT_TILES = 2;
+#endif
 #if defined(__AMX_BF16__)
   static constexpr bool HAS_AMX_PATH = Packed::STEP == Int8Group::SIZE;  // whether AMX multiplies many rows
 #else
@@ -207,7 +287,7 @@ struct QuantPanels : QuantRows {
     const long tiles = (m_end - m + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
     Prefetcher prefetcher(next, tiles * (inner / (N == 1 ? 4 : Packed::STEP)), MAX_PREFETCH_BYTES);  // see tile
     // 8-bit codes with scales of blocks gain nothing from unpacking.
-    if constexpr (!HAS_AMX_PATH && (!Packed::IN_BLOCKS || Packed::FEW_BITS))
+    if constexpr (!HAS_AMX_PATH && (!Packed::IN_BLOCKS || Packed::BITS <= 4))
       if (tiles > DIRECT_TILES) return unpacked<N>(panel, m, m_end, tiles, prefetcher);
     in_tiles<N, MAX_TILE_ROWS>(w.from(panel), panel, m, m_end, tiles, prefetcher);
   }
@@ -226,11 +306,11 @@ struct QuantPanels : QuantRows {
   }
 
   void multiply(Unit&, long panel, long count, long m, long m_end, Bytes next) const {
-    for (long j = 0; j < count; j += 2) {
-      if (count - j >= 2)
-        block<2>(panel + j, m, m_end, part_of(next, j, 2, count));
-      else
+    for (long j = 0; j < count; j += TILE_PANELS) {
+      if (TILE_PANELS == 1 || count - j == 1)
         block<1>(panel + j, m, m_end, part_of(next, j, 1, count));
+      else
+        block<TILE_PANELS>(panel + j, m, m_end, part_of(next, j, TILE_PANELS, count));
     }
   }
 };

@@ -15,7 +15,7 @@
 #include "gemm/amx_panels.h"
 #include "gemm/gemm.h"
 #include "gemm/matrix.h"
-#include "gemm/panels.h"
+#include "gemm/bf16_panels.h"
 
 namespace {
 
@@ -154,7 +154,8 @@ void multiply(Unit& unit, const LoraMatrix& matrix, const T* x, long x_stride, l
 #if defined(STOKER_PANELS)
   if constexpr (sizeof(T) == sizeof(bf16))
     if (matrix.is_panels) {
-      const panels::Bf16Panels by_panels{x, x_stride, w, nullptr, y, y_stride, matrix.inner};
+      const auto* const multiplied = panels::rows_for_products(x, x_stride, rows, matrix.inner, false);
+      const panels::Bf16Panels by_panels{multiplied, x_stride, w, nullptr, y, y_stride, matrix.inner};
 #if defined(STOKER_AMX)
       if (const long step = panels::AmxBf16Panels::step_for(matrix.inner))
         return panels::AmxBf16Panels{by_panels, step}.multiply(unit.tiles, 0, count / PANEL, 0, rows, next);

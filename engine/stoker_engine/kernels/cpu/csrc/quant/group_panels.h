@@ -12,23 +12,20 @@ namespace panels {
 
 // Codes of 32 elements; for ZERO and the functions, which take a unit's words, see quant_panels.h.
 struct GroupsOf4Bits {
-  static constexpr int ZERO = 8, BYTES = 16;
+  static constexpr int BITS = 4, ZERO = 8, STORED_ZERO = 8, BYTES = 16;
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
   explicit GroupsOf4Bits(const groups::Layout&) {}
-  __m512i codes(const uint8_t* unit, int i) const {
-    return four_bits(_mm512_loadu_si512(unit + i / 2 * 4 * PANEL), i % 2);
+  Bytes64 codes(const uint8_t* unit, int i) const { return four_bits(bytes_at(unit + i / 2 * 4 * PANEL), i % 2);
   }
 };
 
 struct GroupsOf8Bits {
-  static constexpr int ZERO = 128, BYTES = 32;
+  static constexpr int BITS = 8, ZERO = SIGNED_CODES ? 0 : 128, STORED_ZERO = 128, BYTES = 32;
   static constexpr int first(int i) { return i * 4; }
-  __m512i sign;  // converts signed bytes to unsigned ones by adding ZERO
+  Bytes64 sign;  // converts signed bytes to unsigned ones, or unsigned ones to signed ones, by adding 128
   explicit GroupsOf8Bits(const groups::Layout& layout)
-      : sign(_mm512_set1_epi8(layout.code == groups::INT8 ? -128 : 0)) {}
-  __m512i codes(const uint8_t* unit, int i) const {
-    return _mm512_xor_si512(_mm512_loadu_si512(unit + i * 4 * PANEL), sign);
-  }
+      : sign(all_bytes((layout.code == groups::INT8) == SIGNED_CODES ? 0 : -128)) {}
+  Bytes64 codes(const uint8_t* unit, int i) const { return flipped(bytes_at(unit + i * 4 * PANEL), sign); }
 };
 
 // Size of blocks of x: the largest possible one that divides a group, else 32.
@@ -40,8 +37,8 @@ inline long block_of(const groups::Layout& layout) {
 
 // Panels of one kind of codes in memory. OFFSET: whether there may be zero points.
 template <class Codes, bool OFFSET, bool BLOCKS>
-struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < Int8Group::SIZE)> {
-  using Kind = KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < Int8Group::SIZE)>;
+struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, Codes::BITS, BLOCKS> {
+  using Kind = KindOf<Int8Group::SIZE, OFFSET, Codes::BITS, BLOCKS>;
   static constexpr int ZERO = Codes::ZERO;
 
   Codes kind;
@@ -76,18 +73,19 @@ struct PackedGroups : KindOf<Int8Group::SIZE, OFFSET, BLOCKS, (Codes::BYTES < In
   Header header(long j, long unit, int) const {
     const long group = unit * groups_in_a_unit >> 32;
     const uint8_t *panel = at + j * bytes, *from = panel + group * scale_bytes;
-    __m512 scales;
+    Floats16 scales;
     if (scale == groups::FLOAT32)
-      scales = _mm512_loadu_ps(from);
+      scales = floats_at(from);
     else if (scale == groups::FLOAT16)
-      scales = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+      scales = floats_of_halves(_mm256_loadu_si256((const __m256i*)from));
     else
-      scales = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
-    if (!OFFSET || !has_zeros) return {scales, _mm512_setzero_ps()};
-    const __m512i zeros = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(panel + zeros_at + group * PANEL)));
-    return {scales, _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(ZERO), zeros)) * scales};
+      scales = floats_of_bf16(_mm256_loadu_si256((const __m256i*)from));
+    if (!OFFSET || !has_zeros) return {scales, all_floats(0)};
+    const __m256i zeros = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(panel + zeros_at + group * PANEL)));
+    const __m256i offsets = _mm256_sub_epi16(_mm256_set1_epi16(Codes::STORED_ZERO), zeros);
+    return {scales, multiplied(floats_of_integers(offsets), scales)};
   }
-  __m512i codes(long j, long unit, int, int four) const {
+  Bytes64 codes(long j, long unit, int, int four) const {
     return kind.codes(at + j * bytes + codes_at + unit * Codes::BYTES * PANEL, four);
   }
   static constexpr int first(int four) { return Codes::first(four); }
