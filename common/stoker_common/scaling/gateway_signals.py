@@ -41,23 +41,23 @@ class GatewaySignals:
         host, _, port = service.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._addresses: tuple[str, ...] = ()
-        self._complaints: dict[str, str] = {}
+        self._logged_problems: dict[str, str] = {}
         self._reports: dict[str, tuple[float, GatewayReport]] = {}  # replica → time of the request, newest report
         self._tasks: dict[str, asyncio.Task[None]] = {}  # pending requests by replica, and "": the DNS lookup
 
     async def poll(self) -> dict[str, GatewayReport | None]:
         """Return the reports by the replica's address; None: it has no valid one. A slow replica delays no other."""
-        self._begin("", self._look_up)
+        self._start("", self._look_up)
         if not self._addresses:
             await self._wait()
         for address in self._addresses[:_MAX_REPLICAS]:
-            self._begin(address, partial(self._ask, address))
+            self._start(address, partial(self._fetch_report, address))
         await self._wait()
         oldest = asyncio.get_running_loop().time() - _FRESH_S
         reports = {address: self._reports.get(address, (-math.inf, None)) for address in self._addresses}
-        return {address: report if asked_at >= oldest else None for address, (asked_at, report) in reports.items()}
+        return {address: report if sent_at >= oldest else None for address, (sent_at, report) in reports.items()}
 
-    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._tasks or self._tasks[name].done():
             self._tasks[name] = asyncio.create_task(work())
 
@@ -77,32 +77,32 @@ class GatewaySignals:
                 loop = asyncio.get_running_loop()
                 found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except (OSError, TimeoutError) as error:
-            self._complain("name", f"cannot look up the gateway's replicas by {self._host}: {error}")
+            self._log_problem("name", f"cannot look up the gateway's replicas by {self._host}: {error}")
             return
-        self._complaints.pop("name", None)
+        self._logged_problems.pop("name", None)
         hosts = {f"[{address[0]}]" if family == socket.AF_INET6 else address[0] for family, _, _, _, address in found}
         self._addresses = tuple(f"{host}:{self._port}" for host in sorted(hosts))
-        for known in (self._complaints, self._reports, self._tasks):
+        for known in (self._logged_problems, self._reports, self._tasks):
             for address in known.keys() - {"", "name", *self._addresses}:
                 del known[address]
 
-    async def _ask(self, address: str) -> None:
-        asked_at = asyncio.get_running_loop().time()
+    async def _fetch_report(self, address: str) -> None:
+        sent_at = asyncio.get_running_loop().time()
         body = await fetch(f"http://{address}/scaling", _TIMEOUT_S, MAX_BYTES)
         try:
             if body is None:
                 raise SignalsError("it did not respond with a report")
             # A large report must not block the event loop.
             parsed = parse_report(body) if len(body) <= _SMALL_BYTES else await asyncio.to_thread(parse_report, body)
-            self._reports[address] = asked_at, parsed
+            self._reports[address] = sent_at, parsed
         except SignalsError as error:
-            self._complain(address, f"no report from the gateway's replica at {address}: {error}")
+            self._log_problem(address, f"no report from the gateway's replica at {address}: {error}")
             self._reports.pop(address, None)
         else:
-            self._complaints.pop(address, None)
+            self._logged_problems.pop(address, None)
 
-    def _complain(self, subject: str, message: str) -> None:
+    def _log_problem(self, subject: str, message: str) -> None:
         """Log a problem once until it is resolved."""
-        if subject not in self._complaints:
+        if subject not in self._logged_problems:
             logger.warning("%s", message)
-        self._complaints[subject] = message
+        self._logged_problems[subject] = message

@@ -135,7 +135,7 @@ class Signals:
             bool(drain and self.drained)
             and not self.missing
             and not self.is_busy
-            and all(word == drain for word in self.drained)
+            and all(drain_id == drain for drain_id in self.drained)
         )
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stoker_gateway.limits.peer_settings import PeerSettings
 
 #: Minimum number of characters of a token.
-_LEAST_TOKEN: Final = 16
+_MIN_TOKEN_CHARS: Final = 16
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +64,9 @@ def _token(parser: argparse.ArgumentParser, path: Path) -> str:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         parser.error(f"argument --peer-token-file: {path} cannot be read: {error}")
-    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         parser.error(
-            f"argument --peer-token-file: {path} must have one word of at least {_LEAST_TOKEN} ASCII characters, "
+            f"argument --peer-token-file: {path} must have one word of at least {_MIN_TOKEN_CHARS} ASCII characters, "
             "such as the output of `openssl rand -hex 32`"
         )
     return token

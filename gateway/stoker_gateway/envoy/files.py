@@ -24,7 +24,7 @@ class EnvoyFiles:
     """Writes the files that have changed."""
 
     #: Path of Envoy's admin interface that reports the versions that Envoy has read.
-    question: Final = "/stats?type=TextReadouts&filter=version_text$"
+    versions_path: Final = "/stats?type=TextReadouts&filter=version_text$"
 
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
@@ -59,13 +59,13 @@ class EnvoyFiles:
             del self._written[path]
             self._versions.pop(_servers_version(path.stem), None)
 
-    def unread(self, answer: str) -> set[str]:
+    def unread(self, response: str) -> set[str]:
         """Return the statistics' names of the files that Envoy has not read yet.
 
         Args:
-            answer: response of Envoy's admin interface to `question`.
+            response: response of Envoy's admin interface to `versions_path`.
         """
-        lines = (line.partition(": ") for line in answer.split("\n"))
+        lines = (line.partition(": ") for line in response.split("\n"))
         read = {name: version.strip().strip('"') for name, _, version in lines}
         return {name for name, version in self._versions.items() if read.get(name) != version}
 

@@ -148,7 +148,7 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                 # If the picker fails, Envoy continues: a request without a decision finds no cluster, and a response in
                 # progress continues even if the picker dies before the end of its stream.
                 "failure_mode_allow": True,
-                "message_timeout": seconds(settings.hold_s + 5),
+                "message_timeout": seconds(settings.max_wait_s + 5),
                 # The picker extends it for a request that it holds.
                 **({"max_message_timeout": seconds(settings.max_held_s + _EXTENSION_S)} if settings.max_held_s else {}),
                 "processing_mode": {

@@ -41,16 +41,16 @@ def route_config(settings: EnvoySettings) -> Config:
         },
     ]
     headers = (*ratelimit_headers.HEADERS, HELD_HEADER)
-    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in headers]}
+    limits = {"response_headers_to_add": [_picker_header(name) for name in headers]}
     for match in _allowed():
         if settings.fail_open is None:
-            routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
+            routes.append({"name": "picked", "match": match, "route": _to_server(settings), **limits})
             continue
         answered = {**match, "headers": [{"name": CLUSTER, "present_match": True}]}
-        routes.append({"name": "asked", "match": answered, "route": _to_server(settings), **limits})
+        routes.append({"name": "picked", "match": answered, "route": _to_server(settings), **limits})
         anywhere = {**_to_server(settings), "cluster": settings.fail_open}
         del anywhere["cluster_header"]
-        routes.append({"name": "unanswered", "match": match, "route": anywhere})
+        routes.append({"name": "fail-open", "match": match, "route": anywhere})
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **without_picker})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
@@ -76,7 +76,7 @@ def _allowed() -> list[Config]:
     return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 
-def _as_the_picker_said(header: str) -> Config:
+def _picker_header(header: str) -> Config:
     """Return a response header with the picker's value. Envoy omits the header if the picker set none."""
     value = f"%DYNAMIC_METADATA({METADATA}:{header})%"
     return {"header": {"key": header, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

@@ -27,7 +27,7 @@ class EnvoySettings:
         host: IP address to listen on.
         port: port to listen on; 0: a free one.
         folder: folder of sockets and files; its path must be short, because a socket's path has at most 107 bytes.
-        hold_s: maximum time that a request waits in the picker for a server with room.
+        max_wait_s: maximum time that a request waits in the picker for a server with room.
         max_held_s: maximum time that the picker holds a request until a server is ready; 0: requests are not held. If
             they are, the picker instead of Envoy limits the upload time of a request.
         max_body_bytes: maximum size of a request body. The body is in memory until the server has received it.
@@ -46,7 +46,7 @@ class EnvoySettings:
     host: str
     port: int
     folder: Path
-    hold_s: float
+    max_wait_s: float
     max_body_bytes: int = 32 << 20
     upload_s: float = UPLOAD_S
     headers_s: float = 10

@@ -44,8 +44,8 @@ CHUNK_BYTES: Final = 63 * 1024
 
 _BODY_MODE = processing_mode_pb2.ProcessingMode
 _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
-_GO_ON: Final = ext_proc.ProcessingResponse(request_headers=ext_proc.HeadersResponse())
-_GO_ON_TRAILERS: Final = ext_proc.ProcessingResponse(request_trailers=ext_proc.TrailersResponse())
+_CONTINUE: Final = ext_proc.ProcessingResponse(request_headers=ext_proc.HeadersResponse())
+_CONTINUE_TRAILERS: Final = ext_proc.ProcessingResponse(request_trailers=ext_proc.TrailersResponse())
 
 
 class ProtocolError(Exception):
@@ -137,16 +137,16 @@ class Exchange:
 
     def go_on(self) -> ext_proc.ProcessingResponse | None:
         """Return the message that makes the proxy send the body; None if it sends it anyway."""
-        return None if self._streamed else _GO_ON
+        return None if self._streamed else _CONTINUE
 
     def route(self, route: Route) -> Iterator[ext_proc.ProcessingResponse]:
         """Yield the messages that send the complete request to its destination."""
         if self._complete_at == "request_headers" or self._streamed:
-            yield _routed("request_headers", route)
+            yield _route_message("request_headers", route)
             if self._complete_at != "request_headers":
-                yield from self._body_again()
+                yield from self._body_chunks()
         elif self._complete_at == "request_body":
-            yield _routed("request_body", route)
+            yield _route_message("request_body", route)
         else:
             raise ProtocolError("trailers came without a body")
 
@@ -202,7 +202,7 @@ class Exchange:
             return Progress.COMPLETE
         return Progress.MORE
 
-    def _body_again(self) -> Iterator[ext_proc.ProcessingResponse]:
+    def _body_chunks(self) -> Iterator[ext_proc.ProcessingResponse]:
         ends = self._complete_at == "request_body"
         body = memoryview(self.body)
         for start in range(0, max(1 if ends else 0, len(body)), CHUNK_BYTES):
@@ -214,12 +214,12 @@ class Exchange:
                 request_body=ext_proc.BodyResponse(response=ext_proc.CommonResponse(body_mutation=mutation))
             )
         if not ends:
-            yield _GO_ON_TRAILERS
+            yield _CONTINUE_TRAILERS
 
 
-def _routed(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
+def _route_message(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
     response = ext_proc.ProcessingResponse()
-    response.CopyFrom(_sent_on(part, route.cluster, route.servers, route.headers, route.without))
+    response.CopyFrom(_cached_route(part, route.cluster, route.servers, route.headers, route.without))
     if route.response_id is not None:  # unique for each request, so it is not part of the cached message
         mutation = getattr(response, part).response.header_mutation
         mutation.set_headers.append(_header(RESPONSE_ID_HEADER, route.response_id))
@@ -229,7 +229,7 @@ def _routed(part: Literal["request_headers", "request_body"], route: Route) -> e
 
 
 @lru_cache(maxsize=4096)
-def _sent_on(
+def _cached_route(
     part: Literal["request_headers", "request_body"],
     cluster: str,
     servers: tuple[str, ...],

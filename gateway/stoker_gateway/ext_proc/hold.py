@@ -51,7 +51,7 @@ class EndpointHold:
         """Time since which no request may be sent; valid only while `stops` returns True."""
         return self._drain.stopped_at
 
-    def announcement(self, now: float) -> str:
+    def drain_id(self, now: float) -> str:
         """Return the id of the last announced drain while requests must not be sent; otherwise an empty string."""
         return self._drain.drain_id(now)
 

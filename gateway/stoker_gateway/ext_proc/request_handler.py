@@ -232,7 +232,8 @@ class RequestHandler:
         """Whether the operator waits to remove an endpoint's servers until its requests have ended."""
         now = self._clock()
         return any(
-            hold.announcement(now) and not all(each.in_flight.is_none() for each in self._served_names[key].values())
+            hold.drain_id(now)
+            and not all(each.in_flight.is_certainly_idle() for each in self._served_names[key].values())
             for key, hold in self._holds.items()
         )
 
@@ -241,11 +242,11 @@ class RequestHandler:
         """Whether Envoy's counts of active requests may correct the counts of this class."""
         return any(each.needs_count or len(each) for each in self._in_flight.values())
 
-    def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`. A cluster that is
-        absent has none."""
+    def counted(self, active: Mapping[str, int], requested_at: float) -> None:
+        """Record Envoy's counts of active requests by cluster, which were requested at `requested_at`. An absent
+        cluster has no active request."""
         for name, in_flight in self._in_flight.items():
-            in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), asked_at)
+            in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), requested_at)
 
     def ended(self, model: str, pick: int) -> None:
         """Record that a request has ended."""
@@ -302,9 +303,9 @@ class RequestHandler:
         key = self._key(head)  # it may have been revoked while the body arrived
         if head.path == SCHEMA:
             endpoint = self._first_endpoint(key)
-            request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
+            request, routing = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
             wait = _Wait(self._clock(), len(body), extend)
-            return endpoint.name, await self._route(head, endpoint, request, ask, key, wait)
+            return endpoint.name, await self._route(head, endpoint, request, routing, key, wait)
         if head.path not in POSTED:
             return await self._to_holder(head, key, _Wait(self._clock(), len(body), extend))
         began = self._clock()
@@ -357,9 +358,9 @@ class RequestHandler:
         holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
             raise NotFoundError(f"the response {name[:200]!r} was not found", "response_id")
-        ask = RoutingRequest(held_by=holder.server, subset=head.subset)
+        routing = RoutingRequest(held_by=holder.server, subset=head.subset)
         request = ModelRequest(holder.model)
-        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, wait)
+        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, routing, key, wait)
 
     async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, wait: _Wait) -> Route:
         endpoint = self._endpoint(request.model, key)
@@ -369,8 +370,8 @@ class RequestHandler:
         if request.previous_response_id is not None:
             holder = self._holders.of(_owner_of(head, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
-        ask = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
-        route = await self._route(head, endpoint, request, ask, key, wait)
+        routing = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
+        route = await self._route(head, endpoint, request, routing, key, wait)
         if head.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
             name = self._holders.sent(_owner_of(head, key), holder, pick, head.request_id, request.request_id)
@@ -382,7 +383,7 @@ class RequestHandler:
         head: RequestHead,
         endpoint: Endpoint,
         request: ModelRequest,
-        ask: RoutingRequest,
+        routing: RoutingRequest,
         key: Key | None,
         wait: _Wait,
     ) -> Route:
@@ -391,13 +392,13 @@ class RequestHandler:
         self._active(endpoint)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
-            pick = await self._pick(head, endpoint, ask, key, wait)
+            pick = await self._pick(head, endpoint, routing, key, wait)
             known |= {PICK: pick.number, **_held(pick)}
             if self._keyring is None:  # a keyring may have been set while the request waited
                 return Route(endpoint.cluster, pick.servers, (), (), known)
             return self._with_key(endpoint, pick, known)
         async with rate_reservation.reserved(self._limiter, key, request, self._clock) as grant:
-            pick = await self._pick(head, endpoint, ask, key, wait)
+            pick = await self._pick(head, endpoint, routing, key, wait)
             known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers(), **_held(pick)}
             return self._with_key(endpoint, pick, known)
 
@@ -407,10 +408,10 @@ class RequestHandler:
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
     async def _pick(
-        self, head: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, wait: _Wait
+        self, head: RequestHead, endpoint: Endpoint, routing: RoutingRequest, key: Key | None, wait: _Wait
     ) -> Pick:
         queue = self._queues[endpoint.name]
-        choice = queue.at_once(ask)
+        choice = queue.at_once(routing)
         now = self._clock()
         spent_s = now - wait.began
         self._metrics.decision_seconds.observe(spent_s)
@@ -424,7 +425,7 @@ class RequestHandler:
                 lambda hold_s: wait.extend(hold_s + _EXTENSION_S),
                 lambda outcome, held_s: self._held(endpoint.name, outcome, held_s),
             )
-            choice = await queue.wait(ask, terms)
+            choice = await queue.wait(routing, terms)
             if choice.held_s is None:
                 self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
         if isinstance(choice, Refusal):
@@ -433,8 +434,8 @@ class RequestHandler:
         if (in_flight := self._in_flight.get(name)) is not None:
             in_flight.sent(choice.number, self._clock())
         metrics.picks.labels(name, choice.why).inc()
-        metrics.prompt_bytes.labels(name).inc(ask.size)
-        metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
+        metrics.prompt_bytes.labels(name).inc(routing.size)
+        metrics.cached_prompt_bytes.labels(name).inc(routing.size * choice.cached_share)
         return choice
 
     def _held(self, model: str, outcome: str, held_s: float) -> None:

@@ -70,19 +70,19 @@ class RequestQueue:
     Args:
         picker: picker of the endpoint's servers.
         max_waiting: maximum number of requests that wait for room.
-        hold_s: maximum time that a request waits for room, in seconds.
+        max_wait_s: maximum time that a request waits for room, in seconds.
         clock: monotonic clock, in seconds.
 
     Attributes:
         hold: the endpoint's hold; None: requests are rejected while none of its servers is ready.
     """
 
-    def __init__(self, picker: EndpointPicker, max_waiting: int, hold_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, picker: EndpointPicker, max_waiting: int, max_wait_s: float, clock: Callable[[], float]) -> None:
         self._picker = picker
         self._clock = clock
         self._max_waiting = max_waiting
-        self._max_wait_s = hold_s
-        self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, hold_s)
+        self._max_wait_s = max_wait_s
+        self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, max_wait_s)
         self._timer: asyncio.TimerHandle | None = None
         self._holds = False  # whether requests were held at the last check
         self.hold: EndpointHold | None = None
@@ -102,21 +102,21 @@ class RequestQueue:
         """Whether requests are held."""
         return self.hold is not None and (self.hold.stops(now) or not self._picker.has_server(now))
 
-    def at_once(self, ask: RoutingRequest) -> Pick | Refusal | None:
+    def at_once(self, request: RoutingRequest) -> Pick | Refusal | None:
         """Return the choice for a request that need not wait, else None."""
         if self or self.is_holding(self._clock()):
             return None
-        choice = self._picker.pick(ask, self._clock())
+        choice = self._picker.pick(request, self._clock())
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
-    async def wait(self, ask: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
+    async def wait(self, request: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
         """Queue a request and wait for the choice.
 
         Returns:
             a refusal if no server may get the request, the queue is full, or the wait has timed out.
         """
         now = self._clock()
-        waiting = _Waiting(ask, terms, now)
+        waiting = _Waiting(request, terms, now)
         hold = self.hold
         self._holds = self.is_holding(now)
         if hold is not None and self._holds:
@@ -143,7 +143,7 @@ class RequestQueue:
             return replace(choice, held_s=self._clock() - waiting.since)
         finally:
             self._queue.remove(waiting)
-            waiting.let_go()
+            waiting.release()
             if (outcome := waiting.held_outcome) is not None:
                 terms.ended(outcome, self._clock() - waiting.since)
 
@@ -160,7 +160,7 @@ class RequestQueue:
         self._picker.backlog = bool(self)
         if not self:
             return
-        tick_s = _TICK_S if not self._holds else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_limit - now))
+        tick_s = _TICK_S if not self._holds else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_expiry - now))
         if self._timer is not None and self._timer.when() > asyncio.get_running_loop().time() + tick_s:
             self._timer.cancel()
             self._timer = None
@@ -178,7 +178,7 @@ class RequestQueue:
         def may_go(waiting: _Waiting) -> bool:
             if waiting.choice.done():
                 return True  # the client has disconnected
-            requirement = waiting.ask.subset, waiting.ask.held_by
+            requirement = waiting.request.subset, waiting.request.held_by
             if requirement in full or _ANY in full:
                 return False
             try:
@@ -186,7 +186,7 @@ class RequestQueue:
             except RequestError as error:
                 waiting.choice.set_exception(error)
                 return True
-            choice = self._picker.pick(waiting.ask, now)
+            choice = self._picker.pick(waiting.request, now)
             if isinstance(choice, Refusal) and choice.kind == "saturated":
                 if not waiting.was_held:
                     waiting.refusal = choice
@@ -213,7 +213,7 @@ class RequestQueue:
         waiting.become_held(hold, now)
         while hold.held_bytes > hold.max_bytes:
             queue.remove(waiting)
-            displaced = queue.least_deserving(
+            displaced = queue.displaced_by(
                 terms.key, terms.priority, terms.num_bytes, lambda each: each.terms.num_bytes
             )
             if displaced is None:
@@ -240,7 +240,7 @@ class RequestQueue:
     def _refuse_room(self, waiting: _Waiting) -> None:
         """Reject a request because the queue is full."""
         waiting.end(Refusal("not held", HELD_RETRY_AFTER_S) if self._holds or waiting.was_held else waiting.refusal)
-        waiting.let_go()
+        waiting.release()
 
     def _tick(self) -> None:
         self._timer = None
@@ -252,14 +252,14 @@ class _Waiting:
     """A waiting request.
 
     Args:
-        ask: routing request.
+        request: routing request.
         terms: conditions of the wait.
         since: arrival time, in seconds.
     """
 
-    def __init__(self, ask: RoutingRequest, terms: WaitTerms, since: float) -> None:
+    def __init__(self, request: RoutingRequest, terms: WaitTerms, since: float) -> None:
         loop = asyncio.get_running_loop()
-        self.ask = ask
+        self.request = request
         self.terms = terms
         self.since = since
         self.choice: asyncio.Future[Pick | Refusal] = loop.create_future()
@@ -293,7 +293,7 @@ class _Waiting:
         self.refusal = Refusal("held", HELD_RETRY_AFTER_S)
         self.held.set_result(max(0.0, self.since + hold.scaling.hold_s - now))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop counting the request as held."""
         if self._hold is not None:
             self._hold.num_held -= 1

@@ -49,7 +49,7 @@ class ResponseHolders:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def sent(self, owner: str, holder: Holder, pick: int, request_id: str | None, asked_id: str | None) -> str:
+    def sent(self, owner: str, holder: Holder, pick: int, request_id: str | None, requested_id: str | None) -> str:
         """Record a request whose response may be retrieved or continued.
 
         Args:
@@ -57,14 +57,14 @@ class ResponseHolders:
             holder: server to which it was sent.
             pick: number of the pick that routed it.
             request_id: value of its X-Request-Id header.
-            asked_id: response id in its body, if any.
+            requested_id: response id in its body, if any.
 
         Returns:
             the response id.
         """
-        name = asked_id if asked_id is not None else f"resp_{uuid.uuid4().hex}"
+        name = requested_id if requested_id is not None else f"resp_{uuid.uuid4().hex}"
         names = [(owner, name)]
-        if asked_id is None and request_id is not None:
+        if requested_id is None and request_id is not None:
             names.append((owner, f"resp_{request_id}"))
         self._names[holder.model, pick] = names
         for each in names:

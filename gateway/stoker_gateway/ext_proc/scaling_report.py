@@ -57,19 +57,19 @@ def endpoint_report(
         report["idleSeconds"] = 0.0
     elif hold is not None and hold.active_at is not None:
         report["idleSeconds"] = max(0.0, now - hold.active_at)
-    if hold is not None and (word := _drained(hold, names, now)):
-        report["drained"] = word
+    if hold is not None and (drain_id := _drained(hold, names, now)):
+        report["drained"] = drain_id
     report["engines"] = _engines(names, now)
     return report
 
 
 def _drained(hold: EndpointHold, names: list[ServedName], now: float) -> str:
     """Return the operator's drain id once no request is sent and none is active; empty otherwise."""
-    word = hold.announcement(now)
+    drain_id = hold.drain_id(now)
     # Requests that were routed just before have reached Envoy after this time, and are counted.
-    if not word or now - hold.stopped_at < ON_THE_WAY_S:
+    if not drain_id or now - hold.stopped_at < ON_THE_WAY_S:
         return ""
-    return word if all(each.in_flight.is_none() for each in names) else ""
+    return drain_id if all(each.in_flight.is_certainly_idle() for each in names) else ""
 
 
 def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
     for each in names:
         for server, known in each.picker.states():
             before = newest.get(server)
-            if math.isfinite(known.asked_at) and (before is None or known.asked_at > before.asked_at):
+            if math.isfinite(known.polled_at) and (before is None or known.polled_at > before.polled_at):
                 newest[server] = known
     return [
         {
@@ -90,7 +90,7 @@ def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
             "waiting": min(_MAX_REQUESTS, known.load.reported.waiting),
             "kvUsage": known.load.reported.kv_usage,
             "ready": known.load.reported.ready,
-            "ageSeconds": max(0.0, now - known.asked_at),
+            "ageSeconds": max(0.0, now - known.polled_at),
         }
         for server, known in newest.items()
     ]

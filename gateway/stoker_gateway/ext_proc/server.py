@@ -212,9 +212,9 @@ class PickerServer:
         """Whether Envoy's counts of active requests are needed."""
         return self._handler.needs_counts
 
-    def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`."""
-        self._handler.counted(active, asked_at)
+    def counted(self, active: Mapping[str, int], requested_at: float) -> None:
+        """Record Envoy's counts of active requests by cluster, which were requested at `requested_at`."""
+        self._handler.counted(active, requested_at)
 
     def wake(self, model: str) -> None:
         """Retry a model's queued requests, because its servers may have room now."""
@@ -242,19 +242,19 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         try:
             await self._decide(exchange, context, outcome)
         except ProtocolError as error:
-            outcome.word = "failed"
+            outcome.name = "failed"
             logger.error("the proxy violates the endpoint-picker protocol: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RequestError as error:
-            outcome.word = _word(error)
+            outcome.name = _outcome_name(error)
             await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
         except Exception:
-            outcome.word = "failed"
+            outcome.name = "failed"
             logger.exception("routing a request failed")
             failure = PickerError("internal error; see the gateway's log")
             await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
         finally:
-            self._metrics.requests.labels(outcome.model, outcome.word).inc()
+            self._metrics.requests.labels(outcome.model, outcome.name).inc()
 
     async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
         request_head: RequestHead | None = None
@@ -269,7 +269,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if not self.ready:
                     raise UnavailableError("the gateway has not loaded its list of models yet; try again")
                 if (answer := self._handler.at_once(request_head)) is not None:
-                    outcome.word = "answered"
+                    outcome.name = "answered"
                     await context.write(exchange.answer(answer))
                     return
             if progress is Progress.TOO_LARGE:
@@ -282,7 +282,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             outcome.model, route = await self._handler.decide(
                 request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
             )
-            outcome.word = "routed"
+            outcome.name = "routed"
             responses = exchange.route(route)
             await self._send_route(route, responses, context)
             for response in responses:
@@ -332,10 +332,10 @@ class _Outcome:
     path: str = ""
     request_id: str | None = None
     model: str = ""
-    word: str = "cancelled"
+    name: str = "cancelled"
 
 
-def _word(error: RequestError) -> str:
+def _outcome_name(error: RequestError) -> str:
     match error:
         case UnauthorizedError():
             return "unauthorized"

@@ -29,7 +29,7 @@ class ServerKeys:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left_at: dict[str, float] = {}
-        self._taken: dict[str, str] = {}
+        self._accepted: dict[str, str] = {}
         #: Server → current key at the time of the last warning that the server accepts only an earlier key.
         self._warned: dict[str, str] = {}
 
@@ -39,7 +39,7 @@ class ServerKeys:
         Args:
             endpoints: all endpoints. A warning is logged if one includes the server and has this as an earlier key.
         """
-        self._taken[server] = authorization
+        self._accepted[server] = authorization
         for endpoint in endpoints:
             current = endpoint.authorizations[0]
             if authorization not in endpoint.earlier_authorizations or server not in endpoint.servers:
@@ -56,13 +56,13 @@ class ServerKeys:
     def keep(self, servers: Iterable[str]) -> None:
         """Set the current servers. Others are forgotten after `REMEMBERED_S`, since they may come back soon."""
         current, now = set(servers), self._clock()
-        for server in self._taken:
+        for server in self._accepted:
             if server in current:
                 self._left_at.pop(server, None)
             else:
                 self._left_at.setdefault(server, now)
         for forgotten in [server for server, left_at in self._left_at.items() if now - left_at > REMEMBERED_S]:
-            del self._left_at[forgotten], self._taken[forgotten]
+            del self._left_at[forgotten], self._accepted[forgotten]
             self._warned.pop(forgotten, None)
 
     def alike(self, endpoint: Endpoint, servers: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
@@ -77,5 +77,5 @@ class ServerKeys:
     def _for(self, endpoint: Endpoint, server: str) -> str:
         """Return a server's ``Authorization``: an earlier one while it accepts only that, else the current one."""
         known = endpoint.authorizations
-        taken = self._taken.get(server, known[0])
-        return taken if taken in known else known[0]
+        accepted = self._accepted.get(server, known[0])
+        return accepted if accepted in known else known[0]

@@ -39,14 +39,14 @@ class _Secret:
         due: time of the next read, by the clock.
         key: the key; None while there is none, or the Secret may not be read.
         failures: number of consecutive failures.
-        complaint: last logged error; empty: none.
+        logged_error: last logged error; empty: none.
     """
 
     stamp: object
     due: float
     key: str | None = None
     failures: int = 0
-    complaint: str = ""
+    logged_error: str = ""
 
 
 class Credentials:
@@ -130,17 +130,17 @@ class Credentials:
                 secret.due, secret.failures = min(secret.due, self._clock() + wait_s), secret.failures + 1
             else:
                 secret.failures = 0
-            previous_complaint, secret.complaint = secret.complaint, problem
+            previous_error, secret.logged_error = secret.logged_error, problem
             changed = secret.key != before
             kept = secret.key is not None
-        if problem and problem != previous_complaint:
+        if problem and problem != previous_error:
             consequence = (
                 "its last key stays in use" if kept else "requests for the endpoints that name it are rejected"
             )
             logger.error(
                 "the Secret %s/%s with the API key of servers cannot be read: %s; %s", *name, problem, consequence
             )
-        elif previous_complaint and not problem:
+        elif previous_error and not problem:
             logger.info("the Secret %s/%s can be read again", *name)
         if changed:
             self._changed()

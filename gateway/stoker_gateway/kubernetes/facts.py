@@ -27,7 +27,7 @@ SERVICE: Final = "kubernetes.io/service-name"
 MAX_HOLD_S: Final = 3570.0
 DEFAULT_HOLD_S: Final = 300.0
 #: Maximum number of characters of a drain id, and of the reason of a failed start.
-_MAX_WORD: Final = 253
+_MAX_DRAIN_ID: Final = 253
 _MAX_REASON: Final = 1024
 
 
@@ -141,7 +141,7 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
     if not isinstance(hold, int | float) or isinstance(hold, bool) or not hold >= 0:
         hold = DEFAULT_HOLD_S
     drain = _text(status.get("drain"))
-    drain = drain if len(drain) <= _MAX_WORD else ""
+    drain = drain if len(drain) <= _MAX_DRAIN_ID else ""
     with suppress(ValueError):
         phase = Phase(status.get("phase"))
     if phase is Phase.DRAINING and not drain:

@@ -88,7 +88,7 @@ class Watch(Generic[Item]):
         self._lock = threading.Lock()
         self._items: dict[Name, Item] = {}
         self._current_until: float | None = clock()
-        self._complaint = ""
+        self._logged_error = ""
         self.listed = False
 
     def items(self) -> dict[Name, Item]:
@@ -112,7 +112,7 @@ class Watch(Generic[Item]):
                 self._watch_on(version, began + _RELIST_S * (0.8 + 0.4 * self._draw()), stop)
             except ApiError as error:
                 if error.status != 410:  # 410: the version has expired, which is normal
-                    self._complain(error)
+                    self._log_error(error)
                 wait_s = min(_LONGEST_OBEYED_S, error.retry_after_s)
             if self._current_until is None:
                 self._current_until = self._clock()
@@ -139,9 +139,9 @@ class Watch(Generic[Item]):
         with self._lock:
             is_changed = not self.listed or self._items != found
             self._items, self.listed = found, True
-        if self._complaint:
+        if self._logged_error:
             logger.info("%s can be watched again", self._kind.plural)
-            self._complaint = ""
+            self._logged_error = ""
         if is_changed:
             self._changed()
         return str(metadata.get("resourceVersion", ""))
@@ -183,20 +183,20 @@ class Watch(Generic[Item]):
         version = (manifest.get("metadata") or {}).get("resourceVersion")
         return version if isinstance(version, str) else None
 
-    def _complain(self, error: ApiError) -> None:
+    def _log_error(self, error: ApiError) -> None:
         """Log an error, unless it was the last one logged."""
         remedy = ""
         if error.status == 404:
             remedy = self._kind.remedy
         elif error.status in (401, 403):
             remedy = "; allow the gateway's service account to list and watch them"
-        complaint = f"{error}{remedy}"
-        if complaint != self._complaint:
-            self._complaint = complaint
+        message = f"{error}{remedy}"
+        if message != self._logged_error:
+            self._logged_error = message
             known = (
                 "the gateway keeps those that it knows" if self.listed else "the gateway is not ready until they are"
             )
-            logger.warning("%s cannot be watched: %s; %s", self._kind.plural, complaint, known)
+            logger.warning("%s cannot be watched: %s; %s", self._kind.plural, message, known)
 
 
 def _name(manifest: Any) -> Name:

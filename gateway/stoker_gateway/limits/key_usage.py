@@ -17,7 +17,7 @@ class KeyUsage:
         self.open = 0
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is no usage, so that the object can be dropped."""
         return not (self.open or self.requests.slots or self.tokens.slots)
 
@@ -49,6 +49,6 @@ class KeyUsage:
         """
         self.open = max(0, self.open - 1)
         if used < reserved:
-            self.tokens.give_back(second, reserved - used)
+            self.tokens.release(second, reserved - used)
         elif used > reserved:
             self.tokens.add(used - reserved, now)

@@ -44,7 +44,7 @@ class Ledger:
         return len(self._uses)
 
     @property
-    def under_way(self) -> int:
+    def num_active(self) -> int:
         """Number of active requests."""
         return len(self._granted)
 
@@ -90,4 +90,4 @@ class Ledger:
         self._tidied_at = now
         for use in self._uses.values():
             use.expire(now)
-        self._uses = {key_id: use for key_id, use in self._uses.items() if not use.is_nothing}
+        self._uses = {key_id: use for key_id, use in self._uses.items() if not use.is_empty}

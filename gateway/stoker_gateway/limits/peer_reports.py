@@ -41,7 +41,7 @@ class PeerReports:
         """Number of keys with usage."""
         return len(self._uses)
 
-    def hear(self, replica: str, key_id: str, report: Statement, now: float) -> None:
+    def record(self, replica: str, key_id: str, report: Statement, now: float) -> None:
         """Record a replica's statement of a key's usage.
 
         Raises:
@@ -83,7 +83,7 @@ class PeerReports:
         self._tidied_at = now
         for key_id in list(self._uses):
             for replica, use in list(self._current(key_id, now).items()):
-                if use.is_nothing:
+                if use.is_empty:
                     del self._uses[key_id][replica]
                     self._reported_at.pop((key_id, replica), None)
             if not self._uses[key_id]:

@@ -20,12 +20,12 @@ class PeerServer:
 
     Args:
         token: shared secret of all replicas; messages without it are rejected.
-        hear: processes a message and returns the reply.
+        on_message: processes a message and returns the reply.
     """
 
-    def __init__(self, token: str, hear: Callable[[Message], Reply]) -> None:
+    def __init__(self, token: str, on_message: Callable[[Message], Reply]) -> None:
         self._expected = credentials(token).encode()
-        self._hear = hear
+        self._on_message = on_message
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         handler = grpc.unary_unary_rpc_method_handler(self._handle)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
@@ -59,7 +59,7 @@ class PeerServer:
                 grpc.StatusCode.UNAUTHENTICATED, "all replicas of a gateway must have the same peer token"
             )
         try:
-            return self._hear(Message.decode(data)).encode()
+            return self._on_message(Message.decode(data)).encode()
         except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise  # not reached

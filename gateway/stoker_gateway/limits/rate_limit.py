@@ -98,7 +98,7 @@ def decide(
     denials = [
         requests_a_minute.denial(share, now),
         tokens_a_minute.denial(share, now),
-        _too_many_under_way(limits, uses, share),
+        _concurrency_denial(limits, uses, share),
     ]
     longest = max(
         filter(None, denials),
@@ -112,8 +112,8 @@ def decide(
     return standing if longest is None else replace(longest, standing=standing)
 
 
-def _too_many_under_way(limits: Limits, uses: Sequence[KeyUsage], share: LimitShare) -> Denial | None:
+def _concurrency_denial(limits: Limits, uses: Sequence[KeyUsage], share: LimitShare) -> Denial | None:
     if limits.concurrency is None:
         return None
-    under_way, limit = sum(use.open for use in uses), share.part(limits.concurrency)
-    return None if under_way < limit else Denial("concurrency", limit, under_way, 1, SOON_S if limit else None)
+    num_active, limit = sum(use.open for use in uses), share.part(limits.concurrency)
+    return None if num_active < limit else Denial("concurrency", limit, num_active, 1, SOON_S if limit else None)

@@ -48,7 +48,7 @@ class SlidingMinute:
         self.total += amount
         return second
 
-    def give_back(self, second: int, amount: int) -> None:
+    def release(self, second: int, amount: int) -> None:
         """Reduce the usage of a second; a second that is no longer in the window is ignored."""
         if second in self.slots:
             amount = min(amount, self.slots[second])

@@ -79,23 +79,23 @@ class Poller:
     """Polls servers.
 
     Args:
-        ask: polls one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
-        hear: called with each result.
+        poll: polls one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
+        on_result: called with each result.
         cpu_s: returns the CPU seconds that polling has used so far.
     """
 
     def __init__(
         self,
-        ask: Callable[[str], Awaitable[ServerLoad]],
-        hear: Callable[[PollResult], None],
+        poll: Callable[[str], Awaitable[ServerLoad]],
+        on_result: Callable[[PollResult], None],
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._ask = ask
-        self._hear = hear
+        self._poll = poll
+        self._on_result = on_result
         self._cpu_s = cpu_s
         self._servers: tuple[str, ...] = ()
         self._awaited: tuple[str, ...] = ()
-        self._num_asked = 0
+        self._num_polls = 0
         self._in_flight: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
@@ -117,26 +117,26 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        awaited = asyncio.get_running_loop().create_task(self._ask_awaited())
+        awaited = asyncio.get_running_loop().create_task(self._poll_awaited())
         try:
-            await self._ask_all()
+            await self._poll_all()
         finally:
             awaited.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(awaited, *self._tasks, return_exceptions=True)
 
-    async def _ask_awaited(self) -> None:
+    async def _poll_awaited(self) -> None:
         while True:
             await asyncio.sleep(AWAITED_PERIOD_S)
             for server in set(self._awaited).intersection(self._servers):
-                self._start_asking(server)
+                self._start_poll(server)
 
-    async def _ask_all(self) -> None:
+    async def _poll_all(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
-            self._num_asked = 0
+            self._num_polls = 0
             known = set(servers)
             for memory in (self._unanswered, self._silent_since):
                 for departed in memory.keys() - known:
@@ -147,28 +147,28 @@ class Poller:
                     # Reported with the time of the first unanswered poll, so that a late answer still counts; and only
                     # once until the server answers.
                     self._silent_since[server] = math.inf
-                    self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
-                self._start_asking(server)
+                    self._on_result(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
+                self._start_poll(server)
             await asyncio.sleep(began + period - loop.time())
             if servers:
-                self._cost_s = (self._cpu_s() - cpu) / max(1, self._num_asked)
+                self._cost_s = (self._cpu_s() - cpu) / max(1, self._num_polls)
 
-    def _start_asking(self, server: str) -> None:
+    def _start_poll(self, server: str) -> None:
         if server in self._in_flight:
             return
         self._in_flight.add(server)
-        self._num_asked += 1
-        task = asyncio.get_running_loop().create_task(self._ask_one(server))
+        self._num_polls += 1
+        task = asyncio.get_running_loop().create_task(self._poll_one(server))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask_one(self, server: str) -> None:
+    async def _poll_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()
         self._silent_since.setdefault(server, sent_at)  # infinite if the server is already lost for silence
         load: ServerLoad | None
         answered = False
         try:
-            load = await self._ask(server)
+            load = await self._poll(server)
         except (OSError, TimeoutError, aiohttp.ClientError):
             self._unanswered[server] = num_unanswered = self._unanswered.get(server, 0) + 1
             is_lost = num_unanswered >= LOST_AFTER or self._silent_since[server] == math.inf
@@ -179,22 +179,22 @@ class Poller:
             self._silent_since.pop(server, None)
         finally:
             self._in_flight.discard(server)
-        self._hear(PollResult(server, load, sent_at, answered))
+        self._on_result(PollResult(server, load, sent_at, answered))
 
 
 #: Called with a server's address, its response to ``GET /v1/models``, and the ``Authorization`` that it accepted.
-HearModels = Callable[[str, bytes, str], None]
+OnModels = Callable[[str, bytes, str], None]
 
 
-class HttpAsker:
+class HttpProbe:
     """Polls servers over HTTP, on persistent connections. An async context manager, used in one event loop.
 
     Args:
-        hear_models: called periodically with the models of ready servers; see `HearModels`.
+        on_models: called periodically with the models of ready servers; see `OnModels`.
     """
 
-    def __init__(self, hear_models: HearModels | None = None) -> None:
-        self._hear_models = hear_models
+    def __init__(self, on_models: OnModels | None = None) -> None:
+        self._on_models = on_models
         #: Server → time of the next request for its models, and the ``Authorization`` candidates of the last one.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
@@ -202,14 +202,14 @@ class HttpAsker:
         self._first: dict[str, int] = {}
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 
-    def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
+    def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
         """Set the ``Authorization`` candidates of each server for requests for its models, the likeliest first. New
         servers are asked for their models at once. Thread-safe."""
         self._authorizations = dict(authorizations)
         for server in set(self._models_at) - authorizations.keys():
             self._models_at.pop(server, None)
 
-    async def __aenter__(self) -> HttpAsker:
+    async def __aenter__(self) -> HttpProbe:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=120),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
@@ -235,15 +235,15 @@ class HttpAsker:
                 self._models_at.pop(server, None)
             if status >= 500:
                 return ServerLoad(ready=False, counted=False)
-            await self._ask_models(server)
+            await self._poll_models(server)
             status, body = await self._get(server, "/metrics")
             return read_metrics(body) if status == 200 else ServerLoad(counted=False)
 
-    async def _ask_models(self, server: str) -> None:
+    async def _poll_models(self, server: str) -> None:
         now = asyncio.get_running_loop().time()
         due, last_authorizations = self._models_at.get(server, (-math.inf, ()))
         authorizations = self._authorizations.get(server, ("",))
-        if self._hear_models is None or (now < due and last_authorizations == authorizations):
+        if self._on_models is None or (now < due and last_authorizations == authorizations):
             return
         self._models_at[server] = now + SOON_S, authorizations
         first = number = self._first.pop(server, 0) % len(authorizations)
@@ -254,7 +254,7 @@ class HttpAsker:
                     headers = {"authorization": authorization} if authorization else {}
                     status, body = await self._get(server, "/v1/models", {"accept": "application/json"} | headers)
                     if status == 200:
-                        self._hear_models(server, body, authorization)
+                        self._on_models(server, body, authorization)
                     if status not in (401, 403):
                         break
                 if number == 0 or len(authorizations) == 1:
@@ -311,16 +311,16 @@ class PollerThread:
     """A poller in its own thread, which reports its results in the event loop that created it.
 
     Args:
-        hear: called in that loop with each result.
-        hear_models: called in that loop; see `HttpAsker`.
+        on_result: called in that loop with each result.
+        on_models: called in that loop; see `HttpProbe`.
     """
 
-    def __init__(self, hear: Callable[[PollResult], None], hear_models: HearModels | None = None) -> None:
+    def __init__(self, on_result: Callable[[PollResult], None], on_models: OnModels | None = None) -> None:
         self._owner = asyncio.get_running_loop()
-        self._hear = hear
-        self._hear_models = hear_models
-        self._asker = HttpAsker(None if hear_models is None else self._pass_models_on)
-        self.poller = Poller(self._asker, self._pass_on)
+        self._on_result = on_result
+        self._on_models = on_models
+        self._probe = HttpProbe(None if on_models is None else self._report_models)
+        self.poller = Poller(self._probe, self._report)
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[NoReturn] = self._owner.create_future()
@@ -345,20 +345,20 @@ class PollerThread:
             self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
         await asyncio.to_thread(self._thread.join)
 
-    def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """Set the ``Authorization`` candidates of each server; see `HttpAsker`."""
-        self._asker.ask_as(authorizations)
+    def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
+        """Set the ``Authorization`` candidates of each server; see `HttpProbe`."""
+        self._probe.set_authorizations(authorizations)
 
-    def _pass_models_on(self, server: str, answer: bytes, authorization: str) -> None:
-        assert self._hear_models is not None
-        self._owner.call_soon_threadsafe(self._hear_models, server, answer, authorization)
+    def _report_models(self, server: str, answer: bytes, authorization: str) -> None:
+        assert self._on_models is not None
+        self._owner.call_soon_threadsafe(self._on_models, server, answer, authorization)
 
-    def _pass_on(self, heard: PollResult) -> None:
-        self._owner.call_soon_threadsafe(self._hear, heard)
+    def _report(self, result: PollResult) -> None:
+        self._owner.call_soon_threadsafe(self._on_result, result)
 
     def _main(self) -> None:
         async def run() -> None:
-            async with self._asker:
+            async with self._probe:
                 await self.poller.run()
 
         asyncio.set_event_loop(self._loop)

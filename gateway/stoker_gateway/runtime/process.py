@@ -124,8 +124,8 @@ class _Picker:
         self._live_config = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
         if model_registry is not None:
             self._live_config.begin(model_registry)
-        self._poller = PollerThread(self._live_config.hear, self._picker.update_models)
-        self._live_config.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
+        self._poller = PollerThread(self._live_config.on_poll_result, self._picker.update_models)
+        self._live_config.attach_poller(self._poller.poller.set_servers, self._poller.set_authorizations)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
         listeners = [
@@ -178,7 +178,7 @@ class _Picker:
             written = await self._envoy.retry_while_late(lambda: self._envoy.statistic(LOGS_WRITTEN_STAT), deadline)
             self._reported_before = written - self._ends.received
         if self._cluster is None:
-            await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
+            await first_of(self._envoy.until_picker_reached(), self._stop.wait())
         port = await self._envoy.retry_while_late(self._envoy.port, deadline)
         url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, port)}"
         # Standard output has nothing but the access log or billing log if one of them is written there.

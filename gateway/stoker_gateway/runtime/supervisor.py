@@ -34,7 +34,7 @@ from stoker_gateway.tasks import first_of
 logger = logging.getLogger(__name__)
 
 #: Interval of checks whether the picker listens, in seconds.
-_LOOK_S: Final = 0.02
+_CHECK_INTERVAL_S: Final = 0.02
 #: Minimum time between the starts of two pickers, in seconds.
 _PAUSE_S: Final = 1.0
 #: The picker's module. Its arguments are Envoy's folder, the id of this process, the number of earlier pickers, and the
@@ -94,7 +94,7 @@ class _Supervisor:
     async def _run_envoy(self) -> NoReturn:
         # Start Envoy after the picker's socket exists, because after a failed connection it retries only later.
         while not self._settings.envoy(self._folder).picker_socket.exists():  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
         await self._envoy.start()
         raise EnvoyError(await self._envoy.ended())
 

@@ -1,7 +1,7 @@
 """Whether an endpoint's requests may be sent to its servers, according to the operator's announcement in its status.
 
 Before the operator removes an endpoint's last servers, it announces the drain with a new id. From then on the gateway
-sends none of the endpoint's requests. An announcement expires after `ANNOUNCED_S`, so a dead operator stops traffic
+sends none of the endpoint's requests. An announcement expires after `DRAIN_VALID_S`, so a dead operator stops traffic
 only for a limited time.
 """
 
@@ -13,7 +13,7 @@ from stoker_gateway.registry.model_registry import Phase, Scaling
 
 #: Seconds for which an announcement is valid, by this process's own clock, from when it was first seen. The operator
 #: removes servers at most 15 s after it.
-ANNOUNCED_S: Final = 30.0
+DRAIN_VALID_S: Final = 30.0
 
 
 class Drain:
@@ -40,11 +40,11 @@ class Drain:
 
     def stops(self, now: float) -> bool:
         """Whether requests must not be sent."""
-        return self._phase is Phase.ZERO or self._is_announced(now)
+        return self._phase is Phase.ZERO or self._is_draining(now)
 
     def drain_id(self, now: float) -> str:
         """Return the id of the last announced drain while requests must not be sent; otherwise an empty string."""
         return self._drain_id if self.stops(now) else ""
 
-    def _is_announced(self, now: float) -> bool:
-        return self._phase is Phase.DRAINING and now - self._since < ANNOUNCED_S
+    def _is_draining(self, now: float) -> bool:
+        return self._phase is Phase.DRAINING and now - self._since < DRAIN_VALID_S

@@ -22,19 +22,19 @@ class FairQueue(Generic[Item]):
 
     Args:
         max_items: maximum number of items, unless `push` is given another.
-        hold_s: maximum time that an item waits, in seconds, unless `push` is given another or `extend` sets another
+        max_wait_s: maximum time that an item waits, in seconds, unless `push` is given another or `extend` sets another
             end.
     """
 
-    def __init__(self, max_items: int, hold_s: float) -> None:
+    def __init__(self, max_items: int, max_wait_s: float) -> None:
         self._max_items = max_items
-        self._hold_s = hold_s
+        self._max_wait_s = max_wait_s
         # Items by priority and key; the key that is served next comes first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # Item → its priority, its key, and the time at which it expires.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
         # Heap of expiry times; it may contain outdated entries.
-        self._limits: list[tuple[float, int, Item]] = []
+        self._expiries: list[tuple[float, int, Item]] = []
         self._order = count()
 
     def __len__(self) -> int:
@@ -45,11 +45,11 @@ class FairQueue(Generic[Item]):
         return iter(self._entries)
 
     @property
-    def next_limit(self) -> float:
+    def next_expiry(self) -> float:
         """Time at which the next item expires; infinite if the queue is empty."""
-        while self._limits and not self._holds(self._limits[0]):
-            heappop(self._limits)
-        return self._limits[0][0] if self._limits else math.inf
+        while self._expiries and not self._is_current(self._expiries[0]):
+            heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else math.inf
 
     def push(
         self,
@@ -57,14 +57,14 @@ class FairQueue(Generic[Item]):
         priority: int,
         item: Item,
         now: float,
-        hold_s: float | None = None,
+        max_wait_s: float | None = None,
         max_items: int | None = None,
     ) -> Item | None:
         """Add an item.
 
         Args:
             priority: items with a higher priority leave first.
-            hold_s: maximum time that it waits, in seconds; None: the queue's default.
+            max_wait_s: maximum time that it waits, in seconds; None: the queue's default.
             max_items: maximum number of items; None: the queue's default.
 
         Returns:
@@ -72,21 +72,21 @@ class FairQueue(Generic[Item]):
         """
         displaced: Item | None = None
         if len(self._entries) >= (self._max_items if max_items is None else max_items):
-            displaced = self.least_deserving(key, priority)
+            displaced = self.displaced_by(key, priority)
             if displaced is None:
                 return item
             self.remove(displaced)
         level = self._levels.setdefault(priority, OrderedDict())
         level.setdefault(key, deque()).append(item)
         self._entries[item] = (priority, key, 0.0)
-        self.extend(item, now + (self._hold_s if hold_s is None else hold_s))
+        self.extend(item, now + (self._max_wait_s if max_wait_s is None else max_wait_s))
         return displaced
 
     def extend(self, item: Item, until: float) -> None:
         """Set the time at which a waiting item expires."""
         priority, key, _ = self._entries[item]
         self._entries[item] = (priority, key, until)
-        heappush(self._limits, (until, next(self._order), item))
+        heappush(self._expiries, (until, next(self._order), item))
 
     def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
         """Remove and return the next item; None if no item may leave. Expired items are left to `expire`.
@@ -107,11 +107,11 @@ class FairQueue(Generic[Item]):
     def expire(self, now: float) -> list[Item]:
         """Remove and return the items that have expired."""
         expired = []
-        while self._limits and self._limits[0][0] <= now:
-            limit = heappop(self._limits)
-            if self._holds(limit):
-                expired.append(limit[2])
-                self.remove(limit[2])
+        while self._expiries and self._expiries[0][0] <= now:
+            expiry = heappop(self._expiries)
+            if self._is_current(expiry):
+                expired.append(expiry[2])
+                self.remove(expiry[2])
         return expired
 
     def remove(self, item: Item) -> bool:
@@ -127,12 +127,12 @@ class FairQueue(Generic[Item]):
             del level[key]
         if not level:
             del self._levels[priority]
-        if len(self._limits) > 2 * len(self._entries) + 64:
-            self._limits = [each for each in self._limits if self._holds(each)]
-            heapify(self._limits)
+        if len(self._expiries) > 2 * len(self._entries) + 64:
+            self._expiries = [each for each in self._expiries if self._is_current(each)]
+            heapify(self._expiries)
         return True
 
-    def least_deserving(
+    def displaced_by(
         self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
         """Return the item that a new one displaces: in the lowest priority that is at most the new item's, the newest
@@ -154,6 +154,6 @@ class FairQueue(Generic[Item]):
             return None
         return level[largest][-1]
 
-    def _holds(self, limit: tuple[float, int, Item]) -> bool:
-        entry = self._entries.get(limit[2])
-        return entry is not None and entry[2] == limit[0]
+    def _is_current(self, expiry: tuple[float, int, Item]) -> bool:
+        entry = self._entries.get(expiry[2])
+        return entry is not None and entry[2] == expiry[0]

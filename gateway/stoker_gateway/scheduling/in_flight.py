@@ -48,20 +48,20 @@ class InFlight:
         """Record that a request has ended, or was not sent. Unknown ones are ignored."""
         self._sent.pop(number, None)
 
-    def counted(self, active: int, asked_at: float) -> None:
-        """Record Envoy's count of the model's active requests, which was taken at `asked_at` or later."""
+    def counted(self, active: int, requested_at: float) -> None:
+        """Record Envoy's count of the model's active requests, which was taken at `requested_at` or later."""
         if active:
             self._zero_since, self._zero_until = math.inf, -math.inf
         else:
-            self._zero_since = min(self._zero_since, asked_at)
-            self._zero_until = asked_at
+            self._zero_since = min(self._zero_since, requested_at)
+            self._zero_until = requested_at
         others = max(0, active - len(self._sent))
         self._earlier = others if self._earlier is None else min(self._earlier, others)
         if self._zero_until - self._zero_since >= _APART_S:
             for number in [each for each, at in self._sent.items() if at <= self._zero_since - ON_THE_WAY_S]:
                 del self._sent[number]
 
-    def is_none(self) -> bool:
+    def is_certainly_idle(self) -> bool:
         """Whether it is certain that no request is active: none is known, and Envoy's count has been 0 since the time
         at which Envoy must have received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S

@@ -91,7 +91,7 @@ class Load:
         elif self.reported.counted and len(self.ended) < self.reported.running + self.reported.waiting:
             self.ended.append(now)
 
-    def take_back(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
         """Record that a request was not served by this server but by another one."""
         if number in self.sent:
             self._drop(number)

@@ -25,14 +25,14 @@ class PooledServer:
     """State of a server.
 
     Attributes:
-        asked_at: time of the poll that returned its last report, in seconds.
+        polled_at: time of the poll that returned its last report, in seconds.
         failures: number of failures since it last reported that it is ready.
         failed_at, failed_until: time of the last failure, and until when it gets no requests.
         allowance: number of requests that it may have until it reports again; None: unlimited.
     """
 
     load: Load = field(default_factory=Load)
-    asked_at: float = -math.inf
+    polled_at: float = -math.inf
     failures: int = 0
     failed_at: float = -math.inf
     failed_until: float = -math.inf
@@ -87,9 +87,9 @@ class ServerPool:
     def observe(self, server: str, load: ServerLoad, sent_at: float, now: float) -> None:
         """Record a server's report of a poll at `sent_at`. Unknown servers and outdated reports are ignored."""
         known = self._servers.get(server)
-        if known is None or sent_at < known.asked_at:
+        if known is None or sent_at < known.polled_at:
             return
-        known.asked_at = sent_at
+        known.polled_at = sent_at
         self._all_full = False
         was_ready = known.load.reported.ready
         before = known.load.sequences
@@ -139,10 +139,10 @@ class ServerPool:
             before = known.load.sequences
             # The server's last report includes the request only if it was sent before the poll. After a retry, the
             # poll may be older than the request.
-            if server == tried[-1] and (number in known.load.sent or number <= known.asked_at * 1e6):
+            if server == tried[-1] and (number in known.load.sent or number <= known.polled_at * 1e6):
                 known.load.end(number, now)
             else:
-                known.load.take_back(number)
+                known.load.cancel(number)
             if known.load.reported.ready:
                 self.sequences += known.load.sequences - before
             if known.allowance is not None:
@@ -152,7 +152,7 @@ class ServerPool:
         """Record that a server did not answer at `now`: it gets no requests for a while, unless all servers fail.
         Unknown servers are ignored, and failures before the server's last report."""
         known = self._servers.get(server)
-        if known is not None and now >= known.asked_at:
+        if known is not None and now >= known.polled_at:
             known.failed_at = now
             known.failed_until = now + min(LONGEST_FAILED_S, FAILED_S * 2 ** min(known.failures, 10))
             known.failures += 1

@@ -53,7 +53,7 @@ def reported(usage: Mapping[str, Any]) -> Tokens | None:
         usage: metadata that Envoy extracted from the response.
     """
     objects = {name: _object(usage.get(name)) for name in USAGES}
-    for known in (objects["stoker_usage"], _together(objects["message"], objects["usage"], objects["response"])):
+    for known in (objects["stoker_usage"], _merged(objects["message"], objects["usage"], objects["response"])):
         if (tokens := _tokens(known)) is not None:
             return tokens
     return None
@@ -84,13 +84,13 @@ def _tokens(known: Mapping[str, Any]) -> Tokens | None:
     return Tokens(prompt, min(cached or 0, prompt), output or 0)
 
 
-def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(*usages: Mapping[str, Any]) -> dict[str, Any]:
     """Merge several usages of one response, later ones over earlier ones. Prompt counts never decrease, because a later
     usage may report 0 for counts that it does not have.
     """
     merged: dict[str, Any] = {}
     for usage in usages:
-        if _says_prompt(usage) and not any(map(_count, usage.values())):
+        if _has_prompt_count(usage) and not any(map(_count, usage.values())):
             merged = {**usage, **merged}  # all counts are 0 or absent, so earlier values take precedence
             continue
         for name, value in usage.items():
@@ -101,7 +101,7 @@ def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _says_prompt(usage: Mapping[str, Any]) -> bool:
+def _has_prompt_count(usage: Mapping[str, Any]) -> bool:
     return any(_count(usage.get(name)) is not None for name in ("prompt_tokens", "input_tokens"))
 
 
