@@ -1,7 +1,7 @@
-"""Polls the reports of all gateway replicas (``GET /scaling``).
+"""Polls all gateway replicas for their reports (``GET /scaling``).
 
-Replicas are found by the name of a headless Service, which also resolves to starting and terminating ones. Responses
-are not trusted: their size and time are limited, and a replica with an invalid response counts as missing.
+The name of a headless Service resolves to the replicas, including starting and terminating ones. Responses are not
+trusted: their size and time are limited, and a replica with an invalid response counts as missing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stoker_common.scaling.signals import MAX_BYTES, GatewayReport, SignalsError
 
 logger = logging.getLogger(__name__)
 
-#: Timeout of a replica's response, and time that `poll` waits for responses, in seconds.
+#: Timeout of a replica's response, and maximum time that `poll` waits for pending responses, in seconds.
 _TIMEOUT_S: Final = 2.0
 _WAIT_S: Final = 0.3
-#: Seconds for which a report is valid.
+#: Seconds from the request for which a report is valid.
 _FRESH_S: Final = 2.5
-#: Largest number of replicas that are polled. Further ones count as missing.
+#: Maximum number of replicas that are polled. Further replicas count as missing.
 _MAX_REPLICAS: Final = 64
 #: Largest report that is parsed in the event loop, in bytes.
 _SMALL_BYTES: Final = 64 << 10
@@ -46,7 +46,8 @@ class GatewaySignals:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # pending requests by replica, and "": the DNS lookup
 
     async def poll(self) -> dict[str, GatewayReport | None]:
-        """Return the reports by the replica's address; None: it has no valid one. A slow replica delays no other."""
+        """Return each replica's newest report by its address; None if the replica has no valid report. A slow replica
+        does not delay the reports of others."""
         self._start("", self._look_up)
         if not self._addresses:
             await self._wait()
@@ -71,7 +72,7 @@ class GatewaySignals:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _look_up(self) -> None:
-        """Look up the replicas. If the lookup fails, the known replicas remain, and will count as missing."""
+        """Look up the replicas. If the lookup fails, the known replicas are still polled."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 loop = asyncio.get_running_loop()
@@ -91,7 +92,7 @@ class GatewaySignals:
         body = await fetch(f"http://{address}/scaling", _TIMEOUT_S, MAX_BYTES)
         try:
             if body is None:
-                raise SignalsError("it did not respond with a report")
+                raise SignalsError("GET /scaling failed, timed out or did not return status 200")
             # A large report must not block the event loop.
             parsed = parse_report(body) if len(body) <= _SMALL_BYTES else await asyncio.to_thread(parse_report, body)
             self._reports[address] = sent_at, parsed
