@@ -17,11 +17,11 @@ from stoker_gateway.errors import GatewayError
 
 _T = TypeVar("_T")
 
-#: Interval of polls while waiting, in seconds.
+#: Interval of the checks of a waiting method, in seconds.
 STEP_S: Final = 0.1
 #: Timeout of a request, in seconds.
 _TIMEOUT_S: Final = 5
-#: Interval of health checks in seconds, and the number of consecutive failures that are an error.
+#: Interval of health checks in seconds, and the number of consecutive failures after which `watch` raises an error.
 _CHECK_INTERVAL_S: Final = 3
 _MAX_FAILURES: Final = 5
 #: Statistic with the number of healthy pickers.
@@ -35,7 +35,7 @@ class EnvoyError(GatewayError):
 
 
 class LateAnswerError(EnvoyError):
-    """Envoy is running but did not answer in time."""
+    """Envoy runs, but did not answer within the timeout."""
 
 
 class EnvoyAdmin:
@@ -125,7 +125,7 @@ class EnvoyAdmin:
         """Return the number of active requests of each cluster that has any.
 
         Raises:
-            EnvoyError: Envoy does not answer, or without these statistics.
+            EnvoyError: Envoy does not answer, or its answer lacks these statistics.
         """
         answer = await self.request("GET", "/stats?filter=upstream_rq_(pending_)?active$")
         found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
@@ -138,7 +138,7 @@ class EnvoyAdmin:
         return active
 
     async def watch(self) -> NoReturn:
-        """Check periodically that Envoy answers and reaches the picker. Envoy must be serving already.
+        """Check periodically that Envoy answers and reaches the picker. Call it only once Envoy serves requests.
 
         Raises:
             EnvoyError: several consecutive checks failed.
@@ -155,7 +155,8 @@ class EnvoyAdmin:
         raise EnvoyError(problem)
 
     async def withdraw(self, timeout_s: float) -> None:
-        """Make ``/ready`` fail and Envoy close each connection after its next response. It still accepts new ones.
+        """Make ``/ready`` fail, and make Envoy close each connection after its next response. Envoy still accepts new
+        connections.
 
         Raises:
             EnvoyError: Envoy does not answer.
@@ -164,9 +165,10 @@ class EnvoyAdmin:
         await self.retry_while_late(lambda: self.request("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting connections and wait for active requests; returns how many have not ended.
+        """Stop accepting connections and wait for active requests. Return the number of requests that are still active
+        after `timeout_s`.
 
-        If Envoy answers late, because the machine is busy, the request to it is repeated.
+        If Envoy answers too late, because the machine is busy, the request to Envoy is repeated.
 
         Raises:
             EnvoyError: Envoy is not running.

@@ -28,7 +28,7 @@ def filter_config() -> Config:
 
 
 def policy(origins: Iterable[str]) -> Config:
-    """Return the CORS policy. It allows no cookies: pages set the key in a header.
+    """Return the CORS policy. It does not allow cookies, because pages send the key in a header.
 
     Args:
         origins: allowed origins, as browsers send them; ``*``: any.

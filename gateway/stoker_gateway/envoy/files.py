@@ -23,7 +23,7 @@ _CLUSTERS: Final = "cluster_manager.cds.version_text"
 class EnvoyFiles:
     """Writes the files that have changed."""
 
-    #: Path of Envoy's admin interface that reports the versions that Envoy has read.
+    #: Path in Envoy's admin interface that returns the versions of the files that Envoy has read.
     versions_path: Final = "/stats?type=TextReadouts&filter=version_text$"
 
     def __init__(self, settings: EnvoySettings) -> None:
@@ -60,7 +60,7 @@ class EnvoyFiles:
             self._versions.pop(_servers_version(path.stem), None)
 
     def unread(self, response: str) -> set[str]:
-        """Return the statistics' names of the files that Envoy has not read yet.
+        """Return the names of the version statistics of files that Envoy has not read yet.
 
         Args:
             response: response of Envoy's admin interface to `versions_path`.
@@ -86,7 +86,7 @@ def _servers_version(cluster: str) -> str:
 
 
 def _replace(path: Path, content: Any) -> str:
-    """Write a file atomically; returns its version."""
+    """Write a file atomically, and return its version."""
     text = json.dumps(content)
     version = hashlib.sha256(text.encode()).hexdigest()[:16]
     beside = path.with_name(f"{path.name}.new")

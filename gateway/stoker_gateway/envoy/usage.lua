@@ -1,12 +1,13 @@
--- Copies the token usage of a response to dynamic metadata as text: objects in a JSON body, or in a stream's events.
+-- Copies the token usage in a response to dynamic metadata, as JSON text. The usage is an object in a JSON body or in
+-- the events of a stream.
 --
 -- The script scans each chunk of the body as it passes, without delaying it. `depth` is the number of open objects and
 -- lists. Strings are skipped, so that text of a prompt or an output is not mistaken for a field.
 
 local find, match, sub, byte, gsub = string.find, string.match, string.sub, string.byte, string.gsub
 
--- Maximum bytes of a usage object, and of an event that is scanned: the last event of /v1/responses has the whole
--- response in it.
+-- Maximum bytes of a usage object, and of an event that is scanned: the last event of /v1/responses contains the whole
+-- response.
 local MAX_USAGE, MAX_EVENT = 4096, 1048576
 -- Objects that may contain a usage.
 local PARENTS = { response = true, message = true }
@@ -54,7 +55,7 @@ local function as_json(known)
   return "{" .. table.concat(fields, ",") .. "}"
 end
 
--- Whether an incomplete text may begin with this name and an object.
+-- Whether an incomplete text may be the start of a field with this name whose value is an object.
 local function may_be(name, text)
   local key = '"' .. name .. '"'
   return sub(key, 1, #text) == text or find(text, '^' .. key .. '%s*:?%s*$') or find(text, '^' .. key .. '%s*:%s*{')

@@ -72,11 +72,11 @@ class Route:
     Attributes:
         cluster: Envoy cluster of the model's servers.
         servers: ``IP:PORT``, best first; the others are for the retry.
-        headers: request headers to set in place of the client's, names in lower case. They may be secret.
+        headers: request headers that replace the client's, with names in lower case. Their values may be secret.
         without: request headers to remove.
         metadata: dynamic metadata: fields for the access log of completed requests, and response headers
             (`limits/ratelimit_headers.py`).
-        response_id: id under which the server stores its response; None: it stores none.
+        response_id: id under which the server stores its response; None: no id is sent.
     """
 
     cluster: str
@@ -102,7 +102,7 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._headers: dict[str, bytes] = {}
-        #: Servers to which the request may be sent; None: all.
+        #: Servers to which the request may be sent; None: all servers of the model.
         self.subset: frozenset[str] | None = None
 
     def header(self, name: str) -> str:
@@ -136,7 +136,7 @@ class Exchange:
         raise ProtocolError(f"{kind or 'an empty message'} is not allowed {'here' if self._began else 'first'}")
 
     def go_on(self) -> ext_proc.ProcessingResponse | None:
-        """Return the message that makes the proxy send the body; None if it sends it anyway."""
+        """Return the message that makes the proxy send the body; None if the proxy sends it without a message."""
         return None if self._streamed else _CONTINUE
 
     def route(self, route: Route) -> Iterator[ext_proc.ProcessingResponse]:
@@ -152,7 +152,7 @@ class Exchange:
 
     def extend(self, seconds: float) -> ext_proc.ProcessingResponse:
         """Return the message that sets the proxy's timeout for the decision to `seconds` from now. The proxy accepts
-        it only once for a request."""
+        such a message only once for a request."""
         response = ext_proc.ProcessingResponse()
         response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
         return response

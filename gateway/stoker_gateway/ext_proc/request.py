@@ -1,6 +1,6 @@
 """Parsing of request bodies: the model, and a canonical text of the prompt for prefix matching.
 
-The text is not the prompt that the model reads, because only the engine applies the chat template. It is cheap to
+The text is not the prompt that the model reads, because only the server applies the chat template. It is cheap to
 compute, and the text of a continued conversation begins with the text of the earlier request. Tools and instructions
 come first, as in templates. Cache-control hints are left out, because clients move them from block to block.
 
@@ -33,7 +33,7 @@ from stoker_gateway.protocol.paths import FORMS, GENERATING
 
 #: Body fields that identify a session if no header does, in order of preference.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
-#: Prefix of Claude Code's billing header in a system block. It differs in each request, and engines drop it.
+#: Prefix of Claude Code's billing header in a system block. It differs in each request, and Stoker's engine drops it.
 _BILLING: Final = "x-anthropic-billing-header:"
 #: Maximum number of messages, items and their parts in one body, beyond any model's context.
 MAX_ITEMS: Final = 262_144
@@ -52,10 +52,10 @@ class ModelRequest:
         size: size of the prompt's text in bytes.
         session: session id in the body, if any.
         previous_response_id: id of the stored response that the request continues.
-        request_id: id for the response, chosen by the client.
+        request_id: id of the response, if the client chooses it in the body.
         prompt_tokens: estimated number of prompt tokens.
         answer_tokens: maximum number of output tokens.
-        says_answer_tokens: whether the body sets that maximum; else it is a default.
+        says_answer_tokens: whether the body sets `answer_tokens`; otherwise it is a default.
     """
 
     model: str
@@ -242,5 +242,5 @@ def _add_content(content: Any, pieces: list[str]) -> None:
 def _dump(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # nested deeper than any engine reads
+    except TypeError:  # nested more deeply than servers accept
         return ""
