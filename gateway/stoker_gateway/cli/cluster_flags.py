@@ -73,9 +73,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Check the combination of flags, and set the default namespace; exit with a message for an invalid combination."""
     if not options.kubernetes:
         if options.namespace is not None:
-            parser.error(
-                "argument --namespace: not allowed without --kubernetes; add it, or leave out --namespace"
-            )
+            parser.error("argument --namespace: not allowed without --kubernetes; add it, or leave out --namespace")
         for flag, value in (("--max-held", options.max_held), ("--max-held-bytes", options.max_held_bytes)):
             if value is not None:
                 parser.error(f"argument {flag}: not allowed without --kubernetes, because no requests are held then")

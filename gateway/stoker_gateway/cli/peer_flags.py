@@ -52,9 +52,7 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         if not flags[flag]:
             parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file beside --peer")
     if options.peer and options.peer_service:
-        parser.error(
-            "argument --peer-service: not allowed with --peer; leave out --peer"
-        )
+        parser.error("argument --peer-service: not allowed with --peer; leave out --peer")
     from stoker_gateway.limits.peer_settings import PeerSettings
 
     token = _token(parser, options.peer_token_file)

@@ -55,10 +55,10 @@ from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 #: Retry-After in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
-#: Reading a body for longer than this, in seconds, counts against the time that the request may wait in the queue,
-#: because the proxy's timeout covers both.
+#: If reading a body takes longer than this, in seconds, the whole time counts as time in the queue, because the proxy's
+#: timeout covers both.
 _READ_S: Final = 0.5
-#: Seconds added to the hold's duration for the proxy's timeout.
+#: Seconds by which the proxy's extended timeout exceeds the remaining hold.
 _EXTENSION_S: Final = 30.0
 
 #: Extends the proxy's timeout for the decision, to this many seconds from now.
@@ -118,7 +118,7 @@ class RequestHandler:
         keyring: valid keys; None: requests need no key, may use all models, and keep their credentials.
         wall: clock for the expiry of keys: seconds since 1970.
         limiter: enforces the keys' limits; None: a `LocalLimiter`.
-        reports_all: whether `scaling_report` also has endpoints that are not scaled.
+        reports_all: whether `scaling_report` also contains endpoints without scaling.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class RequestHandler:
         self.update(model_registry, pickers)
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
-        """Replace the model registry and the pickers. Requests that wait for a removed model are rejected."""
+        """Replace the model registry and the pickers. Requests that wait for a removed model, or for a model with a new
+        picker, are rejected."""
         previous, self._queues = self._queues, {}
         for name in model_registry.endpoints:
             if name in previous and self._pickers[name] is pickers[name]:
@@ -174,7 +175,7 @@ class RequestHandler:
         self._server_keys.keep(servers)
 
     def _update_holds(self) -> None:
-        """Make the queues of endpoints with scaling hold requests. Existing holds and counts are kept."""
+        """Set the hold of each queue, and the endpoints to report. Existing holds and counts are kept."""
         now, previous, self._holds, self._served_names = self._clock(), self._holds, {}, {}
         in_flight, self._in_flight = self._in_flight, {}
         for name, endpoint in self._model_registry.endpoints.items():
@@ -210,7 +211,7 @@ class RequestHandler:
             queue.wake()
 
     def awaited(self) -> set[str]:
-        """Return the servers of the endpoints with scaling for which requests wait."""
+        """Return the servers of those endpoints with scaling that have waiting requests."""
         endpoints = self._model_registry.endpoints
         return {
             server
@@ -221,7 +222,7 @@ class RequestHandler:
         }
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """Return the report for autoscalers, an entry for each reported endpoint."""
+        """Return the report for autoscalers: one entry for each reported endpoint."""
         now = self._clock()
         return [
             endpoint_report(key, names.values(), self._holds.get(key), now) for key, names in self._served_names.items()
@@ -239,7 +240,7 @@ class RequestHandler:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether Envoy's counts of active requests may correct the counts of this class."""
+        """Whether Envoy's counts of active requests are needed to correct the counts of this class."""
         return any(each.needs_count or len(each) for each in self._in_flight.values())
 
     def counted(self, active: Mapping[str, int], requested_at: float) -> None:
@@ -265,7 +266,7 @@ class RequestHandler:
         await self._reader.close()
 
     def at_once(self, head: RequestHead) -> LocalReply | None:
-        """Return the response if the request's head is enough for one, else None.
+        """Return the response if the request's head determines it, else None.
 
         Raises:
             RequestError: the request is invalid whatever its body is.
@@ -313,7 +314,7 @@ class RequestHandler:
         return request.model, await self._to_server(head, request, key, _Wait(began, len(body), extend))
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """Record which server answered a request."""
+        """Record which server answered a request; it stores the response."""
         self._holders.answered(model, pick, server)
 
     def undo(self, route: Route) -> None:
@@ -323,8 +324,8 @@ class RequestHandler:
             self._limiter.settle(grant, 0, self._clock())
 
     def count_as_used(self, route: Route) -> None:
-        """Settle a route if it is unknown whether the proxy has read it: the reserved tokens count as used, and the
-        request as ended, because its end may never be reported."""
+        """Settle the reservation of a route if it is unknown whether the proxy has read the route: all reserved tokens
+        count as used, and the request no longer counts as concurrent, because its end may never be reported."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, None, self._clock())
 
@@ -444,7 +445,7 @@ class RequestHandler:
             self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
     def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
-        """Return the error, for the client, of a request that no server of an endpoint may get."""
+        """Return the client's error for a request that got no server."""
         model, retry_after_s = f"the model {endpoint.name!r}", refusal.retry_after_s
         match refusal.kind:
             case "saturated":
@@ -469,7 +470,7 @@ class RequestHandler:
 
 
 def _held(pick: Pick) -> dict[str, str]:
-    """Return the response header with the time for which the request was held, if it was."""
+    """Return the response header with the seconds for which the request was held; empty if it was not held."""
     return {} if pick.held_s is None else {HELD_HEADER: f"{pick.held_s:.3f}"}
 
 

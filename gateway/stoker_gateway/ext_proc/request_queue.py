@@ -1,11 +1,11 @@
 """Queue of requests that wait until one of an endpoint's servers has room, or is ready.
 
-A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. Requests that only some servers may
-serve do not block others. The queue is woken after each poll, which may find room, and by a timer for timeouts.
+A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. A request that only some servers
+may get does not block others. The queue is checked after each poll, which may find room, and by a timer, for timeouts.
 
 An endpoint with scaling *holds* its requests while none of its servers is ready, or while the operator forbids sending
-requests (`hold.py`). Held requests wait in the same queue by the same rules, but longer, and their bodies have a limit
-in bytes.
+requests (`hold.py`). Held requests wait in the same queue by the same rules, but for a longer maximum time, and the
+total size of their bodies is limited.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _HELD_TICK_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 #: Retry-After in seconds, for requests that were held, or exceeded the limits of held requests.
 HELD_RETRY_AFTER_S: Final = 5.0
-#: Outcome of a request that was held or should have been held.
+#: Outcome of a request that was held, or that was rejected instead of being held.
 HeldOutcome = Literal["routed", "timed_out", "start_failed", "no_room", "cancelled", "refused"]
 _REFUSED: Final[dict[str, HeldOutcome]] = {"held": "timed_out", "not started": "start_failed", "not held": "no_room"}
-#: Requirement of a request that any server may serve: no subset, no holder.
+#: Requirement of a request that any server may get: no subset, no holder.
 _ANY: Final = (None, None)
 
 
@@ -45,14 +45,14 @@ class WaitTerms:
     """Conditions under which a request waits.
 
     Attributes:
-        key: owner of the request; owners take turns.
+        key: owner of the request. Owners take turns.
         priority: requests with a higher priority leave the queue first.
         num_bytes: size of the request's body, which stays in memory while it waits.
         waited_s: seconds that the request has waited before, while its body was read.
         check: called when the request's turn comes, before a server is chosen; an exception ends the wait.
         extend: awaited once if the request is held, with the remaining seconds of the hold.
-        ended: called when the request stops waiting, if it was held or should have been held: with its outcome and the
-            seconds that it has waited.
+        ended: called with the outcome and the waiting time in seconds when the request stops waiting, if it was held or
+            was rejected instead of being held.
     """
 
     key: str
@@ -91,19 +91,19 @@ class RequestQueue:
         return len(self._queue)
 
     def num_held(self) -> int:
-        """Return the number of requests held because no server may get them. Thread-safe."""
+        """Return the number of waiting requests if requests are held, else 0. Thread-safe."""
         return len(self) if self._holds else 0
 
     def num_queued(self) -> int:
-        """Return the number of requests that wait because all servers are full. Thread-safe."""
+        """Return the number of waiting requests if they wait for a server with room, else 0. Thread-safe."""
         return 0 if self._holds else len(self)
 
     def is_holding(self, now: float) -> bool:
-        """Whether requests are held."""
+        """Whether the endpoint holds its requests at this time."""
         return self.hold is not None and (self.hold.stops(now) or not self._picker.has_server(now))
 
     def at_once(self, request: RoutingRequest) -> Pick | Refusal | None:
-        """Return the choice for a request that need not wait, else None."""
+        """Return the choice for a request that does not have to wait, else None."""
         if self or self.is_holding(self._clock()):
             return None
         choice = self._picker.pick(request, self._clock())
@@ -113,7 +113,7 @@ class RequestQueue:
         """Queue a request and wait for the choice.
 
         Returns:
-            a refusal if no server may get the request, the queue is full, or the wait has timed out.
+            the pick; or a refusal if no server may get the request, the queue is full, or the wait has timed out.
         """
         now = self._clock()
         waiting = _Waiting(request, terms, now)
@@ -148,7 +148,7 @@ class RequestQueue:
                 terms.ended(outcome, self._clock() - waiting.since)
 
     def wake(self) -> None:
-        """Expire requests that timed out, and route the next ones while servers have room."""
+        """Reject requests that timed out; then hold the others, or route them while servers have room."""
         now = self._clock()
         for expired in self._queue.expire(now):
             expired.end(expired.refusal)
@@ -199,7 +199,7 @@ class RequestQueue:
             pass
 
     def _push_held(self, waiting: _Waiting, hold: EndpointHold, now: float) -> None:
-        """Hold a new request if the limits allow it; a request that it displaces is rejected."""
+        """Hold a new request if the limits allow it, and reject the requests that it displaces."""
         terms, queue = waiting.terms, self._queue
         if terms.num_bytes > hold.max_bytes:
             self._refuse_room(waiting)
@@ -224,7 +224,7 @@ class RequestQueue:
             queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, len(queue) + 1)
 
     def _hold_all(self, hold: EndpointHold, now: float) -> None:
-        """Hold all waiting requests, because none of the endpoint's servers may be sent any."""
+        """Hold all waiting requests, because no server of the endpoint may get requests."""
         for waiting in list(self._queue):
             if hold.start_failed(waiting.since):
                 self._queue.remove(waiting)
@@ -238,7 +238,7 @@ class RequestQueue:
                 self._queue.extend(waiting, waiting.since + hold.scaling.hold_s)
 
     def _refuse_room(self, waiting: _Waiting) -> None:
-        """Reject a request because the queue is full."""
+        """Reject a request because there is no room for it in the queue."""
         waiting.end(Refusal("not held", HELD_RETRY_AFTER_S) if self._holds or waiting.was_held else waiting.refusal)
         waiting.release()
 
@@ -254,7 +254,7 @@ class _Waiting:
     Args:
         request: routing request.
         terms: conditions of the wait.
-        since: arrival time, in seconds.
+        since: time at which the wait began, in seconds.
     """
 
     def __init__(self, request: RoutingRequest, terms: WaitTerms, since: float) -> None:
@@ -275,7 +275,7 @@ class _Waiting:
 
     @property
     def held_outcome(self) -> HeldOutcome | None:
-        """Outcome of the request; None if it was not held and should not have been."""
+        """Outcome of the request; None if it was neither held nor rejected instead of being held."""
         if not self.choice.done() or self.choice.cancelled():
             outcome: HeldOutcome = "cancelled"
         elif self.choice.exception() is not None:

@@ -62,7 +62,7 @@ class TLSFiles:
 
 
 class PickerServer:
-    """gRPC server that tells a proxy where to send requests. Runs in one event loop.
+    """gRPC server that chooses the servers of a proxy's requests. Runs in one event loop.
 
     Args:
         model_registry: all models.
@@ -72,7 +72,7 @@ class PickerServer:
         clock: monotonic clock, in seconds.
         keyring: valid keys; None: requests need no key and may use all models.
         limiter: enforces the keys' limits; None: a `LocalLimiter`.
-        reports_all: whether `scaling_report` also has endpoints that are not scaled.
+        reports_all: whether `scaling_report` also contains endpoints without scaling.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PickerServer:
             tls: the server's certificate; None: connections are not encrypted.
 
         Returns:
-            the port.
+            The port.
 
         Raises:
             OSError: the address cannot be bound.
@@ -136,7 +136,7 @@ class PickerServer:
             raise OSError(f"cannot listen at {address}: {error}") from error
 
     async def start(self, *, ready: bool = True) -> None:
-        """Start to serve.
+        """Start the server.
 
         Args:
             ready: whether the model registry is complete. If not, requests are rejected with a retryable error until
@@ -148,12 +148,13 @@ class PickerServer:
         await self._server.start()
 
     async def set_ready(self) -> None:
-        """Accept requests and report ready. Called when the model registry is complete."""
+        """Accept requests, and report that the picker is ready. Called when the model registry is complete."""
         self._processor.ready = True
         await self._set_ready(True)
 
     async def drain(self) -> None:
-        """Report not ready, so that proxies use another picker. The server still answers requests."""
+        """Report that the picker is not ready, so that proxies use another picker. The server still answers
+        requests."""
         await self._set_ready(False)
 
     async def stop(self, grace_s: float = 1.0) -> None:
@@ -181,8 +182,8 @@ class PickerServer:
         self._handler.answered(model, pick, server)
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
-        """Record a server's response to ``GET /v1/models``, which ``/v1/models`` of the gateway includes, and the
-        ``Authorization`` that the server accepted, which the gateway sends it from now on."""
+        """Record a server's response to ``GET /v1/models``, from which the gateway answers its own ``/v1/models``, and
+        the ``Authorization`` that the server accepted, which the gateway sends to it from now on."""
         self._handler.update_models(server, answer, authorization)
 
     def ended(self, model: str, pick: int) -> None:
@@ -195,11 +196,11 @@ class PickerServer:
         self._handler.ended(model, pick)
 
     def awaited(self) -> set[str]:
-        """Return the servers of endpoints with scaling that requests wait for."""
+        """Return the servers of those endpoints with scaling that have waiting requests."""
         return self._handler.awaited()
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """Return the report for autoscalers, an entry for each scaled endpoint."""
+        """Return the report for autoscalers: one entry for each reported endpoint."""
         return self._handler.scaling_report()
 
     @property
@@ -278,7 +279,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
-            del message  # it holds a second copy of the body, and the request may wait for a long time
+            del message  # it contains a second copy of the body, and the request may wait for a long time
             outcome.model, route = await self._handler.decide(
                 request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
             )
@@ -302,8 +303,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
     async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
         """Send the first response, which contains the route; if that fails, release the request's reservation.
 
-        A proxy closes the stream, which cancels this coroutine, when its client disconnects and also as soon as it has
-        read the route. If the response was sent before the cancellation, it is unknown whether the proxy has read it.
+        A proxy closes the stream, which cancels this coroutine, when its client disconnects, and also as soon as the
+        proxy has read the route. If the response was sent before the cancellation, it is unknown whether the proxy has
+        read it.
         """
 
         async def write() -> None:
@@ -327,7 +329,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Outcome of a request, for its response and the metrics."""
+    """Data of a request for its response and the metrics."""
 
     path: str = ""
     request_id: str | None = None
@@ -358,7 +360,7 @@ def _credentials(tls: TLSFiles) -> Any:
     stamp: tuple[int, int] | None = None
 
     def read() -> Any:
-        """Return the certificate if its files have changed."""
+        """Return the certificate if its files have changed, else None."""
         nonlocal stamp
         now = tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
         if now == stamp:

@@ -1,7 +1,7 @@
-"""Which of an endpoint's API keys each of its servers accepts after a key was changed.
+"""Tracks which API key each server of an endpoint accepts after the endpoint's key was changed.
 
-A server that reads its key at start, such as vLLM's, accepts the key of that time until it is restarted. A server that
-reads its key from a file accepts a new key some time after it was written.
+A server that reads its key only at start, such as vLLM's, accepts the key of that time until it is restarted. A server
+that rereads its key file, such as Stoker's engine, accepts a new key some time after it was written.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class ServerKeys:
         self._warned: dict[str, str] = {}
 
     def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
-        """Record that a server accepted this ``Authorization``; empty: it accepts requests without one.
+        """Record that a server accepted this ``Authorization``; empty: it accepted a request without one.
 
         Args:
-            endpoints: all endpoints. A warning is logged if one includes the server and has this as an earlier key.
+            endpoints: all endpoints. A warning is logged if this is an earlier key of an endpoint that includes the
+                server.
         """
         self._accepted[server] = authorization
         for endpoint in endpoints:
@@ -54,7 +55,8 @@ class ServerKeys:
                 )
 
     def keep(self, servers: Iterable[str]) -> None:
-        """Set the current servers. Others are forgotten after `REMEMBERED_S`, since they may come back soon."""
+        """Set the current servers. Other servers are forgotten after `REMEMBERED_S`, because they may come back
+        soon."""
         current, now = set(servers), self._clock()
         for server in self._accepted:
             if server in current:
@@ -66,16 +68,18 @@ class ServerKeys:
             self._warned.pop(forgotten, None)
 
     def alike(self, endpoint: Endpoint, servers: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-        """Return the servers that get the same ``Authorization`` as the first one, and that value; None: they get none.
+        """Return the servers that get the same ``Authorization`` as the first one, and that value; None: no
+        ``Authorization``.
 
-        A request carries a single value, whichever of its servers it reaches.
+        A request carries the same value to each of its servers, also in a retry.
         """
         authorization = self._for(endpoint, servers[0])
         alike = tuple(server for server in servers if self._for(endpoint, server) == authorization)
         return alike, authorization or None
 
     def _for(self, endpoint: Endpoint, server: str) -> str:
-        """Return a server's ``Authorization``: an earlier one while it accepts only that, else the current one."""
+        """Return a server's ``Authorization``: the one that it accepted last if it is one of the endpoint's, else the
+        current one."""
         known = endpoint.authorizations
         accepted = self._accepted.get(server, known[0])
         return accepted if accepted in known else known[0]

@@ -1,4 +1,5 @@
-"""Estimate of a request's tokens from its body. When the request has ended, its actual usage replaces the estimate.
+"""Estimate of the tokens that a request will use, from its body. When the request has ended, its actual usage replaces
+the estimate.
 
 Prompt tokens are a quarter of the text's bytes, and at most 1,024 for each image or other medium. Output tokens are the
 maximum that the body allows.
@@ -14,7 +15,7 @@ from stoker_gateway.protocol.paths import COMPLETIONS, FREE
 
 #: Average bytes of text in a token.
 TOKEN_BYTES: Final = 4
-#: Output tokens of a body that sets no maximum; /v1/completions has a default of its own.
+#: Output tokens of a body that sets no maximum: in general, and for /v1/completions.
 DEFAULT_ANSWER_TOKENS: Final = 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
@@ -58,7 +59,7 @@ def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
 
 
 def _excess_of_media(fields: dict[str, Any]) -> int:
-    """Return the number of bytes by which media exceed `MAX_MEDIUM_TOKENS`, summed over all media."""
+    """Return the number of bytes beyond `MAX_MEDIUM_TOKENS` in each medium, summed over all media."""
     excess = 0
     for name in ("messages", "input"):
         items = fields.get(name)
@@ -73,7 +74,7 @@ def _excess_of_media(fields: dict[str, Any]) -> int:
 def _size(part: dict[str, Any]) -> int:
     try:
         return len(orjson.dumps(part))
-    except TypeError:  # nested deeper than any engine reads
+    except TypeError:  # nested more deeply than servers accept
         return 0
 
 

@@ -1,4 +1,5 @@
-"""Keys as Secrets in a namespace of the kubeconfig's cluster, or else of the cluster in which the process runs."""
+"""Store of keys as Secrets in a namespace of the kubeconfig's cluster, or else of the cluster in which the process
+runs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Final
 
 #: Valid ids of keys. An id is part of an object's name, of metric labels and of log lines.
 KEY_ID: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-#: Prefix of each key's text, by which leaked keys can be recognised.
+#: Prefix of each key's text, by which secret scanners can recognise leaked keys.
 PREFIX: Final = "sk-stoker-"
 #: Priorities range from -1000 to 1000.
 MAX_PRIORITY: Final = 1000
@@ -72,7 +72,8 @@ def digest_of(text: str) -> str:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Whether a name matches a pattern, in time linear in the name's length for pieces of bounded length."""
+    """Whether a name matches a pattern. Takes linear time in the name's length if the pieces between ``*`` are
+    short."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == name

@@ -71,7 +71,7 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a file.
 
     Raises:
-        KeyManifestError: it is not a regular file, too large, or not readable.
+        KeyManifestError: the file is not a regular file, too large, or not readable.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
@@ -109,12 +109,12 @@ def documents(content: bytes, path: Path) -> list[Any]:
 
 
 def _check_depth(content: bytes) -> None:
-    """Check the nesting depth in parser events, because the loader recurses, and libyaml sets no limit."""
+    """Check the nesting depth by parser events, because the loader recurses, and libyaml has no limit."""
     depth = 0
     for event in yaml.parse(content, _BASE):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise yaml.YAMLError("it is nested too deeply")
+            raise yaml.YAMLError("collections are nested too deeply")
 
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

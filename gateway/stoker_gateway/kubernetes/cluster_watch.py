@@ -75,7 +75,8 @@ class ClusterWatch:
     async def watch(
         self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
-        """Watch forever. The first report comes when all kinds have been listed: keys, then the model registry.
+        """Watch forever. The first report follows when all kinds have been listed: the keys first, then the model
+        registry.
 
         Raises:
             GatewayError: a watching thread failed with an unexpected error.
@@ -87,7 +88,7 @@ class ClusterWatch:
             done, _ = await asyncio.wait({reporting, self._failure}, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
-            raise AssertionError("neither has a result")
+            raise AssertionError("both tasks end only with an exception")
         finally:
             reporting.cancel()
             self._stop.set()

@@ -1,6 +1,6 @@
 """The servers' API keys, from the Secrets that endpoints name in ``spec.auth``.
 
-Each Secret is read by name, because the gateway may not read others, periodically and whenever an endpoint changes. If
+The gateway may read only these Secrets, so it reads each by its name, periodically and whenever an endpoint changes. If
 a Secret does not exist or may not be read, its endpoints' requests are rejected, never sent without a key. While the
 API server does not answer, the last key stays in use.
 """
@@ -22,7 +22,7 @@ from stoker_gateway.kubernetes.watch import Name
 
 logger = logging.getLogger(__name__)
 
-#: Maximum interval of reading a Secret, in seconds; up to 20 % are subtracted at random.
+#: Maximum interval between two reads of a Secret, in seconds; up to 20 % are subtracted at random.
 PERIOD_S: Final = 30.0
 #: Seconds until a Secret without a key is read again: doubled each time, up to the period.
 _FIRST_WAIT_S: Final = 1.0
@@ -35,9 +35,9 @@ class _Secret:
     """State of a Secret.
 
     Attributes:
-        stamp: state of its endpoints for which it was read.
+        stamp: state of the endpoints that name it, at the last `set_secrets`.
         due: time of the next read, by the clock.
-        key: the key; None while there is none, or the Secret may not be read.
+        key: the key; None while the Secret has none or may not be read.
         failures: number of consecutive failures.
         logged_error: last logged error; empty: none.
     """
@@ -50,7 +50,8 @@ class _Secret:
 
 
 class Credentials:
-    """Keeps the servers' API keys. `run` is the main function of a thread; the other methods are thread-safe.
+    """Reads and stores the servers' API keys. `run` is the main function of a thread; the other methods are
+    thread-safe.
 
     Args:
         api: client of the API server.
@@ -100,7 +101,7 @@ class Credentials:
             try:
                 key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    problem = "it has no usable key in the first line of its entry api-key, or else of its first entry"
+                    problem = "neither its entry api-key nor else its first entry has a usable key in the first line"
                 self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))

@@ -1,11 +1,11 @@
 """List and watch of all objects of one kind.
 
-It runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the renewal of
-tokens; reading a long list does not block the event loop that routes requests.
+A watch runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the
+renewal of tokens. So parsing a long list does not block the event loop that routes requests.
 
 If a watch ends for another reason than its timeout, the objects are listed again, because deletions in between are not
 reported. They are also listed periodically, because versions may go back when etcd is restored. The known objects stay
-until the next list is complete.
+in use until the next list is complete.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Kind:
 
 
 class Watch(Generic[Item]):
-    """Keeps the objects of a kind. `run` is the main function of a thread; the other methods are thread-safe.
+    """Mirrors the objects of a kind. `run` is the main function of a thread; the other methods are thread-safe.
 
     Args:
         api: client of the API server.
         kind: kind of the objects.
-        read: returns what is kept of an object; None: the object is ignored.
+        read: returns the extract of an object that is stored; None: the object is ignored.
         changed: called in the thread when objects may have changed.
         clock: monotonic clock, in seconds.
         draw: returns a random number from 0 to 1, which spreads the requests of replicas.
@@ -124,7 +124,7 @@ class Watch(Generic[Item]):
                 stop.wait(wait_s)
 
     def _list(self) -> str:
-        """List all objects; returns their version."""
+        """List all objects, and return the version of the list."""
         query = {"limit": str(_PAGE)} | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
         found: dict[Name, Item] = {}
         while True:
@@ -166,7 +166,7 @@ class Watch(Generic[Item]):
                 return
 
     def _take(self, event: Object) -> str | None:
-        """Process an event; returns the version after it."""
+        """Process an event, and return the version after it."""
         kind, manifest = event.get("type"), event["object"]
         if kind == "ERROR":
             code = manifest.get("code")
@@ -193,9 +193,7 @@ class Watch(Generic[Item]):
         message = f"{error}{remedy}"
         if message != self._logged_error:
             self._logged_error = message
-            known = (
-                "the gateway keeps those that it knows" if self.listed else "the gateway is not ready until they are"
-            )
+            known = "the gateway keeps the known ones" if self.listed else "the gateway is not ready until they are"
             logger.warning("%s cannot be watched: %s; %s", self._kind.plural, message, known)
 
 
