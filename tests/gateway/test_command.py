@@ -62,7 +62,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ([SERVER, "--billing-log", ""], "--billing-log"),
         ([SERVER, "--billing-log", "-", "--access-log"], "--billing-log"),
         ([SERVER, "--picker-failure-mode", "FailOpen"], "--picker-failure-mode"),
-        ([SERVER, "--endpoint=b=http://127.0.0.1:2", "--picker-failure-mode=fail-open"], "for one model, not for a, b"),
+        ([SERVER, "--endpoint=b=http://127.0.0.1:2", "--picker-failure-mode=fail-open"], "only one model, not a, b"),
         (["--kubernetes", "--namespace=x", "--picker-failure-mode=fail-open"], "--kubernetes"),
         ([SERVER, "--keys=/nonexistent", "--picker-failure-mode=fail-open"], "with --keys requests need keys"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
@@ -266,7 +266,7 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         lines = [gateway.stderr.readline(), gateway.stderr.readline()]
         records = [json.loads(line) for line in lines]
         metrics_url, url = (re.findall(r"http://\S+", line["message"])[0] for line in records)
-        assert records[1]["message"] == f"{url} serves org/ä by 1 server"
+        assert records[1]["message"] == f"{url} routes requests to org/ä (1 server)"
 
         secrets = {"authorization": "Bearer private-key", "x-api-key": "private-key", "x-request-id": "r-1"}
         body = {"model": "org/ä", "prompt": "private prompt"}

@@ -120,7 +120,7 @@ def _fail_open(
     clusters = {endpoint.cluster for endpoint in model_registry.endpoints.values()}
     if len(clusters) > 1:
         names = ", ".join(sorted(model_registry.endpoints))
-        parser.error(f"{why}, so it needs a single model, not {names}; use the same NAME in each --endpoint")
+        parser.error(f"{why}, so there may be only one model, not {names}; use the same NAME in each --endpoint")
     return clusters.pop()
 
 

@@ -30,7 +30,7 @@ class KeyUsage:
         """Record the start of a request and reserve its tokens.
 
         Returns:
-            the second in which the tokens count.
+            The second in which the tokens count.
         """
         self.requests.add(1, now)
         self.open += 1
@@ -39,8 +39,8 @@ class KeyUsage:
     def end(self, second: int, reserved: int, used: int, now: float) -> None:
         """Record the end of a request.
 
-        Reserved tokens that it did not use are released in the second of the reservation. Tokens beyond the reservation
-        count now, when they become known.
+        Unused tokens of the reservation are subtracted in its second. Tokens beyond the reservation count at `now`,
+        when they become known.
 
         Args:
             second: second of the reservation, from `begin`.

@@ -55,7 +55,7 @@ class Message:
     requests: tuple[LimitRequest, ...] = ()
 
     def encode(self) -> bytes:
-        """Encode as JSON. The field `requests` is called ``asks``, as in earlier versions."""
+        """Encode as JSON. The field `requests` is called ``asks`` there, for replicas of earlier versions."""
         fields = {"sender": self.sender, "number": self.number, "uses": self.uses, "asks": self.requests}
         return orjson.dumps(fields)
 

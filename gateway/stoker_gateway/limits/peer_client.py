@@ -1,4 +1,5 @@
-"""Client for another replica. It sends one message at a time and batches everything that arrives meanwhile."""
+"""Client of another replica. It sends one message at a time; the next message contains everything that was queued
+meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: Interval of messages without content, in seconds.
 HEARTBEAT_S: Final = 0.5
-#: Timeout of a message in seconds, after which its receiver counts as unreachable.
+#: Timeout of a message in seconds, after which the other replica counts as unreachable.
 _LOST_S: Final = 1.0
 #: Delay in seconds for batching reports of ended requests.
 _REPORT_DELAY_S: Final = 0.1
@@ -32,8 +33,8 @@ class Peer:
     Args:
         address: ``HOST:PORT``.
         token: shared secret of all replicas.
-        message: returns a message with the usage of these keys and these admission requests.
-        changed: called after each exchange, whether the replica was reached or not.
+        message: returns a message with the usage of the given keys, and with the given admission requests.
+        changed: called after each exchange, successful or not.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class Peer:
         self.address = address
         #: Identity of the replica, once known.
         self.identity: str | None = None
-        #: Whether it answered the last message.
+        #: Whether the replica answered the last message.
         self.reached = False
-        #: Whether it did not answer an admission request in time, and has not answered any message since.
+        #: Whether an admission request has timed out since the replica last answered a message.
         self.is_unresponsive = False
         self._missed = False
         self._message = message
@@ -68,10 +69,10 @@ class Peer:
         """Queue an admission request.
 
         Args:
-            on_verdict: processes the verdict before the next message is sent, unless the future is cancelled.
+            on_verdict: called with the verdict before the next message is sent, unless the future is cancelled.
 
         Returns:
-            a future of the result of `on_verdict`; its result is None if the replica cannot be reached.
+            A future of the result of `on_verdict`; None if the replica cannot be reached.
         """
         pending = _PendingRequest(request, on_verdict)
         self._pending.append(pending)
@@ -128,7 +129,7 @@ class Peer:
             reply = Reply.decode(await self._call(message.encode(), timeout=_LOST_S, metadata=self._metadata))
             if len(reply.verdicts) != len(requests):
                 raise MessageError(f"{len(reply.verdicts)} verdicts for {len(requests)} requests")
-        except Exception as error:  # whatever the error is, the next message tries again
+        except Exception as error:  # the next message tries again after any error
             self._lost(error)
             self._changed_keys |= all_key_ids
             return None

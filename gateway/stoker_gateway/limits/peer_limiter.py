@@ -1,8 +1,8 @@
 """Limiter that shares the limits of keys with other replicas of the gateway.
 
-A key's owner decides by the usage of all replicas' clients. The other replicas ask the owner, and repeat their own
-clients' usage of the key with each request. If the owner does not answer in time, a replica decides by its own share of
-the limit.
+A key's owner decides by the usage of all replicas' clients. Another replica sends the owner an admission request,
+together with its own clients' usage of the key. If the owner does not answer in time, the replica decides by its own
+share of the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_VERDICT_WAIT_S: Final = 0.1
 #: Seconds without a message after which another replica counts as unreachable.
 SILENT_S: Final = 2.0
-#: Interval of statements of all keys' usage, in seconds.
+#: Interval in seconds at which the usage of all keys is sent again.
 _RESTATE_S: Final = 10.0
 
 
@@ -53,7 +53,7 @@ class PeerLimiter:
         self._last_messages: dict[str, tuple[int, float]] = {}  # identity → number and arrival time of its last message
         self._number = 0
         self._restated_at = 0.0
-        #: The replicas that this one knows and reaches.
+        #: This replica's view of the replicas that it knows and reaches.
         self.view = View(self.identity)
 
     async def set_peers(self, addresses: Iterable[str]) -> None:
@@ -96,7 +96,8 @@ class PeerLimiter:
         now, sender = self._clock(), message.sender
         if sender != self.identity:
             if message.number <= self._last_messages.get(sender, (-1, 0.0))[0]:
-                return Reply(self.identity)  # outdated: the sender has sent a later message and ignores this reply
+                # Outdated: a later message of the sender was processed, so the sender ignores this reply.
+                return Reply(self.identity)
             try:
                 for key_id, report in message.uses.items():
                     self._reports.record(sender, key_id, report, now)
@@ -114,7 +115,7 @@ class PeerLimiter:
 
     def _decide(self, request: LimitRequest, sender: str, now: float) -> LimitVerdict:
         """Decide as the key's owner."""
-        # The usage of unreachable replicas does not count, because they enforce a share of their own.
+        # The usage of unreachable replicas does not count, because they enforce their own share.
         unreachable = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
         uses = [self._ledger.use(request.key_id, now), *self._reports.uses(request.key_id, now, unreachable)]
         share = LimitShare() if request.limits == Limits() else self.view.share
@@ -128,7 +129,7 @@ class PeerLimiter:
         return grant
 
     async def _request(self, peer: Peer, request: LimitRequest) -> Grant | Denial | None:
-        """Ask another replica; None if it does not answer in time."""
+        """Request admission from another replica; None if it cannot be reached or does not answer in time."""
         answer = peer.request(request, lambda verdict: self._begin(request, verdict))
         try:
             await asyncio.wait({answer}, timeout=MAX_VERDICT_WAIT_S)
@@ -137,7 +138,7 @@ class PeerLimiter:
                 self.settle(grant.id, 0, self._clock())
             raise
         finally:
-            # The next usage statement tells the owner of grants that were not used or came too late.
+            # The next usage statement corrects the owner's count of a grant that was not used or came too late.
             if answer.cancel():
                 peer.report_usage(request.key_id, soon=True)
         if answer.cancelled():
@@ -152,7 +153,8 @@ class PeerLimiter:
         return next((peer for peer in self._peers.values() if peer.identity == identity), None)
 
     def _report_usage(self, key_id: str) -> None:
-        """Queue a statement of a key's usage for its owner, or if this is the owner, for the owner's successor."""
+        """Queue a statement of a key's usage for its owner or, if this replica is the owner, for the owner's
+        successor."""
         for identity in self.view.order(key_id):
             if (peer := self._peer(identity)) is not None:
                 peer.report_usage(key_id, soon=identity == self.view.owner(key_id))
@@ -165,7 +167,7 @@ class PeerLimiter:
         return Message(self.identity, self._number, uses, requests)
 
     def _update_view(self) -> None:
-        """Update the view of the replicas. If the reached ones have changed, send all usage to the keys' owners."""
+        """Update the view of the replicas. If it has changed, send the usage of all keys to their owners."""
         now = self._clock()
         self._last_messages = {each: last for each, last in self._last_messages.items() if now - last[1] < SILENT_S}
         peers = {peer.identity or peer.address: peer for peer in self._peers.values()}

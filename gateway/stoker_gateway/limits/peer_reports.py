@@ -1,7 +1,8 @@
 """Usage of other replicas' clients, from each replica's last statement.
 
-A statement has a replica's complete usage of a key and replaces the previous one. So the next statement corrects
-whatever was lost, or granted without the owner. Times are sent as ages, so clocks need not be synchronised.
+A statement contains a replica's complete usage of a key and replaces the previous one. So it makes up for lost
+messages, and includes requests that the replica admitted by itself. Times are sent as ages, so clocks need not be
+synchronised.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from stoker_gateway.limits.key_usage import KeyUsage
 
-#: Seconds without a statement after which active requests count as ended.
+#: Seconds without a statement after which a replica's active requests count as ended.
 STALE_S: Final = 30.0
 #: Interval for dropping keys without usage, in seconds.
 _TIDY_S: Final = 60.0

@@ -10,7 +10,7 @@ import grpc
 
 from stoker_gateway.limits.messages import Message, MessageError, Reply
 
-#: Names of the gRPC service and method.
+#: Names of the gRPC service and method. Replicas of other versions use them too.
 SERVICE: Final = "stoker.gateway.Limits"
 METHOD: Final = "Tell"
 
@@ -34,7 +34,7 @@ class PeerServer:
         """Bind ``HOST:PORT``; port 0 chooses a free one. The server accepts connections after `start`.
 
         Returns:
-            the port.
+            The port.
 
         Raises:
             OSError: the address cannot be bound.
@@ -45,11 +45,11 @@ class PeerServer:
             raise OSError(f"cannot listen for other replicas at {address}: {error}") from error
 
     async def start(self) -> None:
-        """Start to serve."""
+        """Start the server."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Stop at once."""
+        """Stop the server at once."""
         await self._server.stop(0)
 
     async def _handle(self, data: bytes, context: Any) -> bytes:

@@ -27,7 +27,7 @@ class Peers:
         self._server = PeerServer(settings.token, self.limiter.receive)
 
     async def start(self) -> None:
-        """Start to exchange messages with the others.
+        """Start to exchange messages with the other replicas.
 
         Raises:
             OSError: the address in the settings cannot be bound.

@@ -39,7 +39,7 @@ class SlidingMinute:
         """Record usage.
 
         Returns:
-            the second in which it counts.
+            The second in which it counts.
         """
         second = math.floor(now)
         if self.slots:
@@ -49,7 +49,7 @@ class SlidingMinute:
         return second
 
     def release(self, second: int, amount: int) -> None:
-        """Reduce the usage of a second; a second that is no longer in the window is ignored."""
+        """Subtract usage in a second; a second that is no longer in the window is ignored."""
         if second in self.slots:
             amount = min(amount, self.slots[second])
             self.slots[second] -= amount
@@ -82,6 +82,6 @@ def until_room(minutes: Iterable[SlidingMinute], amount: int, limit: int, now: f
 
 
 def until_empty(minutes: Iterable[SlidingMinute], now: float) -> float:
-    """Return the seconds until no usage counts any more, if nothing is used meanwhile."""
+    """Return the seconds until all usage has expired, if nothing is used meanwhile."""
     last = max((next(reversed(minute.slots)) for minute in minutes if minute.slots), default=-math.inf)
     return max(0.0, last + MINUTE_S + 1 - now)

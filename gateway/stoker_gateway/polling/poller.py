@@ -1,12 +1,12 @@
 """Polls the servers' readiness and load in a thread that limits its own CPU time.
 
-The poller asks each server whether it accepts requests (``/ready``, or ``/health`` if that path does not exist) and, if
-so, for its load (``/metrics``, with vLLM's names). Polls are spread evenly over a period, which grows with the number
-of servers so that polling takes at most a tenth of a core. Polling has its own thread so that the thread's CPU time is
-the cost of polling.
+A poll requests ``/ready``, or ``/health`` if that path does not exist, and unless the status is 500 or more, the
+server's load from ``/metrics`` (with vLLM's names). Polls are spread evenly over a period, which grows with the number
+of servers, so that polling takes at most a tenth of a core. Polling has its own thread, whose CPU time is the cost of
+polling.
 
-A server is *lost* after several polls in a row without an answer, or after some seconds of silence, for example if its
-process is frozen. It then counts as not ready until it answers.
+A server is *lost* after several consecutive polls without an answer, or after some seconds without one, for example if
+its process is frozen. It then counts as not ready until it answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ CORE_SHARE: Final = 0.08
 #: Minimum interval of polls of a server, in seconds.
 SHORTEST_PERIOD_S: Final = 1.0
 
-#: Interval of polls of servers that requests wait for, in seconds; and the maximum number of such servers.
+#: Interval of polls of servers that requests wait for, in seconds, and the maximum number of servers that are polled at
+#: this interval.
 AWAITED_PERIOD_S: Final = 0.2
 MAX_AWAITED: Final = 32
 
@@ -45,13 +46,13 @@ TIMEOUT_S: Final = 3.0
 LOST_AFTER: Final = 3
 
 #: A server is also lost if it has not answered for this many seconds since its first unanswered poll. This is checked
-#: once a period, so a frozen server is lost about five seconds after its last answer.
+#: once in a period, so a frozen server is lost about five seconds after its last answer.
 SILENT_S: Final = 3.5
 
 #: Interval of requests for the models of a ready server, and their timeout, in seconds.
 MODELS_S: Final = 30.0
 MODELS_TIMEOUT_S: Final = 1.0
-#: The interval while the server does not answer, or does not accept the current key.
+#: The interval while these requests time out, or the server does not accept the current key.
 SOON_S: Final = 3.0
 
 #: Maximum size of a response in bytes; larger ones are discarded.
@@ -64,7 +65,8 @@ class PollResult:
 
     Attributes:
         server: address of the server.
-        load: the server's report, or not ready if the server is lost; None if it did not answer and is not lost.
+        load: the server's report; not ready if the server is lost; None if the server did not answer but is not lost
+            yet.
         sent_at: time of the poll, by the event loop's clock (`time.monotonic`).
         answered: whether the server answered.
     """
@@ -108,7 +110,7 @@ class Poller:
         return max(SHORTEST_PERIOD_S, len(self._servers) * self._cost_s / CORE_SHARE)
 
     def set_servers(self, servers: Iterable[str]) -> None:
-        """Set the servers, from the next period on. Thread-safe."""
+        """Set the servers to poll from the next period on. Thread-safe."""
         self._servers = tuple(dict.fromkeys(servers))
 
     def set_awaited(self, servers: Iterable[str]) -> None:
@@ -144,8 +146,8 @@ class Poller:
             for number, server in enumerate(servers):
                 await asyncio.sleep(began + period * number / len(servers) - loop.time())
                 if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
-                    # Reported with the time of the first unanswered poll, so that a late answer still counts; and only
-                    # once until the server answers.
+                    # The result has the time of the first unanswered poll, so that a late answer still counts. It is
+                    # reported once until the server answers.
                     self._silent_since[server] = math.inf
                     self._on_result(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
                 self._start_poll(server)
@@ -203,8 +205,8 @@ class HttpProbe:
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 
     def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """Set the ``Authorization`` candidates of each server for requests for its models, the likeliest first. New
-        servers are asked for their models at once. Thread-safe."""
+        """Set each server's ``Authorization`` candidates for ``GET /v1/models``, the current key first. A server that
+        was absent before gets this request in its next poll. Thread-safe."""
         self._authorizations = dict(authorizations)
         for server in set(self._models_at) - authorizations.keys():
             self._models_at.pop(server, None)
@@ -231,7 +233,7 @@ class HttpProbe:
                 self._without_ready.add(server)
                 status, _ = await self._get(server, "/health")
             if status != 200:
-                self._without_ready.discard(server)  # the next process at this address may have the path
+                self._without_ready.discard(server)  # the next process at this address may have ``/ready``
                 self._models_at.pop(server, None)
             if status >= 500:
                 return ServerLoad(ready=False, counted=False)
@@ -278,7 +280,7 @@ class HttpProbe:
 def read_metrics(text: bytes) -> ServerLoad:
     """Return a server's load from its metrics; not `counted` if they are absent or invalid.
 
-    For several engines behind one address, requests are summed and the usage of their KV caches is averaged.
+    If a server reports several series, as with several engines, requests are summed and KV cache usage is averaged.
     """
     text = b"\n" + text
     running, waiting = _values(text, b"vllm:num_requests_running"), _values(text, b"vllm:num_requests_waiting")
@@ -327,7 +329,7 @@ class PollerThread:
         self._thread = threading.Thread(target=self._main, name="polling", daemon=True)
 
     def start(self) -> None:
-        """Start to poll."""
+        """Start the thread."""
         self._thread.start()
 
     async def watch(self) -> NoReturn:
@@ -337,7 +339,7 @@ class PollerThread:
             GatewayError: the thread has ended with an unexpected error.
         """
         await asyncio.shield(self._failure)
-        raise AssertionError("it has no result")
+        raise AssertionError("the future has only an exception")
 
     async def stop(self) -> None:
         """Stop polling, and return when the thread has ended."""

@@ -42,7 +42,7 @@ class ServerWatch:
     def record(self, result: PollResult) -> None:
         """Process the result of a poll."""
         if result.load is None or result.server not in self._models:
-            return  # a single poll without an answer, or the server was removed
+            return  # the server is not lost yet, or was removed
         state: State = "ready"
         if not result.load.ready:
             state = "is not ready" if result.answered else "does not answer"
@@ -57,11 +57,11 @@ class ServerWatch:
             return
         description = f"{result.server} ({', '.join(self._models[result.server])})"
         if state == "is not ready" or state == "does not answer":
-            logger.warning("%s %s: it gets no requests until it is ready again", description, state)
+            logger.warning("%s %s: the server gets no requests until it is ready again", description, state)
         elif previous == "is not ready" or previous == "does not answer":
             logger.info("%s is back", description)
         if state == "reports no load":
             logger.warning(
-                "%s has no metrics with vLLM's names: its load is estimated from the requests that it was sent",
+                "%s has no metrics with vLLM's names: the gateway estimates its load from the requests sent to it",
                 description,
             )

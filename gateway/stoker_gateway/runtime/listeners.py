@@ -41,7 +41,7 @@ def listener(
 def ended_listener(
     pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[CompletedRequest], None]:
-    """Return a callback that reports completed requests, and servers that failed, to the pickers.
+    """Return a callback that reports completed requests, and the servers that failed at them, to the pickers.
 
     Args:
         pickers: pickers by served name.

@@ -2,8 +2,8 @@
 
 The order of a change ensures that the picker never chooses a server that Envoy does not know. First new models and
 servers are added to Envoy's files, and Envoy's statistics confirm that it has read them. Then the picker adopts the new
-registry. When all earlier decisions must have reached Envoy, the removed models and servers are deleted from its files.
-Active requests to a removed server continue.
+registry. After the maximum time in which earlier decisions reach Envoy, the removed models and servers are deleted from
+its files. Active requests to a removed server continue.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class LiveConfig:
         set_servers: Callable[[Iterable[str]], None],
         set_authorizations: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
     ) -> None:
-        """Set the poller's callbacks, which receive the servers and the ``Authorization`` candidates of each, and call
-        them with the current ones."""
+        """Set the poller's setters for the servers and for the ``Authorization`` candidates of each, and call them with
+        the current values."""
         self._set_servers, self._set_authorizations = set_servers, set_authorizations
         set_authorizations(_authorizations(self.model_registry))
         set_servers(_servers(self.model_registry))
@@ -76,7 +76,7 @@ class LiveConfig:
         self._notify_pickers(result)
 
     def any_lost(self) -> bool:
-        """Return whether any model has servers but none that is ready."""
+        """Return whether any model has servers, but none that is ready."""
         return any(
             self.model_registry.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items()
         )
@@ -110,7 +110,7 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Delete a registry that the picker no longer uses from Envoy's files."""
+        """Delete the models and servers of a registry that the picker no longer uses from Envoy's files."""
         del self._departing[left_at]
         try:
             self._write()
@@ -167,9 +167,9 @@ def _servers(model_registry: ModelRegistry) -> list[str]:
 
 
 def describe(model_registry: ModelRegistry) -> str:
-    """Return the models of a registry and their numbers of servers, for a log line."""
+    """Return the models of a registry with their numbers of servers, for a log line."""
     counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
-    shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MAX_SHOWN]]
+    shown = [f"{name} ({count} server{'s' * (count != 1)})" for name, count in list(counts.items())[:_MAX_SHOWN]]
     return ", ".join(shown + ["…"] * (len(counts) > _MAX_SHOWN)) or "no model"
 
 
@@ -178,7 +178,7 @@ def _log_changes(before: ModelRegistry, after: ModelRegistry) -> None:
         ("served from now on", after.endpoints.keys() - before.endpoints.keys()),
         ("no longer served", before.endpoints.keys() - after.endpoints.keys()),
         (
-            "served by other servers",
+            "servers changed",
             {
                 name
                 for name in after.endpoints.keys() & before.endpoints.keys()

@@ -1,5 +1,5 @@
-"""Periodic work for scaling: reading Envoy's counts of active requests, frequent polls of servers that requests wait
-for, and the report for autoscalers.
+"""Periodic work for scaling: reads Envoy's counts of active requests, makes the poller poll servers with waiting
+requests more often, and creates the report for autoscalers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ScalingWatch:
         envoy: Envoy's admin interface.
         identity: unique name of this gateway.
         is_known: returns whether the model registry is known.
-        set_awaited: called with the servers that requests wait for, when they change.
+        set_awaited: called with the servers that requests wait for, whenever they change.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ScalingWatch:
     def report(self) -> bytes | None:
         """Return the report for autoscalers in JSON.
 
-        It is None until the model registry and Envoy's counts of requests from an earlier picker are known, because the
-        report would show too few requests."""
+        The result is None until the model registry and Envoy's counts are known: before, the report would lack requests
+        that an earlier picker routed."""
         if not self._has_counted:
             return None
         endpoints = self._picker.scaling_report()

@@ -1,8 +1,8 @@
 """Queue of waiting items that is fair between keys, ordered by priority, and bounded in number and time.
 
-Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Higher
-priorities go first. When the queue is full, the key with the most items loses its newest one, which may be the item
-that is being added.
+Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Items with
+a higher priority leave first. When the queue is full, the key with the most items loses its newest one, which may be
+the item that is being added.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ class FairQueue(Generic[Item]):
     """A fair queue. Each item may be in it only once.
 
     Args:
-        max_items: maximum number of items, unless `push` is given another.
-        max_wait_s: maximum time that an item waits, in seconds, unless `push` is given another or `extend` sets another
-            end.
+        max_items: maximum number of items, unless `push` sets another.
+        max_wait_s: maximum time that an item waits, in seconds, unless `push` or `extend` sets another.
     """
 
     def __init__(self, max_items: int, max_wait_s: float) -> None:
         self._max_items = max_items
         self._max_wait_s = max_wait_s
-        # Items by priority and key; the key that is served next comes first.
+        # Items by priority and key; the key whose turn is next comes first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # Item → its priority, its key, and the time at which it expires.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
@@ -68,7 +67,7 @@ class FairQueue(Generic[Item]):
             max_items: maximum number of items; None: the queue's default.
 
         Returns:
-            the item that is displaced, which may be this one; None if there is room.
+            The item that is displaced, which may be this one; None if there is room.
         """
         displaced: Item | None = None
         if len(self._entries) >= (self._max_items if max_items is None else max_items):
@@ -89,7 +88,7 @@ class FairQueue(Generic[Item]):
         heappush(self._expiries, (until, next(self._order), item))
 
     def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
-        """Remove and return the next item; None if no item may leave. Expired items are left to `expire`.
+        """Remove and return the next item; None if no item may leave. Expired items stay until `expire` is called.
 
         Args:
             may_go: called with one item after another until it returns True. The others keep their positions.
@@ -135,8 +134,8 @@ class FairQueue(Generic[Item]):
     def displaced_by(
         self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
-        """Return the item that a new one displaces: in the lowest priority that is at most the new item's, the newest
-        item of the key with the most items. None: the new item itself is rejected.
+        """Return the item that a new item displaces: at the lowest priority in the queue, the newest item of the key
+        with the most items. None: the new item itself is rejected.
 
         Args:
             weight: weight of the new item.

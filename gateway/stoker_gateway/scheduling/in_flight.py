@@ -1,7 +1,7 @@
-"""Exact count of a model's active requests, from the report about each request and corrected by Envoy's count.
+"""Exact count of a model's active requests: from the start and the end of each request, corrected by Envoy's count.
 
-Envoy's count is needed in two cases. A restarted picker does not know the requests that its predecessor sent. And if it
-is unknown whether Envoy has read a request's route, the request's end may never be reported.
+Envoy's count is needed in two cases: a restarted picker does not know the requests that its predecessor sent; and if it
+is unknown whether Envoy has read a request's route, the end of the request may never be reported.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 
 #: Maximum time from a decision until Envoy has received it, in seconds.
 ON_THE_WAY_S: Final = 2.0
-#: Two counts of 0 this many seconds apart prove that no request is active. Before a retry Envoy waits up to 10 ms, in
-#: which it does not count the request.
+#: Two counts of 0 that are this many seconds apart prove that no request is active. A single one does not, because
+#: Envoy does not count a request while it waits up to 10 ms before a retry.
 _APART_S: Final = 0.2
 
 
@@ -45,7 +45,7 @@ class InFlight:
         self._last_sent = now
 
     def ended(self, number: int) -> None:
-        """Record that a request has ended, or was not sent. Unknown ones are ignored."""
+        """Record that a request has ended, or was not sent. Unknown requests are ignored."""
         self._sent.pop(number, None)
 
     def counted(self, active: int, requested_at: float) -> None:
@@ -62,7 +62,7 @@ class InFlight:
                 del self._sent[number]
 
     def is_certainly_idle(self) -> bool:
-        """Whether it is certain that no request is active: none is known, and Envoy's count has been 0 since the time
-        at which Envoy must have received the last decision."""
+        """Whether it is certain that no request is active: no request is known, and Envoy's count has been 0 since the
+        time at which Envoy must have received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S
         return not self._sent and self._zero_until - max(self._zero_since, settled) >= _APART_S

@@ -2,17 +2,17 @@
 
 In this order:
 
-- The server that stores the response that the request continues: no other can serve it.
+- The server that stores the response that the request continues, if that server is ready: no other has the response.
 - The session's server: the first one with room in the session's order (`rendezvous.py`).
 - Of the servers that received the prompt's prefix (`prefix_scorer.py`) and the *home* server, the one with the least
   work before the first token, including the request's own prompt (`load.py`).
 
 The home of a new conversation is the first server, in the order given by the prompt's first unknown block, whose load
 is at most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
-Two pickers compute the same home, so they agree about a conversation even if each sees only every other turn. A prefix
-that conversations share does not send all of them to the same server: new ones also go to their homes, rarely if the
-prefix is long and more often the more servers have it, so that a new conversation recomputes about `HOME_BYTES` on
-average for each of these servers.
+Two pickers compute the same home, so they agree about a conversation even if each sees only every other turn. If many
+conversations share a prefix, some new ones go to their home although other servers have the prefix, so that one server
+does not get all of them. The probability falls with the prefix's length and rises with the number of servers that have
+it: on average, a new conversation recomputes about `HOME_BYTES` for each of these servers.
 
 Which servers are ready, full or failing follows from their reports and from the results of requests (`server_pool.py`).
 This module has no clock and does no I/O.
@@ -35,13 +35,13 @@ from stoker_gateway.scheduling.server_pool import ServerPool
 BALANCE: Final = 1.25
 SESSION_BALANCE: Final = 2.0
 
-#: With fewer requests than this a server counts as within the balance, whatever the mean is.
+#: A server with fewer requests than this counts as within the balance, whatever the mean is.
 FEW: Final = 8
 
 #: Maximum number of servers in a pick: the first, and those for the retry.
 MAX_SERVERS: Final = 3
 
-#: The search for servers stops after this many servers beyond the balance if it has found one within it.
+#: The search for servers stops after this many servers beyond the balance, if it has found one within it.
 MAX_LOOKS: Final = 32
 
 #: Weight of a request in the moving average of the bytes to compute.
@@ -87,9 +87,9 @@ class Refusal:
     """Reason why a request gets no server.
 
     Attributes:
-        kind: ``none``: no server may get the request; ``saturated``: all servers that may are full; ``not held``: the
-            limit of held requests is reached; ``held``: it was held for the maximum time; ``not started``: the
-            endpoint's servers fail to start.
+        kind: ``none``: no server may get the request; ``saturated``: all servers that may get it are full; ``not
+            held``: the limit of held requests is reached; ``held``: it was held for the maximum time; ``not started``:
+            the endpoint's servers fail to start.
         retry_after_s: seconds after which the request should be sent again.
         held_s: seconds for which the request was held; None if it was not.
     """
@@ -104,8 +104,8 @@ class EndpointPicker(ServerPool):
 
     Args:
         settings: settings of the picker.
-        identity: unique name of this picker. Pickers of the same endpoint distribute requests without known properties
-            from different starting points.
+        identity: unique name of this picker. By it, pickers of the same endpoint start at different servers when they
+            distribute requests that have neither a session nor an unknown block.
     """
 
     def __init__(self, settings: PickerSettings | None = None, identity: str = "") -> None:
@@ -114,7 +114,7 @@ class EndpointPicker(ServerPool):
         self._prefixes = PrefixScorer(self._index)
         self._usual = 1024.0  # moving average of the bytes of a prompt that a server has to compute
         self._last_number = 0
-        start = blake2b(identity.encode(), digest_size=7).digest()  # one of the key's 8 bytes is left for counting
+        start = blake2b(identity.encode(), digest_size=7).digest()  # 7 of the counter's 8 bytes, so it cannot overflow
         self._unknown = count(int.from_bytes(start, "little"))
 
     def pick(self, request: RoutingRequest, now: float) -> Pick | Refusal:
@@ -189,8 +189,8 @@ class EndpointPicker(ServerPool):
     def _none_has_room(
         self, request: RoutingRequest, order: Rendezvous, key: bytes, masks: list[int], now: float
     ) -> Pick | Refusal:
-        """Handle a request when all servers are full or failing. If all are failing, they are tried anyway, because the
-        fault may be in the gateway's network. A careful pool waits until one of them reports instead."""
+        """Handle a request while all servers are full or failing. If all are failing, they get the request anyway,
+        because the fault may be in the gateway's network; in a careful pool, the request is refused instead."""
         failed = list[str]()
         for server in order.order(key):
             if self._servers[server].failed_until <= now:

@@ -1,4 +1,4 @@
-"""Token usage of a request, from the response or by an estimate.
+"""Token usage of a request: reported by the response, or estimated.
 
 Usage fields by source:
 
