@@ -48,7 +48,7 @@ class CacheKeys:
 
     Attributes:
         salt: the client's cache salt; sequences with different salts share no block.
-        root_key: identifies the adapter, by its content and load generation; empty: the model without an adapter.
+        root_key: identifies the adapter, by its content and load generation; empty means no adapter.
         spans: content behind placeholder tokens, in order and without overlap.
     """
 
@@ -60,13 +60,14 @@ class CacheKeys:
         """Return the parent hash of a sequence's first block.
 
         Args:
-            namespace: 16 bytes that separate different kinds of chains; empty: none.
+            namespace: 16 bytes that separate different kinds of chains; empty if there is none.
         """
         salt = _digest(self.root_key) if self.root_key else b""
         return blake2b(self.salt.encode(), key=namespace, salt=salt, digest_size=_DIGEST_BYTES).digest()
 
     def extra_key(self, start: int, stop: int) -> bytes:
-        """Return the extra key of a block with tokens `start` to `stop` (exclusive), from `spans`; empty: none.
+        """Return the extra key of a block with tokens `start` to `stop` (exclusive), from `spans`; empty if there is
+        none.
 
         It includes the content's position relative to the block, because blocks at different positions in an image have
         different keys and values.

@@ -56,8 +56,8 @@ class EndpointReport:
         held: number of requests that wait because no pod is available.
         queued: number of requests that wait because all pods are full.
         in_flight: number of requests that were sent to a pod and have not ended.
-        idle_seconds: time since the last request arrived or ended; None: there was none since the replica started.
-        drained: the drain id that the replica acknowledges: it sends no requests and has none in flight; empty: it
+        idle_seconds: time since the last request arrived or ended; None if there was none since the replica started.
+        drained: the drain id that the replica acknowledges: it sends no requests and has none in flight; empty if it
             acknowledges none.
         engines: the engines' reports, by address.
     """
@@ -85,10 +85,10 @@ class Signals:
 
     Attributes:
         held, queued, in_flight: sums, see `EndpointReport`.
-        idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None: no replica
-            has a report.
+        idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None if no
+            replica has a report.
         engines: the newest report of each engine, by address.
-        drained: the drain id that each replica with a report acknowledges; empty: it acknowledges none.
+        drained: the drain id that each replica with a report acknowledges; empty if it acknowledges none.
         missing: replicas without a valid report, or ``gateway`` if there are no replicas.
     """
 
@@ -173,7 +173,7 @@ def combine(reports: Mapping[str, GatewayReport | None], key: EndpointKey) -> Si
     """Combine the reports of all replicas about an endpoint.
 
     Args:
-        reports: each replica's report by its address; None: it has no valid report.
+        reports: each replica's report by its address; None means that it has no valid report.
         key: the endpoint. A report without this endpoint counts as zero requests.
     """
     held = queued = in_flight = 0

@@ -44,10 +44,10 @@ def cause_of_death(
     """Return the cause of a child process's death.
 
     Args:
-        code: the child's exit code; -N: signal N killed it.
-        died: the child's last message; None: it sent none.
+        code: the child's exit code; -N means that signal N killed it.
+        died: the child's last message; None means that it sent none.
         killed_for_memory: whether the kernel has killed a process for lack of memory since the child started.
-        subject: name of the child, for the message; None: the engine process.
+        subject: name of the child, for the message; None means the engine process.
     """
     if died is not None:
         if died.of_another:

@@ -46,8 +46,8 @@ class Command:
 
     Attributes:
         settings: settings of the gateway.
-        model_registry: models to serve; None: models come from the cluster.
-        keys: file of the clients' keys; None: keys come from the cluster, or requests need no key.
+        model_registry: models to serve; None means that models come from the cluster.
+        keys: file of the clients' keys; None means that keys come from the cluster, or requests need no key.
         namespace: namespace of the clients' keys in the cluster; None without ``--kubernetes``.
         names: hosts of the registry's servers; None with ``--kubernetes``.
     """
@@ -153,7 +153,7 @@ def parser_of() -> argparse.ArgumentParser:
         "--host", type=_host, default="127.0.0.1", help="address to listen on; :: for all (default: %(default)s)"
     )
     parser.add_argument(
-        "--port", type=_port, default=8080, help="port to listen on; 0: a free one (default: %(default)s)"
+        "--port", type=_port, default=8080, help="port to listen on; 0 chooses a free one (default: %(default)s)"
     )
     parser.add_argument(
         "--keys",
@@ -209,7 +209,7 @@ def parser_of() -> argparse.ArgumentParser:
         "--metrics-port",
         type=_port,
         metavar="PORT",
-        help="port of /metrics, on the same host; 0: a free one (default: no metrics)",
+        help="port of /metrics, on the same host; 0 chooses a free one (default: no metrics)",
     )
     output.add_argument(
         "--access-log", action="store_true", help="write a line of JSON to standard output for each completed request"

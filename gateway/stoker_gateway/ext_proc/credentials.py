@@ -47,7 +47,7 @@ def swapped(authorization: str | None) -> tuple[tuple[tuple[str, str], ...], tup
     """Return the request headers to set and the ones to remove, so that servers do not see the client's key.
 
     Args:
-        authorization: the ``Authorization`` that the servers expect; None: they get none.
+        authorization: the ``Authorization`` that the servers expect; None means no ``Authorization``.
     """
     if authorization is None:
         return (), (AUTHORIZATION, API_KEY)

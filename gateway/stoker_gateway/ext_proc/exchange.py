@@ -76,7 +76,7 @@ class Route:
         without: request headers to remove.
         metadata: dynamic metadata: fields for the access log of completed requests, and response headers
             (`limits/ratelimit_headers.py`).
-        response_id: id under which the server stores its response; None: no id is sent.
+        response_id: id under which the server stores its response; None means that no id is sent.
     """
 
     cluster: str
@@ -102,7 +102,7 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._headers: dict[str, bytes] = {}
-        #: Servers to which the request may be sent; None: all servers of the model.
+        #: Servers to which the request may be sent; None means all servers of the model.
         self.subset: frozenset[str] | None = None
 
     def header(self, name: str) -> str:

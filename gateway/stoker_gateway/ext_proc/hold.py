@@ -22,7 +22,7 @@ class EndpointHold:
         num_held: number of waiting requests that are or were held, including those that now wait for a less busy
             server.
         held_bytes: size of their bodies.
-        active_at: time at which a request last arrived or ended; None: no request has arrived.
+        active_at: time at which a request last arrived or ended; None if no request has arrived.
     """
 
     def __init__(self, scaling: Scaling, max_held: int, max_bytes: int, now: float) -> None:

@@ -87,7 +87,7 @@ class RequestHead:
     Attributes:
         path: path without the query.
         header: returns a header's value by its name in lower case; empty if it is absent.
-        subset: servers to which the request may be sent; None: all.
+        subset: servers to which the request may be sent; None means all.
     """
 
     method: str
@@ -115,9 +115,9 @@ class RequestHandler:
         model_registry: all models.
         pickers: picker of each endpoint, by served name. The caller keeps them up to date and calls `wake`.
         clock: monotonic clock, in seconds.
-        keyring: valid keys; None: requests need no key, may use all models, and keep their credentials.
+        keyring: valid keys; None means that requests need no key, may use all models, and keep their credentials.
         wall: clock for the expiry of keys: seconds since 1970.
-        limiter: enforces the keys' limits; None: a `LocalLimiter`.
+        limiter: enforces the keys' limits; the default is a `LocalLimiter`.
         reports_all: whether `scaling_report` also contains endpoints without scaling.
     """
 
@@ -202,7 +202,7 @@ class RequestHandler:
         self._server_keys.accepted(server, authorization, self._model_registry.endpoints.values())
 
     def set_keyring(self, keyring: Keyring | None) -> None:
-        """Replace the valid keys; None: requests need no key."""
+        """Replace the valid keys; None means that requests need no key."""
         self._keyring = keyring
 
     def wake(self, model: str) -> None:

@@ -74,7 +74,7 @@ class RequestQueue:
         clock: monotonic clock, in seconds.
 
     Attributes:
-        hold: the endpoint's hold; None: requests are rejected while none of its servers is ready.
+        hold: the endpoint's hold; None means that requests are rejected while none of its servers is ready.
     """
 
     def __init__(self, picker: EndpointPicker, max_waiting: int, max_wait_s: float, clock: Callable[[], float]) -> None:

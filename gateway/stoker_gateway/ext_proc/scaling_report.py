@@ -40,7 +40,7 @@ def endpoint_report(
 
     Args:
         names: all served names of the endpoint.
-        hold: the endpoint's hold; None: its requests are not held.
+        hold: the endpoint's hold; None means that its requests are not held.
     """
     names = list(names)
     held = sum(each.queue.num_held() for each in names)

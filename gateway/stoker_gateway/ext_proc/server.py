@@ -70,8 +70,8 @@ class PickerServer:
         limits: limits of accepted requests.
         registry: Prometheus registry for the metrics.
         clock: monotonic clock, in seconds.
-        keyring: valid keys; None: requests need no key and may use all models.
-        limiter: enforces the keys' limits; None: a `LocalLimiter`.
+        keyring: valid keys; None means that requests need no key and may use all models.
+        limiter: enforces the keys' limits; the default is a `LocalLimiter`.
         reports_all: whether `scaling_report` also contains endpoints without scaling.
     """
 
@@ -120,7 +120,7 @@ class PickerServer:
 
         Args:
             address: ``unix:PATH`` or ``HOST:PORT``; port 0 chooses a free one.
-            tls: the server's certificate; None: connections are not encrypted.
+            tls: the server's certificate; None means that connections are not encrypted.
 
         Returns:
             The port.
@@ -168,7 +168,7 @@ class PickerServer:
         self._handler.update(model_registry, pickers)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
-        """Replace the valid keys; None: requests need no key and may use all models."""
+        """Replace the valid keys; None means that requests need no key and may use all models."""
         self._handler.set_keyring(keyring)
 
     def answered(self, model: str, pick: int, server: str) -> None:

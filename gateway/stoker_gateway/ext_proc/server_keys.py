@@ -34,7 +34,7 @@ class ServerKeys:
         self._warned: dict[str, str] = {}
 
     def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
-        """Record that a server accepted this ``Authorization``; empty: it accepted a request without one.
+        """Record that a server accepted this ``Authorization``; empty means that it accepted a request without one.
 
         Args:
             endpoints: all endpoints. A warning is logged if this is an earlier key of an endpoint that includes the
@@ -68,7 +68,7 @@ class ServerKeys:
             self._warned.pop(forgotten, None)
 
     def alike(self, endpoint: Endpoint, servers: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-        """Return the servers that get the same ``Authorization`` as the first one, and that value; None: no
+        """Return the servers that get the same ``Authorization`` as the first one, and that value; None means no
         ``Authorization``.
 
         A request carries the same value to each of its servers, also in a retry.

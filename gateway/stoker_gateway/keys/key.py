@@ -23,7 +23,7 @@ _SECRET_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a key; None: unlimited.
+    """Limits of a key; None means unlimited.
 
     Attributes:
         requests_per_minute: requests that start in a minute.
@@ -46,7 +46,7 @@ class Key:
         models: served names that it may use; ``*`` stands for any characters. Empty: all models.
         limits: rate limits.
         priority: queued requests with a higher priority leave the queue first.
-        expires: expiry time in seconds since 1970; None: never.
+        expires: expiry time in seconds since 1970; None means never.
     """
 
     id: str

@@ -39,7 +39,7 @@ class _Secret:
         due: time of the next read, by the clock.
         key: the key; None while the Secret has none or may not be read.
         failures: number of consecutive failures.
-        logged_error: last logged error; empty: none.
+        logged_error: last logged error; empty if there is none.
     """
 
     stamp: object

@@ -40,10 +40,10 @@ class EndpointFacts:
         generation: generation of its spec.
         created: creation time in seconds since 1970.
         served_names: served names of its model.
-        session_header: name in lower case of the header that identifies a session; None: no header does.
-        secret: name of the Secret with the API keys of its pods; None: its pods need no key.
+        session_header: name in lower case of the header that identifies a session; None if there is none.
+        secret: name of the Secret with the API keys of its pods; None means that its pods need no key.
         speaks_tls: whether its pods serve HTTPS.
-        scaling: how the operator scales it; None: the operator does not scale it.
+        scaling: how the operator scales it; None if the operator does not scale it.
         is_scaled_externally: whether no manifest sets its number of replicas, so another autoscaler can set it.
     """
 

@@ -18,7 +18,7 @@ class _Known:
     """Keys of one endpoint.
 
     Attributes:
-        secret: Secret of the latest key; None: the servers need no key.
+        secret: Secret of the latest key; None means that the servers need no key.
         keys: the keys, the latest first; the element None means a request without a key.
     """
 
@@ -38,7 +38,7 @@ class KeyHistory:
 
         Args:
             endpoint: namespace and name of the endpoint.
-            secret: Secret that the endpoint names; None: its servers need no key.
+            secret: Secret that the endpoint names; None means that its servers need no key.
             key: key in the Secret; None if it is not known. If the endpoint has just changed to this Secret, the keys
                 of the previous one stay in use, because it takes a moment until the gateway may read a Secret.
         """

@@ -48,7 +48,7 @@ class Kind:
     Attributes:
         plural: plural of the kind, for log lines.
         path: API path.
-        labels: label selector; empty: all objects.
+        labels: label selector; an empty one selects all objects.
         remedy: advice for the log line if the API server does not have the kind.
     """
 
@@ -64,7 +64,7 @@ class Watch(Generic[Item]):
     Args:
         api: client of the API server.
         kind: kind of the objects.
-        read: returns the extract of an object that is stored; None: the object is ignored.
+        read: returns the extract of an object that is stored; None means that the object is ignored.
         changed: called in the thread when objects may have changed.
         clock: monotonic clock, in seconds.
         draw: returns a random number from 0 to 1, which spreads the requests of replicas.

@@ -13,7 +13,7 @@ class PeerSettings:
         listen: address at which this replica listens for the others, ``HOST:PORT``.
         token: shared secret of all replicas.
         addresses: addresses of the others, ``HOST:PORT``.
-        service: ``HOST:PORT`` whose host resolves to all replicas, including this one; None: `addresses` has all
+        service: ``HOST:PORT`` whose host resolves to all replicas, including this one; if None, `addresses` has all
             others.
     """
 

@@ -41,7 +41,7 @@ class _PerMinute(NamedTuple):
     """A limit per minute, its usage, and the amount that a request needs.
 
     Attributes:
-        full_limit: limit of all replicas together; None: unlimited.
+        full_limit: limit of all replicas together; None means unlimited.
         minutes: usage by replica.
         requested: amount that the request needs.
     """
@@ -70,7 +70,7 @@ class _PerMinute(NamedTuple):
         return Denial(self.resource, limit, used, requested, SOON_S if math.isinf(room) else room)
 
     def allowance(self, share: LimitShare, now: float, *, begins: bool) -> Allowance | None:
-        """Return the remaining amount; None: unlimited. With `begins`, the request's amount is subtracted."""
+        """Return the remaining amount; None means unlimited. With `begins`, the request's amount is subtracted."""
         if self.full_limit is None:
             return None
         limit, extra = share.part(self.full_limit), self.requested if begins else 0

@@ -32,8 +32,9 @@ class Scaling:
         namespace, name: the InferenceEndpoint. It may have several served names, which share this object.
         hold_s: maximum time that a request waits for a ready server, in seconds.
         phase: current phase.
-        drain: the operator's last drain id, which replicas acknowledge before servers are removed; empty: none.
-        start_failure: reason, shown to clients, why the servers do not start; empty: no failure is known.
+        drain: the operator's last drain id, which replicas acknowledge before servers are removed; empty if there is
+            none.
+        start_failure: reason, shown to clients, why the servers do not start; empty if no failure is known.
     """
 
     namespace: str
@@ -57,15 +58,15 @@ class Endpoint:
         name: served name of the model, the field ``model`` of requests; it may contain slashes.
         cluster: name of the Envoy cluster: unique, and safe in file names and metrics.
         servers: addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
-        session_header: name in lower case of the request header that identifies a session; None: no header does.
-        authorization: ``Authorization`` that the servers expect, sent if the gateway requires keys of its own; None:
-            none. Secret.
+        session_header: name in lower case of the request header that identifies a session; None if there is none.
+        authorization: ``Authorization`` that the servers expect, sent if the gateway requires keys of its own; None
+            means no ``Authorization``. Secret.
         earlier_authorizations: previous values, the latest first. A server that reads its key only at start accepts the
             value of that time until it is restarted. Secret.
         created: creation time for clients, in seconds since 1970.
-        refusal: reason, shown to clients, why its servers get no requests; None: they get requests.
-        scaling: how the endpoint is scaled; None: its requests are not held.
-        resource: namespace and name of the InferenceEndpoint; None: the command line defines the endpoint.
+        refusal: reason, shown to clients, why its servers get no requests; None means that they get requests.
+        scaling: how the endpoint is scaled; None means that its requests are not held.
+        resource: namespace and name of the InferenceEndpoint; None if the command line defines the endpoint.
     """
 
     name: str

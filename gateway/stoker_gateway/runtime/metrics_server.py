@@ -23,9 +23,9 @@ class MetricsServer:
         registry: metrics of this process.
         envoy_statistics: returns Envoy's metrics in Prometheus' format; on `GatewayError` they are left out.
         host: IP address to listen on.
-        port: port to listen on; 0: a free one.
-        scaling: returns the report for autoscalers in JSON; while it returns None, the status is 503. None: the server
-            has no path ``/scaling``.
+        port: port to listen on; 0 chooses a free one.
+        scaling: returns the report for autoscalers in JSON; while it returns None, the status is 503. If `scaling` is
+            None, the server has no path ``/scaling``.
     """
 
     def __init__(

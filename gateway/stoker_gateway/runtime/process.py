@@ -67,11 +67,11 @@ async def run(
     Args:
         settings: settings of the gateway.
         folder: Envoy's folder.
-        model_registry: models to serve; None: they come from `cluster`.
-        keys: the clients' keys; None: they come from `cluster`, or if that is None, no key is required.
-        cluster: creates the watch of the cluster; None: the gateway is not in a cluster.
+        model_registry: models to serve; None means that they come from `cluster`.
+        keys: the clients' keys; None means that they come from `cluster`, or if that is None, no key is required.
+        cluster: creates the watch of the cluster; None means that the gateway is not in a cluster.
         is_restart: whether this picker replaces one that was killed, while Envoy kept running.
-        names: host names to resolve periodically; None: the servers' addresses do not change.
+        names: host names to resolve periodically; None means that the servers' addresses do not change.
 
     Raises:
         GatewayError: a part of the gateway cannot serve, or Envoy does not work.

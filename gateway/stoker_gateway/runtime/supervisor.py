@@ -47,7 +47,7 @@ async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, a
 
     Args:
         settings: settings of the gateway.
-        model_registry: models to serve at the start; None: the models are not known yet.
+        model_registry: models to serve at the start; None means that the models are not known yet.
         argv: command line, which the picker parses again.
 
     Returns:

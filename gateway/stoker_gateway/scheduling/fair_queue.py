@@ -63,8 +63,8 @@ class FairQueue(Generic[Item]):
 
         Args:
             priority: items with a higher priority leave first.
-            max_wait_s: maximum time that it waits, in seconds; None: the queue's default.
-            max_items: maximum number of items; None: the queue's default.
+            max_wait_s: maximum time that it waits, in seconds; None means the queue's default.
+            max_items: maximum number of items; None means the queue's default.
 
         Returns:
             The item that is displaced, which may be this one; None if there is room.
@@ -135,11 +135,11 @@ class FairQueue(Generic[Item]):
         self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
         """Return the item that a new item displaces: at the lowest priority in the queue, the newest item of the key
-        with the most items. None: the new item itself is rejected.
+        with the most items. None means that the new item itself is rejected.
 
         Args:
             weight: weight of the new item.
-            weigh: returns the weight of an item; None: each counts 1.
+            weigh: returns the weight of an item; None means that each counts 1.
         """
         lowest = min(self._levels, default=priority)
         if lowest > priority or not self._levels:

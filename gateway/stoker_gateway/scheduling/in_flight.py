@@ -26,7 +26,7 @@ class InFlight:
     def __init__(self, now: float) -> None:
         self._sent: dict[int, float] = {}  # number of the pick → time at which the request was sent; the oldest first
         self._last_sent = now
-        # Upper bound of active requests that were sent before `now`; None: not known yet.
+        # Upper bound of active requests that were sent before `now`; None means not known yet.
         self._earlier: int | None = None
         self._zero_since = math.inf
         self._zero_until = -math.inf

@@ -28,7 +28,7 @@ class PooledServer:
         polled_at: time of the poll that returned its last report, in seconds.
         failures: number of failures since it last reported that it is ready.
         failed_at, failed_until: time of the last failure, and until when it gets no requests.
-        allowance: number of requests that may be sent to it until it reports again; None: unlimited.
+        allowance: number of requests that may be sent to it until it reports again; None means unlimited.
     """
 
     load: Load = field(default_factory=Load)
