@@ -105,7 +105,7 @@ def _protocol(options: Config) -> Config:
 
 def _picked_server(settings: EnvoySettings) -> Config:
     """Return the policy that uses the picker's first server, and the next one for the retry. If the picker named no
-    known server, no server is used, or with `fail_open` any."""
+    server of the cluster, Envoy uses none or, with `fail_open`, any server of the cluster."""
     return {
         "name": "envoy.load_balancing_policies.override_host",
         "typed_config": {

@@ -41,7 +41,7 @@ class LocalReply:
     body: bytes
 
 
-def error_answer(error: RequestError, path: str, request_id: str | None = None) -> LocalReply:
+def error_reply(error: RequestError, path: str, request_id: str | None = None) -> LocalReply:
     """Return the response that reports `error`, in the format of the API at `path`.
 
     Args:
@@ -72,12 +72,12 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     return _json(error.status, {"error": fields}, headers)
 
 
-def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
+def models_reply(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
     """Return the response of ``/v1/models``, in OpenAI's format."""
     return _json(200, {"object": "list", "data": [_card(each, cards) for each in endpoints]})
 
 
-def model_answer(endpoint: Endpoint, cards: ModelCards) -> LocalReply:
+def model_reply(endpoint: Endpoint, cards: ModelCards) -> LocalReply:
     """Return the response of ``/v1/models/{name}``."""
     return _json(200, _card(endpoint, cards))
 

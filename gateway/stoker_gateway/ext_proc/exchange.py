@@ -157,14 +157,14 @@ class Exchange:
         response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
         return response
 
-    def answer(self, answer: LocalReply) -> ext_proc.ProcessingResponse:
+    def reply(self, reply: LocalReply) -> ext_proc.ProcessingResponse:
         """Return the message that makes the proxy send a local reply."""
         return ext_proc.ProcessingResponse(
             immediate_response=ext_proc.ImmediateResponse(
                 details=PICKER_DETAILS,
-                status=http_status_pb2.HttpStatus(code=answer.status),
-                headers=ext_proc.HeaderMutation(set_headers=[_header(*each) for each in answer.headers]),
-                body=answer.body,
+                status=http_status_pb2.HttpStatus(code=reply.status),
+                headers=ext_proc.HeaderMutation(set_headers=[_header(*each) for each in reply.headers]),
+                body=reply.body,
             )
         )
 

@@ -11,7 +11,8 @@ from stoker_gateway.scheduling.drain import Drain
 
 
 class EndpointHold:
-    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. For one event loop.
+    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. Used from one event
+    loop.
 
     Args:
         scaling: how the endpoint is scaled.
@@ -21,7 +22,7 @@ class EndpointHold:
     Attributes:
         num_held: number of waiting requests that are or were held, including those that now wait for a less busy
             server.
-        held_bytes: size of their bodies.
+        held_bytes: total size of the bodies of these requests.
         active_at: time at which a request last arrived or ended; None if no request has arrived.
     """
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from stoker_common.errors import NotFoundError, RequestError
 from stoker_common.scaling.signals import EndpointKey
 from stoker_gateway.ext_proc import credentials, rate_reservation
-from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_answer, models_answer
+from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_reply, models_reply
 from stoker_gateway.ext_proc.body_reader import BodyReader
 from stoker_gateway.ext_proc.errors import (
     HeldError,
@@ -277,8 +277,8 @@ class RequestHandler:
                 raise MethodError("this path does not support this HTTP method")
             if path == MODELS:
                 endpoints = self._model_registry.endpoints.values()
-                return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
-            return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
+                return models_reply((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
+            return model_reply(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path == SCHEMA:
             if head.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not support this HTTP method")
@@ -351,7 +351,7 @@ class RequestHandler:
         endpoints = self._model_registry.endpoints.values()
         endpoint = next((each for each in endpoints if key is None or key.may_use(each.name)), None)
         if endpoint is None:
-            raise NotFoundError("no model is served here")
+            raise NotFoundError("no model is available for this request")
         return endpoint
 
     async def _to_holder(self, head: RequestHead, key: Key | None, wait: _Wait) -> tuple[str, Route]:

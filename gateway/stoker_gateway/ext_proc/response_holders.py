@@ -2,7 +2,7 @@
 
 The gateway chooses the id of each response (`RESPONSE_ID_HEADER`) unless the body does, so it knows the id without
 reading the response. The client's request id is not used as the id, because services forward their callers' ids, so
-several requests may have the same. Earlier versions of Stoker's engine derive the response id from the request id
+several requests may have the same id. Earlier versions of Stoker's engine derive the response id from the request id
 (`resp_ID_ENDING`, with a random ending), so the request id is recorded too.
 
 Clients choose some of the ids, so each owner has a separate namespace: a client cannot change the lookups of another.

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from stoker_common import logs
 from stoker_common.errors import NotFoundError, OverloadedError, RequestError
-from stoker_gateway.ext_proc.answers import error_answer
+from stoker_gateway.ext_proc.answers import error_reply
 from stoker_gateway.ext_proc.errors import (
     PickerError,
     RateLimitError,
@@ -248,12 +248,12 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RequestError as error:
             outcome.name = _outcome_name(error)
-            await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
+            await context.write(exchange.reply(error_reply(error, outcome.path, outcome.request_id)))
         except Exception:
             outcome.name = "failed"
             logger.exception("routing a request failed")
             failure = PickerError("internal error; see the gateway's log")
-            await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
+            await context.write(exchange.reply(error_reply(failure, outcome.path, outcome.request_id)))
         finally:
             self._metrics.requests.labels(outcome.model, outcome.name).inc()
 
@@ -269,9 +269,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 logs.request_id.set(request_head.request_id)  # each stream has its own task, hence its own context
                 if not self.ready:
                     raise UnavailableError("the gateway has not loaded its list of models yet; try again")
-                if (answer := self._handler.at_once(request_head)) is not None:
+                if (reply := self._handler.at_once(request_head)) is not None:
                     outcome.name = "answered"
-                    await context.write(exchange.answer(answer))
+                    await context.write(exchange.reply(reply))
                     return
             if progress is Progress.TOO_LARGE:
                 raise self._handler.too_large()
@@ -329,7 +329,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Data of a request for its response and the metrics."""
+    """Data of a request for its response and the metrics. `name` is the value of the metric's label ``outcome``."""
 
     path: str = ""
     request_id: str | None = None

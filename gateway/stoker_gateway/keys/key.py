@@ -43,7 +43,7 @@ class Key:
     Attributes:
         id: id of the key; not secret.
         digest: digest of its text, see `digest_of`.
-        models: served names that it may use; ``*`` stands for any characters. Empty: all models.
+        models: served names that it may use; ``*`` stands for any characters. Empty means all models.
         limits: rate limits.
         priority: queued requests with a higher priority leave the queue first.
         expires: expiry time in seconds since 1970; None means never.

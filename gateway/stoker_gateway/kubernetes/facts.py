@@ -65,8 +65,8 @@ class SliceFacts:
 
     Attributes:
         namespace, service: Service of the pods.
-        servers: unique id and ``IP:PORT`` of each pod that accepts requests.
-        starting: the same for pods that do not accept requests yet.
+        servers: unique id and ``IP:PORT`` of each ready pod.
+        starting: the same for pods that are not ready.
     """
 
     namespace: str

@@ -33,8 +33,8 @@ class KeyHistory:
         self._known: dict[Name, _Known] = {}
 
     def update(self, endpoint: Name, secret: str | None, key: str | None) -> tuple[str | None, ...]:
-        """Return the keys that an endpoint's servers may expect, the latest first. If there is none, the servers must
-        get no requests.
+        """Return the keys that an endpoint's servers may expect, the latest first. If the result is empty, the servers
+        must get no requests.
 
         Args:
             endpoint: namespace and name of the endpoint.

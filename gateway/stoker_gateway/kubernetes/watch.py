@@ -193,7 +193,7 @@ class Watch(Generic[Item]):
         message = f"{error}{remedy}"
         if message != self._logged_error:
             self._logged_error = message
-            known = "the gateway keeps the known ones" if self.listed else "the gateway is not ready until they are"
+            known = "the gateway keeps the known ones" if self.listed else "the gateway is not ready until they can be"
             logger.warning("%s cannot be watched: %s; %s", self._kind.plural, message, known)
 
 

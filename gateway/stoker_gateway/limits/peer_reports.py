@@ -22,7 +22,7 @@ Statement = dict[str, Any]
 
 
 def statement(use: KeyUsage, now: float) -> Statement:
-    """Return the statement of a usage: ``[age in seconds, amount]`` pairs, and the number of active requests."""
+    """Return the statement of a key's usage: ``[age in seconds, amount]`` pairs, and the number of active requests."""
     return {
         "requests": [[math.floor(age * 1000) / 1000, number] for age, number in use.requests.ages(now)],
         "tokens": [[math.floor(age * 1000) / 1000, number] for age, number in use.tokens.ages(now)],

@@ -42,7 +42,7 @@ class _PerMinute(NamedTuple):
 
     Attributes:
         full_limit: limit of all replicas together; None means unlimited.
-        minutes: usage by replica.
+        minutes: usage of each replica.
         requested: amount that the request needs.
     """
 

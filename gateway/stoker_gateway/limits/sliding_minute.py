@@ -1,7 +1,7 @@
 """Usage of the last minute, in slots of one second.
 
-The current second and the 60 before it count. Usage thus counts for 60 to 61 seconds: a limit holds in every minute,
-whenever it begins, and a client that uses it evenly gets 60/61 of it.
+The current second and the 60 before it count. Usage thus counts for 60 to 61 seconds: a limit holds in any period of 60
+seconds, and a client with steady usage gets 60/61 of the limit.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ METADATA: Final = "stoker"
 KEY: Final = "key"
 MODEL: Final = "model"
 PICK: Final = "pick"
-#: Further fields: id of the limits' reservation, and estimated prompt tokens.
+#: Further fields: id of the reservation against the key's limits, and estimated prompt tokens.
 GRANT: Final = "grant"
 ESTIMATE: Final = "estimate"
 #: Request header that makes Stoker's engine report its token counts so far in each event of a stream.

@@ -1,8 +1,8 @@
 """Queue of waiting items that is fair between keys, ordered by priority, and bounded in number and time.
 
 Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Items with
-a higher priority leave first. When the queue is full, the key with the most items loses its newest one, which may be
-the item that is being added.
+a higher priority leave first. When the queue is full, the newest item of the key with the most items at the lowest
+priority is displaced, which may be the item that is being added.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class FairQueue(Generic[Item]):
         return expired
 
     def remove(self, item: Item) -> bool:
-        """Remove an item; returns whether it was in the queue."""
+        """Remove an item, and return whether it was in the queue."""
         entry = self._entries.pop(item, None)
         if entry is None:
             return False

@@ -9,10 +9,10 @@ In this order:
 
 The home of a new conversation is the first server, in the order given by the prompt's first unknown block, whose load
 is at most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
-Two pickers compute the same home, so they agree about a conversation even if each sees only every other turn. If many
-conversations share a prefix, some new ones go to their home although other servers have the prefix, so that one server
-does not get all of them. The probability falls with the prefix's length and rises with the number of servers that have
-it: on average, a new conversation recomputes about `HOME_BYTES` for each of these servers.
+All pickers compute the same order, so they usually agree on a conversation's home, even if each sees only some of its
+turns. If many conversations share a prefix, some new ones go to their home although other servers have the prefix, so
+that one server does not get all of them. The probability falls with the prefix's length and rises with the number of
+servers that have it: on average, a new conversation recomputes about `HOME_BYTES` for each of these servers.
 
 Which servers are ready, full or failing follows from their reports and from the results of requests (`server_pool.py`).
 This module has no clock and does no I/O.

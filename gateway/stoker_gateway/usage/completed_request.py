@@ -45,7 +45,7 @@ class CompletedRequest:
     Attributes:
         model: served name.
         key: id of the client's key; empty without keys.
-        grant: id of the limits' reservation; empty without one.
+        grant: id of the reservation against the key's limits; empty without a reservation.
         pick: number of the pick that routed it.
         servers: servers that it was sent to, in order. Only the last can have answered.
         unreachable: whether the connection to the last server failed.

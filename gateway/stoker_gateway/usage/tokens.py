@@ -24,7 +24,7 @@ TOKEN_BYTES: Final = 4
 EVENT_BYTES: Final = 220
 
 #: Names of the output's token count.
-_ANSWERS: Final = ("completion_tokens", "output_tokens")
+_OUTPUT_NAMES: Final = ("completion_tokens", "output_tokens")
 #: Larger token counts are invalid and ignored.
 _MAX_COUNT: Final = 1 << 31
 
@@ -59,11 +59,11 @@ def reported(usage: Mapping[str, Any]) -> Tokens | None:
     return None
 
 
-def estimated(prompt_bytes: int, answer_bytes: int, *, streamed: bool) -> Tokens:
+def estimated(prompt_bytes: int, response_bytes: int, *, streamed: bool) -> Tokens:
     """Estimate the usage from the sizes of the request's and the response's bodies."""
     return Tokens(
         prompt=-(-prompt_bytes // TOKEN_BYTES),
-        output=-(-answer_bytes // (EVENT_BYTES if streamed else TOKEN_BYTES)),
+        output=-(-response_bytes // (EVENT_BYTES if streamed else TOKEN_BYTES)),
         estimated=True,
     )
 
@@ -97,7 +97,9 @@ def _merged(*usages: Mapping[str, Any]) -> dict[str, Any]:
             previous, current = _count(merged.get(name)), _count(value)
             if current is None and previous is not None:
                 continue
-            merged[name] = value if current is None or previous is None or name in _ANSWERS else max(previous, current)
+            merged[name] = (
+                value if current is None or previous is None or name in _OUTPUT_NAMES else max(previous, current)
+            )
     return merged
 
 
