@@ -92,7 +92,7 @@ class GatewaySignals:
         body = await fetch(f"http://{address}/scaling", _TIMEOUT_S, MAX_BYTES)
         try:
             if body is None:
-                raise SignalsError("GET /scaling failed, timed out or did not return status 200")
+                raise SignalsError("GET /scaling failed, timed out, or returned an error or too many bytes")
             # A large report must not block the event loop.
             parsed = parse_report(body) if len(body) <= _SMALL_BYTES else await asyncio.to_thread(parse_report, body)
             self._reports[address] = sent_at, parsed

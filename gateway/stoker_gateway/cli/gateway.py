@@ -320,6 +320,6 @@ def _address(host: str, port: int | None) -> str:
         raise argparse.ArgumentTypeError(f"{host!r} has no address: {error}") from None
     if of_link := [each for each in addresses if "%" in each]:
         raise argparse.ArgumentTypeError(
-            f"{host!r} has an address that is valid on one link only, {of_link[0]}; use another"
+            f"{host!r} has a link-local address, {of_link[0]}; use another"
         )
     return addresses[0]

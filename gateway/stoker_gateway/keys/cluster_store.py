@@ -80,7 +80,7 @@ class ClusterStore:
         try:
             yield
         except client.ApiException as error:
-            raise KeyStoreError(f"the API server refused: {_message(error)}") from None
+            raise KeyStoreError(f"the API server rejected the request: {_message(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise KeyStoreError(f"no answer from the API server: {error}") from None
 
