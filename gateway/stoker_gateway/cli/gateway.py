@@ -319,7 +319,5 @@ def _address(host: str, port: int | None) -> str:
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(f"{host!r} has no address: {error}") from None
     if of_link := [each for each in addresses if "%" in each]:
-        raise argparse.ArgumentTypeError(
-            f"{host!r} has a link-local address, {of_link[0]}; use another"
-        )
+        raise argparse.ArgumentTypeError(f"{host!r} has a link-local address, {of_link[0]}; use another")
     return addresses[0]
