@@ -80,7 +80,7 @@ class Certificate:
         """Check that `issue` made the certificate for these hosts, and that it is not due for renewal.
 
         Raises:
-            UnusableCertificate: it is not such a certificate, or is due for renewal.
+            UnusableCertificate: the certificate is another one, or is due for renewal.
         """
         self.check(now)
         leaf = self.leaf

@@ -61,12 +61,14 @@ def load_one(filename: str, catalogue: Catalogue) -> InferenceEndpoint:
     """Return the only endpoint in the file.
 
     Raises:
-        Refused: as `load`, or there are several endpoints.
+        Refused: the file cannot be read, an endpoint is invalid, or there are several endpoints.
     """
     endpoints = load(filename, catalogue)
     if len(endpoints) > 1:
         names = ", ".join(endpoint.metadata.name for endpoint in endpoints)
-        raise Refused(Violation(filename, f"it contains several endpoints ({names})", "put each into its own file"))
+        raise Refused(
+            Violation(filename, f"the file contains several endpoints ({names})", "put each into its own file")
+        )
     return endpoints[0]
 
 

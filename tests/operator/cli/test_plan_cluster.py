@@ -93,7 +93,7 @@ def test_what_does_not_serve_is_said(planned: Any) -> None:
     _, found = planned([node("a", {GPU: 2}, {PRODUCT: "NVIDIA-H100-80GB-HBM3"})], [], "--model", LLAMA_70B)
     (row,) = found["accelerators"]
     assert (row["count"], row["verdict"]) == (2, "holds")
-    assert row["reason"] == f"sequences are cut to {row['maxModelLen']:,} of 131,072 tokens"
+    assert row["reason"] == f"sequences are limited to {row['maxModelLen']:,} of 131,072 tokens"
     flags = ["--model", LLAMA_70B, "--max-model-len", "3000", "--min-concurrency", "4"]
     _, found = planned([node("a", {GPU: 2}, {PRODUCT: "NVIDIA-H100-80GB-HBM3"})], [], *flags)
     assert found["accelerators"][0]["verdict"] == "serves"
