@@ -28,7 +28,7 @@ LIFETIME: Final = timedelta(days=365)
 _SKEW: Final = timedelta(hours=1)
 
 
-class UnusableCertificate(Exception):  # noqa: N818 - it is the certificate that is wrong, not we
+class UnusableCertificate(Exception):  # noqa: N818 - the certificate is wrong, not the operator
     """The certificate cannot be served; the message states why."""
 
 

@@ -39,7 +39,7 @@ class ReviewVerdict:
 Check = Callable[[Object, Object | None], ReviewVerdict]
 
 
-class Malformed(Exception):  # noqa: N818 - it is the review that is wrong, not we
+class Malformed(Exception):  # noqa: N818 - the review is wrong, not the operator
     """The review cannot be answered; the message states why."""
 
 

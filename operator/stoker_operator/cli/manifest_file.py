@@ -17,7 +17,7 @@ from stoker_operator.plan.planner import planned_ways_out
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the arguments of every command that reads a manifest."""
+    """Add the arguments that all commands with a manifest have."""
     parser.add_argument("-f", "--filename", required=required, metavar="FILE", help="the manifest; - is standard input")
     parser.add_argument(
         "--catalogue", type=Path, metavar="FILE", help="additions and changes to the built-in accelerator catalogue"

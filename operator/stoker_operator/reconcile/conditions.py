@@ -149,7 +149,7 @@ def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) 
         return ConditionStatus("True", "RollingOut", _HELD)
     if trouble and seen.placed:
         return ConditionStatus(
-            "False", "RolledOut", "every pod runs the newest spec; Ready says why some are not ready"
+            "False", "RolledOut", "every pod runs the newest spec; Ready says why some pods are not ready"
         )
     if not seen.complete:
         return ConditionStatus("True", "RollingOut", _progress(seen.unfinished or NO_ROLLOUT))

@@ -48,7 +48,7 @@ def flags() -> tuple[Flag, ...]:
 def find(word: str) -> Flag | None:
     """Return the flag with this spelling, also in forms such as ``--max_model_len`` and ``--compilation-config.mode``.
 
-    None: there is no such flag.
+    Return None if there is no such flag.
     """
     spelled = _spelled(word)
     return next((flag for flag in flags() if spelled in flag.names), None)

@@ -141,7 +141,7 @@ def test_kinds_that_cannot_be_told_are_said(planned: Any) -> None:
     assert reasons[GPU] == (
         "NVIDIA-NEW is not in the accelerator catalogue; 1 of the nodes lack the label nvidia.com/gpu.product"
     )
-    assert reasons["habana.ai/gaudi"].startswith("it is intel-gaudi2 or intel-gaudi3, and no label shows which")
+    assert reasons["habana.ai/gaudi"].startswith("the kind is intel-gaudi2 or intel-gaudi3, and no label shows which")
 
 
 def test_shares_and_shapes_are_what_their_labels_say(planned: Any) -> None:

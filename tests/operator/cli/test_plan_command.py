@@ -190,7 +190,7 @@ def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
     assert code == 0
     assert found["options"][0]["weightBytesPerGpu"] is None
     _, out, _ = run(*words)
-    assert "unknown      its config.json has not been fetched" in out
+    assert "unknown      the model's config.json has not been fetched" in out
 
 
 @pytest.mark.parametrize(

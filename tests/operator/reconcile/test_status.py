@@ -318,7 +318,7 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
         ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is not changed", "True"),
         (
             [{"uid": "uid-0", "kind": "InferenceEndpoint", "name": "demo", "controller": True}],
-            "belongs to an earlier endpoint of this name; it is being deleted",
+            "belongs to an earlier endpoint of this name, and is being deleted",
             "False",
         ),
     ],

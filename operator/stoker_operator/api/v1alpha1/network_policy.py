@@ -20,7 +20,7 @@ _IS_NETWORK: Final = "isCIDR({0}) && cidr({0}) == cidr({0}).masked()"
 
 
 def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return the network that `cidr` describes; None if the API server does not accept it."""
+    """Return the network that `cidr` describes, or None if the API server does not accept it."""
     try:
         network = ipaddress.ip_network(cidr)
     except ValueError:
