@@ -35,7 +35,7 @@ SUMMARIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 2 if the command is unknown, or a Python package is missing."""
+    """Run one command and return its exit code, or 2 if the command is unknown or a Python package is missing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an encoding without characters such as × must not fail a command
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -25,8 +25,8 @@ class PlanReport:
         study: the evaluated placements, or None if none could be evaluated.
         has_stated_sizes: whether the sizes in the spec are among the evaluated placements.
         errors: all violations.
-        cluster: text: whether the nodes have room for the pods, or what could not be read from the cluster. None if the
-            cluster was not asked, or all was read for a table of all kinds of accelerator.
+        cluster: a text that states whether the nodes have room for the pods, or what could not be read from the
+            cluster; None if there is nothing to state.
         kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not asked.
     """
 

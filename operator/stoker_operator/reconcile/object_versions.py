@@ -43,8 +43,10 @@ class ObjectVersions:
         self._lock = threading.Lock()
 
     def get(self, namespace: str, reference: Reference) -> Version | None:
-        """Return when an object's data changed, or None if it does not exist. A failed read is logged, and the last
-        known version is returned."""
+        """Return when an object's data changed, or None if the object does not exist or was never read.
+
+        A failed read is logged, and the last known version is returned.
+        """
         key, now = _Key(reference.kind, namespace, reference.name), self._clock()
         with self._lock:
             at, reading = self._known.get(key, (-math.inf, None))

@@ -105,7 +105,11 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
             [],
             "spec.hardware.accelerator: it is unknown whether this machine has amd-mi300x",
         ),
-        ({"model": {"source": "pvc://a/b"}}, [], "spec.model.source: one machine has no PersistentVolumeClaims; copy the mod"),
+        (
+            {"model": {"source": "pvc://a/b"}},
+            [],
+            "spec.model.source: one machine has no PersistentVolumeClaims; copy the mod",
+        ),
         ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: one machine has no Persist"),
         (
             {"model": {"source": "file:///m"}},
@@ -120,7 +124,7 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"engine": {"env": [{"name": "NOPE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
             [],
-            "spec.engine.env[NOPE].valueFrom: there is no cluster to read the value from; set the environment variable NOPE",
+            "spec.engine.env[NOPE].valueFrom: there is no cluster to read the value from; set the environment var",
         ),
         (
             {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"quantization": "experts_int8"}},

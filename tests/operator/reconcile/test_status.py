@@ -411,7 +411,9 @@ def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> N
     assert decided(facts(document(surprise=1)), live, catalogue).unwanted == ()
 
 
-SERVED = Route("Routed", "the gateway serves the endpoint", GatewaySettings("https://models.example.com", "system", "gateway"))
+SERVED = Route(
+    "Routed", "the gateway serves the endpoint", GatewaySettings("https://models.example.com", "system", "gateway")
+)
 
 
 def test_who_is_served_by_the_gateway_has_its_address(document: Any, catalogue: Catalogue) -> None:

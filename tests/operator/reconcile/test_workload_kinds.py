@@ -89,7 +89,10 @@ def test_two_workloads_of_two_objects_are_made_and_reported(pairs: World) -> Non
     assert (status["replicas"], status["readyReplicas"], status["availableReplicas"]) == (2, 2, 2)
     assert f"{COMPONENT}=leader" in status["selector"]
     assert [each["name"] for each in status["workloads"]] == ["main", "prefill"]
-    assert (pairs.ready()["status"], pairs.ready()["message"]) == ("True", "2 of 2 replicas are ready with the newest spec")
+    assert (pairs.ready()["status"], pairs.ready()["message"]) == (
+        "True",
+        "2 of 2 replicas are ready with the newest spec",
+    )
     planned = next(each["message"] for each in status["conditions"] if each["type"] == "Planned")
     assert planned.startswith("workload main: each pod runs") and "workload prefill: each pod runs" in planned
     pairs.restart()
