@@ -81,7 +81,7 @@ def _forbidden_changes(endpoint: InferenceEndpoint, before: Any) -> tuple[Violat
 
 
 def _violation(error: dict[str, Any]) -> Violation:
-    """Convert an error of pydantic."""
+    """Convert an error of pydantic to a violation."""
     field = ""
     for step in error["loc"]:
         field += f"[{step}]" if isinstance(step, int) else f".{step}" if field else str(step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation.
+    """A violation of the schema, a rule, the policy or the plan by a manifest.
 
     Attributes:
         field: path of the field, as for ``kubectl explain`` (``spec.parallelism``).

@@ -100,7 +100,7 @@ class HubConfigs:
         self._thread: threading.Thread | None = None
 
     def get(self, name: str, revision: str | None, user: Key | None = None) -> Mapping[str, Any] | None:
-        """Return the config, or None if it has not been fetched, in which case it is queued. Does not block.
+        """Return the config, or None if it has not been fetched. Queue a fetch if one is due. Does not block.
 
         Args:
             name: hub id.

@@ -118,7 +118,7 @@ class Informer:
         self.filled = True
 
     def news(self) -> set[Key]:
-        """Return the endpoints for which lists found a change since the last call, including a `relist` that failed."""
+        """Return the endpoints for which lists found a change since the last call, even if `relist` failed later."""
         news, self._news = self._news, set()
         return news
 

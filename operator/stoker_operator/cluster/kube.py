@@ -119,7 +119,7 @@ class Kube:
         return cls(client.ApiClient(configuration), resources)
 
     def serves(self, kind: str) -> bool:
-        """Return whether the API server has the kind, or lacks its CustomResourceDefinition."""
+        """Return whether the API server has the kind, which may be one whose CustomResourceDefinition is missing."""
         group, plural = self._collections[kind]
         try:
             known = self._with_retries(f"/{group}", {})["resources"]

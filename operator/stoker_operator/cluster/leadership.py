@@ -155,7 +155,7 @@ class Leadership:
             except Exception:
                 logger.exception("Lease %s/%s: this is a bug in the operator", self._namespace, self._name)
             if not self.leading:
-                self._lose("it did not renew the Lease in time")
+                self._lose("the replica did not renew the Lease in time")
             pause = self._timing.retry_period * (0.8 + 0.4 * self._jitter())
             await asyncio.sleep(min(max(pause, retry_after), self._patience()))
 
@@ -194,7 +194,7 @@ class Leadership:
         began = self._clock()  # the earliest time at which another replica can see the renewal
         await write()
         if not self.leading:
-            self._lose("it did not renew the Lease in time")
+            self._lose("the replica did not renew the Lease in time")
         gained = self._renewed is None
         if gained:
             self._epoch += 1

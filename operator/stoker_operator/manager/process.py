@@ -101,7 +101,7 @@ class Process:
         self._health.leave()
 
     async def stop(self) -> None:
-        """Stop. The work must have ended before, because another replica may take over now."""
+        """Stop the election and the servers. The work must have ended before: another replica may take over now."""
         if self._leadership:
             await self._leadership.stop()
         if self._webhook and self._keeper:

@@ -126,7 +126,7 @@ class ScalingLoop:
                     await self._look()
                 except Exception:
                     self._metrics.scaling_failed()
-                    logger.exception("this is a bug in the operator: endpoints are not scaled")
+                    logger.exception("endpoints are not scaled; this is a bug in the operator")
                 await asyncio.sleep(PERIOD_S)
         finally:
             if self._signals is not None:
@@ -189,7 +189,7 @@ class ScalingLoop:
             self._wake(key)
 
     def _of(self, key: Key, document: Object) -> _Scaled | None:
-        """Return the endpoint's autoscaler with the newest valid settings, or None if there were none."""
+        """Return the endpoint's autoscaler with the newest valid settings, or None without such settings."""
         uid, generation = document["metadata"]["uid"], document["metadata"]["generation"]
         scaled = self._scaled.get(key)
         if scaled is not None and (scaled.uid, scaled.generation) == (uid, generation):

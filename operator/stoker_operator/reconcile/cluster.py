@@ -27,7 +27,7 @@ class Cluster:
             the endpoint, the workload, the pod and the URL of its metrics.
         engines: returns the states of the engines of each pod. The arguments are the endpoint, the workload, and the
             URLs of the metrics of pods in which several processes compute.
-        operators: chooses between this operator and others that watch the same namespace; None if there are no others.
+        operators: chooses between this operator and others that watch the same namespace; None to ignore others.
         version: returns when a Secret's or ConfigMap's data changed, or None if unknown.
     """
 

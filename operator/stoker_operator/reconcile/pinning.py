@@ -214,7 +214,7 @@ def _not_in_pods(part: type[Part]) -> dict[str, Any]:
 
 
 def _digest_as_written(spec: Mapping[str, Any]) -> str:
-    """Return the digest of early releases, which compared specs literally."""
+    """Return the digest that early releases recorded, which compared specs literally."""
     about = {name: value for name, value in spec.items() if name not in _NOT_OF_PODS}
     if "rollout" in about:
         about["rollout"] = {k: v for k, v in about["rollout"].items() if k not in _NOT_OF_PODS_IN_ROLLOUT}

@@ -64,7 +64,7 @@ class Probes:
 
 
 class Runtime(ABC):
-    """A runtime.
+    """A runtime: how pods run one inference engine.
 
     Attributes:
         name: its name in ``spec.engine.runtime``.

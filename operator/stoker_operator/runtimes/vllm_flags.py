@@ -22,7 +22,7 @@ DATA: Final = Path(__file__).with_name("vllm_flags.txt")
 
 
 class Flag(NamedTuple):
-    """A flag.
+    """A flag of ``vllm serve``.
 
     Attributes:
         words: number of values: ``0``, ``1``, ``?`` or ``+``.

@@ -33,8 +33,8 @@ class Demand:
     """Computes the demand of one endpoint from samples: the total of its metric over all replicas."""
 
     def __init__(self) -> None:
-        self._served: deque[tuple[float, float]] = deque()  # (time, metric of requests in service)
-        self._backlogs: deque[tuple[float, float]] = deque()  # (time, metric of waiting requests)
+        self._served: deque[tuple[float, float]] = deque()  # (time, the running part of the metric)
+        self._backlogs: deque[tuple[float, float]] = deque()  # (time, the waiting part of the metric)
         self._started_at = -math.inf  # last time at which a replica was starting
 
     def update(self, signals: Signals, metric: Metric, is_starting: bool, start_seconds: float, now: float) -> float:
