@@ -307,8 +307,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    """Refuse several ranks of Stoker's engine for a model that runs in transformers' own modules, which it does not
-    split."""
+    """Refuse several ranks of Stoker's engine for a model in transformers' own modules, which it does not split."""
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
