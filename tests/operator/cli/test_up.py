@@ -105,8 +105,12 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
             [],
             "spec.hardware.accelerator: it is unknown whether this machine has amd-mi300x",
         ),
-        ({"model": {"source": "pvc://a/b"}}, [], "spec.model.source: there are no claims on one machine; copy the mod"),
-        ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: there are no claims on one"),
+        (
+            {"model": {"source": "pvc://a/b"}},
+            [],
+            "spec.model.source: one machine has no PersistentVolumeClaims; copy the mod",
+        ),
+        ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: one machine has no Persist"),
         (
             {"model": {"source": "file:///m"}},
             [],
@@ -115,12 +119,12 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"model": {"source": "file:///m", "chatTemplate": {"configMapKeyRef": {"name": "a", "key": "b"}}}},
             [],
-            "spec.model.chatTemplate.configMapKeyRef: there are no ConfigMaps on one machine; put the template's text",
+            "spec.model.chatTemplate.configMapKeyRef: one machine has no ConfigMaps; put the template's text",
         ),
         (
             {"engine": {"env": [{"name": "NOPE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
             [],
-            "spec.engine.env[NOPE].valueFrom: there is no cluster to read it from; set the environment variable NOPE",
+            "spec.engine.env[NOPE].valueFrom: there is no cluster to read the value from; set the environment var",
         ),
         (
             {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"quantization": "experts_int8"}},
@@ -157,7 +161,7 @@ def test_what_cannot_run_here_is_refused(run: Any, spec: Any, options: list[str]
 def test_secrets_come_from_the_environment(run: Any, monkeypatch: Any, spec: Any, variable: str, field: str) -> None:
     code, words, _, output = run(**spec)
     assert (code, words) == (2, [])
-    assert output.err.startswith(f"stoker up: {field}: there are no Secrets on one machine; set the environment variab")
+    assert output.err.startswith(f"stoker up: {field}: one machine has no Secrets; set the environment variab")
     monkeypatch.setenv(variable, "secret")
     code, words, env, _ = run(**spec)
     assert env[variable] == "secret"
