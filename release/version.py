@@ -49,7 +49,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def pages(number: str, root: Path = ROOT) -> str | None:
-    """Return the URL of the repository's files at a version's tag, by pyproject.toml's URLs; None if it is not there."""
+    """Return the URL of the repository's files at a version's tag, or None if pyproject.toml does not state it."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for label, url in project.get("urls", {}).items():
         if re.sub(r"[^a-z]", "", label.lower()) in REPOSITORY_LABELS:

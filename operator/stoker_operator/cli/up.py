@@ -1,8 +1,8 @@
 """``stoker up -f FILE``: runs a manifest without a cluster.
 
 The operator's own code validates and plans the manifest, and the engine runs on this machine with the command line that
-its pods would get, and the runtime's `local_args`: one function builds both. Fields that only a cluster can use are listed and ignored; fields that
-cannot be ignored without changing the model's output are refused.
+its pods would get, and the runtime's `local_args`: one function builds both. Fields that only a cluster can use are
+listed and ignored; fields that cannot be ignored without changing the model's output are refused.
 """
 
 from __future__ import annotations

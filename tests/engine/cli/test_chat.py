@@ -72,7 +72,9 @@ def test_length_of_answers_is_limited(run: Run, words: list[str], expected: int 
 
 
 def test_limit_beyond_the_context_is_omitted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    too_long = refusal(400, "this model's maximum context length is 512 tokens; the prompt has 9 and max_tokens is 1024")
+    too_long = refusal(
+        400, "this model's maximum context length is 512 tokens; the prompt has 9 and max_tokens is 1024"
+    )
     code, requests = run([too_long, [{"content": "hi"}]], "--quick=?")
     assert (code, capsys.readouterr().out) == (0, "hi\n")
     assert requests == [{**requests[1], "max_tokens": 1024}, requests[1]]

@@ -23,7 +23,9 @@ def test_url_with_and_without_v1(url: str, api: str, root: str) -> None:
     assert (api_url("--url", url), root_url("--url", url)) == (api, root)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "host", "", "ftp://host", "http://", "http://host:port", "http:///v1"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "host", "", "ftp://host", "http://", "http://host:port", "http:///v1"]
+)
 def test_url_that_is_none(url: str) -> None:
     for check in (api_url, root_url):
         with pytest.raises(ArgumentError, match=r"^--url: .* is not a URL"):
