@@ -23,7 +23,7 @@ from pathlib import Path
 from release import changelog, installed, sbom
 from release.commands import UV, run
 from release.errors import ReleaseError, exit_code
-from release.version import ROOT, check, pages, version
+from release.version import ROOT, check, repository_pages, version
 
 #: Folders whose packages the wheel contains.
 SOURCES = ("cli", "common", "engine", "gateway", "operator")
@@ -220,7 +220,7 @@ def write_notes(source: Path, number: str, dist: Path, dry_run: bool) -> None:
         if not dry_run:
             raise
         text = changelog.notes(changes, changelog.UNRELEASED)
-    text = changelog.with_absolute_links(text, pages(number, source))
+    text = changelog.with_absolute_links(text, repository_pages(number, source))
     (dist / NOTES).write_text(text, encoding="utf-8")
 
 

@@ -48,7 +48,7 @@ def version(root: Path = ROOT) -> str:
     return stated
 
 
-def pages(number: str, root: Path = ROOT) -> str | None:
+def repository_pages(number: str, root: Path = ROOT) -> str | None:
     """Return the URL of the repository's files at a version's tag, or None if pyproject.toml does not state it."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for label, url in project.get("urls", {}).items():

@@ -246,7 +246,9 @@ class Server(uvicorn.Server):
         service, lifecycle = self._service, self._service.lifecycle
         timeout = service.args.frontend.shutdown_timeout
         if self._grace_s:
-            logger.info("stopping: accepting requests for another %g s; a second signal skips this", self._grace_s)
+            logger.info(
+                "stopping: accepting requests for another %g s; a second signal skips all waiting", self._grace_s
+            )
         clock = asyncio.get_running_loop().time
         grace_ends = clock() + self._grace_s
         end, latest = grace_ends + timeout, grace_ends + timeout / 2
