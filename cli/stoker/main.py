@@ -35,7 +35,7 @@ SUMMARIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, or 2 if the command is unknown or a Python package is missing."""
+    """Run one command and return its exit code: 2 for an invalid command line or a missing package, 130 if interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an encoding without characters such as × must not fail a command
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # The call is inside `try`, because a command may import its dependencies only when it runs.
         return int(entry.load()(arguments[1:]) or 0)
+    except KeyboardInterrupt:  # also while the command's modules are imported
+        return 130
     except ModuleNotFoundError as error:
         if not entry.extras or is_ours(error.name, entry):
             raise

@@ -1,8 +1,8 @@
 """``stoker up -f FILE``: runs a manifest without a cluster.
 
 The operator's own code validates and plans the manifest and builds the engine's command line, which differs from that
-of a pod only in addresses and paths. Fields that only a cluster can use are listed and ignored; fields that cannot be
-ignored without changing the model's output are refused.
+of a pod only in addresses, paths and the runtime's `local_args`. Fields that only a cluster can use are listed and
+ignored; fields that cannot be ignored without changing the model's output are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from stoker_common.command_parser import CommandParser
 from stoker_common.model_source import ModelSource
@@ -50,6 +51,9 @@ CLUSTER_FIELDS = (
     "routing",
 )
 
+#: Maximum characters of an argument, such as a chat template, in the printed command.
+SHOWN: Final = 120
+
 
 def main(argv: list[str]) -> int:
     """Run the command. It does not return if the engine starts, because the engine replaces this process."""
@@ -69,7 +73,7 @@ def main(argv: list[str]) -> int:
             print(f"Not used on one machine: {', '.join(launch.unused)}", flush=True)
         for warning in launch.warnings:
             print(f"Warning: {warning}", flush=True)
-        print(f"{launch.name}: {shlex.join([launch.runtime, *launch.words])}", flush=True)
+        print(f"{launch.name}: {shlex.join([launch.runtime, *map(shortened, launch.words)])}", flush=True)
         # The engine replaces this process, so signals reach it and the exit code is its own.
         os.execve(launch.program[0], [*launch.program, *launch.words], launch.env)
 
@@ -123,11 +127,24 @@ def prepare(
     if problem:
         raise Refused(Violation("spec.hardware.accelerator", problem, "run it on the CPU with --accelerator cpu"))
     template = spec.model.chat_template.value if spec.model.chat_template else None
-    started = engine.invocation(spec, planned, chat_template=template, host=options.host, port=options.port)
+    settings = spec.engine.model_copy(update={"args": [*engine.local_args, *(spec.engine.args or [])] or None})
+    started = engine.invocation(
+        spec.model_copy(update={"engine": settings}),
+        planned,
+        chat_template=template,
+        host=options.host,
+        port=options.port,
+    )
     variables = env(spec, engine, environment)
     return Launch(
         endpoint.metadata.name, engine.name, program(engine), list(started.words), variables, unused, planned.warnings
     )
+
+
+def shortened(word: str) -> str:
+    """Return the first line of an argument, at most `SHOWN` characters, with an ellipsis if that is not all of it."""
+    line = word.partition("\n")[0][:SHOWN]
+    return word if line == word else f"{line}…"
 
 
 def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:

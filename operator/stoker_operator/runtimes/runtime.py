@@ -77,6 +77,7 @@ class Runtime(ABC):
         needs_shm: whether its processes use shared memory even if the model is not split.
         user: user ID for images that would run as root; None if not needed.
         env: further variables that its images need.
+        local_args: arguments on a machine without a cluster, which ``spec.engine.args`` may override.
     """
 
     name: ClassVar[str]
@@ -88,6 +89,7 @@ class Runtime(ABC):
     needs_shm: ClassVar[bool] = False
     user: ClassVar[int | None] = None
     env: ClassVar[dict[str, str]] = {}
+    local_args: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def invocation(

@@ -52,6 +52,7 @@ class Stoker(Runtime):
     drains = True
     key_variable = "STOKER_API_KEY"
     reads_key_files = True
+    local_args = ("--shutdown-grace=0",)  # no Service sends requests to a server that is stopping
 
     def invocation(
         self,

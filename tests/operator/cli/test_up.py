@@ -47,14 +47,31 @@ def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any, tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     spec = {
         "engine": {"dtype": "float32", "maxNumSeqs": 8},
-        "model": {"source": f"file://{tmp_path}", "chatTemplate": {"value": "$(A)"}},
+        "model": {"source": f"file://{tmp_path}", "chatTemplate": {"value": "$(A)\nand more"}},
     }
     _, words, _, output = run(**spec)
     deployment = next(each for each in render(endpoint(**spec), Catalogue.load()) if each["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     assert words[:3] == [sys.executable, "-m", "stoker"]
-    assert [word for word in words[3:] if word != "--host=127.0.0.1"] == [expand(word, {}) for word in args]
+    local = ("--host=127.0.0.1", "--shutdown-grace=0.0")
+    assert [word for word in words[3:] if word not in local] == [expand(word, {}) for word in args]
+    assert {*local} < {*words}
     assert output.out.startswith(f"demo: stoker serve {tmp_path} ")
+    assert "--chat-template=$(A)\nand more" in words
+    assert "'--chat-template=$(A)…'" in output.out and "and more" not in output.out
+
+
+def test_grace_period_is_only_the_manifests(run: Any) -> None:
+    _, words, _, _ = run(engine={"args": ["--shutdown-grace=3"]})
+    assert [word for word in words if "grace" in word] == ["--shutdown-grace=3.0"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("--a=b", "--a=b"), ("x" * up.SHOWN, "x" * up.SHOWN), ("x" * 200, "x" * up.SHOWN + "…"), ("a\nb", "a…")],
+)
+def test_shown_arguments_are_short(word: str, expected: str) -> None:
+    assert up.shortened(word) == expected
 
 
 def test_host_and_port_are_the_commands(run: Any) -> None:
