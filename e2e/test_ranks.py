@@ -175,7 +175,7 @@ def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
         recovery = time.time() - struck
         flow.wait_for(10)
     results.add(f"ranks: a {victim} SIGKILLed (reported after {reported:.0f} s)", flow.result, recovery)
-    assert "1 of 2 engines does not serve" in match.string
+    assert "1 of 2 engines does not accept requests" in match.string
     broken = flow.result.broken
     assert len(broken) <= 3, listed(broken)
     late = [each for each in broken if each.start >= struck + _NOTICED_S]

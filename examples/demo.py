@@ -6,6 +6,7 @@ import argparse
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,11 +28,15 @@ def main() -> int:
 
     command = [sys.executable, "-m", "stoker", "up", "-f", str(MANIFEST), "--port", str(options.port)]
     print("$ stoker up -f", MANIFEST.relative_to(HERE.parent), "--port", options.port, flush=True)
-    server = subprocess.Popen(command)
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    answering = threading.Lock()
+    log = threading.Thread(target=print_log, args=(server, answering))
+    log.start()
     try:
         if not wait_until_healthy(server, url):
             return 1
-        talk(url)
+        with answering:
+            talk(url)
         print(f"\nTry it yourself:\n\n{curl_line(url)}\n", flush=True)
         if options.once:
             return 0
@@ -42,9 +47,18 @@ def main() -> int:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+        log.join()
 
 
-def wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> bool:
+def print_log(server: subprocess.Popen[str], answering: threading.Lock) -> None:
+    """Print the server's log as it is written, but not within an answer."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        with answering:
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def wait_until_healthy(server: subprocess.Popen[str], url: str) -> bool:
     """Wait until ``/health`` returns 200. Return False if the server exits or `START_TIMEOUT` passes before that."""
     deadline = time.monotonic() + START_TIMEOUT
     while time.monotonic() < deadline:

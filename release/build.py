@@ -23,7 +23,7 @@ from pathlib import Path
 from release import changelog, installed, sbom
 from release.commands import UV, run
 from release.errors import ReleaseError, exit_code
-from release.version import ROOT, check, version
+from release.version import ROOT, check, repository_pages, version
 
 #: Folders whose packages the wheel contains.
 SOURCES = ("cli", "common", "engine", "gateway", "operator")
@@ -89,7 +89,7 @@ def build_files(dist: Path, number: str, helm: Path, images: list[str], dry_run:
             package_chart(helm, source, dist, again, number)
         with progress("bill of materials"):
             sbom.write(Path(sys.executable), source, dist / f"stoker-{number}.cdx.json")
-        write_notes((source / "CHANGELOG.md").read_text(encoding="utf-8"), number, dist, dry_run)
+        write_notes(source, number, dist, dry_run)
     for image in images:
         with progress(f"image {image}"):
             build_image(image, number, dist)
@@ -211,14 +211,16 @@ def require_equal(one: Path, other: Path) -> None:
         )
 
 
-def write_notes(changes: str, number: str, dist: Path, dry_run: bool) -> None:
+def write_notes(source: Path, number: str, dist: Path, dry_run: bool) -> None:
     """Write the release notes: the version's section of the changelog."""
+    changes = (source / "CHANGELOG.md").read_text(encoding="utf-8")
     try:
         text = changelog.notes(changes, number)
     except ReleaseError:
         if not dry_run:
             raise
         text = changelog.notes(changes, changelog.UNRELEASED)
+    text = changelog.with_absolute_links(text, repository_pages(number, source))
     (dist / NOTES).write_text(text, encoding="utf-8")
 
 

@@ -8,6 +8,8 @@ from release.errors import ReleaseError
 
 UNRELEASED = "Unreleased"
 
+#: A link without scheme and not to an anchor of the same page.
+_RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z][a-z0-9+.-]*:|[#/])([^)\s]+)\)")
 _HEADING = re.compile(r"^## (\S+)[ \t]*$", re.MULTILINE)
 
 
@@ -26,6 +28,20 @@ def notes(text: str, version: str) -> str:
             "unreleased changes there"
         )
     return found + "\n"
+
+
+def with_absolute_links(text: str, pages: str | None) -> str:
+    """Return notes whose relative links lead to the repository's pages.
+
+    Args:
+        pages: URL of the repository's files at the release; None: it is not known, and links become plain text.
+    """
+
+    def absolute(match: re.Match[str]) -> str:
+        label, target = match.groups()
+        return label if pages is None else f"[{label}]({pages}/{target})"
+
+    return _RELATIVE_LINK.sub(absolute, text)
 
 
 def release(text: str, version: str) -> str:

@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Python, Helm and container registries read such versions in the same way.
 VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
 
+#: The labels of PyPI's well-known project URLs that mean the repository, without capitals and punctuation.
+REPOSITORY_LABELS = {"repository", "source", "sourcecode", "github"}
+
 _NUMBER = r"(\d+\.\d+\.\d+)"
 _NAME_OF_IMAGE = r"stoker/(?:operator|gateway|engine-\w+):"
 _IMAGE = _NAME_OF_IMAGE + _NUMBER
@@ -43,6 +46,15 @@ def version(root: Path = ROOT) -> str:
     """Return the version that pyproject.toml states."""
     stated: str = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     return stated
+
+
+def repository_pages(number: str, root: Path = ROOT) -> str | None:
+    """Return the URL of the repository's files at a version's tag, or None if pyproject.toml does not state it."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for label, url in project.get("urls", {}).items():
+        if re.sub(r"[^a-z]", "", label.lower()) in REPOSITORY_LABELS:
+            return f"{url.rstrip('/').removesuffix('.git')}/blob/v{number}"
+    return None
 
 
 def check(root: Path = ROOT) -> list[str]:

@@ -37,7 +37,8 @@ RETIRED = [
     "turn_scores", "gguf_numbers", "_over_keys", "_turn_and_store", "told_of_compiled", "each_level",
     "TurnDelta", "wanted_format", "told_tools", "UnbuiltChat", "UnbuiltCompletion",
     "UnbuiltMessage", "StepMasksByPlace", "keep_to_own_part", "check_room", "is_waited_for", "take_copies",
-    "take_table_changes", "lines_as_they_come", "mortal_add",
+    "take_table_changes", "lines_as_they_come", "mortal_add", "HttpAsker", "hear_models", "ask_through",
+    "ANNOUNCED_S",
 ]
 # fmt: on
 

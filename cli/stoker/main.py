@@ -25,19 +25,19 @@ SUMMARIES = {
     "build-kernels": "compile a model's GPU kernels in advance",
     "bench": "measure a server, or the engine without a server",
     "up": "run an InferenceEndpoint manifest on this machine, without a cluster",
-    "plan": "show how an InferenceEndpoint manifest is distributed over its GPUs",
+    "plan": "show how a model can be placed on accelerators, and what fits",
     "render": "print the Kubernetes objects of an InferenceEndpoint manifest",
     "crd": "print the InferenceEndpoint CustomResourceDefinition",
     "operator": "run the Kubernetes operator",
-    "gateway": "serve many models' servers at one address",
+    "gateway": "serve many models at one address, each from its own servers",
     "keys": "create, list and revoke the API keys of a gateway's clients",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; 2: invalid command line."""
+    """Run one command and return its exit code: 2 for an invalid command line or a missing package, 130 if interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the encoding lacks × and the like, a command does not fail
+        sys.stdout.reconfigure(errors="replace")  # an encoding without characters such as × must not fail a command
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # The call is inside `try`, because a command may import its dependencies only when it runs.
         return int(entry.load()(arguments[1:]) or 0)
+    except KeyboardInterrupt:  # also while the command's modules are imported
+        return 130
     except ModuleNotFoundError as error:
         if not entry.extras or is_ours(error.name, entry):
             raise
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage(commands: dict[str, EntryPoint]) -> str:
-    """Return the text of ``stoker --help``: Stoker's commands in the order of `SUMMARIES`, then other packages'."""
+    """Return the text of ``stoker --help``: Stoker's commands in the order of `SUMMARIES`, then other commands."""
     known = [name for name in SUMMARIES if name in commands]
     width = max(map(len, commands), default=0)
     lines = ["usage: stoker COMMAND ...", "", "commands:"]
@@ -85,7 +87,7 @@ def missing(entry: EntryPoint, module: str | None) -> str:
 
 
 def is_ours(module: str | None, entry: EntryPoint) -> bool:
-    """Whether a missing module belongs to Stoker or to the command's package: a bug, not an extra to install."""
+    """Return whether a missing module is part of Stoker or of the command's package: a bug, not a missing extra."""
     if module is None:
         return True
     packages = {"stoker", "stoker_common", "stoker_engine", "stoker_operator", entry.module.partition(".")[0]}

@@ -1,7 +1,7 @@
-"""Bar charts as plain text, for `--plot` of the commands.
+"""Bar charts as plain text, for the flag ``--plot``.
 
-A chart uses block characters if the stream's encoding has them, or else ASCII. It has no colours, so it reads the same
-in a terminal, a file and a log. Its width is the terminal's, or that of the variable ``COLUMNS``.
+A chart uses block characters if the stream's encoding has them, or else ASCII. It has no colours, so it looks the same
+in a terminal, a file and a log. The variable ``COLUMNS``, or else the terminal, determines its width.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TextIO
 
-#: Width of bars in characters, in narrow and in wide terminals.
+#: Minimum and maximum width of the longest bar, in characters.
 _MIN_BAR: Final = 8
 _MAX_BAR: Final = 60
 #: Blocks whose widths are 0 to 7 eighths of a character.
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+#: Marks of the parts of stacked bars, as block characters and in ASCII.
 _BLOCKS: Final = "█▓▒░▚"
 _ASCII: Final = "#=-.%"
+#: Maximum number of ranges in a histogram.
 _MAX_BINS: Final = 12
 
 
 class Bar(NamedTuple):
-    """One line of a chart: a label, the sizes of the bar's parts, and a text behind the bar."""
+    """One line of a chart: a label, the sizes of the bar's parts, and a text after the bar."""
 
     label: str
     sizes: tuple[float, ...]
@@ -32,7 +34,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class BarChart:
-    """How charts are drawn.
+    """Draws bar charts for one output stream.
 
     Attributes:
         columns: width of a line in characters.
@@ -44,7 +46,7 @@ class BarChart:
 
     @classmethod
     def to(cls, stream: TextIO) -> BarChart:
-        """Return charts for a stream."""
+        """Return a `BarChart` for a stream."""
         try:
             (_BLOCKS + _EIGHTHS + "│").encode(stream.encoding or "ascii")
             ascii_only = False
@@ -54,16 +56,16 @@ class BarChart:
 
     @property
     def limit_mark(self) -> str:
-        """The character at the limit of stacked bars."""
+        """The character that marks the limit in stacked bars."""
         return "|" if self.ascii_only else "│"
 
     def legend(self, names: Sequence[str]) -> str:
-        """Name the parts of stacked bars."""
+        """Return the legend of stacked bars: the mark and the name of each part."""
         return " + ".join(f"{mark} {name}" for mark, name in zip(self._marks, names, strict=False))
 
     def stacked(self, bars: Sequence[Bar], limit: float) -> list[str]:
-        """Return a line for each bar, with a mark at `limit`. A bar of more than twice the limit is cut, which ``>``
-        shows."""
+        """Return a line for each bar, with a mark at `limit`. A bar longer than twice the limit is cut, and ends with
+        ``>``."""
         room = self._room(bars, 1)
         scale = min(max(limit, *(sum(bar.sizes) for bar in bars)), 2 * limit) if bars else limit
         at = round(room * limit / scale) if scale > 0 else room
@@ -81,7 +83,7 @@ class BarChart:
         return lines
 
     def plain(self, bars: Sequence[Bar]) -> list[str]:
-        """Return a line for each bar; the longest one takes the whole room."""
+        """Return a line for each bar; the longest bar has the full width."""
         room = self._room(bars)
         longest = max((bar.sizes[0] for bar in bars), default=0.0)
         return [
@@ -98,14 +100,14 @@ class BarChart:
         return _ASCII if self.ascii_only else _BLOCKS
 
     def _cells(self, length: float) -> str:
-        """Return a bar; one that is longer than nothing is visible."""
+        """Return a bar. A length greater than 0 is always visible."""
         if self.ascii_only:
             return "#" * max(round(length), int(length > 0))
         eighths = max(round(8 * length), int(length > 0))
         return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
     def _room(self, bars: Sequence[Bar], num_marks: int = 0) -> int:
-        """Return the width of the bars. Where labels, bars and texts do not fit a line, the shortest bar is used."""
+        """Return the maximum width of a bar: the rest of the line, but at least `_MIN_BAR` and at most `_MAX_BAR`."""
         label = max((len(bar.label) for bar in bars), default=0)
         text = max((len(bar.text) for bar in bars), default=0)
         return min(max(self.columns - label - text - num_marks - 4, _MIN_BAR), _MAX_BAR)
@@ -117,10 +119,10 @@ class BarChart:
 
 
 def bins(values: Sequence[float]) -> list[tuple[str, int]]:
-    """Return ranges of equal width with round limits, and the number of values in each.
+    """Return ranges of equal width with round bounds, and the number of values in each.
 
-    If the largest value is more than twice the 95th percentile, the last range is wider and has all values above that
-    percentile. Values that are not finite are not counted.
+    If the largest value is more than twice the 95th percentile, one wider range at the end has all values beyond the
+    range that contains that percentile. Infinite values and NaN are not counted.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if not ordered:

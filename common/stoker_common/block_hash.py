@@ -5,7 +5,8 @@
 A hash identifies a block's tokens and all tokens before them, so two sequences share exactly the blocks with equal
 hashes. It also covers everything else that the keys and values depend on (`CacheKeys`): the model or adapter that
 computes them, and content behind placeholder tokens, such as an image. The hash is cryptographic, because a collision
-would expose one user's context to another. The scheme is part of the contract, because a router also computes it.
+would expose one user's context to another. The scheme is part of the contract, because the data-parallel router
+computes the same hashes as the engines.
 
 Each part is a separate parameter of BLAKE2b (RFC 7693): the parent is the key, the root key and extra keys are the
 salt, and the tokens or the client's salt are the message. A value of one part can therefore never act as a value of
@@ -27,7 +28,8 @@ _DIGEST_BYTES: Final = 16  # also the longest salt of BLAKE2b
 
 @dataclass(frozen=True, slots=True)
 class ContentSpan:
-    """Positions of a prompt whose keys and values depend on more than their tokens: the placeholders of an image.
+    """Positions of a prompt whose keys and values depend on more than their tokens, such as the placeholders of an
+    image.
 
     Attributes:
         start: index of the first token.
@@ -46,7 +48,7 @@ class CacheKeys:
 
     Attributes:
         salt: the client's cache salt; sequences with different salts share no block.
-        root_key: identifies the adapter, by its content and load generation; empty: the model without an adapter.
+        root_key: identifies the adapter, by its content and load generation; empty means no adapter.
         spans: content behind placeholder tokens, in order and without overlap.
     """
 
@@ -58,13 +60,14 @@ class CacheKeys:
         """Return the parent hash of a sequence's first block.
 
         Args:
-            namespace: 16 bytes that separate different kinds of chains; empty: none.
+            namespace: 16 bytes that separate different kinds of chains; empty if there is none.
         """
         salt = _digest(self.root_key) if self.root_key else b""
         return blake2b(self.salt.encode(), key=namespace, salt=salt, digest_size=_DIGEST_BYTES).digest()
 
     def extra_key(self, start: int, stop: int) -> bytes:
-        """Return the extra key of a block with tokens `start` to `stop` (exclusive), from `spans`; empty: none.
+        """Return the extra key of a block with tokens `start` to `stop` (exclusive), from `spans`; empty if there is
+        none.
 
         It includes the content's position relative to the block, because blocks at different positions in an image have
         different keys and values.
@@ -79,7 +82,7 @@ class CacheKeys:
         return b"".join(parts)
 
 
-#: For sequences whose blocks depend only on their tokens.
+#: Keys of sequences whose blocks depend only on their tokens.
 NO_KEYS: Final = CacheKeys()
 
 

@@ -1,4 +1,4 @@
-"""A GET request with limits of time and of received bytes, for untrusted servers."""
+"""A GET request with limits on its duration and on the received bytes, for untrusted servers."""
 
 from __future__ import annotations
 

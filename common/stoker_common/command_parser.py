@@ -1,4 +1,4 @@
-"""Parser of a command's flags that suggests the flag that was probably meant."""
+"""Parser of a command's flags that suggests a similar flag for an unknown one."""
 
 from __future__ import annotations
 

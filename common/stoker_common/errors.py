@@ -17,7 +17,7 @@
         │   ├── EngineOutOfMemoryError  memory ran out
         │   └── EngineStuckError        the engine made no progress
         ├── OverloadedError a queue is full                              HTTP 429
-        └── in `server.unavailable`, for requests that may succeed later, with another key, or if smaller:
+        └── in `stoker_engine.server.unavailable`, for requests that may succeed later, with another key, or if smaller:
             ├── UnauthorizedError   no valid API key                     HTTP 401
             ├── ForbiddenError      a flag forbids the request           HTTP 403
             ├── TooLargeError       the body is too large                HTTP 413
@@ -65,7 +65,7 @@ class DownloadError(ModelError):
 
 
 class OutOfMemoryError(ModelError):
-    """The model, or one sequence of it, does not fit into memory."""
+    """The weights, or the KV cache of one sequence, do not fit into memory."""
 
 
 class WeightsError(ModelError):
@@ -96,7 +96,7 @@ class RequestError(StokerError):
 
 
 class NotFoundError(RequestError):
-    """The requested model is not served here."""
+    """The requested model is not available on this server."""
 
     status = 404
     type = "not_found_error"

@@ -26,7 +26,7 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 #: Prefix of Stoker's loggers. Extra fields of other packages' records are not logged.
 _OUR_LOGGERS: Final = "stoker_"
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-#: Extra fields that text lines show. The message contains the others.
+#: Extra fields that text lines show. Other extra fields are shown only in JSON.
 _SHOWN_IN_TEXT: Final = ("namespace", "endpoint")
 #: Characters that end a line, control a terminal or reverse the text direction, and lone surrogates.
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -47,7 +47,7 @@ class _LabelledFormatter(logging.Formatter):
 
 
 class TextFormatter(_LabelledFormatter):
-    """``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; without labels, no brackets.
+    """Formats ``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; without labels, without brackets.
 
     A traceback follows in separate, indented lines: a line without a timestamp belongs to the previous one.
     """
@@ -101,7 +101,7 @@ def configure(
         format: ``text`` or ``json``.
         level: lowest level that is written, as a number or a name in upper case.
         labels: fields of each line of this process.
-        quiet: loggers of which only warnings and errors are written.
+        quiet: names of loggers whose records below the level WARNING are not written.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter(labels) if format == "json" else TextFormatter(labels))

@@ -1,9 +1,9 @@
-"""Sources of models: the ``source`` of an InferenceEndpoint and the MODEL of ``stoker serve``.
+"""Sources of models: the field ``source`` of an InferenceEndpoint.
 
 hf://ORG/NAME       a Hugging Face hub repository
 pvc://CLAIM/PATH    a folder or file on a PersistentVolumeClaim, mounted under PVC_MOUNT
 demo://NAME         a model contained in a Python package
-file:///PATH        a folder or file of the machine that the engine runs on
+file:///PATH        a folder or file on the machine that runs the engine
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ It approximates the chain over tokens (`block_hash.py`): if the texts of two pro
 token sequences that the chat template and tokenizer produce from them.
 
 Blocks grow with their distance from the start: after every `BLOCKS_OF_A_SIZE` blocks their size doubles. Except for the
-first blocks, a block is therefore at most 1/32 of the text before it, and 32 MiB need less than 400 hashes.
+first 16 blocks, a block is therefore at most 1/16 of the text before it, and 32 MiB need less than 400 hashes.
 """
 
 from __future__ import annotations

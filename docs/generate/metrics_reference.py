@@ -34,12 +34,12 @@ of [LoRA adapters](../guides/lora.md) exist only with `--enable-lora`.
 _OPERATOR = """## Operator
 
 `stoker operator` reports them at `/metrics` of `--health-address`. All series about endpoints come from the leader.
-[Operations](../guides/operations.md#probes-metrics-logs) explains them, and has alerts and dashboards.
+[Operations](../guides/operations.md#probes-metrics-logs) describes alerts and dashboards.
 """
 _GATEWAY = """## Gateway
 
 `stoker gateway` reports them at `--metrics-port`, with some of Envoy's own (`envoy_…`). The label `key` is a key's id,
-or empty if no keys are needed. The [gateway's guide](../guides/gateway.md) explains them.
+or empty if no keys are needed. The [gateway's guide](../guides/gateway.md#what-it-tells) describes its logs.
 """
 
 

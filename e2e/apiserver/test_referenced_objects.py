@@ -65,7 +65,7 @@ def test_status_names_pods_with_an_earlier_key(
         kube.create(ns, document(**SPEC))
         eventually(lambda: kube.pods(ns, "demo"), "it has a pod")
         serve(kube, ns, f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z")
-        assert eventually(ready, "it is ready") == "1 of 1 pods serve the newest spec"
+        assert eventually(ready, "it is ready") == "1 of 1 pods are ready with the newest spec"
 
         serve(kube, ns, long_ago)
         pod, created = next((each.metadata.name, each.metadata.creation_timestamp) for each in kube.pods(ns, "demo"))
@@ -84,7 +84,7 @@ def test_status_names_pods_with_an_earlier_key(
 
         def renewed() -> bool:
             serve(kube, ns, f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z")
-            return ready() == "1 of 1 pods serve the newest spec" and pod not in str(kube.pods(ns, "demo"))
+            return ready() == "1 of 1 pods are ready with the newest spec" and pod not in str(kube.pods(ns, "demo"))
 
         eventually(renewed, "the condition ignores the new pod")
 

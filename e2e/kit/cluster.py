@@ -53,7 +53,7 @@ class Cluster:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def find(self, *arguments: str) -> Any:
-        """As `get`, but return None if there is no such object."""
+        """Like `get`, but return None if there is no such object."""
         text = self.kubectl("get", *arguments, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
 

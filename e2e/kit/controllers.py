@@ -8,7 +8,9 @@ from kit.cluster import Cluster
 
 
 def controllers_live(cluster: Cluster, since: float) -> bool:
-    """Return whether controllers that exit without a renewed Lease have renewed it; your own cluster may hide them.
+    """Return whether kube-controller-manager and kube-scheduler have renewed their Leases, without which they exit.
+
+    A managed cluster may hide these Leases; the result is then True.
 
     Args:
         since: seconds since 1970, by the nodes' clock.

@@ -15,7 +15,8 @@ from kit.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Time for a pod to start, in seconds. The demo model loads in seconds on a free CPU; three pods on two take longer.
+#: Time for a pod to start, in seconds. The demo model loads in seconds on an idle CPU; three pods on two CPUs take
+#: longer.
 START = 300
 
 
@@ -72,7 +73,7 @@ class Endpoint:
     name: str = "demo"
 
     def apply(self, document: Object) -> None:
-        """Create or change it."""
+        """Create or change the endpoint."""
         assert document["metadata"]["name"] == self.name
         self.cluster.apply(self.namespace, document)
 
@@ -82,7 +83,7 @@ class Endpoint:
         self._kubectl("patch", "inferenceendpoint", self.name, "--type=merge", "-p", patch)
 
     def delete(self) -> None:
-        """Delete it, and wait only for its own deletion."""
+        """Delete the endpoint, and wait for its deletion, but not for that of its objects."""
         self._kubectl("delete", "inferenceendpoint", self.name, "--ignore-not-found")
 
     def get(self) -> Object:
@@ -100,7 +101,7 @@ class Endpoint:
         return endpoint["status"] if _condition(endpoint, "Ready").get("status") == "True" else None
 
     def wait_ready(self, timeout: float = START) -> Object:
-        """Wait until it is ready, and return its status."""
+        """Wait until the endpoint is ready, and return its status."""
         return wait_for(self.ready, f"{self.name} is ready; {self.condition()}", timeout)
 
     def wait_reason(self, reason: str, kind: str = "Ready", status: str = "False", timeout: float = 60) -> Object:
@@ -113,13 +114,13 @@ class Endpoint:
         return wait_for(matching_condition, f"{kind} is {status}, {reason}; {self.condition(kind)}", timeout)
 
     def pods(self) -> list[Object]:
-        """Return its pods that are not terminating."""
+        """Return its pods that are neither terminating nor ended."""
         selector = f"app.kubernetes.io/instance={self.name}"
         items = self.cluster.get("pods", "--namespace", self.namespace, "-l", selector)["items"]
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"] and _lives(pod)]
 
     def lives(self) -> dict[str, int]:
-        """Return the engine's restarts by pod. If the result is equal later, no pod was replaced or restarted."""
+        """Return the number of container restarts by pod. If it is equal later, no pod was replaced or restarted."""
         return {
             pod["metadata"]["uid"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
             for pod in self.pods()

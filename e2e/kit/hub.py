@@ -17,7 +17,6 @@ _PORT = 8080
 
 #: Arguments: token, size of a padding file in MiB, and the MiB after which the first transfer of a file is held; 0
 #: disables the latter two.
-#: is held; 0: of neither.
 _SERVE = f"""
 import json, pathlib, random, signal, sys, time
 sys.path.insert(0, "/hub/program")

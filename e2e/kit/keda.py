@@ -14,9 +14,9 @@ from kit.cluster import Cluster, Object
 from kit.waiting import wait_for
 
 _NAMESPACE = "keda"
-#: Used parts of its manifests. The webhooks only validate objects, and are left out.
+#: Parts of KEDA's manifests to apply. The webhooks only validate objects, and are left out.
 _PARTS = ("general/namespace.yaml", "crd/bases", "service_account", "rbac", "manager", "metrics-server")
-#: Time for both of its Deployments to become available while others start, in seconds.
+#: Time for KEDA's two Deployments to become available while other pods start, in seconds.
 _START_S = 240
 
 

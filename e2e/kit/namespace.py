@@ -16,7 +16,7 @@ KEEP = bool(os.environ.get("KEEP"))
 
 @contextlib.contextmanager
 def fresh(cluster: Cluster, title: str) -> Iterator[str]:
-    """Create a namespace named after `title`; delete it afterwards."""
+    """Create a namespace named after `title`; delete it afterwards, unless `KEEP` is set."""
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].strip("-")
     name = f"{words}-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)

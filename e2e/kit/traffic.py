@@ -1,7 +1,7 @@
 """Traffic: an application in a pod of the cluster sends requests to an endpoint while the test disturbs it.
 
 with traffic(cluster, namespace, image, url) as flow:
-    ...                       # what should not, or should, disturb
+    ...                       # disturb the endpoint
 flow.result.unbroken()
 """
 
@@ -86,7 +86,7 @@ class Result:
 
 
 def listed(requests: Iterable[Request]) -> str:
-    """List requests, one per line: pytest does not shorten text."""
+    """List requests as text, one per line, because pytest would shorten a list."""
     return "\n".join(map(str, requests))
 
 
@@ -141,7 +141,7 @@ def traffic(
     """Run traffic from a pod to `url` during the block; `result` is available afterwards.
 
     Args:
-        program: client program, by default `traffic_client.py`; it reports requests in the same format.
+        program: client program; another one than `traffic_client.py` must report requests in the same format.
         arguments: additional arguments, after those common to all programs.
     """
     name = f"traffic-{uuid.uuid4().hex[:6]}"

@@ -9,8 +9,8 @@ JSON per request:
     {"start", "first", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error",
      "tokens": chunks of text}
 
-failed: no response; cut: an incomplete response. On SIGTERM the workers finish their requests, and the last line is
-{"requests": N}.
+A request that is "failed" got no response; one that is "cut" got an incomplete response. On SIGTERM the workers finish
+their requests, and the program prints {"ended": seconds since 1970} as its last line.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def completion(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, 
 
 
 def chat(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
-    """As `completion`, for chats."""
+    """Like `completion`, for chats."""
     stream: Any = client.chat.completions.create(
         model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS, stream=True
     )
@@ -84,7 +84,7 @@ def chat(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | 
 
 
 def whole(client: OpenAI, model: Any, longest: int) -> Iterator[tuple[str, str | None]]:
-    """As `completion`, without streaming."""
+    """Like `completion`, without streaming."""
     answer = client.chat.completions.create(model=model.id, messages=_MESSAGES, max_completion_tokens=_TOKENS)
     yield answer.choices[0].message.content or "", answer.choices[0].finish_reason
 

@@ -1,10 +1,10 @@
-"""Stand-ins for the CUDA libraries that a torch is linked against, for machines without GPU.
+"""Builds stand-ins for the CUDA libraries that a torch package is linked against, for machines without a GPU.
 
-    python cuda_stand_ins.py TORCH FOLDER     torch's package, and the target folder (torch/lib)
+    python cuda_stand_ins.py TORCH FOLDER     torch's package, and the folder for the stand-ins
 
 The default torch wheel is built for CUDA and requires 3 GB of NVIDIA's libraries. On a CPU it calls none of them, but
 the dynamic loader needs every named library in the named versions. A stand-in defines exactly the required symbols, and
-each of its functions returns 100, CUDA's code for "no device". It needs gcc and binutils.
+each of its functions returns 100, CUDA's code for "no device". The program needs gcc and binutils.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stand_ins(torch: Path) -> dict[str, dict[str, set[str]]]:
 
 
 def _versions(library: Path) -> Iterator[tuple[str, str]]:
-    """Yield the versions of libraries that a library requires."""
+    """Yield the name and version of each versioned library that a library requires."""
     of = ""
     for version, name in _VERSION.findall(_readelf("-V", library)):
         if name:

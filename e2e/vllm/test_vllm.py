@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def placed(cluster: Cluster) -> Object:
-    """A node selector: perhaps only one node has the large image. Nodes report their images."""
+    """Selector of a node that reports the image: perhaps only one node has this large image."""
     for node in cluster.get("nodes")["items"]:
         if any(IMAGE in name for each in node["status"].get("images", ()) for name in each["names"] or ()):
             return {"kubernetes.io/hostname": node["metadata"]["name"]}
@@ -59,7 +59,7 @@ def placed(cluster: Cluster) -> Object:
 
 
 def secret() -> Object:
-    """The Secret with the API key for both engines."""
+    """Return the Secret with the API key, which both Deployments use."""
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"api-key": _KEY}}
 
 
@@ -202,7 +202,7 @@ def rests(cluster: Cluster, namespace: str) -> bool:
 
 
 def like_any_other_pod(endpoint: Endpoint, status: Object) -> None:
-    """Assert properties of every engine's pod for vLLM's pod."""
+    """Assert that vLLM's pod has the properties that the pods of every runtime have."""
     (pod,) = endpoint.pods()
     name = pod["metadata"]["name"]
     probe = """

@@ -9,7 +9,7 @@ A second argument is the server's address.
 import sys
 import time
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 
 def main(question: str = "What is a steam engine?", url: str = "http://localhost:8000") -> None:
@@ -38,4 +38,7 @@ def main(question: str = "What is a steam engine?", url: str = "http://localhost
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIConnectionError:
+        sys.exit("no server answers at this address; the first lines of this script start one")

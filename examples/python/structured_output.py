@@ -10,7 +10,7 @@ address. `structured_output_offline.py` does the same without a server.
 import sys
 from typing import Literal
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 from pydantic import BaseModel, Field
 
 
@@ -36,4 +36,7 @@ def main(url: str = "http://localhost:8000") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIConnectionError:
+        sys.exit("no server answers at this address; the first lines of this script start one")

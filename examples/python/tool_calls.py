@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any, Literal
 
-from openai import OpenAI, pydantic_function_tool
+from openai import APIConnectionError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
 
@@ -57,4 +57,7 @@ def main(url: str = "http://localhost:8000") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except APIConnectionError:
+        sys.exit("no server answers at this address; the first lines of this script start one")

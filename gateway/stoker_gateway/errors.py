@@ -6,4 +6,4 @@ from stoker_common.errors import StokerError
 
 
 class GatewayError(StokerError):
-    """A part of the gateway cannot serve, or has exited."""
+    """A part of the gateway cannot be started, fails, or has exited."""

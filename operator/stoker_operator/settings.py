@@ -43,10 +43,10 @@ class GatewaySettings:
     """The gateway that serves endpoints.
 
     Attributes:
-        url: its URL for clients, without a path.
-        namespace, service_account: its pods' namespace and service account.
-        signals: ``HOST:PORT``, a name that resolves to the addresses of all its replicas, which report requests there;
-            empty: they report nowhere, so endpoints cannot be scaled.
+        url: URL for clients, without a path.
+        namespace, service_account: namespace and service account of the gateway's pods.
+        signals: ``HOST:PORT``: a name that resolves to the addresses of all gateway replicas, and the port at which
+            they report their requests. If empty, endpoints cannot be scaled.
     """
 
     url: str
@@ -60,22 +60,23 @@ class Settings:
     """The operator's settings.
 
     Attributes:
-        namespaces: the namespaces to watch; none: all.
+        namespaces: the namespaces to watch; all if empty.
         resync_seconds: interval at which every endpoint is reconciled, also without events.
-        recheck_seconds: first interval at which an endpoint that is not ready is reconciled; it doubles up to sixteen
-            times that while nothing happens. Watches do not report all causes of pods that do not start.
+        recheck_seconds: first interval at which an endpoint that is not ready is reconciled, because watches do not
+            report every cause of pods that do not start. While nothing changes it doubles, up to sixteen times this
+            value.
         backoff_seconds: first pause after an error, in seconds; it doubles up to `resync_seconds`.
         reconcile_seconds: a longer reconcile is reported in the endpoint's status, and no longer counts towards the
             limit of concurrent ones.
-        policy: a file with permissions of endpoints and additions to their objects.
-        catalogue: a file that extends and overrides the built-in accelerator catalogue.
+        policy: file with rules for what endpoints may use, and additions to their objects.
+        catalogue: file that extends and overrides the built-in accelerator catalogue.
         check_referenced_objects: whether status reports pods that run with outdated Secrets and ConfigMaps. The
             operator needs permission to read these objects' metadata.
-        health_address: HOST:PORT of ``/healthz``, ``/readyz`` and ``/metrics``; without HOST: all IPv6 and IPv4
-            addresses.
-        lease: the Lease of the leader election; None: there is one replica.
-        webhook: the validating webhook; None: none.
-        gateway: the gateway that serves endpoints; None: none.
+        health_address: HOST:PORT of ``/healthz``, ``/readyz`` and ``/metrics``; without HOST, the operator listens on
+            all IPv6 and IPv4 addresses.
+        lease: the Lease of the leader election, or None for a single replica.
+        webhook: the validating webhook, if there is one.
+        gateway: the gateway that serves endpoints, if there is one.
     """
 
     namespaces: tuple[str, ...] = ()

@@ -204,7 +204,7 @@ def registry_of(*servers: Server) -> ModelRegistry:
 @asynccontextmanager
 async def gateway(number: int = 2, **chosen: Any) -> AsyncIterator[Gateway]:
     """Run `number` servers behind Envoy, with the chosen settings."""
-    chosen = {"hold_s": 1, "max_body_bytes": 24 << 20, "threads": 1} | chosen
+    chosen = {"max_wait_s": 1, "max_body_bytes": 24 << 20, "threads": 1} | chosen
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         servers = [Server("abcdefgh"[each]) for each in range(number)]
         for server in servers:

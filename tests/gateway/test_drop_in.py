@@ -16,7 +16,7 @@ from aiohttp import web
 from stoker_gateway.ext_proc.model_cards import ModelCards
 from stoker_gateway.keys.key import Key, digest_of
 from stoker_gateway.keys.keyring import Keyring
-from stoker_gateway.polling.poller import HttpAsker
+from stoker_gateway.polling.poller import HttpProbe
 
 from .behind_envoy import gateway
 from .ext_proc.proxy import picking
@@ -89,14 +89,14 @@ def test_servers_are_asked_for_their_models_with_their_key() -> None:
         return web.Response(body=_models_body(), status=200 if request.headers.get("authorization") == takes else 401)
 
     async def main() -> None:
-        async with answering(answer) as server, HttpAsker(lambda *news: heard.append(news)) as asker:
-            asker.ask_as({server: ("Bearer k",)})
+        async with answering(answer) as server, HttpProbe(lambda *news: heard.append(news)) as probe:
+            probe.set_authorizations({server: ("Bearer k",)})
             for _ in range(3):
-                assert (await asker(server)).ready
+                assert (await probe(server)).ready
             assert heard == [(server, _models_body(), "Bearer k")]  # only once per period
-            asker.ask_as({server: ("Bearer new", "Bearer k", "Bearer older")})
+            probe.set_authorizations({server: ("Bearer new", "Bearer k", "Bearer older")})
             for _ in range(3):
-                assert (await asker(server)).ready
+                assert (await probe(server)).ready
         assert heard == [(server, _models_body(), "Bearer k")] * 2
         assert [key for path, key in requests if path == "/v1/models"] == ["Bearer k", "Bearer new", "Bearer k"]
         assert {key for path, key in requests if path != "/v1/models"} == {None}
@@ -114,12 +114,12 @@ def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
         return web.Response(body=_models_body(), status=200 if request.headers.get("authorization") == "k1" else 403)
 
     async def main() -> None:
-        async with answering(answer) as server, HttpAsker(lambda *news: heard.append(news[2])) as asker:
+        async with answering(answer) as server, HttpProbe(lambda *news: heard.append(news[2])) as probe:
             while not heard:
-                asker.ask_as({server: ("k4", "k3", "k2", "k1")})
+                probe.set_authorizations({server: ("k4", "k3", "k2", "k1")})
                 with suppress(TimeoutError):  # a busy machine
-                    assert (await asker(server)).ready
-                asker.ask_as({})  # it was removed, so it is polled again at once
+                    assert (await probe(server)).ready
+                probe.set_authorizations({})  # it was removed, so it is polled again at once
         assert heard == ["k1"]
 
     asyncio.run(main())

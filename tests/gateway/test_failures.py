@@ -120,7 +120,7 @@ def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
 
 def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async with gateway(1, hold_s=-4.5) as at, aiohttp.ClientSession() as client:  # it may take half a second
+        async with gateway(1, max_wait_s=-4.5) as at, aiohttp.ClientSession() as client:  # it may take half a second
             (server,) = at.servers
             server.does = "stream"
 
@@ -137,7 +137,7 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
                 async with client.get(at.url + "/health") as health:
                     assert health.status == 200
                 await _until_ready_says(503, client, at)
-                monkeypatch.setattr(admin, "_LOOK_S", 0.01)
+                monkeypatch.setattr(admin, "_CHECK_INTERVAL_S", 0.01)
                 with pytest.raises(EnvoyError, match="does not reach the picker"):
                     await at.envoy.watch()
                 server.last = True
@@ -199,7 +199,7 @@ def _envoy() -> int:
 def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with gateway(1) as at, aiohttp.ClientSession() as client:
-            monkeypatch.setattr(admin, "_ANSWER_S", 0.1)
+            monkeypatch.setattr(admin, "_TIMEOUT_S", 0.1)
             (server,) = at.servers
             server.does = "stream"
             envoy = _envoy()
@@ -229,7 +229,7 @@ def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypa
 
 def test_with_fail_open_a_failing_picker_is_done_without() -> None:
     async def main() -> None:
-        async with gateway(2, hold_s=-4.5, fail_open="cluster-m") as at, aiohttp.ClientSession() as client:
+        async with gateway(2, max_wait_s=-4.5, fail_open="cluster-m") as at, aiohttp.ClientSession() as client:
 
             async def post_many() -> list[int]:
                 """Return how many of 24 requests each server got; none of them fails.

@@ -260,6 +260,6 @@ def test_requests_end_though_the_picker_was_killed_while_it_waited_for_that() ->
                 run.server.more.set()
                 assert await under_way.read() == b"data: [DONE]\n\n"
             code, stderr = await run.ended()
-            assert code == 0 and b"running requests are completed" in stderr and b"Traceback" not in stderr
+            assert code == 0 and b"waits for active requests to end" in stderr and b"Traceback" not in stderr
 
     asyncio.run(main())

@@ -88,7 +88,7 @@ async def held(**limits: Any) -> AsyncIterator[Held]:
         server = Server("a")
         await server.start()
         settings = EnvoySettings(
-            "127.0.0.1", 0, Path(folder), hold_s=MESSAGE_TIMEOUT_S - 5, threads=1, upload_s=0.5, max_held_s=60
+            "127.0.0.1", 0, Path(folder), max_wait_s=MESSAGE_TIMEOUT_S - 5, threads=1, upload_s=0.5, max_held_s=60
         )
         registry = ModelRegistry({"m": Endpoint("m", "cluster-m", (server.address,), scaling=SCALING)})
         EnvoyFiles(settings).write(registry)
@@ -204,7 +204,7 @@ def test_nothing_is_sent_while_an_endpoint_drains_and_all_goes_on_after() -> Non
             await at.server.until_requests(1)
             assert at.state["inFlight"] == 1
             assert (await at.envoy.active_by_cluster())["cluster-m"] == 1
-            known = await at.envoy.ask("GET", "/stats?filter=cluster-m")
+            known = await at.envoy.request("GET", "/stats?filter=cluster-m")
             assert "upstream_rq_pending_active: 0" in known  # requests that wait for a connection
             at.set_scaling(replace(SCALING, phase=Phase.DRAINING, drain="w"))
             asked = [asyncio.create_task(at.ask()) for _ in range(3)]

@@ -62,6 +62,24 @@ def test_a_version_without_notes(repository: Any) -> None:
     assert "no changes under `## 1.0.0`" in problem and "make release-version VERSION=1.0.0" in problem
 
 
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ("", "guide"),
+        ('[project.urls]\nHomepage = "https://example.com"\n', "guide"),
+        (
+            '[project.urls]\n"Source Code" = "https://host/org/stoker.git/"\n',
+            "[guide](https://host/org/stoker/blob/v0.1.0/docs/a.md)",
+        ),
+    ],
+)
+def test_links_of_notes_lead_to_the_repository(tmp_path: Path, urls: str, expected: str) -> None:
+    (tmp_path / "CHANGELOG.md").write_text("## 0.1.0\n\n- A ([guide](docs/a.md)).\n")
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nversion = "0.1.0"\n{urls}')
+    build.write_notes(tmp_path, "0.1.0", tmp_path, dry_run=False)
+    assert (tmp_path / build.NOTES).read_text() == f"- A ({expected}).\n"
+
+
 def test_a_wheel_with_other_files_than_the_commit(tmp_path: Path) -> None:
     for name in ("cli/stoker/main.py", "engine/stoker_engine/kernel.cpp", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,15 @@ def test_notes_are_the_section() -> None:
         changelog.notes(TEXT, "0.3.0")
 
 
+def test_relative_links_of_notes() -> None:
+    text = "- A ([guide](docs/a.md#b)), [page](https://host/x), [top](#top), [b](b.md).\n"
+    assert changelog.with_absolute_links(text, "https://host/stoker/blob/v0.2.0") == (
+        "- A ([guide](https://host/stoker/blob/v0.2.0/docs/a.md#b)), [page](https://host/x), [top](#top), "
+        "[b](https://host/stoker/blob/v0.2.0/b.md).\n"
+    )
+    assert changelog.with_absolute_links(text, None) == "- A (guide), [page](https://host/x), [top](#top), b.\n"
+
+
 def test_release_names_the_unreleased_changes() -> None:
     released = changelog.release(TEXT, "0.3.0")
     assert changelog.notes(released, "0.3.0") == "### Added\n- New.\n"

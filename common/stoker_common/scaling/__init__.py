@@ -1,1 +1,1 @@
-"""Reports of the gateway's replicas about requests, for autoscaling."""
+"""The gateway replicas' reports of requests and engine loads, for autoscaling."""

@@ -1,4 +1,4 @@
-"""The reports of the gateway's replicas about requests (`GET /scaling`): strict parser, and sum."""
+"""The reports of the gateway's replicas (``GET /scaling``): a strict parser, and the sum of all replicas."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Metric = Literal["pendingRequests", "runningRequests", "kvCacheUsage"]
 #: Namespace and name of an InferenceEndpoint.
 EndpointKey = tuple[str, str]
 
-#: Largest report, in bytes, and largest number of entries of its lists.
+#: Maximum size of a report in bytes, and maximum number of endpoints and of engines in it.
 MAX_BYTES: Final = 16 * 2**20
 MAX_ENDPOINTS: Final = 10_000
 MAX_ENGINES: Final = 20_000
-#: Longest name, address or announcement, in characters.
+#: Maximum length of a name, an address or a drain id, in characters.
 MAX_TEXT: Final = 512
 #: Largest plausible number of requests, and of seconds.
 MAX_COUNT: Final = 10**9
 MAX_SECONDS: Final = 1e9
-#: Seconds after which an engine's report counts as missing.
+#: Age in seconds beyond which an engine's report counts as missing.
 STALE_SECONDS: Final = 15.0
 
 
 class SignalsError(ValueError):
-    """A report is malformed, or has an implausible number."""
+    """A report is malformed, or contains an implausible number."""
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """The last report of an engine.
+    """The load that an engine (a server of the endpoint) reported last.
 
     Attributes:
         running, waiting: number of requests in its batch, and in its queue.
@@ -56,8 +56,9 @@ class EndpointReport:
         held: number of requests that wait because no pod is available.
         queued: number of requests that wait because all pods are full.
         in_flight: number of requests that were sent to a pod and have not ended.
-        idle_seconds: time since the last request arrived or ended; None: there was none since the replica started.
-        drained: the drain id that the replica acknowledges: it sends no requests and has none in flight; empty: none.
+        idle_seconds: time since the last request arrived or ended; None if there was none since the replica started.
+        drained: the drain id that the replica acknowledges: it sends no requests and has none in flight; empty if it
+            acknowledges none.
         engines: the engines' reports, by address.
     """
 
@@ -84,11 +85,11 @@ class Signals:
 
     Attributes:
         held, queued, in_flight: sums, see `EndpointReport`.
-        idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None: no replica
-            responded.
+        idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None if no
+            replica has a report.
         engines: the newest report of each engine, by address.
-        drained: the drain announcement of each replica that responded; empty: none.
-        missing: replicas that did not respond, or ``gateway`` if there are no replicas.
+        drained: the drain id that each replica with a report acknowledges; empty if it acknowledges none.
+        missing: replicas without a valid report, or ``gateway`` if there are no replicas.
     """
 
     held: int = 0
@@ -112,10 +113,12 @@ class Signals:
         )
 
     def measure(self, metric: Metric) -> tuple[float, float]:
-        """Return the endpoint's value of a metric: a number of requests or, for kvCacheUsage, of used KV caches.
+        """Return the endpoint's value of a metric: a number of requests or, for kvCacheUsage, the sum of the used
+        fractions.
 
         Returns:
-            (the running part, the waiting part).
+            (the part of running requests, the part of waiting requests). The second part is 0 except for
+            pendingRequests.
         """
         engines = self.engines.values()
         if metric == "kvCacheUsage":
@@ -130,12 +133,12 @@ class Signals:
         return sum(engine.age_seconds <= STALE_SECONDS for engine in self.engines.values())
 
     def acknowledged(self, drain: str) -> bool:
-        """Whether all replicas acknowledge this drain announcement, and neither gateway nor engine has a request."""
+        """Whether all replicas acknowledge this drain id, and neither the gateway nor an engine has a request."""
         return (
             bool(drain and self.drained)
             and not self.missing
             and not self.is_busy
-            and all(word == drain for word in self.drained)
+            and all(drain_id == drain for drain_id in self.drained)
         )
 
 
@@ -170,8 +173,8 @@ def combine(reports: Mapping[str, GatewayReport | None], key: EndpointKey) -> Si
     """Combine the reports of all replicas about an endpoint.
 
     Args:
-        reports: by the replica's address; None: the replica did not respond, or its report was malformed.
-        key: the endpoint. A report that does not contain it counts as zero requests.
+        reports: each replica's report by its address; None means that it has no valid report.
+        key: the endpoint. A report without this endpoint counts as zero requests.
     """
     held = queued = in_flight = 0
     idle = list[float]()

@@ -1,1 +1,1 @@
-"""Child processes: their end with the parent, and the cause of their death."""
+"""Child processes: how they end with their parent, and the cause of their death."""

@@ -22,7 +22,7 @@ class Died:
     Attributes:
         message: the error's class and message; if another process has died, only the message.
         kind: class of the error that the parent raises.
-        of_another: whether it exits because a process that it needs has died.
+        of_another: whether the process exits because another process, which it needs, has died.
     """
 
     message: str
@@ -38,20 +38,23 @@ class Died:
         return cls(f"{type(error).__name__}: {error}", kind)
 
 
-def cause_of_death(code: int, died: Died | None, killed_for_memory: bool, subject: str = "it") -> EngineDeadError:
+def cause_of_death(
+    code: int, died: Died | None, killed_for_memory: bool, subject: str | None = None
+) -> EngineDeadError:
     """Return the cause of a child process's death.
 
     Args:
-        code: its exit code; -N: it was killed by signal N.
-        died: its last message; None: it sent none.
-        killed_for_memory: whether the kernel has killed a process for lack of memory since it started.
-        subject: the subject of the message's sentence.
+        code: the child's exit code; -N means that signal N killed it.
+        died: the child's last message; None means that it sent none.
+        killed_for_memory: whether the kernel has killed a process for lack of memory since the child started.
+        subject: name of the child, for the message; None means the engine process.
     """
     if died is not None:
         if died.of_another:
             return died.kind(died.message)
-        prefix = "" if subject == "it" else f"{subject} ended by "
+        prefix = "" if subject is None else f"{subject} failed with "
         return died.kind(f"{prefix}{died.message} (exit code {code}; the log says more)")
+    subject = subject or "the engine process"
     if code == -signal.SIGKILL and killed_for_memory:
         return EngineOutOfMemoryError(f"the kernel killed {subject} because the container's memory ran out (SIGKILL)")
     if code == -signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Ties the lives of parent and child: each detects the other's end, even while neither reads the pipe."""
+"""Parent and child processes detect each other's end, even while neither reads the pipe between them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def parent_for_child() -> int:
-    """Return the process id that a child started by this thread passes to `die_with`; 0: none.
+    """Return the process id that a child of this thread passes to `die_with`; 0 outside of the main thread.
 
-    The kernel signals the child when the thread that started it ends, so the id is only returned in the main thread.
+    The kernel kills the child when the *thread* that started it ends, and other threads may end before the process.
     """
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when `parent` ends; 0 changes nothing."""
+    """Make the kernel kill this process when the process `parent` ends; with 0, do nothing."""
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -30,10 +30,10 @@ def die_with(parent: int) -> None:
 
 
 def wait_for_hangup(*sockets: int, timeout_s: float | None = None) -> bool:
-    """Wait until the peer of one of these socket pairs is closed, as at the end of its process. Return whether this
-    happened before the timeout.
+    """Wait until the peer of one of these socket pairs is closed, for example because its process has ended. Return
+    whether this happened before the timeout.
 
-    It reads no data, so other threads may, and does not wake up while both ends live.
+    Reads no data, so other threads can read meanwhile, and does not wake up while both ends are open.
     """
     poll = select.poll()
     for fd in sockets:
@@ -42,7 +42,8 @@ def wait_for_hangup(*sockets: int, timeout_s: float | None = None) -> bool:
 
 
 def has_hung_up(sock: int) -> bool:
-    """Whether the peer of a socket pair is closed. A peer that has only shut down its writing side is not."""
+    """Whether the peer of a socket pair is closed. A peer that has only shut down its writing side does not count as
+    closed."""
     return wait_for_hangup(sock, timeout_s=0)
 
 

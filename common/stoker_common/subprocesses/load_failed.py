@@ -1,4 +1,4 @@
-"""A loading error as a message from a child process, because the exceptions themselves cannot be pickled."""
+"""The message by which a child process reports a loading error, because the exceptions themselves cannot be pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker_common.errors import ArgumentError, StokerError
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """The model cannot be served; the user must fix it.
+    """Message that loading failed because of an error that the user must fix.
 
     Attributes:
         kind: class of the error.

@@ -1,7 +1,7 @@
-"""The number of processes in this container that the kernel killed because its memory ran out.
+"""The number of processes that the kernel killed because this container's memory ran out.
 
-If all processes of a container are killed, Kubernetes reports it. If only one is (cgroup v1), it is the largest, the
-engine, and only this count distinguishes an OOM kill from other SIGKILLs.
+If the kernel kills all processes of the container, Kubernetes reports it. With cgroup v1 it kills only the largest
+process, which is the engine; then only this count distinguishes an OOM kill from another SIGKILL.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ import (
 
 const cniConfig = "/etc/cni/net.d/10-kindnet.conflist"
 
-// kindnet stands in for kind's own kindnetd, which is published as an image only. On each node it writes the CNI
-// configuration for the node's pod range, keeps a route to every other node's, and masquerades what leaves the
-// pod network. It does not enforce NetworkPolicy.
+// kindnet replaces kind's own kindnetd, which is published as an image only. On each node it writes the CNI
+// configuration for the node's pod range, maintains routes to the pod ranges of all other nodes, and masquerades
+// traffic that leaves the pod network. It does not enforce NetworkPolicy.
 func kindnet(ctx context.Context) error {
 	config, err := rest.InClusterConfig()
 	if err != nil {
 		return err
 	}
 	if endpoint := os.Getenv("CONTROL_PLANE_ENDPOINT"); endpoint != "" {
-		config.Host = "https://" + endpoint // Services do not work before we do
+		config.Host = "https://" + endpoint // Services do not work before kindnet runs
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -42,7 +42,7 @@ func kindnet(ctx context.Context) error {
 		}
 		for _, node := range nodes.Items {
 			if ip := internalIP(&node); ip == nil || node.Spec.PodCIDR == "" {
-				continue // not known yet: next round
+				continue // not known yet; the next round tries again
 			} else if ip.String() == hostIP {
 				err = writeConfig(node.Spec.PodCIDR)
 			} else {

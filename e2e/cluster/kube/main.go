@@ -1,8 +1,8 @@
-// kube is all of Kubernetes and etcd in one program: the component is chosen by the name it is called by
-// (a symlink), or by its first argument (`kube kubectl get pods`).
+// kube is all of Kubernetes and etcd in one program. The name of the symlink by which it is called, or its first
+// argument (`kube kubectl get pods`), selects the component.
 //
-// Kubernetes publishes Go modules, so a machine that reaches a Go module proxy but no image registry can build
-// it. One program instead of eight: they share nearly all of their code, so it is linked, stored and loaded once.
+// Kubernetes publishes Go modules, so a machine that reaches a Go module proxy but no image registry can build it.
+// The components share nearly all of their code, which is linked, stored and loaded once in a single program.
 package main
 
 import (
@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// Only the requested command is made: they register the same feature gates and metrics, and two would clash.
+// Only the requested command is created: commands register the same feature gates and metrics, and two would conflict.
 var servers = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,

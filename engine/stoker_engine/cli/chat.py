@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker_common.errors import StokerError
 from stoker_engine.cli import command_line
-from stoker_engine.cli.chat_answer import ChatAnswer, check, print_piece, stream
+from stoker_engine.cli.chat_answer import ChatAnswer, RequestRefusedError, check, print_piece, stream
+from stoker_engine.cli.server_url import api_url
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 
@@ -26,7 +27,7 @@ MAX_ROUNDS: Final = 16
 class ChatArgs:
     """Arguments of ``stoker chat``, with the names of ``vllm chat``."""
 
-    url: str = flag("base URL of the server's API, including /v1", "http://localhost:8000/v1")
+    url: str = flag("base URL of the server's API; /v1 is added to a URL without a path", "http://localhost:8000/v1")
     model_name: str | None = flag("name of the model; default: the server's first", None)
     system_prompt: str | None = flag("system message before the chat", None)
     quick: str | None = flag("ask this question, print the answer, and exit", None)
@@ -36,7 +37,7 @@ class ChatArgs:
         None,
     )
     temperature: float | None = flag("sampling temperature; default: the server's", None)
-    max_tokens: int | None = flag("maximum tokens of an answer; default: the server's", None)
+    max_tokens: int = flag("maximum tokens of an answer; 0: only the model's context limits it", 1024)
     api_key: str | None = flag(
         "the server's API key; preferably in the environment: STOKER_API_KEY, VLLM_API_KEY or OPENAI_API_KEY", None
     )
@@ -66,13 +67,14 @@ def _main(arguments: list[str]) -> int:
         from stoker_engine.cli.chat_tools import Tools
 
         tools = Tools.of_file(args.tools)
+    url = api_url("--url", args.url)
     key = args.api_key or command_line.api_key()
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=args.url.rstrip("/") + "/", headers=headers, timeout=None) as client:
+    with httpx.Client(base_url=f"{url}/", headers=headers, timeout=None) as client:
         try:
             return _Conversation(client, args, args.model_name or _models(client)[0], tools).run()
         except httpx.HTTPError as error:
-            raise StokerError(f"{args.url} does not answer: {error}") from error
+            raise StokerError(f"{url} does not answer: {error}") from error
 
 
 def _models(client: httpx.Client) -> list[str]:
@@ -130,9 +132,23 @@ class _Conversation:
 
     def _answer(self, messages: list[dict[str, Any]]) -> ChatAnswer:
         body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
-        for name in ("temperature", "max_tokens"):
-            if getattr(self.args, name) is not None:
-                body[name] = getattr(self.args, name)
+        if self.args.temperature is not None:
+            body["temperature"] = self.args.temperature
         if self.tools is not None:
             body["tools"] = self.tools.definitions
+        answer = self._limited(body) if self.args.max_tokens else stream(self.client, body)
+        if answer.finish_reason == "length":
+            print("stoker chat: the answer is cut off; --max-tokens sets its maximum length", file=sys.stderr)
+        return answer
+
+    def _limited(self, body: dict[str, Any]) -> ChatAnswer:
+        """Stream an answer of at most ``--max-tokens``.
+
+        A server refuses a limit beyond the rest of the model's context; then that is the limit.
+        """
+        try:
+            return stream(self.client, {**body, "max_tokens": self.args.max_tokens})
+        except RequestRefusedError as error:
+            if "context length" not in str(error):
+                raise
         return stream(self.client, body)

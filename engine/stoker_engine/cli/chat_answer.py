@@ -22,17 +22,23 @@ _DIM: Final = "\x1b[2m"
 _PLAIN: Final = "\x1b[0m"
 
 
+class RequestRefusedError(StokerError):
+    """The server refused a request as invalid, with status 400."""
+
+
 @dataclass
 class ChatAnswer:
     """The assistant's answer.
 
     Attributes:
         calls: tool calls, in the API's format.
+        finish_reason: why it ended; "length": a limit cut it off.
     """
 
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
 
     def message(self) -> dict[str, Any]:
         """Return the answer as a message of the conversation."""
@@ -60,7 +66,8 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
     """Print the answer as it arrives, and return it.
 
     Raises:
-        StokerError: the server returned an error.
+        RequestRefusedError: the request is invalid.
+        StokerError: the server returned another error.
     """
     answer = ChatAnswer()
     with client.stream("POST", "chat/completions", json=body) as response:
@@ -77,6 +84,7 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
                         print_dimmed("\n")
                     print_piece(text)
                 answer.add(delta)
+                answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     if answer.content or not answer.calls:
         print_piece("\n")
     elif answer.reasoning:
@@ -100,7 +108,8 @@ def check(response: httpx.Response) -> None:
     """Check the status of a response.
 
     Raises:
-        StokerError: the server returned an error.
+        RequestRefusedError: the request is invalid.
+        StokerError: the server returned another error.
     """
     if response.is_success:
         return
@@ -109,7 +118,12 @@ def check(response: httpx.Response) -> None:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = response.text[:200]
-    raise StokerError(f"the server returned {response.status_code}: {message}")
+    text = f"the server returned {response.status_code}: {message}"
+    if response.status_code == 400:
+        raise RequestRefusedError(text)
+    if response.status_code == 404 and "/v1/" not in response.url.path:
+        text += f" ({response.url}; the base URL of an API usually ends with /v1)"
+    raise StokerError(text)
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Flags of ``stoker gateway`` in a cluster."""
+"""Flags of ``stoker gateway`` that apply with ``--kubernetes``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
     source.add_argument(
         "--kubernetes",
         action="store_true",
-        help="serve the cluster's InferenceEndpoints that the operator admits, to clients with keys in the namespace",
+        help="route requests to the cluster's InferenceEndpoints that the operator marks as served; clients need keys",
     )
     parser.add_argument(
         "--namespace",
@@ -50,7 +50,7 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
         "--max-held",
         type=_count,
         metavar="REQUESTS",
-        help="with --kubernetes: maximum number of requests held for an endpoint scaled to zero until one of its pods "
+        help="with --kubernetes: maximum number of requests held for an endpoint with scaling until one of its pods "
         f"is ready; more are rejected (default: {MAX_HELD})",
     )
     parser.add_argument(
@@ -70,26 +70,26 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Check the combination of flags; exit with a message if flags are for another source of models."""
+    """Check the combination of flags, and set the default namespace; exit with a message for an invalid combination."""
     if not options.kubernetes:
         if options.namespace is not None:
-            parser.error("argument --namespace: it is for --kubernetes only; add --kubernetes, or leave it out")
+            parser.error("argument --namespace: not allowed without --kubernetes; add it, or leave out --namespace")
         for flag, value in (("--max-held", options.max_held), ("--max-held-bytes", options.max_held_bytes)):
             if value is not None:
-                parser.error(f"argument {flag}: it is for --kubernetes only; without it, no requests are held")
+                parser.error(f"argument {flag}: not allowed without --kubernetes, because no requests are held then")
         if options.external_scaler_listen is not None:
             parser.error(
-                "argument --external-scaler-listen: it is for --kubernetes only; without it, nothing can be scaled"
+                "argument --external-scaler-listen: not allowed without --kubernetes, because nothing is scaled then"
             )
         return
     if options.max_held_bytes is not None and options.max_held_bytes < options.max_body_size:
         parser.error(
-            f"argument --max-held-bytes: it is less than --max-body-size, {options.max_body_size}; raise it, or lower "
+            f"argument --max-held-bytes: must be at least --max-body-size, {options.max_body_size}; raise it, or lower "
             "--max-body-size"
         )
     if options.keys is not None:
         parser.error(
-            "argument --keys: with --kubernetes, keys are Secrets; make them with `stoker keys create --namespace`"
+            "argument --keys: with --kubernetes, keys are Secrets; create them with `stoker keys create --namespace`"
         )
     if options.session_header is not None:
         parser.error(
@@ -100,7 +100,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             options.namespace = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             parser.error(
-                "argument --namespace: it is required outside of a pod; name the namespace of the clients' keys"
+                "argument --namespace: required outside of a pod; set it to the namespace of the clients' keys"
             )
     if not _NAMESPACE.fullmatch(options.namespace):
         parser.error(f"argument --namespace: {options.namespace!r} is not a valid namespace name")
@@ -124,7 +124,7 @@ def external_scaler(
         host = netloc(_LOOPBACK.get(options.host, options.host), 0).rpartition(":")[0]
     elif peers.service is None:
         parser.error(
-            "argument --external-scaler-listen: it finds replicas by --peer-service; use that instead of --peer"
+            "argument --external-scaler-listen: replicas are found by --peer-service; use it instead of --peer"
         )
     else:
         host = peers.service.rpartition(":")[0]
@@ -132,7 +132,7 @@ def external_scaler(
 
 
 def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegistry], ClusterWatch]:
-    """Connect to the cluster of the kubeconfig or of this pod; returns a function that creates its watch.
+    """Connect to the cluster of the kubeconfig or of this pod, and return a function that creates its watch.
 
     Args:
         namespace: namespace of the clients' keys.

@@ -32,7 +32,8 @@ _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|co
 
 
 def main(argv: list[str]) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code: 1 if it cannot serve, 2 for an invalid command line."""
+    """Run until SIGTERM or SIGINT, and return the exit code: 1 if the gateway cannot serve. An invalid command line
+    exits with code 2."""
     command = parse_command(argv)
     from stoker_gateway.runtime import supervisor
 
@@ -45,8 +46,8 @@ class Command:
 
     Attributes:
         settings: settings of the gateway.
-        model_registry: models to serve; None: they come from the cluster.
-        keys: the clients' keys; None: they come from the cluster, or no key is required.
+        model_registry: models to serve; None means that models come from the cluster.
+        keys: file of the clients' keys; None means that keys come from the cluster, or requests need no key.
         namespace: namespace of the clients' keys in the cluster; None without ``--kubernetes``.
         names: hosts of the registry's servers; None with ``--kubernetes``.
     """
@@ -109,8 +110,8 @@ def parse_command(argv: list[str]) -> Command:
 def _fail_open(
     parser: argparse.ArgumentParser, options: argparse.Namespace, model_registry: ModelRegistry | None
 ) -> str:
-    """Return the only Envoy cluster; exit with a message if there may be several, because only the picker knows to
-    which one a request belongs."""
+    """Return the only Envoy cluster. Exit with a message if there may be several, because only the picker knows the
+    cluster of a request, or if requests need keys, because only the picker checks them."""
     why = "--picker-failure-mode fail-open forwards requests unchecked"
     if model_registry is None:
         parser.error(f"{why}, but with --kubernetes requests need keys; leave out one of them")
@@ -119,12 +120,12 @@ def _fail_open(
     clusters = {endpoint.cluster for endpoint in model_registry.endpoints.values()}
     if len(clusters) > 1:
         names = ", ".join(sorted(model_registry.endpoints))
-        parser.error(f"{why}, so all must be for one model, not for {names}; serve one --endpoint NAME")
+        parser.error(f"{why}, so there may be only one model, not {names}; use the same NAME in each --endpoint")
     return clusters.pop()
 
 
 def exit_code_of(work: Coroutine[Any, Any, int]) -> int:
-    """Run `work` and return its exit code, or 1 with a message if a part of the gateway cannot serve."""
+    """Run `work` and return its exit code; if a part of the gateway cannot serve, report the error and return 1."""
     try:
         return asyncio.run(work)
     except (GatewayError, OSError) as error:
@@ -152,7 +153,7 @@ def parser_of() -> argparse.ArgumentParser:
         "--host", type=_host, default="127.0.0.1", help="address to listen on; :: for all (default: %(default)s)"
     )
     parser.add_argument(
-        "--port", type=_port, default=8080, help="port to listen on; 0: a free one (default: %(default)s)"
+        "--port", type=_port, default=8080, help="port to listen on; 0 chooses a free one (default: %(default)s)"
     )
     parser.add_argument(
         "--keys",
@@ -198,8 +199,8 @@ def parser_of() -> argparse.ArgumentParser:
         "--picker-failure-mode",
         choices=("fail-close", "fail-open"),
         default="fail-close",
-        help="while the picker fails, answer requests with 503, or send them to any server, which needs a single model "
-        "and no keys (default: %(default)s)",
+        help="while the picker fails: answer requests with 503 (fail-close), or send them to any server (fail-open, "
+        "which needs a single model and no keys) (default: %(default)s)",
     )
     tls_flags.add_to(parser)
     peer_flags.add_to(parser)
@@ -208,7 +209,7 @@ def parser_of() -> argparse.ArgumentParser:
         "--metrics-port",
         type=_port,
         metavar="PORT",
-        help="port of /metrics, on the same host; 0: a free one (default: no metrics)",
+        help="port of /metrics, on the same host; 0 chooses a free one (default: no metrics)",
     )
     output.add_argument(
         "--access-log", action="store_true", help="write a line of JSON to standard output for each completed request"
@@ -306,19 +307,17 @@ def _endpoint(text: str) -> tuple[str, str]:
     if parts.scheme != "http" or not parts.hostname or not port or "@" in parts.netloc:
         raise argparse.ArgumentTypeError(f"{text!r} is not {_ENDPOINT}")
     if url.rstrip("/") != f"http://{parts.netloc}":
-        raise argparse.ArgumentTypeError(f"{text!r}: leave out what follows the port; the client sends the path")
+        raise argparse.ArgumentTypeError(f"{text!r}: remove the path after the port; clients send the path")
     _address(parts.hostname, port)
     return name, netloc(parts.hostname, port)
 
 
 def _address(host: str, port: int | None) -> str:
-    """Return the first IP address of a host, IPv4 if it has both kinds."""
+    """Return the first IP address of a host, preferably IPv4."""
     try:
         addresses = addresses_of(host, port)
     except (OSError, UnicodeError) as error:
         raise argparse.ArgumentTypeError(f"{host!r} has no address: {error}") from None
     if of_link := [each for each in addresses if "%" in each]:
-        raise argparse.ArgumentTypeError(
-            f"{host!r} has an address that is valid on one link only, {of_link[0]}; use another"
-        )
+        raise argparse.ArgumentTypeError(f"{host!r} has a link-local address, {of_link[0]}; use another")
     return addresses[0]

@@ -30,7 +30,8 @@ _COLUMNS: Final = ("id", "models", *manifests.LIMITS, "priority", "expires", "cr
 
 
 def main(argv: list[str]) -> int:
-    """Return the exit code: 1 if the file or the cluster cannot be used, 2 for an invalid command line."""
+    """Run a subcommand, and return the exit code: 1 if the file or the cluster cannot be used, 2 for an invalid
+    argument."""
     options = parser_of().parse_args(argv)
     try:
         result: int = options.run(options)
@@ -150,7 +151,7 @@ def _revoke(options: argparse.Namespace) -> int:
 
 
 def _shown(key: Key, manifest: Any = None) -> dict[str, Any]:
-    """Return the fields of a key to show: all but its digest."""
+    """Return the fields of a key that the commands show: all but its digest."""
     created = None if manifest is None else manifest["metadata"].get("creationTimestamp")
     if isinstance(created, datetime):  # YAML converts a time without quotes
         created = values.moment_text(created.replace(tzinfo=created.tzinfo or UTC).timestamp())

@@ -1,4 +1,4 @@
-"""Flags of ``stoker gateway`` for sharing limits with other replicas."""
+"""Flags of ``stoker gateway`` for sharing the keys' limits with other replicas."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from stoker_gateway.limits.peer_settings import PeerSettings
 
-#: Minimum number of characters of a token.
-_LEAST_TOKEN: Final = 16
+#: Minimum number of characters of the token.
+_MIN_TOKEN_CHARS: Final = 16
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=address,
         metavar="HOST:PORT",
-        help="address where another replica listens for replicas; repeatable (default: none)",
+        help="address at which another replica listens for its peers; repeatable (default: none)",
     )
     peers.add_argument(
         "--peer-service",
@@ -39,7 +39,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> PeerSettings | None:
-    """Return the settings of the flags; None without them. An invalid command line exits the process."""
+    """Return the settings from the flags; None if no flag is set. An invalid combination exits the process."""
     flags: dict[str, object] = {
         "--peer": options.peer,
         "--peer-service": options.peer_service,
@@ -52,7 +52,7 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         if not flags[flag]:
             parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file beside --peer")
     if options.peer and options.peer_service:
-        parser.error("argument --peer-service: it already finds all replicas; leave out --peer")
+        parser.error("argument --peer-service: not allowed with --peer; leave out --peer")
     from stoker_gateway.limits.peer_settings import PeerSettings
 
     token = _token(parser, options.peer_token_file)
@@ -64,10 +64,10 @@ def _token(parser: argparse.ArgumentParser, path: Path) -> str:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         parser.error(f"argument --peer-token-file: {path} cannot be read: {error}")
-    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         parser.error(
-            f"argument --peer-token-file: {path} must have one word of at least {_LEAST_TOKEN} ASCII characters, "
-            "such as the output of `openssl rand -hex 32`"
+            f"argument --peer-token-file: {path} must contain a single token of at least {_MIN_TOKEN_CHARS} ASCII "
+            "characters, such as the output of `openssl rand -hex 32`"
         )
     return token
 

@@ -26,7 +26,7 @@ async def _run(folder: Path, is_restart: bool, command: gateway.Command) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code, 1 if the picker cannot serve."""
+    """Run until SIGTERM or SIGINT, and return the exit code: 1 if the picker cannot serve."""
     folder, parent, number, *arguments = argv
     die_with(int(parent))
     return gateway.exit_code_of(_run(Path(folder), number != "0", gateway.parse_command(arguments)))

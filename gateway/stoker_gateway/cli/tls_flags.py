@@ -18,12 +18,15 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM, with its intermediate certificates"
     )
     tls.add_argument(
-        "--tls-key", type=Path, metavar="FILE", help="its private key in PEM; both are reloaded when they are replaced"
+        "--tls-key",
+        type=Path,
+        metavar="FILE",
+        help="private key of the certificate, in PEM; both files are reloaded when they are replaced",
     )
 
 
 def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TLSFiles | None:
-    """Return the files of the flags; None without them. An invalid command line exits the process."""
+    """Return the files from the flags; None if no flag is set. Missing or invalid files exit the process."""
     if options.tls_cert is None and options.tls_key is None:
         return None
     for flag, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):

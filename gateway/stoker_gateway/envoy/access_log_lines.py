@@ -11,8 +11,8 @@ METADATA: Final = "stoker"
 MODEL: Final = "model"
 
 #: Field → Envoy's format string. The first fields are those of all logs (`stoker_common.logs`). Durations are in
-#: milliseconds. Unknown values are null, such as model and server of a request that the gateway answered itself. The
-#: path has no query.
+#: milliseconds. Unknown values are null, such as the model and the server of a request that the gateway answered
+#: itself. The path is without the query.
 FIELDS: Final = {
     "timestamp": "%START_TIME(%Y-%m-%dT%H:%M:%S.%3fZ)%",
     "level": "info",

@@ -17,15 +17,15 @@ from stoker_gateway.errors import GatewayError
 
 _T = TypeVar("_T")
 
-#: Interval of polls while waiting, in seconds.
+#: Interval of the checks of a waiting method, in seconds.
 STEP_S: Final = 0.1
 #: Timeout of a request, in seconds.
-_ANSWER_S: Final = 5
-#: Interval of health checks in seconds, and the number of consecutive failures that are an error.
-_LOOK_S: Final = 3
-_LOOKS: Final = 5
+_TIMEOUT_S: Final = 5
+#: Interval of health checks in seconds, and the number of consecutive failures after which `watch` raises an error.
+_CHECK_INTERVAL_S: Final = 3
+_MAX_FAILURES: Final = 5
 #: Statistic with the number of healthy pickers.
-_REACHED: Final = f"cluster.{PICKER}.membership_healthy"
+_HEALTHY_PICKERS: Final = f"cluster.{PICKER}.membership_healthy"
 #: Statistics of requests that a cluster's servers process, or that wait for a connection to one.
 _ACTIVE: Final = re.compile(r"cluster\.(.+)\.upstream_rq_(?:pending_)?active: (\d+)")
 
@@ -35,7 +35,7 @@ class EnvoyError(GatewayError):
 
 
 class LateAnswerError(EnvoyError):
-    """Envoy is running but did not answer in time."""
+    """Envoy runs, but did not answer within the timeout."""
 
 
 class EnvoyAdmin:
@@ -47,7 +47,7 @@ class EnvoyAdmin:
     async def is_live(self) -> bool:
         """Return whether Envoy serves requests."""
         try:
-            return (await self.ask("GET", "/ready")).strip() == "LIVE"
+            return (await self.request("GET", "/ready")).strip() == "LIVE"
         except EnvoyError:
             return False
 
@@ -64,7 +64,7 @@ class EnvoyAdmin:
                 raise EnvoyError(f"Envoy did not become ready within {deadline_s:g} s")
             await asyncio.sleep(STEP_S)
 
-    async def until_it_reaches_the_picker(self) -> None:
+    async def until_picker_reached(self) -> None:
         """Wait until Envoy has a healthy picker.
 
         Raises:
@@ -72,19 +72,19 @@ class EnvoyAdmin:
         """
         while True:
             with suppress(LateAnswerError):
-                if await self.statistic(_REACHED):
+                if await self.statistic(_HEALTHY_PICKERS):
                     return
             await asyncio.sleep(STEP_S)
 
-    async def ask(self, method: str, path: str) -> str:
+    async def request(self, method: str, path: str) -> str:
         """Send a request and return the response's body.
 
         Raises:
-            LateAnswerError: the response takes longer than `_ANSWER_S`.
+            LateAnswerError: the response takes longer than `_TIMEOUT_S`.
             EnvoyError: Envoy does not answer.
         """
         connector = aiohttp.UnixConnector(path=str(self._settings.admin_socket))
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
@@ -92,13 +92,13 @@ class EnvoyAdmin:
             ):
                 return await answer.text()
         except TimeoutError as error:
-            raise LateAnswerError(f"Envoy's admin interface did not answer within {_ANSWER_S} s") from error
+            raise LateAnswerError(f"Envoy's admin interface did not answer within {_TIMEOUT_S} s") from error
         except (OSError, aiohttp.ClientError) as error:
             raise EnvoyError(f"Envoy's admin interface does not answer: {error!r}") from error
 
     async def port(self) -> int:
         """Return the port of the clients' listener."""
-        listeners = json.loads(await self.ask("GET", "/listeners?format=json"))
+        listeners = json.loads(await self.request("GET", "/listeners?format=json"))
         return int(listeners["listener_statuses"][0]["local_address"]["socket_address"]["port_value"])
 
     async def prometheus(self) -> str:
@@ -107,7 +107,7 @@ class EnvoyAdmin:
         Raises:
             EnvoyError: Envoy does not answer.
         """
-        return await self.ask("GET", "/stats/prometheus")
+        return await self.request("GET", "/stats/prometheus")
 
     async def active_requests(self) -> int:
         """Return the number of active requests of clients."""
@@ -119,15 +119,15 @@ class EnvoyAdmin:
         Raises:
             EnvoyError: Envoy does not answer.
         """
-        return int((await self.ask("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
+        return int((await self.request("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
 
     async def active_by_cluster(self) -> dict[str, int]:
         """Return the number of active requests of each cluster that has any.
 
         Raises:
-            EnvoyError: Envoy does not answer, or without these statistics.
+            EnvoyError: Envoy does not answer, or its answer lacks these statistics.
         """
-        answer = await self.ask("GET", "/stats?filter=upstream_rq_(pending_)?active$")
+        answer = await self.request("GET", "/stats?filter=upstream_rq_(pending_)?active$")
         found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
         if not found:  # the picker's cluster always has them, so an empty response does not mean 0
             raise EnvoyError("Envoy's statistics have no counts of active requests")
@@ -138,16 +138,16 @@ class EnvoyAdmin:
         return active
 
     async def watch(self) -> NoReturn:
-        """Check periodically that Envoy answers and reaches the picker. Envoy must be serving already.
+        """Check periodically that Envoy answers and reaches the picker. Call it only once Envoy serves requests.
 
         Raises:
             EnvoyError: several consecutive checks failed.
         """
         num_failures, problem = 0, ""
-        while num_failures < _LOOKS:
-            await asyncio.sleep(_LOOK_S)
+        while num_failures < _MAX_FAILURES:
+            await asyncio.sleep(_CHECK_INTERVAL_S)
             try:
-                reached = await self.statistic(_REACHED)
+                reached = await self.statistic(_HEALTHY_PICKERS)
                 problem = "" if reached else "Envoy does not reach the picker"
             except EnvoyError as error:
                 problem = str(error)
@@ -155,25 +155,27 @@ class EnvoyAdmin:
         raise EnvoyError(problem)
 
     async def withdraw(self, timeout_s: float) -> None:
-        """Make ``/ready`` fail and Envoy close each connection after its next response. It still accepts new ones.
+        """Make ``/ready`` fail, and make Envoy close each connection after its next response. Envoy still accepts new
+        connections.
 
         Raises:
             EnvoyError: Envoy does not answer.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        await self.retry_while_late(lambda: self.ask("POST", "/healthcheck/fail"), deadline)
+        await self.retry_while_late(lambda: self.request("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting connections and wait for active requests; returns how many have not ended.
+        """Stop accepting connections and wait for active requests. Return the number of requests that are still active
+        after `timeout_s`.
 
-        If Envoy answers late, because the machine is busy, the request to it is repeated.
+        If Envoy answers too late, because the machine is busy, the request to Envoy is repeated.
 
         Raises:
             EnvoyError: Envoy is not running.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.withdraw(timeout_s)
-        await self.retry_while_late(lambda: self.ask("POST", "/drain_listeners"), deadline)
+        await self.retry_while_late(lambda: self.request("POST", "/drain_listeners"), deadline)
         while num_active := await self.retry_while_late(self.active_requests, deadline):
             if asyncio.get_running_loop().time() >= deadline:
                 break
@@ -181,11 +183,11 @@ class EnvoyAdmin:
         return num_active
 
     @staticmethod
-    async def retry_while_late(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
+    async def retry_while_late(send: Callable[[], Awaitable[_T]], deadline: float) -> _T:
         """Repeat a request to Envoy while it times out.
 
         Args:
-            ask: sends the request.
+            send: sends the request.
             deadline: time from which a timeout is not retried, by the running loop's clock.
 
         Raises:
@@ -193,7 +195,7 @@ class EnvoyAdmin:
         """
         while True:
             try:
-                return await ask()
+                return await send()
             except LateAnswerError:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise

@@ -28,10 +28,10 @@ def filter_config() -> Config:
 
 
 def policy(origins: Iterable[str]) -> Config:
-    """Return the CORS policy. It allows no cookies: pages set the key in a header.
+    """Return the CORS policy. It does not allow cookies, because pages send the key in a header.
 
     Args:
-        origins: allowed origins, as browsers send them; ``*``: any.
+        origins: allowed origins, as browsers send them; ``*`` means any.
     """
     matches = [{"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in origins]
     return {

@@ -1,7 +1,7 @@
-"""Envoy's clusters: one for each endpoint, whose server the picker chooses, and one for the picker.
+"""Envoy's clusters: one for each endpoint, among whose servers the picker chooses, and one for the picker.
 
-Envoy sends requests only to servers that the picker chose, unless `fail_open` is set: then Envoy itself chooses among
-the servers of that cluster while the picker fails.
+Envoy sends requests only to servers that the picker chose. With `fail_open`, Envoy itself chooses among the servers of
+that cluster while the picker fails.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
                     "max_connections": _UNLIMITED,
                     "max_pending_requests": _UNLIMITED,
                     "max_requests": _UNLIMITED,
-                    # If one of two servers dies, half of the requests are retried at once, each only once.
+                    # If one of two servers dies, half of the active requests are retried at the same time, each once.
                     "retry_budget": {"budget_percent": {"value": 50}, "min_retry_concurrency": 100},
                 }
             ]
@@ -105,7 +105,7 @@ def _protocol(options: Config) -> Config:
 
 def _picked_server(settings: EnvoySettings) -> Config:
     """Return the policy that uses the picker's first server, and the next one for the retry. If the picker named no
-    known server, no server is used, or with `fail_open` any."""
+    server of the cluster, Envoy uses none or, with `fail_open`, any server of the cluster."""
     return {
         "name": "envoy.load_balancing_policies.override_host",
         "typed_config": {
@@ -170,7 +170,8 @@ def picker_cluster(settings: EnvoySettings) -> Config:
                 {"max_connections": _UNLIMITED, "max_pending_requests": _UNLIMITED, "max_requests": _UNLIMITED}
             ]
         },
-        # Without `fail_open` only ``/ready`` depends on health: requests go to the picker while it can be reached.
+        # Without `fail_open`, health affects only ``/ready``: the panic threshold of 100 % makes Envoy send requests to
+        # an unhealthy picker too.
         "health_checks": [
             {
                 "timeout": "2s",

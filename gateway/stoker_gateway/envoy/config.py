@@ -1,5 +1,5 @@
-"""Envoy's bootstrap configuration, as plain values. The rest is in files that Envoy watches: clusters and servers
-(`clusters`), and the certificate (`listener`).
+"""Envoy's bootstrap configuration, as plain values. The other configuration is in files that Envoy watches: clusters
+and servers (`clusters.py`), and the certificate (`listener.py`).
 """
 
 from __future__ import annotations

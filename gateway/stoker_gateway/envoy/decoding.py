@@ -1,7 +1,7 @@
 """Decompression of request bodies in Envoy, so that the picker and the servers get plain bodies.
 
-``max_body_bytes`` limits the decompressed body. Bodies with another encoding than gzip reach the picker unchanged, and
-it rejects them.
+``max_body_bytes`` limits the decompressed body. Bodies with another encoding than gzip reach the picker unchanged,
+which rejects them.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _CLUSTERS: Final = "cluster_manager.cds.version_text"
 class EnvoyFiles:
     """Writes the files that have changed."""
 
-    #: Path of Envoy's admin interface that reports the versions that Envoy has read.
-    question: Final = "/stats?type=TextReadouts&filter=version_text$"
+    #: Path in Envoy's admin interface that returns the versions of the files that Envoy has read.
+    versions_path: Final = "/stats?type=TextReadouts&filter=version_text$"
 
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
@@ -59,13 +59,13 @@ class EnvoyFiles:
             del self._written[path]
             self._versions.pop(_servers_version(path.stem), None)
 
-    def unread(self, answer: str) -> set[str]:
-        """Return the statistics' names of the files that Envoy has not read yet.
+    def unread(self, response: str) -> set[str]:
+        """Return the names of the version statistics of files that Envoy has not read yet.
 
         Args:
-            answer: response of Envoy's admin interface to `question`.
+            response: response of Envoy's admin interface to `versions_path`.
         """
-        lines = (line.partition(": ") for line in answer.split("\n"))
+        lines = (line.partition(": ") for line in response.split("\n"))
         read = {name: version.strip().strip('"') for name, _, version in lines}
         return {name for name, version in self._versions.items() if read.get(name) != version}
 
@@ -86,7 +86,7 @@ def _servers_version(cluster: str) -> str:
 
 
 def _replace(path: Path, content: Any) -> str:
-    """Write a file atomically; returns its version."""
+    """Write a file atomically, and return its version."""
     text = json.dumps(content)
     version = hashlib.sha256(text.encode()).hexdigest()[:16]
     beside = path.with_name(f"{path.name}.new")

@@ -2,7 +2,8 @@
 
     client ─► internal headers removed ─► path allowed ─► picker chooses cluster and servers ─► router
 
-A request without a cluster from the picker, or with a server outside of that cluster, is answered with 503.
+A request for which the picker named no cluster, or a server outside of the cluster, gets status 503, unless `fail_open`
+is set.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from stoker_gateway.registry.addresses import EVERY
 #: Prefixes of headers that Envoy removes from clients' requests, because the picker, Envoy or servers trust them.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
 
-#: Name of the certificate in Envoy's configuration.
+#: Name of the certificate's Secret in Envoy's configuration.
 CERTIFICATE: Final = "gateway"
 #: Buffer for data to a client that does not read, in bytes. Request bodies have a limit of their own.
 _CONNECTION_BUFFER_BYTES: Final = 1 << 20
-#: Maximum time by which an extended timeout may exceed the hold, in seconds. Envoy allows an hour in total.
+#: Seconds by which the maximum message timeout exceeds the maximum hold. Envoy allows at most an hour.
 _EXTENSION_S: Final = 30
 
 
@@ -106,7 +107,7 @@ def _connections(settings: EnvoySettings) -> Config:
         },
         "max_request_headers_kb": 32,
         "request_headers_timeout": seconds(settings.headers_s),
-        # The timeout also runs while the picker holds a request.
+        # These timeouts also run while the picker holds a request.
         "request_timeout": seconds(settings.upload_s + settings.max_held_s),
         "stream_idle_timeout": seconds(settings.idle_s + settings.max_held_s),
         # Proxies such as nginx use HTTP/1.0 by default, and always send a Host header.
@@ -148,8 +149,8 @@ def _filters(settings: EnvoySettings) -> list[Config]:
                 # If the picker fails, Envoy continues: a request without a decision finds no cluster, and a response in
                 # progress continues even if the picker dies before the end of its stream.
                 "failure_mode_allow": True,
-                "message_timeout": seconds(settings.hold_s + 5),
-                # The picker extends it for a request that it holds.
+                "message_timeout": seconds(settings.max_wait_s + 5),
+                # The picker extends the message timeout of a request that it holds.
                 **({"max_message_timeout": seconds(settings.max_held_s + _EXTENSION_S)} if settings.max_held_s else {}),
                 "processing_mode": {
                     "request_header_mode": "SEND",

@@ -1,6 +1,6 @@
 """Envoy's own error responses, in the format of the requested API: OpenAI's, or Anthropic's below /v1/messages.
 
-Responses of the picker pass through the same configuration. They are marked by `PICKER_DETAILS` and stay unchanged.
+Envoy applies this configuration to the picker's responses too. `PICKER_DETAILS` marks them, and they stay unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import PICKER_DETAILS
 
-#: Retry-After in seconds.
+#: Value of ``Retry-After`` for `_RETRYABLE` statuses, in seconds.
 RETRY_AFTER_S: Final = 1
 
 _UNAVAILABLE: Final = "service_unavailable_error"
@@ -33,7 +33,7 @@ _ERRORS: Final = {
 }
 
 #: Statuses that clients should retry.
-_AGAIN: Final = (503, 504)
+_RETRYABLE: Final = (503, 504)
 
 
 def openai_error(status: int) -> Config:
@@ -50,21 +50,21 @@ def anthropic_error(status: int) -> Config:
 
 def config() -> Config:
     """Return Envoy's ``local_reply_config``. The first mapper that matches applies."""
-    # A picker that does not answer in time is reported as unavailable.
-    silent = [_says("response.code_details.startsWith('ext_proc')"), _has(504)]
+    # Envoy answers 504 if the picker exceeds its timeout. Clients get 503 instead, as for a server that is unavailable.
+    timed_out = [_cel_filter("response.code_details.startsWith('ext_proc')"), _status_filter(504)]
     mappers = [
-        _mapper(503, anthropic_error(503), *silent, _is_anthropic()) | {"status_code": 503},
-        _mapper(503, openai_error(503), *silent) | {"status_code": 503},
+        _mapper(503, anthropic_error(503), *timed_out, _is_anthropic()) | {"status_code": 503},
+        _mapper(503, openai_error(503), *timed_out) | {"status_code": 503},
         # Envoy answers an unknown transfer coding with 501.
-        _mapper(400, anthropic_error(400), _has(501), _is_anthropic()) | {"status_code": 400},
-        _mapper(400, openai_error(400), _has(501)) | {"status_code": 400},
+        _mapper(400, anthropic_error(400), _status_filter(501), _is_anthropic()) | {"status_code": 400},
+        _mapper(400, openai_error(400), _status_filter(501)) | {"status_code": 400},
     ]
-    # A WebSocket or another upgrade: clients that try it first fall back to plain HTTP after status 426.
+    # Envoy rejects a WebSocket or another upgrade with 403. After status 426, clients fall back to plain HTTP.
     for shape, *of in ((anthropic_error, _is_anthropic()), (openai_error,)):
-        mappers.append(_mapper(403, shape(403), _has(403), *of) | {"status_code": 426})
+        mappers.append(_mapper(403, shape(403), _status_filter(403), *of) | {"status_code": 426})
     for status in sorted(_ERRORS.keys() - {403}):
-        mappers.append(_mapper(status, anthropic_error(status), _has(status), _is_anthropic()))
-        mappers.append(_mapper(status, openai_error(status), _has(status)))
+        mappers.append(_mapper(status, anthropic_error(status), _status_filter(status), _is_anthropic()))
+        mappers.append(_mapper(status, openai_error(status), _status_filter(status)))
     return {"mappers": mappers}
 
 
@@ -72,25 +72,25 @@ def _mapper(status: int, body: Config, *of: Config) -> Config:
     # Envoy's JSON format omits null fields, so the format is text that contains JSON.
     text = json.dumps(body) + "\n"
     mapper: Config = {
-        "filter": {"and_filter": {"filters": [_not_the_pickers(), *of]}},
+        "filter": {"and_filter": {"filters": [_not_from_picker(), *of]}},
         "body_format_override": {"text_format_source": {"inline_string": text}, "content_type": "application/json"},
     }
-    if status in _AGAIN:
+    if status in _RETRYABLE:
         header = {"key": "retry-after", "value": str(RETRY_AFTER_S)}
         mapper["headers_to_add"] = [{"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]
     return mapper
 
 
-def _has(status: int) -> Config:
+def _status_filter(status: int) -> Config:
     value = {"default_value": status, "runtime_key": f"gateway.status_{status}"}
     return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
 
 
-def _not_the_pickers() -> Config:
-    return _says(f"!response.code_details.startsWith('{PICKER_DETAILS}')")
+def _not_from_picker() -> Config:
+    return _cel_filter(f"!response.code_details.startsWith('{PICKER_DETAILS}')")
 
 
-def _says(expression: str) -> Config:
+def _cel_filter(expression: str) -> Config:
     """Return a filter by a CEL expression."""
     return {
         "extension_filter": {

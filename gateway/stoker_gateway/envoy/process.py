@@ -67,7 +67,7 @@ class EnvoyProcess(EnvoyAdmin):
             await asyncio.sleep(STEP_S)
 
     async def ended(self) -> str:
-        """Wait until Envoy exits; returns the cause."""
+        """Wait until Envoy exits, and return the cause."""
         assert self._process is not None
         return cause_of_death(await self._process.wait(), None, killed_for_memory=False, subject="Envoy").message
 

@@ -1,4 +1,5 @@
-"""Envoy's routes: the paths that go to the picker and then to its cluster, and those that Envoy answers itself."""
+"""Envoy's routes: the paths of requests that go to the picker and then to the cluster that it chooses, and the paths
+that Envoy answers itself."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from stoker_gateway.protocol.envoy_headers import CLUSTER, HELD_HEADER, METADATA
 def route_config(settings: EnvoySettings) -> Config:
     """Return the route configuration.
 
-    Only allowed paths go to the picker, which chooses the cluster. Without its decision the request is rejected, or
-    goes to the cluster of `fail_open`.
+    Only requests with allowed paths go to the picker, which chooses the cluster. Without its decision a request is
+    rejected, or goes to the cluster of `fail_open`.
     """
     without_picker = {
         "typed_per_filter_config": {
@@ -41,16 +42,16 @@ def route_config(settings: EnvoySettings) -> Config:
         },
     ]
     headers = (*ratelimit_headers.HEADERS, HELD_HEADER)
-    limits = {"response_headers_to_add": [_as_the_picker_said(name) for name in headers]}
+    limits = {"response_headers_to_add": [_picker_header(name) for name in headers]}
     for match in _allowed():
         if settings.fail_open is None:
-            routes.append({"name": "asked", "match": match, "route": _to_server(settings), **limits})
+            routes.append({"name": "picked", "match": match, "route": _to_server(settings), **limits})
             continue
         answered = {**match, "headers": [{"name": CLUSTER, "present_match": True}]}
-        routes.append({"name": "asked", "match": answered, "route": _to_server(settings), **limits})
+        routes.append({"name": "picked", "match": answered, "route": _to_server(settings), **limits})
         anywhere = {**_to_server(settings), "cluster": settings.fail_open}
         del anywhere["cluster_header"]
-        routes.append({"name": "unanswered", "match": match, "route": anywhere})
+        routes.append({"name": "fail-open", "match": match, "route": anywhere})
     routes.append({"name": "none", "match": {"prefix": "/"}, "direct_response": {"status": 404}, **without_picker})
     host: Config = {"name": LISTENER, "domains": ["*"], "routes": routes}
     host["request_body_buffer_limit"] = settings.max_body_bytes
@@ -71,13 +72,14 @@ def route_config(settings: EnvoySettings) -> Config:
 
 
 def _allowed() -> list[Config]:
-    """Return matches of the servers' paths that clients may use."""
+    """Return the route matches of the servers' paths that clients may use."""
     exact = [paths.MODELS, paths.SCHEMA, *sorted(paths.POSTED)]
     return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 
-def _as_the_picker_said(header: str) -> Config:
-    """Return a response header with the picker's value. Envoy omits the header if the picker set none."""
+def _picker_header(header: str) -> Config:
+    """Return a response header with the value from the picker's metadata. Envoy omits the header if there is no
+    value."""
     value = f"%DYNAMIC_METADATA({METADATA}:{header})%"
     return {"header": {"key": header, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
@@ -88,11 +90,12 @@ def _to_server(settings: EnvoySettings) -> Config:
         "timeout": "0s",
         "idle_timeout": seconds(settings.idle_s + settings.max_held_s),
         "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
-        # Retry only before the first byte of a response (Envoy never retries later), or if the server reports that it
-        # has not started the request.
+        # Retry if no byte of a response has arrived (Envoy never retries later), or if the response reports that the
+        # server has not started the request.
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
-            # The server must say so in a header, because a request that crashed a server must not crash the next one.
+            # Other error responses are not retried, because a request that crashed a server must not crash the next
+            # one.
             "retriable_headers": [{"name": NOT_BEGUN_HEADER, "present_match": True}],
             "num_retries": 1,
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},

@@ -12,8 +12,8 @@ UPLOAD_S: Final = 120.0
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """Paths of a certificate and its key, in PEM. Envoy reloads them when they are replaced, as a Secret's are in a
-    pod."""
+    """Paths of a certificate and its key, in PEM. Envoy reloads them when they are replaced, as Kubernetes does for a
+    mounted Secret."""
 
     certificate: Path
     key: Path
@@ -25,28 +25,28 @@ class EnvoySettings:
 
     Attributes:
         host: IP address to listen on.
-        port: port to listen on; 0: a free one.
+        port: port to listen on; 0 chooses a free one.
         folder: folder of sockets and files; its path must be short, because a socket's path has at most 107 bytes.
-        hold_s: maximum time that a request waits in the picker for a server with room.
-        max_held_s: maximum time that the picker holds a request until a server is ready; 0: requests are not held. If
-            they are, the picker instead of Envoy limits the upload time of a request.
+        max_wait_s: maximum time that a request waits in the picker's queue for a server with room.
+        max_held_s: maximum time that the picker holds a request until a server is ready; 0 means that requests are not
+            held. If requests are held, the picker limits the upload time of a request, instead of Envoy.
         max_body_bytes: maximum size of a request body. The body is in memory until the server has received it.
         upload_s: maximum time in which a client must send a request and the picker must route it.
         headers_s: maximum time in which a client must send its headers.
         idle_s: maximum idle time of a stream, in both directions. It must exceed the time to the first token.
-        max_connections: maximum number of client connections; further ones are closed.
-        threads: number of worker threads.
-        tls: certificate; None: connections are not encrypted.
+        max_connections: maximum number of client connections; Envoy closes further connections.
+        threads: number of Envoy's worker threads.
+        tls: certificate; None means that connections are not encrypted.
         access_log: whether to log each request to standard output.
         json_log: whether Envoy's own log, on standard error, is JSON.
-        allowed_origins: origins whose pages may use the gateway (CORS), as browsers send them; ``*``: any.
-        fail_open: cluster to which requests go while the picker fails; None: they are rejected.
+        allowed_origins: origins whose pages may use the gateway (CORS), as browsers send them; ``*`` means any.
+        fail_open: cluster to which requests go while the picker fails; None means that requests are rejected.
     """
 
     host: str
     port: int
     folder: Path
-    hold_s: float
+    max_wait_s: float
     max_body_bytes: int = 32 << 20
     upload_s: float = UPLOAD_S
     headers_s: float = 10

@@ -1,19 +1,20 @@
--- Copies the token usage of a response to dynamic metadata as text: objects in a JSON body, or in a stream's events.
+-- Copies the token usage in a response to dynamic metadata, as JSON text. The usage is an object in a JSON body or in
+-- the events of a stream.
 --
 -- The script scans each chunk of the body as it passes, without delaying it. `depth` is the number of open objects and
 -- lists. Strings are skipped, so that text of a prompt or an output is not mistaken for a field.
 
 local find, match, sub, byte, gsub = string.find, string.match, string.sub, string.byte, string.gsub
 
--- Maximum bytes of a usage object, and of an event that is scanned: the last event of /v1/responses has the whole
--- response in it.
+-- Maximum bytes of a usage object, and of an event that is scanned: the last event of /v1/responses contains the whole
+-- response.
 local MAX_USAGE, MAX_EVENT = 4096, 1048576
 -- Objects that may contain a usage.
 local PARENTS = { response = true, message = true }
 -- Fields with prompt tokens, fields with output tokens, and objects with the number of cached tokens.
 local OF_PROMPT = { "prompt_tokens", "input_tokens", "cached_tokens", "cache_read_input_tokens",
   "cache_creation_input_tokens" }
-local OF_ANSWER = { "completion_tokens", "output_tokens" }
+local OF_OUTPUT = { "completion_tokens", "output_tokens" }
 local DETAILS = { "prompt_tokens_details", "input_tokens_details" }
 -- Events before the output begins.
 local EARLY = { ["response.created"] = true, ["response.in_progress"] = true, ["response.queued"] = true,
@@ -31,7 +32,7 @@ local function add(known, usage)
   local reported, some = {}, false
   for _, name in ipairs(OF_PROMPT) do reported[name] = number(flat, name) end
   local of_prompt = next(reported)
-  for _, name in ipairs(OF_ANSWER) do reported[name] = number(flat, name) end
+  for _, name in ipairs(OF_OUTPUT) do reported[name] = number(flat, name) end
   for _, name in ipairs(DETAILS) do
     local details = match(usage, '"' .. name .. '"%s*:%s*(%b{})')
     reported[name] = details and number(details, "cached_tokens")
@@ -39,8 +40,8 @@ local function add(known, usage)
   for _, value in pairs(reported) do some = some or value > 0 end
   if of_prompt and not some then return end
   for name, value in pairs(reported) do
-    local of_answer = name == "completion_tokens" or name == "output_tokens"
-    if of_answer or value > (known[name] or -1) then known[name] = value end
+    local of_output = name == "completion_tokens" or name == "output_tokens"
+    if of_output or value > (known[name] or -1) then known[name] = value end
   end
 end
 
@@ -54,7 +55,7 @@ local function as_json(known)
   return "{" .. table.concat(fields, ",") .. "}"
 end
 
--- Whether an incomplete text may begin with this name and an object.
+-- Whether an incomplete text may be the start of a field with this name whose value is an object.
 local function may_be(name, text)
   local key = '"' .. name .. '"'
   return sub(key, 1, #text) == text or find(text, '^' .. key .. '%s*:?%s*$') or find(text, '^' .. key .. '%s*:%s*{')
@@ -135,8 +136,8 @@ local function read_events(pieces, keep, fail)
   local function read_line(last)
     local line = table.concat(parts)
     if sub(line, 1, 5) ~= "data:" then return end
-    local whose, usage = usage_of_event(line)
-    if whose == "stoker_usage" then last[whose] = usage elseif whose then keep(whose, usage) end
+    local source, usage = usage_of_event(line)
+    if source == "stoker_usage" then last[source] = usage elseif source then keep(source, usage) end
     if not began then
       local kind = kind_of_event(line)
       if kind == "error" then fail() end
@@ -155,37 +156,37 @@ local function read_events(pieces, keep, fail)
       if size <= MAX_EVENT then read_line(last) end
       parts, size, at = {}, 0, stop + 1
     end
-    for whose, usage in pairs(last) do keep(whose, usage) end
+    for source, usage in pairs(last) do keep(source, usage) end
   end
   local last = {}
   if size > 0 and size <= MAX_EVENT then read_line(last) end  -- a line without an end
-  for whose, usage in pairs(last) do keep(whose, usage) end
+  for source, usage in pairs(last) do keep(source, usage) end
 end
 
-function envoy_on_response(answer)
-  local headers = answer:headers()
+function envoy_on_response(handle)
+  local headers = handle:headers()
   local kind = string.lower(headers:get("content-type") or "")
   if headers:get("content-encoding") then return end
-  local chunks = answer:bodyChunks()
+  local chunks = handle:bodyChunks()
   local function pieces()
     local chunk = chunks()
     return chunk and chunk:getBytes(0, chunk:length())
   end
   local all = {}
-  local function keep(whose, usage)
+  local function keep(source, usage)
     if #usage > MAX_USAGE then return end
-    local known = all[whose] or {}
+    local known = all[source] or {}
     add(known, usage)
     if not next(known) then return end
-    all[whose] = known
-    answer:streamInfo():dynamicMetadata():set("stoker.usage", whose, as_json(known))
+    all[source] = known
+    handle:streamInfo():dynamicMetadata():set("stoker.usage", source, as_json(known))
   end
   local function fail()
-    answer:streamInfo():dynamicMetadata():set("stoker.usage", "failed", "true")
+    handle:streamInfo():dynamicMetadata():set("stoker.usage", "failed", "true")
   end
   if find(kind, "^application/json") then
-    local whose, usage, is_error = usage_of(pieces)
-    if whose then keep(whose, usage) end
+    local source, usage, is_error = usage_of(pieces)
+    if source then keep(source, usage) end
     if is_error and not next(all) then fail() end
   elseif find(kind, "^text/event%-stream") then
     read_events(pieces, keep, fail)

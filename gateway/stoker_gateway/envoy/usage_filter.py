@@ -1,5 +1,5 @@
-"""Filter that copies the token usage in responses to dynamic metadata while they stream through Envoy. It neither
-delays, buffers nor changes a response.
+"""Filter that copies the token usage in responses to dynamic metadata while they stream through Envoy, without
+delaying, buffering or changing them.
 
 It is a Lua script because Envoy's own filters (1.40) are not usable: the one for JSON buffers whole responses and turns
 a response that exceeds its buffer into an error; the one for events crashes Envoy if an event is a number, such as

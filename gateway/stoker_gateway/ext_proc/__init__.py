@@ -1,1 +1,1 @@
-"""The endpoint picker: a gRPC server that tells Envoy where to send each request."""
+"""The endpoint picker: a gRPC server that chooses the servers of each request for Envoy."""

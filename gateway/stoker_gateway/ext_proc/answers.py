@@ -16,7 +16,7 @@ from stoker_gateway.keys.errors import UnauthorizedError
 from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 from stoker_gateway.registry.model_registry import Endpoint
 
-#: Request ids that engines accept.
+#: Request ids that Stoker's engine accepts.
 REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
 #: HTTP status → Anthropic's error type.
 _ANTHROPIC_TYPES: Final = {
@@ -41,7 +41,7 @@ class LocalReply:
     body: bytes
 
 
-def error_answer(error: RequestError, path: str, request_id: str | None = None) -> LocalReply:
+def error_reply(error: RequestError, path: str, request_id: str | None = None) -> LocalReply:
     """Return the response that reports `error`, in the format of the API at `path`.
 
     Args:
@@ -57,7 +57,7 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
         headers.append((HELD_HEADER, f"{error.held_s:.3f}"))
     if isinstance(error, RateLimitError):
         retry_after_s = error.denial.retry_after_s
-        # OpenAI's clients obey x-should-retry.
+        # OpenAI's clients obey x-should-retry: without a time after which a retry can succeed, they must not retry.
         headers.append(("x-should-retry", "false") if retry_after_s is None else _retry_after(retry_after_s))
         headers.extend(error.denial.standing.headers().items())
     if isinstance(error, MethodError):
@@ -72,12 +72,12 @@ def error_answer(error: RequestError, path: str, request_id: str | None = None) 
     return _json(error.status, {"error": fields}, headers)
 
 
-def models_answer(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
+def models_reply(endpoints: Iterable[Endpoint], cards: ModelCards) -> LocalReply:
     """Return the response of ``/v1/models``, in OpenAI's format."""
     return _json(200, {"object": "list", "data": [_card(each, cards) for each in endpoints]})
 
 
-def model_answer(endpoint: Endpoint, cards: ModelCards) -> LocalReply:
+def model_reply(endpoint: Endpoint, cards: ModelCards) -> LocalReply:
     """Return the response of ``/v1/models/{name}``."""
     return _json(200, _card(endpoint, cards))
 
@@ -105,5 +105,5 @@ def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
 
 
 def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> LocalReply:
-    """Encode the body as ASCII, because messages may quote any text of the client's."""
+    """Return a response with a JSON body in ASCII, because messages may quote any text of the client's."""
     return LocalReply(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())

@@ -1,9 +1,9 @@
 """Parsing of bodies without blocking the event loop: small ones directly, large ones in a subprocess, one at a time.
 
 The JSON parser holds the GIL, so a thread does not help: 30 MB of JSON take 0.1 to 2 seconds, depending on their
-content. Owners take turns, so one with many large bodies delays another by a single body. The CPU time of a body is
-limited, and a body that exceeds it is rejected permanently, because a retry would take as long. If the client
-disconnects while its body is parsed, or if the process dies, the process is replaced for the next body. The process
+content. Owners take turns, so an owner with many large bodies delays another owner by a single body. The CPU time of a
+body is limited, and a body that exceeds it is rejected permanently, because a retry would take as long. If the client
+disconnects while its body is parsed, or if the subprocess dies, a new subprocess parses the next body. The subprocess
 exits when its standard input is closed, hence also when the picker is killed.
 
     request:   size of the head, size of the body (8 bytes each), head (path and Content-Type as JSON), body
@@ -41,11 +41,11 @@ _AT_ONCE_PARTS: Final = 2048
 _AT_ONCE_COMMAS: Final = 16_384
 #: Maximum CPU time of a body, in seconds.
 MAX_CPU_S: Final = 5.0
-#: Maximum time that a body waits for its turn, and that parsing takes, in seconds. The sum is less than the proxy's
-#: timeout.
+#: Maximum time that a body waits for its turn, and maximum time of parsing, in seconds. The sum is less than Envoy's
+#: message timeout.
 WAIT_S: Final = 6.0
 LONGEST_S: Final = 8.0
-#: Maximum number of waiting bodies. Beyond it, the owner with the most of them loses its newest one.
+#: Maximum number of waiting bodies. Beyond it, the newest body of the owner with the most bodies is rejected.
 _MAX_WAITING: Final = 1024
 
 _SIZES: Final = struct.Struct("!QQ")
@@ -116,7 +116,7 @@ class BodyReader:
         """Reserve the subprocess for one body.
 
         Raises:
-            UnavailableError: the turn did not come within the maximum waiting time.
+            UnavailableError: the body's turn did not come in time, or too many bodies wait.
         """
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
@@ -152,7 +152,7 @@ class BodyReader:
             )
             self._kill()
             raise UnavailableError("the gateway failed to parse the request body; try again") from error
-        except BaseException:  # the client has disconnected: the pending result must not be read as the next body's
+        except BaseException:  # the client has disconnected, and the pending result must not become the next body's
             self._kill()
             raise
 
@@ -211,7 +211,7 @@ def _too_long(*_: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the picker too, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the picker, which then ends this process
     signal.signal(signal.SIGPROF, _too_long)
     gc.disable()  # parsed JSON has no cycles, and looking for them would take most of the time
     read_on(sys.stdin.buffer, sys.stdout.buffer)

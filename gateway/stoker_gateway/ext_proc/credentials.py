@@ -16,7 +16,7 @@ API_KEY: Final = "x-api-key"
 
 
 def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
-    """Return the key of a request. If both headers have a key, one valid key is enough, as in the engine.
+    """Return the key of a request. If both headers contain a key, one valid key is enough, as in Stoker's engine.
 
     Args:
         header: returns a header's value by its name; empty if it is absent.
@@ -37,7 +37,8 @@ def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
 
 
 def digest_of(header: Callable[[str], str]) -> str:
-    """Return the owner of a request if there are no keys: a digest of its credentials, which are not stored."""
+    """Return the owner of a request for a gateway without keys: a digest of the request's credentials, which are not
+    stored."""
     credentials = "\n".join((header(AUTHORIZATION), header(API_KEY)))
     return blake2b(credentials.encode(), digest_size=16).hexdigest()
 
@@ -46,7 +47,7 @@ def swapped(authorization: str | None) -> tuple[tuple[tuple[str, str], ...], tup
     """Return the request headers to set and the ones to remove, so that servers do not see the client's key.
 
     Args:
-        authorization: the servers' own ``Authorization``; None: they get none.
+        authorization: the ``Authorization`` that the servers expect; None means no ``Authorization``.
     """
     if authorization is None:
         return (), (AUTHORIZATION, API_KEY)

@@ -8,7 +8,7 @@ RequestError
 ├── TooLargeError       the body exceeds a limit                            HTTP 413
 ├── RetryableError      the request may succeed later
 │   ├── UnavailableError    no server can take the request now              HTTP 503
-│   │   └── HeldError       holding the request failed, or was not possible HTTP 503
+│   │   └── HeldError       no server became ready, or no room to hold it   HTTP 503
 │   └── SaturatedError      all servers stayed busy while it waited         HTTP 429
 ├── StartError          no server of the model can be started               HTTP 503
 ├── UploadError         the body did not arrive in time                     HTTP 408
@@ -25,7 +25,7 @@ from stoker_gateway.limits.ratelimit_headers import Denial, duration
 
 
 class MethodError(RequestError):
-    """The path does not take the request's HTTP method."""
+    """The path does not support the request's HTTP method."""
 
     status = 405
 
@@ -81,7 +81,7 @@ class HeldError(UnavailableError):
 
 
 class StartError(RequestError):
-    """No server of the model can be started. A retry would fail too, so the response asks clients not to retry.
+    """No server of the model can be started. A retry would fail too, so a header of the response forbids retries.
 
     Args:
         held_s: seconds for which the request was held; None if it was not.
@@ -135,7 +135,7 @@ class RateLimitError(RequestError):
         self.denial = denial
 
 
-#: Limit → type of the error, and what the limit counts.
+#: Limit → type of the error, and unit of the limit.
 _LIMITS: Final = {
     "requests": ("requests", "requests per min (RPM)"),
     "tokens": ("tokens", "tokens per min (TPM)"),

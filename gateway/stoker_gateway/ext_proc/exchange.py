@@ -44,8 +44,8 @@ CHUNK_BYTES: Final = 63 * 1024
 
 _BODY_MODE = processing_mode_pb2.ProcessingMode
 _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
-_GO_ON: Final = ext_proc.ProcessingResponse(request_headers=ext_proc.HeadersResponse())
-_GO_ON_TRAILERS: Final = ext_proc.ProcessingResponse(request_trailers=ext_proc.TrailersResponse())
+_CONTINUE: Final = ext_proc.ProcessingResponse(request_headers=ext_proc.HeadersResponse())
+_CONTINUE_TRAILERS: Final = ext_proc.ProcessingResponse(request_trailers=ext_proc.TrailersResponse())
 
 
 class ProtocolError(Exception):
@@ -72,11 +72,11 @@ class Route:
     Attributes:
         cluster: Envoy cluster of the model's servers.
         servers: ``IP:PORT``, best first; the others are for the retry.
-        headers: request headers to set in place of the client's, names in lower case. They may be secret.
+        headers: request headers that replace the client's, with names in lower case. Their values may be secret.
         without: request headers to remove.
         metadata: dynamic metadata: fields for the access log of completed requests, and response headers
             (`limits/ratelimit_headers.py`).
-        response_id: id under which the server stores its response; None: it stores none.
+        response_id: id under which the server stores its response; None means that no id is sent.
     """
 
     cluster: str
@@ -102,7 +102,7 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._headers: dict[str, bytes] = {}
-        #: Servers to which the request may be sent; None: all.
+        #: Servers to which the request may be sent; None means all servers of the model.
         self.subset: frozenset[str] | None = None
 
     def header(self, name: str) -> str:
@@ -136,35 +136,35 @@ class Exchange:
         raise ProtocolError(f"{kind or 'an empty message'} is not allowed {'here' if self._began else 'first'}")
 
     def go_on(self) -> ext_proc.ProcessingResponse | None:
-        """Return the message that makes the proxy send the body; None if it sends it anyway."""
-        return None if self._streamed else _GO_ON
+        """Return the message that makes the proxy send the body; None if the proxy sends it without a message."""
+        return None if self._streamed else _CONTINUE
 
     def route(self, route: Route) -> Iterator[ext_proc.ProcessingResponse]:
         """Yield the messages that send the complete request to its destination."""
         if self._complete_at == "request_headers" or self._streamed:
-            yield _routed("request_headers", route)
+            yield _route_message("request_headers", route)
             if self._complete_at != "request_headers":
-                yield from self._body_again()
+                yield from self._body_chunks()
         elif self._complete_at == "request_body":
-            yield _routed("request_body", route)
+            yield _route_message("request_body", route)
         else:
             raise ProtocolError("trailers came without a body")
 
     def extend(self, seconds: float) -> ext_proc.ProcessingResponse:
         """Return the message that sets the proxy's timeout for the decision to `seconds` from now. The proxy accepts
-        it only once for a request."""
+        such a message only once for a request."""
         response = ext_proc.ProcessingResponse()
         response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
         return response
 
-    def answer(self, answer: LocalReply) -> ext_proc.ProcessingResponse:
+    def reply(self, reply: LocalReply) -> ext_proc.ProcessingResponse:
         """Return the message that makes the proxy send a local reply."""
         return ext_proc.ProcessingResponse(
             immediate_response=ext_proc.ImmediateResponse(
                 details=PICKER_DETAILS,
-                status=http_status_pb2.HttpStatus(code=answer.status),
-                headers=ext_proc.HeaderMutation(set_headers=[_header(*each) for each in answer.headers]),
-                body=answer.body,
+                status=http_status_pb2.HttpStatus(code=reply.status),
+                headers=ext_proc.HeaderMutation(set_headers=[_header(*each) for each in reply.headers]),
+                body=reply.body,
             )
         )
 
@@ -202,7 +202,7 @@ class Exchange:
             return Progress.COMPLETE
         return Progress.MORE
 
-    def _body_again(self) -> Iterator[ext_proc.ProcessingResponse]:
+    def _body_chunks(self) -> Iterator[ext_proc.ProcessingResponse]:
         ends = self._complete_at == "request_body"
         body = memoryview(self.body)
         for start in range(0, max(1 if ends else 0, len(body)), CHUNK_BYTES):
@@ -214,12 +214,12 @@ class Exchange:
                 request_body=ext_proc.BodyResponse(response=ext_proc.CommonResponse(body_mutation=mutation))
             )
         if not ends:
-            yield _GO_ON_TRAILERS
+            yield _CONTINUE_TRAILERS
 
 
-def _routed(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
+def _route_message(part: Literal["request_headers", "request_body"], route: Route) -> ext_proc.ProcessingResponse:
     response = ext_proc.ProcessingResponse()
-    response.CopyFrom(_sent_on(part, route.cluster, route.servers, route.headers, route.without))
+    response.CopyFrom(_cached_route(part, route.cluster, route.servers, route.headers, route.without))
     if route.response_id is not None:  # unique for each request, so it is not part of the cached message
         mutation = getattr(response, part).response.header_mutation
         mutation.set_headers.append(_header(RESPONSE_ID_HEADER, route.response_id))
@@ -229,7 +229,7 @@ def _routed(part: Literal["request_headers", "request_body"], route: Route) -> e
 
 
 @lru_cache(maxsize=4096)
-def _sent_on(
+def _cached_route(
     part: Literal["request_headers", "request_body"],
     cluster: str,
     servers: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""Parser of the text fields of a form (``multipart/form-data``), which skips its files.
+"""Parser of the text fields of a form (``multipart/form-data``). It skips the form's files.
 
 The parser rejects forms that two servers might read differently, because authorization depends on the form's model.
 """

@@ -11,7 +11,8 @@ from stoker_gateway.scheduling.drain import Drain
 
 
 class EndpointHold:
-    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. For one event loop.
+    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. Used from one event
+    loop.
 
     Args:
         scaling: how the endpoint is scaled.
@@ -19,9 +20,10 @@ class EndpointHold:
         now: current time, in seconds.
 
     Attributes:
-        num_held: number of waiting requests that were held, including those that now wait for a less busy server.
-        held_bytes: size of their bodies.
-        active_at: time at which a request last arrived or ended; None: none has.
+        num_held: number of waiting requests that are or were held, including those that now wait for a less busy
+            server.
+        held_bytes: total size of the bodies of these requests.
+        active_at: time at which a request last arrived or ended; None if no request has arrived.
     """
 
     def __init__(self, scaling: Scaling, max_held: int, max_bytes: int, now: float) -> None:
@@ -36,7 +38,7 @@ class EndpointHold:
         self.update(scaling, now)
 
     def update(self, scaling: Scaling, now: float) -> None:
-        """Adopt the scaling that the operator announces now."""
+        """Set the endpoint's current scaling."""
         if scaling.start_failure != self.scaling.start_failure:
             self._failed_at = now
         self.scaling = scaling
@@ -51,15 +53,16 @@ class EndpointHold:
         """Time since which no request may be sent; valid only while `stops` returns True."""
         return self._drain.stopped_at
 
-    def announcement(self, now: float) -> str:
-        """Return the id of the last announced drain while requests must not be sent; otherwise an empty string."""
+    def drain_id(self, now: float) -> str:
+        """Return the operator's last drain id while requests must not be sent; otherwise an empty string."""
         return self._drain.drain_id(now)
 
     def start_failed(self, since: float) -> bool:
-        """Whether a request that arrived at `since` is rejected if no server is ready, because servers fail to start.
+        """Whether a request that arrived at `since` is rejected while no server is ready, because servers fail to
+        start.
 
-        In another phase than `Phase.ACTIVE`, the known failure is of an earlier start. It does not apply to requests
-        that arrived later, because the operator starts servers for them again.
+        In another phase than `Phase.ACTIVE`, the known failure belongs to an earlier start. It does not apply to
+        requests that arrived after it, because the operator starts servers for them again.
         """
         scaling = self.scaling
         return bool(scaling.start_failure) and (scaling.phase is Phase.ACTIVE or since <= self._failed_at)

@@ -33,13 +33,13 @@ class ModelCards:
         self._cards[server] = {each["id"]: _read(each) for each in cards if isinstance(each.get("id"), str)}
 
     def keep(self, servers: Iterable[str]) -> None:
-        """Drop the cards of all other servers."""
+        """Remove the cards of servers that are not in `servers`."""
         for server in self._cards.keys() - set(servers):
             del self._cards[server]
 
     def of(self, model: str, servers: Iterable[str]) -> dict[str, Any]:
-        """Return the known fields of a model: ``max_model_len`` is the minimum over its servers, other fields are the
-        first server's."""
+        """Return the known fields of a model: ``max_model_len`` is the minimum over its servers, another field is that
+        of the first server that has it."""
         cards = [card for server in servers if (card := self._cards.get(server, {}).get(model)) is not None]
         known: dict[str, Any] = {}
         for card in cards:

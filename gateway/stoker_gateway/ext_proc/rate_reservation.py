@@ -32,9 +32,9 @@ async def reserved(
 
 
 def _tokens(key: Key, request: ModelRequest) -> int:
-    """Return the tokens to reserve. A default that the client did not choose never makes the request exceed the limit
-    by itself."""
-    limit, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.answer_tokens
-    if request.says_answer_tokens or limit is None:
+    """Return the number of tokens to reserve. If the client did not set the maximum of output tokens, the default for
+    it alone never exceeds the key's limit."""
+    limit, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.max_output_tokens
+    if request.has_max_output_tokens or limit is None:
         return tokens
     return max(request.prompt_tokens, min(tokens, limit))

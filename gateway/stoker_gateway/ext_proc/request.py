@@ -1,6 +1,6 @@
 """Parsing of request bodies: the model, and a canonical text of the prompt for prefix matching.
 
-The text is not the prompt that the model reads, because only the engine applies the chat template. It is cheap to
+The text is not the prompt that the model reads, because only the server applies the chat template. It is cheap to
 compute, and the text of a continued conversation begins with the text of the earlier request. Tools and instructions
 come first, as in templates. Cache-control hints are left out, because clients move them from block to block.
 
@@ -23,17 +23,17 @@ from stoker_common.text_prefix_hash import text_chain
 from stoker_gateway.ext_proc.errors import TooLargeError
 from stoker_gateway.ext_proc.forms import text_fields
 from stoker_gateway.ext_proc.token_estimate import (
-    DEFAULT_ANSWER_TOKENS,
+    DEFAULT_OUTPUT_TOKENS,
     MAX_MEDIUM_TOKENS,
     TOKEN_BYTES,
-    answer_tokens,
+    max_output_tokens,
     prompt_tokens,
 )
 from stoker_gateway.protocol.paths import FORMS, GENERATING
 
 #: Body fields that identify a session if no header does, in order of preference.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
-#: Prefix of Claude Code's billing header in a system block. It differs in each request, and engines drop it.
+#: Prefix of Claude Code's billing header in a system block. It differs in each request, and Stoker's engine drops it.
 _BILLING: Final = "x-anthropic-billing-header:"
 #: Maximum number of messages, items and their parts in one body, beyond any model's context.
 MAX_ITEMS: Final = 262_144
@@ -52,10 +52,10 @@ class ModelRequest:
         size: size of the prompt's text in bytes.
         session: session id in the body, if any.
         previous_response_id: id of the stored response that the request continues.
-        request_id: id for the response, chosen by the client.
+        request_id: id of the response, if the client chooses it in the body.
         prompt_tokens: estimated number of prompt tokens.
-        answer_tokens: maximum number of output tokens.
-        says_answer_tokens: whether the body sets that maximum; else it is a default.
+        max_output_tokens: maximum number of output tokens.
+        has_max_output_tokens: whether the body sets `max_output_tokens`; otherwise it is a default.
     """
 
     model: str
@@ -65,8 +65,8 @@ class ModelRequest:
     previous_response_id: str | None = None
     request_id: str | None = None
     prompt_tokens: int = 0
-    answer_tokens: int = 0
-    says_answer_tokens: bool = True
+    max_output_tokens: int = 0
+    has_max_output_tokens: bool = True
 
 
 def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest:
@@ -81,7 +81,7 @@ def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest
     model, previous = _model(fields), _string(fields, "previous_response_id")
     generates = path in GENERATING
     text = prompt_text(fields) if generates else b""
-    answers, says = answer_tokens(fields, path) if generates else (0, True)
+    max_tokens, is_set = max_output_tokens(fields, path) if generates else (0, True)
     return ModelRequest(
         model=model,
         chain=text_chain(text, model, CacheKeys(_string(fields, "cache_salt") or "")) if previous is None else (),
@@ -90,8 +90,8 @@ def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest
         previous_response_id=previous,
         request_id=_string(fields, "request_id"),
         prompt_tokens=prompt_tokens(fields, path, len(text) if generates else len(body)),
-        answer_tokens=answers,
-        says_answer_tokens=says,
+        max_output_tokens=max_tokens,
+        has_max_output_tokens=is_set,
     )
 
 
@@ -99,8 +99,8 @@ def _read_form(body: bytes, content_type: str) -> ModelRequest:
     return ModelRequest(
         model=_model(dict(text_fields(body, content_type))),
         prompt_tokens=min(MAX_MEDIUM_TOKENS, max(1, len(body) // TOKEN_BYTES)),
-        answer_tokens=DEFAULT_ANSWER_TOKENS,
-        says_answer_tokens=False,
+        max_output_tokens=DEFAULT_OUTPUT_TOKENS,
+        has_max_output_tokens=False,
     )
 
 
@@ -242,5 +242,5 @@ def _add_content(content: Any, pieces: list[str]) -> None:
 def _dump(value: Any) -> str:
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # nested deeper than any engine reads
+    except TypeError:  # nested more deeply than servers accept
         return ""

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from stoker_common.errors import NotFoundError, RequestError
 from stoker_common.scaling.signals import EndpointKey
 from stoker_gateway.ext_proc import credentials, rate_reservation
-from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_answer, models_answer
+from stoker_gateway.ext_proc.answers import REQUEST_ID, LocalReply, model_reply, models_reply
 from stoker_gateway.ext_proc.body_reader import BodyReader
 from stoker_gateway.ext_proc.errors import (
     HeldError,
@@ -55,10 +55,10 @@ from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 #: Retry-After in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
-#: Reading a body for longer than this, in seconds, counts against the time that the request may wait in the queue,
-#: because the proxy's timeout covers both.
+#: If reading a body takes longer than this, in seconds, the whole time counts as time in the queue, because the proxy's
+#: timeout covers both.
 _READ_S: Final = 0.5
-#: Seconds added to the hold's duration for the proxy's timeout.
+#: Seconds by which the proxy's extended timeout exceeds the remaining hold.
 _EXTENSION_S: Final = 30.0
 
 #: Extends the proxy's timeout for the decision, to this many seconds from now.
@@ -87,7 +87,7 @@ class RequestHead:
     Attributes:
         path: path without the query.
         header: returns a header's value by its name in lower case; empty if it is absent.
-        subset: servers to which the request may be sent; None: all.
+        subset: servers to which the request may be sent; None means all.
     """
 
     method: str
@@ -115,10 +115,10 @@ class RequestHandler:
         model_registry: all models.
         pickers: picker of each endpoint, by served name. The caller keeps them up to date and calls `wake`.
         clock: monotonic clock, in seconds.
-        keyring: valid keys; None: requests need no key, may use all models, and keep their credentials.
+        keyring: valid keys; None means that requests need no key, may use all models, and keep their credentials.
         wall: clock for the expiry of keys: seconds since 1970.
-        limiter: enforces the keys' limits; None: a `LocalLimiter`.
-        reports_all: whether `scaling_report` also has endpoints that are not scaled.
+        limiter: enforces the keys' limits; the default is a `LocalLimiter`.
+        reports_all: whether `scaling_report` also contains endpoints without scaling.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class RequestHandler:
         self.update(model_registry, pickers)
 
     def update(self, model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker]) -> None:
-        """Replace the model registry and the pickers. Requests that wait for a removed model are rejected."""
+        """Replace the model registry and the pickers. Requests that wait for a removed model, or for a model with a new
+        picker, are rejected."""
         previous, self._queues = self._queues, {}
         for name in model_registry.endpoints:
             if name in previous and self._pickers[name] is pickers[name]:
@@ -174,7 +175,7 @@ class RequestHandler:
         self._server_keys.keep(servers)
 
     def _update_holds(self) -> None:
-        """Make the queues of endpoints with scaling hold requests. Existing holds and counts are kept."""
+        """Set the hold of each queue, and the endpoints to report. Existing holds and counts are kept."""
         now, previous, self._holds, self._served_names = self._clock(), self._holds, {}, {}
         in_flight, self._in_flight = self._in_flight, {}
         for name, endpoint in self._model_registry.endpoints.items():
@@ -201,7 +202,7 @@ class RequestHandler:
         self._server_keys.accepted(server, authorization, self._model_registry.endpoints.values())
 
     def set_keyring(self, keyring: Keyring | None) -> None:
-        """Replace the valid keys; None: requests need no key."""
+        """Replace the valid keys; None means that requests need no key."""
         self._keyring = keyring
 
     def wake(self, model: str) -> None:
@@ -210,7 +211,7 @@ class RequestHandler:
             queue.wake()
 
     def awaited(self) -> set[str]:
-        """Return the servers of the endpoints with scaling for which requests wait."""
+        """Return the servers of those endpoints with scaling that have waiting requests."""
         endpoints = self._model_registry.endpoints
         return {
             server
@@ -221,7 +222,7 @@ class RequestHandler:
         }
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """Return the report for autoscalers, an entry for each reported endpoint."""
+        """Return the report for autoscalers: one entry for each reported endpoint."""
         now = self._clock()
         return [
             endpoint_report(key, names.values(), self._holds.get(key), now) for key, names in self._served_names.items()
@@ -232,20 +233,21 @@ class RequestHandler:
         """Whether the operator waits to remove an endpoint's servers until its requests have ended."""
         now = self._clock()
         return any(
-            hold.announcement(now) and not all(each.in_flight.is_none() for each in self._served_names[key].values())
+            hold.drain_id(now)
+            and not all(each.in_flight.is_certainly_idle() for each in self._served_names[key].values())
             for key, hold in self._holds.items()
         )
 
     @property
     def needs_counts(self) -> bool:
-        """Whether Envoy's counts of active requests may correct the counts of this class."""
+        """Whether Envoy's counts of active requests are needed to correct the counts of this class."""
         return any(each.needs_count or len(each) for each in self._in_flight.values())
 
-    def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`. A cluster that is
-        absent has none."""
+    def counted(self, active: Mapping[str, int], requested_at: float) -> None:
+        """Record Envoy's counts of active requests by cluster, which were requested at `requested_at`. An absent
+        cluster has no active request."""
         for name, in_flight in self._in_flight.items():
-            in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), asked_at)
+            in_flight.counted(active.get(self._model_registry.endpoints[name].cluster, 0), requested_at)
 
     def ended(self, model: str, pick: int) -> None:
         """Record that a request has ended."""
@@ -264,7 +266,7 @@ class RequestHandler:
         await self._reader.close()
 
     def at_once(self, head: RequestHead) -> LocalReply | None:
-        """Return the response if the request's head is enough for one, else None.
+        """Return the response if the request's head determines it, else None.
 
         Raises:
             RequestError: the request is invalid whatever its body is.
@@ -275,8 +277,8 @@ class RequestHandler:
                 raise MethodError("this path does not support this HTTP method")
             if path == MODELS:
                 endpoints = self._model_registry.endpoints.values()
-                return models_answer((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
-            return model_answer(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
+                return models_reply((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
+            return model_reply(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path == SCHEMA:
             if head.method not in ("GET", "HEAD"):
                 raise MethodError("this path does not support this HTTP method")
@@ -302,9 +304,9 @@ class RequestHandler:
         key = self._key(head)  # it may have been revoked while the body arrived
         if head.path == SCHEMA:
             endpoint = self._first_endpoint(key)
-            request, ask = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
+            request, routing = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
             wait = _Wait(self._clock(), len(body), extend)
-            return endpoint.name, await self._route(head, endpoint, request, ask, key, wait)
+            return endpoint.name, await self._route(head, endpoint, request, routing, key, wait)
         if head.path not in POSTED:
             return await self._to_holder(head, key, _Wait(self._clock(), len(body), extend))
         began = self._clock()
@@ -312,7 +314,7 @@ class RequestHandler:
         return request.model, await self._to_server(head, request, key, _Wait(began, len(body), extend))
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """Record which server answered a request."""
+        """Record which server answered a request; it stores the response."""
         self._holders.answered(model, pick, server)
 
     def undo(self, route: Route) -> None:
@@ -322,8 +324,8 @@ class RequestHandler:
             self._limiter.settle(grant, 0, self._clock())
 
     def count_as_used(self, route: Route) -> None:
-        """Settle a route if it is unknown whether the proxy has read it: the reserved tokens count as used, and the
-        request as ended, because its end may never be reported."""
+        """Settle the reservation of a route if it is unknown whether the proxy has read the route: all reserved tokens
+        count as used, and the request no longer counts as concurrent, because its end may never be reported."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, None, self._clock())
 
@@ -349,7 +351,7 @@ class RequestHandler:
         endpoints = self._model_registry.endpoints.values()
         endpoint = next((each for each in endpoints if key is None or key.may_use(each.name)), None)
         if endpoint is None:
-            raise NotFoundError("no model is served here")
+            raise NotFoundError("no model is available for this request")
         return endpoint
 
     async def _to_holder(self, head: RequestHead, key: Key | None, wait: _Wait) -> tuple[str, Route]:
@@ -357,9 +359,9 @@ class RequestHandler:
         holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
             raise NotFoundError(f"the response {name[:200]!r} was not found", "response_id")
-        ask = RoutingRequest(held_by=holder.server, subset=head.subset)
+        routing = RoutingRequest(held_by=holder.server, subset=head.subset)
         request = ModelRequest(holder.model)
-        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, ask, key, wait)
+        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, routing, key, wait)
 
     async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, wait: _Wait) -> Route:
         endpoint = self._endpoint(request.model, key)
@@ -369,8 +371,8 @@ class RequestHandler:
         if request.previous_response_id is not None:
             holder = self._holders.of(_owner_of(head, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
-        ask = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
-        route = await self._route(head, endpoint, request, ask, key, wait)
+        routing = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
+        route = await self._route(head, endpoint, request, routing, key, wait)
         if head.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
             name = self._holders.sent(_owner_of(head, key), holder, pick, head.request_id, request.request_id)
@@ -382,7 +384,7 @@ class RequestHandler:
         head: RequestHead,
         endpoint: Endpoint,
         request: ModelRequest,
-        ask: RoutingRequest,
+        routing: RoutingRequest,
         key: Key | None,
         wait: _Wait,
     ) -> Route:
@@ -391,13 +393,13 @@ class RequestHandler:
         self._active(endpoint)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
-            pick = await self._pick(head, endpoint, ask, key, wait)
+            pick = await self._pick(head, endpoint, routing, key, wait)
             known |= {PICK: pick.number, **_held(pick)}
             if self._keyring is None:  # a keyring may have been set while the request waited
                 return Route(endpoint.cluster, pick.servers, (), (), known)
             return self._with_key(endpoint, pick, known)
         async with rate_reservation.reserved(self._limiter, key, request, self._clock) as grant:
-            pick = await self._pick(head, endpoint, ask, key, wait)
+            pick = await self._pick(head, endpoint, routing, key, wait)
             known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers(), **_held(pick)}
             return self._with_key(endpoint, pick, known)
 
@@ -407,10 +409,10 @@ class RequestHandler:
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
     async def _pick(
-        self, head: RequestHead, endpoint: Endpoint, ask: RoutingRequest, key: Key | None, wait: _Wait
+        self, head: RequestHead, endpoint: Endpoint, routing: RoutingRequest, key: Key | None, wait: _Wait
     ) -> Pick:
         queue = self._queues[endpoint.name]
-        choice = queue.at_once(ask)
+        choice = queue.at_once(routing)
         now = self._clock()
         spent_s = now - wait.began
         self._metrics.decision_seconds.observe(spent_s)
@@ -424,7 +426,7 @@ class RequestHandler:
                 lambda hold_s: wait.extend(hold_s + _EXTENSION_S),
                 lambda outcome, held_s: self._held(endpoint.name, outcome, held_s),
             )
-            choice = await queue.wait(ask, terms)
+            choice = await queue.wait(routing, terms)
             if choice.held_s is None:
                 self._metrics.queue_seconds.labels(endpoint.name).observe(self._clock() - now)
         if isinstance(choice, Refusal):
@@ -433,8 +435,8 @@ class RequestHandler:
         if (in_flight := self._in_flight.get(name)) is not None:
             in_flight.sent(choice.number, self._clock())
         metrics.picks.labels(name, choice.why).inc()
-        metrics.prompt_bytes.labels(name).inc(ask.size)
-        metrics.cached_prompt_bytes.labels(name).inc(ask.size * choice.cached_share)
+        metrics.prompt_bytes.labels(name).inc(routing.size)
+        metrics.cached_prompt_bytes.labels(name).inc(routing.size * choice.cached_share)
         return choice
 
     def _held(self, model: str, outcome: str, held_s: float) -> None:
@@ -443,7 +445,7 @@ class RequestHandler:
             self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
     def _refused(self, endpoint: Endpoint, refusal: Refusal) -> RequestError:
-        """Return the error, for the client, of a request that no server of an endpoint may get."""
+        """Return the client's error for a request that got no server."""
         model, retry_after_s = f"the model {endpoint.name!r}", refusal.retry_after_s
         match refusal.kind:
             case "saturated":
@@ -468,7 +470,7 @@ class RequestHandler:
 
 
 def _held(pick: Pick) -> dict[str, str]:
-    """Return the response header with the time for which the request was held, if it was."""
+    """Return the response header with the seconds for which the request was held; empty if it was not held."""
     return {} if pick.held_s is None else {HELD_HEADER: f"{pick.held_s:.3f}"}
 
 

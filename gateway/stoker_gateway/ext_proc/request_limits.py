@@ -16,7 +16,7 @@ class RequestLimits:
         max_wait_s: maximum time that they wait, in seconds. The proxy's message timeout must be longer.
         max_held: maximum number of held requests of an endpoint with scaling while none of its servers is ready.
         max_held_bytes: maximum size of their bodies together; at least `max_body_bytes`.
-        upload_s: maximum time between two messages of a request, in seconds; infinite: the proxy limits the upload.
+        upload_s: maximum time between two messages of a request, in seconds; if infinite, the proxy limits the upload.
     """
 
     max_body_bytes: int = 32 * 2**20

@@ -1,11 +1,11 @@
 """Queue of requests that wait until one of an endpoint's servers has room, or is ready.
 
-A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. Requests that only some servers may
-serve do not block others. The queue is woken after each poll, which may find room, and by a timer for timeouts.
+A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. A request that only some servers
+may get does not block others. The queue is checked after each poll, which may find room, and by a timer, for timeouts.
 
 An endpoint with scaling *holds* its requests while none of its servers is ready, or while the operator forbids sending
-requests (`hold.py`). Held requests wait in the same queue by the same rules, but longer, and their bodies have a limit
-in bytes.
+requests (`hold.py`). Held requests wait in the same queue by the same rules, but for a longer maximum time, and the
+total size of their bodies is limited.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _HELD_TICK_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 #: Retry-After in seconds, for requests that were held, or exceeded the limits of held requests.
 HELD_RETRY_AFTER_S: Final = 5.0
-#: Outcome of a request that was held or should have been held.
+#: Outcome of a request that was held, or that was rejected instead of being held.
 HeldOutcome = Literal["routed", "timed_out", "start_failed", "no_room", "cancelled", "refused"]
 _REFUSED: Final[dict[str, HeldOutcome]] = {"held": "timed_out", "not started": "start_failed", "not held": "no_room"}
-#: Requirement of a request that any server may serve: no subset, no holder.
+#: Requirement of a request that any server may get: no subset, no holder.
 _ANY: Final = (None, None)
 
 
@@ -45,14 +45,14 @@ class WaitTerms:
     """Conditions under which a request waits.
 
     Attributes:
-        key: owner of the request; owners take turns.
+        key: owner of the request. Owners take turns.
         priority: requests with a higher priority leave the queue first.
         num_bytes: size of the request's body, which stays in memory while it waits.
         waited_s: seconds that the request has waited before, while its body was read.
         check: called when the request's turn comes, before a server is chosen; an exception ends the wait.
         extend: awaited once if the request is held, with the remaining seconds of the hold.
-        ended: called when the request stops waiting, if it was held or should have been held: with its outcome and the
-            seconds that it has waited.
+        ended: called with the outcome and the waiting time in seconds when the request stops waiting, if it was held or
+            was rejected instead of being held.
     """
 
     key: str
@@ -70,19 +70,19 @@ class RequestQueue:
     Args:
         picker: picker of the endpoint's servers.
         max_waiting: maximum number of requests that wait for room.
-        hold_s: maximum time that a request waits for room, in seconds.
+        max_wait_s: maximum time that a request waits for room, in seconds.
         clock: monotonic clock, in seconds.
 
     Attributes:
-        hold: the endpoint's hold; None: requests are rejected while none of its servers is ready.
+        hold: the endpoint's hold; None means that requests are rejected while none of its servers is ready.
     """
 
-    def __init__(self, picker: EndpointPicker, max_waiting: int, hold_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, picker: EndpointPicker, max_waiting: int, max_wait_s: float, clock: Callable[[], float]) -> None:
         self._picker = picker
         self._clock = clock
         self._max_waiting = max_waiting
-        self._max_wait_s = hold_s
-        self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, hold_s)
+        self._max_wait_s = max_wait_s
+        self._queue: FairQueue[_Waiting] = FairQueue(max_waiting, max_wait_s)
         self._timer: asyncio.TimerHandle | None = None
         self._holds = False  # whether requests were held at the last check
         self.hold: EndpointHold | None = None
@@ -91,32 +91,32 @@ class RequestQueue:
         return len(self._queue)
 
     def num_held(self) -> int:
-        """Return the number of requests held because no server may get them. Thread-safe."""
+        """Return the number of waiting requests if requests are held, else 0. Thread-safe."""
         return len(self) if self._holds else 0
 
     def num_queued(self) -> int:
-        """Return the number of requests that wait because all servers are full. Thread-safe."""
+        """Return the number of waiting requests if they wait for a server with room, else 0. Thread-safe."""
         return 0 if self._holds else len(self)
 
     def is_holding(self, now: float) -> bool:
-        """Whether requests are held."""
+        """Whether the endpoint holds its requests at this time."""
         return self.hold is not None and (self.hold.stops(now) or not self._picker.has_server(now))
 
-    def at_once(self, ask: RoutingRequest) -> Pick | Refusal | None:
-        """Return the choice for a request that need not wait, else None."""
+    def at_once(self, request: RoutingRequest) -> Pick | Refusal | None:
+        """Return the choice for a request that does not have to wait, else None."""
         if self or self.is_holding(self._clock()):
             return None
-        choice = self._picker.pick(ask, self._clock())
+        choice = self._picker.pick(request, self._clock())
         return None if isinstance(choice, Refusal) and choice.kind == "saturated" else choice
 
-    async def wait(self, ask: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
+    async def wait(self, request: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
         """Queue a request and wait for the choice.
 
         Returns:
-            a refusal if no server may get the request, the queue is full, or the wait has timed out.
+            the pick; or a refusal if no server may get the request, the queue is full, or the wait has timed out.
         """
         now = self._clock()
-        waiting = _Waiting(ask, terms, now)
+        waiting = _Waiting(request, terms, now)
         hold = self.hold
         self._holds = self.is_holding(now)
         if hold is not None and self._holds:
@@ -143,12 +143,12 @@ class RequestQueue:
             return replace(choice, held_s=self._clock() - waiting.since)
         finally:
             self._queue.remove(waiting)
-            waiting.let_go()
+            waiting.release()
             if (outcome := waiting.held_outcome) is not None:
                 terms.ended(outcome, self._clock() - waiting.since)
 
     def wake(self) -> None:
-        """Expire requests that timed out, and route the next ones while servers have room."""
+        """Reject requests that timed out; then hold the others, or route them while servers have room."""
         now = self._clock()
         for expired in self._queue.expire(now):
             expired.end(expired.refusal)
@@ -160,7 +160,7 @@ class RequestQueue:
         self._picker.backlog = bool(self)
         if not self:
             return
-        tick_s = _TICK_S if not self._holds else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_limit - now))
+        tick_s = _TICK_S if not self._holds else max(_TICK_S, min(_HELD_TICK_S, self._queue.next_expiry - now))
         if self._timer is not None and self._timer.when() > asyncio.get_running_loop().time() + tick_s:
             self._timer.cancel()
             self._timer = None
@@ -178,7 +178,7 @@ class RequestQueue:
         def may_go(waiting: _Waiting) -> bool:
             if waiting.choice.done():
                 return True  # the client has disconnected
-            requirement = waiting.ask.subset, waiting.ask.held_by
+            requirement = waiting.request.subset, waiting.request.held_by
             if requirement in full or _ANY in full:
                 return False
             try:
@@ -186,7 +186,7 @@ class RequestQueue:
             except RequestError as error:
                 waiting.choice.set_exception(error)
                 return True
-            choice = self._picker.pick(waiting.ask, now)
+            choice = self._picker.pick(waiting.request, now)
             if isinstance(choice, Refusal) and choice.kind == "saturated":
                 if not waiting.was_held:
                     waiting.refusal = choice
@@ -199,7 +199,7 @@ class RequestQueue:
             pass
 
     def _push_held(self, waiting: _Waiting, hold: EndpointHold, now: float) -> None:
-        """Hold a new request if the limits allow it; a request that it displaces is rejected."""
+        """Hold a new request if the limits allow it, and reject the requests that it displaces."""
         terms, queue = waiting.terms, self._queue
         if terms.num_bytes > hold.max_bytes:
             self._refuse_room(waiting)
@@ -213,7 +213,7 @@ class RequestQueue:
         waiting.become_held(hold, now)
         while hold.held_bytes > hold.max_bytes:
             queue.remove(waiting)
-            displaced = queue.least_deserving(
+            displaced = queue.displaced_by(
                 terms.key, terms.priority, terms.num_bytes, lambda each: each.terms.num_bytes
             )
             if displaced is None:
@@ -224,7 +224,7 @@ class RequestQueue:
             queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, len(queue) + 1)
 
     def _hold_all(self, hold: EndpointHold, now: float) -> None:
-        """Hold all waiting requests, because none of the endpoint's servers may be sent any."""
+        """Hold all waiting requests, because no server of the endpoint may get requests."""
         for waiting in list(self._queue):
             if hold.start_failed(waiting.since):
                 self._queue.remove(waiting)
@@ -238,9 +238,9 @@ class RequestQueue:
                 self._queue.extend(waiting, waiting.since + hold.scaling.hold_s)
 
     def _refuse_room(self, waiting: _Waiting) -> None:
-        """Reject a request because the queue is full."""
+        """Reject a request because there is no room for it in the queue."""
         waiting.end(Refusal("not held", HELD_RETRY_AFTER_S) if self._holds or waiting.was_held else waiting.refusal)
-        waiting.let_go()
+        waiting.release()
 
     def _tick(self) -> None:
         self._timer = None
@@ -252,14 +252,14 @@ class _Waiting:
     """A waiting request.
 
     Args:
-        ask: routing request.
+        request: routing request.
         terms: conditions of the wait.
-        since: arrival time, in seconds.
+        since: time at which the wait began, in seconds.
     """
 
-    def __init__(self, ask: RoutingRequest, terms: WaitTerms, since: float) -> None:
+    def __init__(self, request: RoutingRequest, terms: WaitTerms, since: float) -> None:
         loop = asyncio.get_running_loop()
-        self.ask = ask
+        self.request = request
         self.terms = terms
         self.since = since
         self.choice: asyncio.Future[Pick | Refusal] = loop.create_future()
@@ -275,7 +275,7 @@ class _Waiting:
 
     @property
     def held_outcome(self) -> HeldOutcome | None:
-        """Outcome of the request; None if it was not held and should not have been."""
+        """Outcome of the request; None if it was neither held nor rejected instead of being held."""
         if not self.choice.done() or self.choice.cancelled():
             outcome: HeldOutcome = "cancelled"
         elif self.choice.exception() is not None:
@@ -293,7 +293,7 @@ class _Waiting:
         self.refusal = Refusal("held", HELD_RETRY_AFTER_S)
         self.held.set_result(max(0.0, self.since + hold.scaling.hold_s - now))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop counting the request as held."""
         if self._hold is not None:
             self._hold.num_held -= 1

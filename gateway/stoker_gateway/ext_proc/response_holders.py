@@ -1,11 +1,11 @@
-"""Map from response ids to servers: only the server that generated a response stores it.
+"""Map from response ids to the servers that store the responses: only the server that generated a response stores it.
 
 The gateway chooses the id of each response (`RESPONSE_ID_HEADER`) unless the body does, so it knows the id without
 reading the response. The client's request id is not used as the id, because services forward their callers' ids, so
-several requests may have the same. Engines of earlier versions derive the response id from it (`resp_ID_ENDING`, with a
-random ending), and for them it is recorded too.
+several requests may have the same id. Earlier versions of Stoker's engine derive the response id from the request id
+(`resp_ID_ENDING`, with a random ending), so the request id is recorded too.
 
-Clients choose some of the ids, so each owner has a separate namespace: a client cannot redirect another's lookups.
+Clients choose some of the ids, so each owner has a separate namespace: a client cannot change the lookups of another.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ResponseHolders:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def sent(self, owner: str, holder: Holder, pick: int, request_id: str | None, asked_id: str | None) -> str:
+    def sent(self, owner: str, holder: Holder, pick: int, request_id: str | None, requested_id: str | None) -> str:
         """Record a request whose response may be retrieved or continued.
 
         Args:
@@ -57,14 +57,14 @@ class ResponseHolders:
             holder: server to which it was sent.
             pick: number of the pick that routed it.
             request_id: value of its X-Request-Id header.
-            asked_id: response id in its body, if any.
+            requested_id: response id in its body, if any.
 
         Returns:
-            the response id.
+            The response id.
         """
-        name = asked_id if asked_id is not None else f"resp_{uuid.uuid4().hex}"
+        name = requested_id if requested_id is not None else f"resp_{uuid.uuid4().hex}"
         names = [(owner, name)]
-        if asked_id is None and request_id is not None:
+        if requested_id is None and request_id is not None:
             names.append((owner, f"resp_{request_id}"))
         self._names[holder.model, pick] = names
         for each in names:
@@ -74,13 +74,13 @@ class ResponseHolders:
         return name
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """Record which server answered a request. It differs from the first choice if the request was retried."""
+        """Record which server answered a request. It differs from the recorded server if the request was retried."""
         for name in self._names.pop((model, pick), ()):
             if (holder := self._holders.get(name)) is not None and holder.server != server:
                 self._holders[name] = Holder(model, server)
 
     def of(self, owner: str, response_id: str) -> Holder | None:
-        """Return the holder of an owner's response, if it is known."""
+        """Return the server that stores an owner's response; None if it is not known."""
         return self._holders.get((owner, response_id)) or self._holders.get((owner, response_id[:-_ENDING]))
 
     def _put(self, name: tuple[str, str], holder: Holder) -> None:

@@ -1,4 +1,4 @@
-"""The report for autoscalers, for each scaled endpoint: ``GET /scaling`` on the metrics port.
+"""The report for autoscalers, with an entry for each reported endpoint: ``GET /scaling`` on the metrics port.
 
 {"gateway": …, "uptimeSeconds": …, "endpoints": [{"namespace": …, "name": …, "held": …, "queued": …, "inFlight": …,
   "idleSeconds": …, "drained": …, "engines": [{"address": …, "running": …, "waiting": …, "kvUsage": …, "ready": …,
@@ -39,8 +39,8 @@ def endpoint_report(
     """Return the report of one InferenceEndpoint.
 
     Args:
-        names: all of its served names.
-        hold: its hold; None: its requests are not held.
+        names: all served names of the endpoint.
+        hold: the endpoint's hold; None means that its requests are not held.
     """
     names = list(names)
     held = sum(each.queue.num_held() for each in names)
@@ -57,40 +57,41 @@ def endpoint_report(
         report["idleSeconds"] = 0.0
     elif hold is not None and hold.active_at is not None:
         report["idleSeconds"] = max(0.0, now - hold.active_at)
-    if hold is not None and (word := _drained(hold, names, now)):
-        report["drained"] = word
+    if hold is not None and (drain_id := _drained(hold, names, now)):
+        report["drained"] = drain_id
     report["engines"] = _engines(names, now)
     return report
 
 
 def _drained(hold: EndpointHold, names: list[ServedName], now: float) -> str:
-    """Return the operator's drain id once no request is sent and none is active; empty otherwise."""
-    word = hold.announcement(now)
-    # Requests that were routed just before have reached Envoy after this time, and are counted.
-    if not word or now - hold.stopped_at < ON_THE_WAY_S:
+    """Return the operator's drain id once no requests are sent and none is active; empty otherwise."""
+    drain_id = hold.drain_id(now)
+    # Requests routed just before the stop reach Envoy within this time, and are then in Envoy's counts.
+    if not drain_id or now - hold.stopped_at < ON_THE_WAY_S:
         return ""
-    return word if all(each.in_flight.is_none() for each in names) else ""
+    return drain_id if all(each.in_flight.is_certainly_idle() for each in names) else ""
 
 
 def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
-    """Return the last load of each server that was polled. Served names share servers, so the newest value counts."""
+    """Return the last load of each server that has answered a poll. Served names share servers, so the newest value
+    counts."""
     newest: dict[str, PooledServer] = {}
     for each in names:
         for server, known in each.picker.states():
             before = newest.get(server)
-            if math.isfinite(known.asked_at) and (before is None or known.asked_at > before.asked_at):
+            if math.isfinite(known.polled_at) and (before is None or known.polled_at > before.polled_at):
                 newest[server] = known
     return [
         {
             "address": server,
-            # For a server that does not report its load, the requests that it was sent count.
+            # If a server does not report its load, the requests that the gateway sent to it count.
             "running": min(
                 _MAX_REQUESTS, known.load.reported.running if known.load.reported.counted else known.load.sequences
             ),
             "waiting": min(_MAX_REQUESTS, known.load.reported.waiting),
             "kvUsage": known.load.reported.kv_usage,
             "ready": known.load.reported.ready,
-            "ageSeconds": max(0.0, now - known.asked_at),
+            "ageSeconds": max(0.0, now - known.polled_at),
         }
         for server, known in newest.items()
     ]

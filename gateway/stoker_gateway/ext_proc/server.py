@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from stoker_common import logs
 from stoker_common.errors import NotFoundError, OverloadedError, RequestError
-from stoker_gateway.ext_proc.answers import error_answer
+from stoker_gateway.ext_proc.answers import error_reply
 from stoker_gateway.ext_proc.errors import (
     PickerError,
     RateLimitError,
@@ -62,7 +62,7 @@ class TLSFiles:
 
 
 class PickerServer:
-    """gRPC server that tells a proxy where to send requests. Runs in one event loop.
+    """gRPC server that chooses the servers of a proxy's requests. Runs in one event loop.
 
     Args:
         model_registry: all models.
@@ -70,9 +70,9 @@ class PickerServer:
         limits: limits of accepted requests.
         registry: Prometheus registry for the metrics.
         clock: monotonic clock, in seconds.
-        keyring: valid keys; None: requests need no key and may use all models.
-        limiter: enforces the keys' limits; None: a `LocalLimiter`.
-        reports_all: whether `scaling_report` also has endpoints that are not scaled.
+        keyring: valid keys; None means that requests need no key and may use all models.
+        limiter: enforces the keys' limits; the default is a `LocalLimiter`.
+        reports_all: whether `scaling_report` also contains endpoints without scaling.
     """
 
     def __init__(
@@ -120,10 +120,10 @@ class PickerServer:
 
         Args:
             address: ``unix:PATH`` or ``HOST:PORT``; port 0 chooses a free one.
-            tls: the server's certificate; None: connections are not encrypted.
+            tls: the server's certificate; None means that connections are not encrypted.
 
         Returns:
-            the port.
+            The port.
 
         Raises:
             OSError: the address cannot be bound.
@@ -136,7 +136,7 @@ class PickerServer:
             raise OSError(f"cannot listen at {address}: {error}") from error
 
     async def start(self, *, ready: bool = True) -> None:
-        """Start to serve.
+        """Start the server.
 
         Args:
             ready: whether the model registry is complete. If not, requests are rejected with a retryable error until
@@ -148,12 +148,13 @@ class PickerServer:
         await self._server.start()
 
     async def set_ready(self) -> None:
-        """Accept requests and report ready. Called when the model registry is complete."""
+        """Accept requests, and report that the picker is ready. Called when the model registry is complete."""
         self._processor.ready = True
         await self._set_ready(True)
 
     async def drain(self) -> None:
-        """Report not ready, so that proxies use another picker. The server still answers requests."""
+        """Report that the picker is not ready, so that proxies use another picker. The server still answers
+        requests."""
         await self._set_ready(False)
 
     async def stop(self, grace_s: float = 1.0) -> None:
@@ -167,7 +168,7 @@ class PickerServer:
         self._handler.update(model_registry, pickers)
 
     def set_keyring(self, keyring: Keyring | None) -> None:
-        """Replace the valid keys; None: requests need no key and may use all models."""
+        """Replace the valid keys; None means that requests need no key and may use all models."""
         self._handler.set_keyring(keyring)
 
     def answered(self, model: str, pick: int, server: str) -> None:
@@ -181,8 +182,8 @@ class PickerServer:
         self._handler.answered(model, pick, server)
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
-        """Record a server's response to ``GET /v1/models``, which ``/v1/models`` of the gateway includes, and the
-        ``Authorization`` that the server accepted, which the gateway sends it from now on."""
+        """Record a server's response to ``GET /v1/models``, from which the gateway answers its own ``/v1/models``, and
+        the ``Authorization`` that the server accepted, which the gateway sends to it from now on."""
         self._handler.update_models(server, answer, authorization)
 
     def ended(self, model: str, pick: int) -> None:
@@ -195,11 +196,11 @@ class PickerServer:
         self._handler.ended(model, pick)
 
     def awaited(self) -> set[str]:
-        """Return the servers of endpoints with scaling that requests wait for."""
+        """Return the servers of those endpoints with scaling that have waiting requests."""
         return self._handler.awaited()
 
     def scaling_report(self) -> list[dict[str, Any]]:
-        """Return the report for autoscalers, an entry for each scaled endpoint."""
+        """Return the report for autoscalers: one entry for each reported endpoint."""
         return self._handler.scaling_report()
 
     @property
@@ -212,9 +213,9 @@ class PickerServer:
         """Whether Envoy's counts of active requests are needed."""
         return self._handler.needs_counts
 
-    def counted(self, active: Mapping[str, int], asked_at: float) -> None:
-        """Record Envoy's counts of active requests by cluster, which were requested at `asked_at`."""
-        self._handler.counted(active, asked_at)
+    def counted(self, active: Mapping[str, int], requested_at: float) -> None:
+        """Record Envoy's counts of active requests by cluster, which were requested at `requested_at`."""
+        self._handler.counted(active, requested_at)
 
     def wake(self, model: str) -> None:
         """Retry a model's queued requests, because its servers may have room now."""
@@ -242,19 +243,19 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         try:
             await self._decide(exchange, context, outcome)
         except ProtocolError as error:
-            outcome.word = "failed"
+            outcome.name = "failed"
             logger.error("the proxy violates the endpoint-picker protocol: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except RequestError as error:
-            outcome.word = _word(error)
-            await context.write(exchange.answer(error_answer(error, outcome.path, outcome.request_id)))
+            outcome.name = _outcome_name(error)
+            await context.write(exchange.reply(error_reply(error, outcome.path, outcome.request_id)))
         except Exception:
-            outcome.word = "failed"
+            outcome.name = "failed"
             logger.exception("routing a request failed")
             failure = PickerError("internal error; see the gateway's log")
-            await context.write(exchange.answer(error_answer(failure, outcome.path, outcome.request_id)))
+            await context.write(exchange.reply(error_reply(failure, outcome.path, outcome.request_id)))
         finally:
-            self._metrics.requests.labels(outcome.model, outcome.word).inc()
+            self._metrics.requests.labels(outcome.model, outcome.name).inc()
 
     async def _decide(self, exchange: Exchange, context: Any, outcome: _Outcome) -> None:
         request_head: RequestHead | None = None
@@ -268,9 +269,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 logs.request_id.set(request_head.request_id)  # each stream has its own task, hence its own context
                 if not self.ready:
                     raise UnavailableError("the gateway has not loaded its list of models yet; try again")
-                if (answer := self._handler.at_once(request_head)) is not None:
-                    outcome.word = "answered"
-                    await context.write(exchange.answer(answer))
+                if (reply := self._handler.at_once(request_head)) is not None:
+                    outcome.name = "answered"
+                    await context.write(exchange.reply(reply))
                     return
             if progress is Progress.TOO_LARGE:
                 raise self._handler.too_large()
@@ -278,11 +279,11 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if (response := exchange.go_on()) is not None:
                     await context.write(response)
                 continue
-            del message  # it holds a second copy of the body, and the request may wait for a long time
+            del message  # it contains a second copy of the body, and the request may wait for a long time
             outcome.model, route = await self._handler.decide(
                 request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
             )
-            outcome.word = "routed"
+            outcome.name = "routed"
             responses = exchange.route(route)
             await self._send_route(route, responses, context)
             for response in responses:
@@ -302,8 +303,9 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
     async def _send_route(self, route: Route, responses: Iterator[Any], context: Any) -> None:
         """Send the first response, which contains the route; if that fails, release the request's reservation.
 
-        A proxy closes the stream, which cancels this coroutine, when its client disconnects and also as soon as it has
-        read the route. If the response was sent before the cancellation, it is unknown whether the proxy has read it.
+        A proxy closes the stream, which cancels this coroutine, when its client disconnects, and also as soon as the
+        proxy has read the route. If the response was sent before the cancellation, it is unknown whether the proxy has
+        read it.
         """
 
         async def write() -> None:
@@ -327,15 +329,15 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Outcome of a request, for its response and the metrics."""
+    """Data of a request for its response and the metrics. `name` is the value of the metric's label ``outcome``."""
 
     path: str = ""
     request_id: str | None = None
     model: str = ""
-    word: str = "cancelled"
+    name: str = "cancelled"
 
 
-def _word(error: RequestError) -> str:
+def _outcome_name(error: RequestError) -> str:
     match error:
         case UnauthorizedError():
             return "unauthorized"
@@ -358,7 +360,7 @@ def _credentials(tls: TLSFiles) -> Any:
     stamp: tuple[int, int] | None = None
 
     def read() -> Any:
-        """Return the certificate if its files have changed."""
+        """Return the certificate if its files have changed, else None."""
         nonlocal stamp
         now = tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
         if now == stamp:

@@ -1,7 +1,7 @@
-"""Which of an endpoint's API keys each of its servers accepts after a key was changed.
+"""Tracks which API key each server of an endpoint accepts after the endpoint's key was changed.
 
-A server that reads its key at start, such as vLLM's, accepts the key of that time until it is restarted. A server that
-reads its key from a file accepts a new key some time after it was written.
+A server that reads its key only at start, such as vLLM's, accepts the key of that time until it is restarted. A server
+that rereads its key file, such as Stoker's engine, accepts a new key some time after it was written.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class ServerKeys:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._left_at: dict[str, float] = {}
-        self._taken: dict[str, str] = {}
+        self._accepted: dict[str, str] = {}
         #: Server → current key at the time of the last warning that the server accepts only an earlier key.
         self._warned: dict[str, str] = {}
 
     def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
-        """Record that a server accepted this ``Authorization``; empty: it accepts requests without one.
+        """Record that a server accepted this ``Authorization``; empty means that it accepted a request without one.
 
         Args:
-            endpoints: all endpoints. A warning is logged if one includes the server and has this as an earlier key.
+            endpoints: all endpoints. A warning is logged if this is an earlier key of an endpoint that includes the
+                server.
         """
-        self._taken[server] = authorization
+        self._accepted[server] = authorization
         for endpoint in endpoints:
             current = endpoint.authorizations[0]
             if authorization not in endpoint.earlier_authorizations or server not in endpoint.servers:
@@ -54,28 +55,31 @@ class ServerKeys:
                 )
 
     def keep(self, servers: Iterable[str]) -> None:
-        """Set the current servers. Others are forgotten after `REMEMBERED_S`, since they may come back soon."""
+        """Set the current servers. Other servers are forgotten after `REMEMBERED_S`, because they may come back
+        soon."""
         current, now = set(servers), self._clock()
-        for server in self._taken:
+        for server in self._accepted:
             if server in current:
                 self._left_at.pop(server, None)
             else:
                 self._left_at.setdefault(server, now)
         for forgotten in [server for server, left_at in self._left_at.items() if now - left_at > REMEMBERED_S]:
-            del self._left_at[forgotten], self._taken[forgotten]
+            del self._left_at[forgotten], self._accepted[forgotten]
             self._warned.pop(forgotten, None)
 
     def alike(self, endpoint: Endpoint, servers: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
-        """Return the servers that get the same ``Authorization`` as the first one, and that value; None: they get none.
+        """Return the servers that get the same ``Authorization`` as the first one, and that value; None means no
+        ``Authorization``.
 
-        A request carries a single value, whichever of its servers it reaches.
+        A request carries the same value to each of its servers, also in a retry.
         """
         authorization = self._for(endpoint, servers[0])
         alike = tuple(server for server in servers if self._for(endpoint, server) == authorization)
         return alike, authorization or None
 
     def _for(self, endpoint: Endpoint, server: str) -> str:
-        """Return a server's ``Authorization``: an earlier one while it accepts only that, else the current one."""
+        """Return a server's ``Authorization``: the one that it accepted last if it is one of the endpoint's, else the
+        current one."""
         known = endpoint.authorizations
-        taken = self._taken.get(server, known[0])
-        return taken if taken in known else known[0]
+        accepted = self._accepted.get(server, known[0])
+        return accepted if accepted in known else known[0]

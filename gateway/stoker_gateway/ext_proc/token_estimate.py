@@ -1,4 +1,5 @@
-"""Estimate of a request's tokens from its body. When the request has ended, its actual usage replaces the estimate.
+"""Estimate of the tokens that a request will use, from its body. When the request has ended, its actual usage replaces
+the estimate.
 
 Prompt tokens are a quarter of the text's bytes, and at most 1,024 for each image or other medium. Output tokens are the
 maximum that the body allows.
@@ -14,8 +15,8 @@ from stoker_gateway.protocol.paths import COMPLETIONS, FREE
 
 #: Average bytes of text in a token.
 TOKEN_BYTES: Final = 4
-#: Output tokens of a body that sets no maximum; /v1/completions has a default of its own.
-DEFAULT_ANSWER_TOKENS: Final = 1024
+#: Output tokens of a body that sets no maximum: in general, and for /v1/completions.
+DEFAULT_OUTPUT_TOKENS: Final = 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
 #: Types of message parts that are media, whose data is in the body.
@@ -30,7 +31,7 @@ _MAX_TOKENS_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_t
 _NUMBER_NAMES: Final = ("n", "best_of")
 #: Caps of the output tokens and of the number of outputs; servers reject larger values.
 _MAX_TOKENS: Final = 2**31
-_MAX_ANSWERS: Final = 2**10
+_MAX_OUTPUTS: Final = 2**10
 
 
 def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
@@ -44,21 +45,21 @@ def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
     return max(1, (size - _excess_of_media(fields)) // TOKEN_BYTES)
 
 
-def answer_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
+def max_output_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
     """Return the maximum number of output tokens of a body, and whether the body sets it.
 
     Invalid values count as absent; the server rejects them.
     """
     limits = [limit for name in _MAX_TOKENS_NAMES if (limit := _count(fields.get(name))) is not None]
-    default = DEFAULT_COMPLETION_TOKENS if path == COMPLETIONS else DEFAULT_ANSWER_TOKENS
+    default = DEFAULT_COMPLETION_TOKENS if path == COMPLETIONS else DEFAULT_OUTPUT_TOKENS
     number = max([1, *(_count(fields.get(name)) or 1 for name in _NUMBER_NAMES)])
     prompt = fields.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    return min(max(limits, default=default), _MAX_TOKENS) * min(number, _MAX_ANSWERS) * prompts, bool(limits)
+    return min(max(limits, default=default), _MAX_TOKENS) * min(number, _MAX_OUTPUTS) * prompts, bool(limits)
 
 
 def _excess_of_media(fields: dict[str, Any]) -> int:
-    """Return the number of bytes by which media exceed `MAX_MEDIUM_TOKENS`, summed over all media."""
+    """Return the number of bytes beyond `MAX_MEDIUM_TOKENS` in each medium, summed over all media."""
     excess = 0
     for name in ("messages", "input"):
         items = fields.get(name)
@@ -73,7 +74,7 @@ def _excess_of_media(fields: dict[str, Any]) -> int:
 def _size(part: dict[str, Any]) -> int:
     try:
         return len(orjson.dumps(part))
-    except TypeError:  # nested deeper than any engine reads
+    except TypeError:  # nested more deeply than servers accept
         return 0
 
 

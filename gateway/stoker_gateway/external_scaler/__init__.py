@@ -1,1 +1,1 @@
-"""KEDA's external push scaler: KEDA scales endpoints without ``spec.scaling`` by the load that the gateway reports."""
+"""KEDA's external push scaler, by which KEDA scales endpoints without ``spec.scaling``."""

@@ -1,8 +1,9 @@
-"""KEDA's gRPC service ``externalscaler.ExternalScaler``. Each replica returns the sum of all replicas.
+"""KEDA's gRPC service ``externalscaler.ExternalScaler``. Each replica returns the sum over all replicas.
 
-A replica whose report is missing may have any number of requests, and must not count as idle. An endpoint that no
-replica serves may get requests directly, and nothing would wake it. So calls fail in both cases, and KEDA and the
-HorizontalPodAutoscaler keep the number of pods.
+A replica whose report is missing may have any number of requests, so it must not count as idle. The load of an endpoint
+that no replica serves is unknown, because its requests do not pass through the gateway. In both cases calls fail,
+unless the known requests already make the endpoint active, and KEDA and the HorizontalPodAutoscaler keep the number of
+pods.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class ExternalScaler:
             raise OSError(f"cannot listen for KEDA at {address}: {error}") from error
 
     async def start(self) -> None:
-        """Start to serve."""
+        """Start the server."""
         await self._server.start()
 
     async def stop(self) -> None:
@@ -92,7 +93,7 @@ class ExternalScaler:
         while True:
             signals = await self._signals_of(trigger)
             active = signals.is_busy
-            # A missing report may contain requests, so the endpoint is not reported as idle.
+            # A replica without a report may have requests, so the endpoint is not reported as idle.
             is_known = active or (not signals.missing and self._is_served(trigger))
             if is_known and (active != last or (signals.held and clock() - sent_at >= _REPEAT_S)):
                 last, sent_at = active, clock()
@@ -109,7 +110,7 @@ class ExternalScaler:
         if request.metricName != trigger.metric_name:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"the trigger of {'/'.join(trigger.key)} has the metric {trigger.metric_name!r}, and no other",
+                f"the trigger of {'/'.join(trigger.key)} has only the metric {trigger.metric_name!r}",
             )
         signals = await self._signals_of(trigger)
         await self._abort_unknown(trigger, signals, context)
@@ -126,7 +127,7 @@ class ExternalScaler:
         return any(report is not None and trigger.key in report.endpoints for report in self._reports.values())
 
     async def _abort_unknown(self, trigger: Trigger, signals: Signals, context: Any) -> None:
-        """End the call with an error if the number of requests is not known."""
+        """End the call with an error if the endpoint's load is not known."""
         if signals.missing:
             missing = ", ".join(signals.missing[:3])
             await context.abort(

@@ -1,4 +1,5 @@
-"""Keys as Secrets in a namespace of the kubeconfig's cluster, or else of the cluster in which the process runs."""
+"""Store of keys as Secrets in a namespace of the kubeconfig's cluster, or else of the cluster in which the process
+runs."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ class ClusterStore:
         try:
             yield
         except client.ApiException as error:
-            raise KeyStoreError(f"the API server refused: {_message(error)}") from None
+            raise KeyStoreError(f"the API server rejected the request: {_message(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise KeyStoreError(f"no answer from the API server: {error}") from None
 

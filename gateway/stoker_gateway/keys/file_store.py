@@ -1,4 +1,5 @@
-"""Keys in a YAML file. A key is appended, or its document removed; the rest of the file stays unchanged.
+"""Store of keys in a YAML file. Creating a key appends a document, revoking it removes the document; the rest of the
+file stays unchanged.
 
 The file is replaced atomically, and writers exclude each other by a lock.
 """

@@ -13,7 +13,7 @@ from typing import Final
 
 #: Valid ids of keys. An id is part of an object's name, of metric labels and of log lines.
 KEY_ID: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-#: Prefix of each key's text, by which leaked keys can be recognised.
+#: Prefix of each key's text, by which secret scanners can recognise leaked keys.
 PREFIX: Final = "sk-stoker-"
 #: Priorities range from -1000 to 1000.
 MAX_PRIORITY: Final = 1000
@@ -23,7 +23,7 @@ _SECRET_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a key; None: unlimited.
+    """Limits of a key; None means unlimited.
 
     Attributes:
         requests_per_minute: requests that start in a minute.
@@ -43,10 +43,10 @@ class Key:
     Attributes:
         id: id of the key; not secret.
         digest: digest of its text, see `digest_of`.
-        models: served names that it may use; ``*`` stands for any characters. Empty: all models.
+        models: served names that it may use; ``*`` stands for any characters. Empty means all models.
         limits: rate limits.
         priority: queued requests with a higher priority leave the queue first.
-        expires: expiry time in seconds since 1970; None: never.
+        expires: expiry time in seconds since 1970; None means never.
     """
 
     id: str
@@ -72,7 +72,8 @@ def digest_of(text: str) -> str:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Whether a name matches a pattern, in time linear in the name's length for pieces of bounded length."""
+    """Whether a name matches a pattern. Takes linear time in the name's length if the pieces between ``*`` are
+    short."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == name

@@ -38,40 +38,40 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._watch = KeyWatch(str(path))
-        self._complaint = ""
+        self._logged_error = ""
         self._content = read_bytes(path)
         #: The keys at the last successful read.
         self.keyring = self._watch.keyring(documents(self._content, path))
 
-    async def watch(self, tell: Callable[[Keyring], None]) -> NoReturn:
-        """Check the file forever, and call `tell` with the keys whenever the file has changed. An unreadable file is
-        logged once, and the keys stay.
+    async def watch(self, on_change: Callable[[Keyring], None]) -> NoReturn:
+        """Check the file forever, and call `on_change` with the keys whenever the file has changed. If the file cannot
+        be read, log the error once and keep the previous keys.
         """
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
                 content = await asyncio.to_thread(read_bytes, self._path)
                 if content == self._content:
-                    if self._complaint:
+                    if self._logged_error:
                         logger.info("%s can be read again", self._path)
-                        self._complaint = ""
+                        self._logged_error = ""
                     continue
                 found = await asyncio.to_thread(documents, content, self._path)
             except KeyManifestError as error:
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
+                if str(error) != self._logged_error:
+                    self._logged_error = str(error)
                     logger.error("%s; the previous keys stay valid", error)
                 continue
-            self._content, self._complaint = content, ""
+            self._content, self._logged_error = content, ""
             self.keyring = self._watch.keyring(found)
-            tell(self.keyring)
+            on_change(self.keyring)
 
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file.
 
     Raises:
-        KeyManifestError: it is not a regular file, too large, or not readable.
+        KeyManifestError: the file is not a regular file, too large, or not readable.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
@@ -109,12 +109,12 @@ def documents(content: bytes, path: Path) -> list[Any]:
 
 
 def _check_depth(content: bytes) -> None:
-    """Check the nesting depth in parser events, because the loader recurses, and libyaml sets no limit."""
+    """Check the nesting depth by parser events, because the loader recurses, and libyaml has no limit."""
     depth = 0
     for event in yaml.parse(content, _BASE):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise yaml.YAMLError("it is nested too deeply")
+            raise yaml.YAMLError("collections are nested too deeply")
 
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

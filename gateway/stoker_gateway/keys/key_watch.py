@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of keys that a log line names.
 _MAX_SHOWN: Final = 20
-_NOBODY: Final = ", so every request is rejected until there is one"
+_ALL_REJECTED: Final = ", so every request is rejected until there is one"
 
 
 class KeyWatch:
@@ -41,7 +41,7 @@ class KeyWatch:
 
     def _log_changes(self, keyring: Keyring) -> None:
         if self._keyring is None:
-            logger.info("%s: %d valid keys%s", self._source, len(keyring), "" if keyring.keys else _NOBODY)
+            logger.info("%s: %d valid keys%s", self._source, len(keyring), "" if keyring.keys else _ALL_REJECTED)
             return
         before, current = self._keyring.keys, keyring.keys
         for change, ids in (
@@ -53,4 +53,4 @@ class KeyWatch:
                 shown = ", ".join(sorted(ids)[:_MAX_SHOWN]) + (", …" if len(ids) > _MAX_SHOWN else "")
                 logger.info("%s: keys %s: %s", self._source, change, shown)
         if before and not current:
-            logger.warning("%s: there is no valid key%s", self._source, _NOBODY)
+            logger.warning("%s: there is no valid key%s", self._source, _ALL_REJECTED)

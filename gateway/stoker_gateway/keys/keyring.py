@@ -24,7 +24,7 @@ class Keyring:
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         every = tuple(keys)
-        #: By id.
+        #: The keys by their id.
         self.keys = {key.id: key for key in every}
         self._by_digest = {key.digest: key for key in every}
         if not len(every) == len(self.keys) == len(self._by_digest):

@@ -118,14 +118,14 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
         ("v1", "Secret"),
         (None, None),
     ):  # items of lists have neither
-        raise ValueError("kind: this is not a Secret of apiVersion v1")
+        raise ValueError("kind: must be Secret, with apiVersion v1")
     if manifest.get("type") != TYPE:
-        raise ValueError(f"type: it must be {TYPE}")
+        raise ValueError(f"type: must be {TYPE}")
     labels = manifest["metadata"].get("labels")
     if not isinstance(labels, Mapping) or labels.get(LABEL) != "true":
         raise ValueError(f'metadata.labels: {LABEL} must be "true"')
     if not name.startswith(_NAME):
-        raise ValueError(f"metadata.name: it must be {_NAME}ID")
+        raise ValueError(f"metadata.name: must be {_NAME}ID")
     key_id = _value("metadata.name", values.key_id, name.removeprefix(_NAME))
     fields = _fields(manifest)
     for field in fields:
@@ -133,7 +133,7 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
             raise ValueError(f"{_shown(field)}: unknown field; the known fields are {', '.join(_FIELDS)}")
     if not _SHA256.fullmatch(fields.get("sha256", "")):
         raise ValueError(
-            "sha256: it must be the SHA-256 of the key's text, as 64 digits of 0-9 and a-f"
+            "sha256: must be the SHA-256 of the key's text, as 64 digits of 0-9 and a-f"
         )  # without the value
     limits = {
         attribute: _value(field, values.limit, fields[field]) for field, attribute in LIMITS.items() if field in fields
@@ -156,10 +156,10 @@ def _fields(manifest: Mapping[str, Any]) -> dict[str, str]:
         if entries is None:
             continue
         if not isinstance(entries, Mapping):
-            raise ValueError(f"{section}: it must be a mapping")
+            raise ValueError(f"{section}: must be a mapping")
         for field, value in entries.items():
             if not isinstance(field, str) or not isinstance(value, str):
-                raise ValueError(f"{section}.{_shown(field)}: it must be a string; put it in quotes")
+                raise ValueError(f"{section}.{_shown(field)}: must be a string; put it in quotes")
             fields[field] = _decoded(field, value) if section == "data" else value
     return fields
 
@@ -168,13 +168,13 @@ def _decoded(field: str, value: str) -> str:
     try:
         return base64.b64decode(value, validate=True).decode()
     except (binascii.Error, ValueError):
-        raise ValueError(f"data.{_shown(field)}: it is not UTF-8 text in base64") from None
+        raise ValueError(f"data.{_shown(field)}: must be UTF-8 text in base64") from None
 
 
 def _models(text: str) -> tuple[str, ...]:
     models = tuple(dict.fromkeys(values.model(line) for line in text.split("\n") if line))
     if not models:
-        raise ValueError("it names no model; leave it out to allow all models")
+        raise ValueError("names no model; leave out the field to allow all models")
     return models
 
 

@@ -49,7 +49,7 @@ def priority(text: str) -> int:
 
 
 def moment(text: str) -> float:
-    """Parse a time in RFC 3339 format; returns seconds since 1970."""
+    """Parse a time in RFC 3339 format, and return seconds since 1970."""
     try:
         if _TIME.fullmatch(text):
             return datetime.fromisoformat(text).astimezone(UTC).timestamp()

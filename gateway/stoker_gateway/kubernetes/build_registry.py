@@ -13,7 +13,7 @@ from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scal
 
 #: Reasons, shown to clients, why an endpoint's requests are rejected. They do not reveal who owns the endpoint.
 NO_CREDENTIAL: Final = "the gateway cannot read the API key of its servers; the gateway's log says why"
-TLS: Final = "its servers serve TLS, which the gateway does not support"
+TLS: Final = "its servers use TLS, which the gateway does not support"
 
 
 def make(
@@ -50,8 +50,8 @@ def make(
                 made[served] = Endpoint(
                     served,
                     cluster_name(served),
-                    # Where requests may be held, starting pods are included, because the gateway's polls notice sooner
-                    # than the EndpointSlice that a pod has become ready.
+                    # If requests may be held, starting pods are included, because the gateway's polls find that a pod
+                    # is ready earlier than the EndpointSlice shows it.
                     () if facts.speaks_tls else (with_starting if scaling else servers).get(at, ()),
                     facts.session_header,
                     authorizations[0] if authorizations else None,
@@ -65,8 +65,8 @@ def make(
 
 
 def _servers(slices: Iterable[SliceFacts], *, with_starting: bool = False) -> dict[Name, tuple[str, ...]]:
-    """Return the servers of each Service, each pod once: it may have an IPv4 and an IPv6 address, or be in two slices
-    while it moves between them."""
+    """Return the servers of each Service, with each pod once: a pod may have an IPv4 and an IPv6 address, or be in two
+    slices while it moves between them."""
     found: dict[Name, dict[str, str]] = {}
     for each in slices:
         pods = found.setdefault((each.namespace, each.service), {})

@@ -75,25 +75,26 @@ class ClusterWatch:
     async def watch(
         self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
-        """Watch forever. The first report comes when all kinds have been listed: keys, then the model registry.
+        """Watch forever. The first report follows when all kinds have been listed: the keys first, then the model
+        registry.
 
         Raises:
             GatewayError: a watching thread failed with an unexpected error.
         """
         for thread in self._threads:
             thread.start()
-        telling = asyncio.ensure_future(self._tell(set_model_registry, set_keyring))
+        reporting = asyncio.ensure_future(self._report_changes(set_model_registry, set_keyring))
         try:
-            done, _ = await asyncio.wait({telling, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({reporting, self._failure}, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
-            raise AssertionError("neither has a result")
+            raise AssertionError("both tasks end only with an exception")
         finally:
-            telling.cancel()
+            reporting.cancel()
             self._stop.set()
             self._credentials.stop()
 
-    async def _tell(
+    async def _report_changes(
         self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
         model_registry: ModelRegistry | None = None

@@ -1,6 +1,6 @@
 """The servers' API keys, from the Secrets that endpoints name in ``spec.auth``.
 
-Each Secret is read by name, because the gateway may not read others, periodically and whenever an endpoint changes. If
+The gateway may read only these Secrets, so it reads each by its name, periodically and whenever an endpoint changes. If
 a Secret does not exist or may not be read, its endpoints' requests are rejected, never sent without a key. While the
 API server does not answer, the last key stays in use.
 """
@@ -22,7 +22,7 @@ from stoker_gateway.kubernetes.watch import Name
 
 logger = logging.getLogger(__name__)
 
-#: Maximum interval of reading a Secret, in seconds; up to 20 % are subtracted at random.
+#: Maximum interval between two reads of a Secret, in seconds; up to 20 % are subtracted at random.
 PERIOD_S: Final = 30.0
 #: Seconds until a Secret without a key is read again: doubled each time, up to the period.
 _FIRST_WAIT_S: Final = 1.0
@@ -35,22 +35,23 @@ class _Secret:
     """State of a Secret.
 
     Attributes:
-        stamp: state of its endpoints for which it was read.
+        stamp: state of the endpoints that name it, at the last `set_secrets`.
         due: time of the next read, by the clock.
-        key: the key; None while there is none, or the Secret may not be read.
+        key: the key; None while the Secret has none or may not be read.
         failures: number of consecutive failures.
-        complaint: last logged error; empty: none.
+        logged_error: last logged error; empty if there is none.
     """
 
     stamp: object
     due: float
     key: str | None = None
     failures: int = 0
-    complaint: str = ""
+    logged_error: str = ""
 
 
 class Credentials:
-    """Keeps the servers' API keys. `run` is the main function of a thread; the other methods are thread-safe.
+    """Reads and stores the servers' API keys. `run` is the main function of a thread; the other methods are
+    thread-safe.
 
     Args:
         api: client of the API server.
@@ -100,7 +101,7 @@ class Credentials:
             try:
                 key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    problem = "it has no usable key in the first line of its entry api-key, or else of its first entry"
+                    problem = "neither its entry api-key nor else its first entry has a usable key in the first line"
                 self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))
@@ -130,17 +131,17 @@ class Credentials:
                 secret.due, secret.failures = min(secret.due, self._clock() + wait_s), secret.failures + 1
             else:
                 secret.failures = 0
-            previous_complaint, secret.complaint = secret.complaint, problem
+            previous_error, secret.logged_error = secret.logged_error, problem
             changed = secret.key != before
             kept = secret.key is not None
-        if problem and problem != previous_complaint:
+        if problem and problem != previous_error:
             consequence = (
                 "its last key stays in use" if kept else "requests for the endpoints that name it are rejected"
             )
             logger.error(
                 "the Secret %s/%s with the API key of servers cannot be read: %s; %s", *name, problem, consequence
             )
-        elif previous_complaint and not problem:
+        elif previous_error and not problem:
             logger.info("the Secret %s/%s can be read again", *name)
         if changed:
             self._changed()

@@ -1,6 +1,6 @@
-"""The gateway's extract of the API server's objects: small, frozen, and equal if nothing relevant has changed.
+"""The fields of the API server's objects that the gateway needs. Two extracts are equal if no such field has changed.
 
-Status and slices are written by other components, so the code does not assume that any field exists.
+Other components write the status and the slices, so the code does not assume that any field exists or is valid.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ ADDRESS: Final = "gateway"
 PORT: Final = "http"
 #: Label with the name of a slice's Service.
 SERVICE: Final = "kubernetes.io/service-name"
-#: Maximum and default of ``holdSeconds``. Envoy waits at most an hour for a decision; the picker must answer before.
+#: Maximum and default of ``holdSeconds``. Envoy waits at most an hour for a decision, and the picker must answer
+#: earlier.
 MAX_HOLD_S: Final = 3570.0
 DEFAULT_HOLD_S: Final = 300.0
 #: Maximum number of characters of a drain id, and of the reason of a failed start.
-_MAX_WORD: Final = 253
+_MAX_DRAIN_ID: Final = 253
 _MAX_REASON: Final = 1024
 
 
@@ -39,11 +40,11 @@ class EndpointFacts:
         generation: generation of its spec.
         created: creation time in seconds since 1970.
         served_names: served names of its model.
-        session_header: header that identifies a session, in lower case; None: none.
-        secret: name of the Secret with the API keys of its pods; None: they need none.
+        session_header: name in lower case of the header that identifies a session; None if there is none.
+        secret: name of the Secret with the API keys of its pods; None means that its pods need no key.
         speaks_tls: whether its pods serve HTTPS.
-        scaling: how the operator scales it; None: it does not.
-        is_scaled_externally: whether no manifest sets its number of replicas, so that another autoscaler can.
+        scaling: how the operator scales it; None if the operator does not scale it.
+        is_scaled_externally: whether no manifest sets its number of replicas, so another autoscaler can set it.
     """
 
     namespace: str
@@ -64,7 +65,7 @@ class SliceFacts:
 
     Attributes:
         namespace, service: Service of the pods.
-        servers: unique id and ``IP:PORT`` of each pod that accepts requests.
+        servers: unique id and ``IP:PORT`` of each ready pod.
         starting: the same for pods that are not ready.
     """
 
@@ -101,7 +102,7 @@ def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
 
 
 def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
-    """Return the facts of an EndpointSlice; None if it belongs to no Service, or has no usable pod."""
+    """Return the facts of an EndpointSlice; None if it has no Service, no port for requests or no usable pod."""
     metadata = _mapping(manifest.get("metadata"))
     service = _mapping(metadata.get("labels")).get(SERVICE)
     port = next((each.get("port") for each in _mappings(manifest.get("ports")) if each.get("name") == PORT), None)
@@ -115,7 +116,7 @@ def read_slice(manifest: Mapping[str, Any]) -> SliceFacts | None:
         addresses = each.get("addresses")
         host = (
             _ip(addresses[0]) if isinstance(addresses, list) and addresses else None
-        )  # other addresses are of the same pod
+        )  # further addresses belong to the same pod
         if host is not None:
             pod = _mapping(each.get("targetRef")).get("uid")
             found = starting if conditions.get("ready") is False else servers
@@ -141,7 +142,7 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
     if not isinstance(hold, int | float) or isinstance(hold, bool) or not hold >= 0:
         hold = DEFAULT_HOLD_S
     drain = _text(status.get("drain"))
-    drain = drain if len(drain) <= _MAX_WORD else ""
+    drain = drain if len(drain) <= _MAX_DRAIN_ID else ""
     with suppress(ValueError):
         phase = Phase(status.get("phase"))
     if phase is Phase.DRAINING and not drain:

@@ -1,5 +1,5 @@
-"""The latest API keys of each endpoint. A server that reads its key only at start, such as vLLM's, expects an earlier
-key until it is restarted."""
+"""The current and earlier API keys of each endpoint. A server that reads its key only at start, such as vLLM's, expects
+an earlier key until it is restarted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _Known:
     """Keys of one endpoint.
 
     Attributes:
-        secret: Secret of the latest key; None: the servers needed no key.
-        keys: keys, the latest first; None as an element: no key.
+        secret: Secret of the latest key; None means that the servers need no key.
+        keys: the keys, the latest first; the element None means a request without a key.
     """
 
     secret: str | None
@@ -27,18 +27,18 @@ class _Known:
 
 
 class KeyHistory:
-    """The latest keys of each endpoint. They are never sent to another endpoint's servers."""
+    """Stores the latest keys of each endpoint. A key is never sent to another endpoint's servers."""
 
     def __init__(self) -> None:
         self._known: dict[Name, _Known] = {}
 
     def update(self, endpoint: Name, secret: str | None, key: str | None) -> tuple[str | None, ...]:
-        """Return the keys that an endpoint's servers may expect, the latest first. If it is empty, the servers must get
-        no requests.
+        """Return the keys that an endpoint's servers may expect, the latest first. If the result is empty, the servers
+        must get no requests.
 
         Args:
             endpoint: namespace and name of the endpoint.
-            secret: Secret that the endpoint names; None: its servers need no key.
+            secret: Secret that the endpoint names; None means that its servers need no key.
             key: key in the Secret; None if it is not known. If the endpoint has just changed to this Secret, the keys
                 of the previous one stay in use, because it takes a moment until the gateway may read a Secret.
         """

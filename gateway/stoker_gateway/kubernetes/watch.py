@@ -1,11 +1,11 @@
 """List and watch of all objects of one kind.
 
-It runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the renewal of
-tokens; reading a long list does not block the event loop that routes requests.
+A watch runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the
+renewal of tokens. So parsing a long list does not block the event loop that routes requests.
 
 If a watch ends for another reason than its timeout, the objects are listed again, because deletions in between are not
 reported. They are also listed periodically, because versions may go back when etcd is restored. The known objects stay
-until the next list is complete.
+in use until the next list is complete.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Kind:
     Attributes:
         plural: plural of the kind, for log lines.
         path: API path.
-        labels: label selector; empty: all objects.
+        labels: label selector; an empty one selects all objects.
         remedy: advice for the log line if the API server does not have the kind.
     """
 
@@ -59,12 +59,12 @@ class Kind:
 
 
 class Watch(Generic[Item]):
-    """Keeps the objects of a kind. `run` is the main function of a thread; the other methods are thread-safe.
+    """Mirrors the objects of a kind. `run` is the main function of a thread; the other methods are thread-safe.
 
     Args:
         api: client of the API server.
         kind: kind of the objects.
-        read: returns what is kept of an object; None: the object is ignored.
+        read: returns the extract of an object that is stored; None means that the object is ignored.
         changed: called in the thread when objects may have changed.
         clock: monotonic clock, in seconds.
         draw: returns a random number from 0 to 1, which spreads the requests of replicas.
@@ -88,7 +88,7 @@ class Watch(Generic[Item]):
         self._lock = threading.Lock()
         self._items: dict[Name, Item] = {}
         self._current_until: float | None = clock()
-        self._complaint = ""
+        self._logged_error = ""
         self.listed = False
 
     def items(self) -> dict[Name, Item]:
@@ -112,7 +112,7 @@ class Watch(Generic[Item]):
                 self._watch_on(version, began + _RELIST_S * (0.8 + 0.4 * self._draw()), stop)
             except ApiError as error:
                 if error.status != 410:  # 410: the version has expired, which is normal
-                    self._complain(error)
+                    self._log_error(error)
                 wait_s = min(_LONGEST_OBEYED_S, error.retry_after_s)
             if self._current_until is None:
                 self._current_until = self._clock()
@@ -124,7 +124,7 @@ class Watch(Generic[Item]):
                 stop.wait(wait_s)
 
     def _list(self) -> str:
-        """List all objects; returns their version."""
+        """List all objects, and return the version of the list."""
         query = {"limit": str(_PAGE)} | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
         found: dict[Name, Item] = {}
         while True:
@@ -139,9 +139,9 @@ class Watch(Generic[Item]):
         with self._lock:
             is_changed = not self.listed or self._items != found
             self._items, self.listed = found, True
-        if self._complaint:
+        if self._logged_error:
             logger.info("%s can be watched again", self._kind.plural)
-            self._complaint = ""
+            self._logged_error = ""
         if is_changed:
             self._changed()
         return str(metadata.get("resourceVersion", ""))
@@ -166,7 +166,7 @@ class Watch(Generic[Item]):
                 return
 
     def _take(self, event: Object) -> str | None:
-        """Process an event; returns the version after it."""
+        """Process an event, and return the version after it."""
         kind, manifest = event.get("type"), event["object"]
         if kind == "ERROR":
             code = manifest.get("code")
@@ -183,20 +183,18 @@ class Watch(Generic[Item]):
         version = (manifest.get("metadata") or {}).get("resourceVersion")
         return version if isinstance(version, str) else None
 
-    def _complain(self, error: ApiError) -> None:
+    def _log_error(self, error: ApiError) -> None:
         """Log an error, unless it was the last one logged."""
         remedy = ""
         if error.status == 404:
             remedy = self._kind.remedy
         elif error.status in (401, 403):
             remedy = "; allow the gateway's service account to list and watch them"
-        complaint = f"{error}{remedy}"
-        if complaint != self._complaint:
-            self._complaint = complaint
-            known = (
-                "the gateway keeps those that it knows" if self.listed else "the gateway is not ready until they are"
-            )
-            logger.warning("%s cannot be watched: %s; %s", self._kind.plural, complaint, known)
+        message = f"{error}{remedy}"
+        if message != self._logged_error:
+            self._logged_error = message
+            known = "the gateway keeps the known ones" if self.listed else "the gateway is not ready until they can be"
+            logger.warning("%s cannot be watched: %s; %s", self._kind.plural, message, known)
 
 
 def _name(manifest: Any) -> Name:

@@ -17,7 +17,7 @@ class KeyUsage:
         self.open = 0
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is no usage, so that the object can be dropped."""
         return not (self.open or self.requests.slots or self.tokens.slots)
 
@@ -30,7 +30,7 @@ class KeyUsage:
         """Record the start of a request and reserve its tokens.
 
         Returns:
-            the second in which the tokens count.
+            The second in which the tokens count.
         """
         self.requests.add(1, now)
         self.open += 1
@@ -39,8 +39,8 @@ class KeyUsage:
     def end(self, second: int, reserved: int, used: int, now: float) -> None:
         """Record the end of a request.
 
-        Reserved tokens that it did not use are released in the second of the reservation. Tokens beyond the reservation
-        count now, when they become known.
+        Unused tokens of the reservation are subtracted in its second. Tokens beyond the reservation count at `now`,
+        when they become known.
 
         Args:
             second: second of the reservation, from `begin`.
@@ -49,6 +49,6 @@ class KeyUsage:
         """
         self.open = max(0, self.open - 1)
         if used < reserved:
-            self.tokens.give_back(second, reserved - used)
+            self.tokens.release(second, reserved - used)
         elif used > reserved:
             self.tokens.add(used - reserved, now)

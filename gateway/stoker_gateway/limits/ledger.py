@@ -1,4 +1,4 @@
-"""Usage of this replica's clients by key, and their active requests."""
+"""Usage of this replica's clients by key, and the clients' active requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ledger:
         return len(self._uses)
 
     @property
-    def under_way(self) -> int:
+    def num_active(self) -> int:
         """Number of active requests."""
         return len(self._granted)
 
@@ -53,7 +53,7 @@ class Ledger:
         return iter(tuple(self._uses))
 
     def use(self, key_id: str, now: float) -> KeyUsage:
-        """Return the usage of a key. The caller must not modify it."""
+        """Return the usage of a key, which the caller must not modify."""
         self._tidy(now)
         use = self._uses.get(key_id)
         if use is None:
@@ -72,7 +72,7 @@ class Ledger:
         """Record the end of a request; unknown requests are ignored.
 
         Args:
-            tokens: number of tokens that it used; if None, the reserved number counts.
+            tokens: number of tokens that it used; None if unknown: the reserved number counts.
         """
         granted = self._granted.pop(grant_id, None)
         if granted is None:
@@ -90,4 +90,4 @@ class Ledger:
         self._tidied_at = now
         for use in self._uses.values():
             use.expire(now)
-        self._uses = {key_id: use for key_id, use in self._uses.items() if not use.is_nothing}
+        self._uses = {key_id: use for key_id, use in self._uses.items() if not use.is_empty}

@@ -27,7 +27,7 @@ class Limiter(Protocol):
         """Record the end of a request; unknown and already settled requests are ignored.
 
         Args:
-            tokens: number of tokens that it used; None if unknown: the reserved number.
+            tokens: number of tokens that it used; None if unknown: the reserved number counts.
         """
 
 

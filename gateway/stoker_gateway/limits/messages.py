@@ -46,17 +46,18 @@ class Message:
         sender: identity of the sender.
         number: increases with each message of a sender.
         uses: usage of the sender's clients, by key id.
-        asks: requests for admission.
+        requests: requests for admission.
     """
 
     sender: str
     number: int
     uses: dict[str, Statement] = field(default_factory=dict)
-    asks: tuple[LimitRequest, ...] = ()
+    requests: tuple[LimitRequest, ...] = ()
 
     def encode(self) -> bytes:
-        """Encode as JSON."""
-        return orjson.dumps(self)
+        """Encode as JSON. The field `requests` is called ``asks`` there, for replicas of earlier versions."""
+        fields = {"sender": self.sender, "number": self.number, "uses": self.uses, "asks": self.requests}
+        return orjson.dumps(fields)
 
     @classmethod
     def decode(cls, data: bytes) -> Message:
@@ -67,8 +68,10 @@ class Message:
         """
         try:
             fields = orjson.loads(data)
-            asks = (LimitRequest(ask["key_id"], Limits(**ask["limits"]), ask["tokens"]) for ask in fields["asks"])
-            return cls(fields["sender"], fields["number"], fields["uses"], tuple(asks))
+            requests = tuple(
+                LimitRequest(each["key_id"], Limits(**each["limits"]), each["tokens"]) for each in fields["asks"]
+            )
+            return cls(fields["sender"], fields["number"], fields["uses"], requests)
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"invalid message from a replica: {error!r}") from None
 
@@ -79,7 +82,7 @@ class Reply:
 
     Attributes:
         sender: identity of the replying replica.
-        verdicts: verdicts in the order of the message's `asks`.
+        verdicts: verdicts in the order of the message's `requests`.
     """
 
     sender: str

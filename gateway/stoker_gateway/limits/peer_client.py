@@ -1,4 +1,5 @@
-"""Client for another replica. It sends one message at a time and batches everything that arrives meanwhile."""
+"""Client of another replica. It sends one message at a time; the next message contains everything that was queued
+meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: Interval of messages without content, in seconds.
 HEARTBEAT_S: Final = 0.5
-#: Timeout of a message in seconds, after which its receiver counts as unreachable.
+#: Timeout of a message in seconds, after which the other replica counts as unreachable.
 _LOST_S: Final = 1.0
 #: Delay in seconds for batching reports of ended requests.
 _REPORT_DELAY_S: Final = 0.1
@@ -32,8 +33,8 @@ class Peer:
     Args:
         address: ``HOST:PORT``.
         token: shared secret of all replicas.
-        message: returns a message with the usage of these keys and these admission requests.
-        changed: called after each exchange, whether the replica was reached or not.
+        message: returns a message with the usage of the given keys, and with the given admission requests.
+        changed: called after each exchange, successful or not.
     """
 
     def __init__(
@@ -46,39 +47,39 @@ class Peer:
         self.address = address
         #: Identity of the replica, once known.
         self.identity: str | None = None
-        #: Whether it answered the last message.
+        #: Whether the replica answered the last message.
         self.reached = False
-        #: Whether it did not answer an admission request in time, and has not answered any message since.
-        self.needs_relist = False
+        #: Whether an admission request has timed out since the replica last answered a message.
+        self.is_unresponsive = False
         self._missed = False
         self._message = message
         self._changed = changed
-        self._asks: list[_PendingRequest] = []
+        self._pending: list[_PendingRequest] = []
         self._changed_keys: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._call = self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
         self._metadata = (("authorization", credentials(token)),)
-        self._task = asyncio.create_task(self._speak())
+        self._task = asyncio.create_task(self._send_messages())
 
-    def ask(
-        self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]
+    def request(
+        self, request: LimitRequest, on_verdict: Callable[[LimitVerdict], Grant | Denial]
     ) -> asyncio.Future[Grant | Denial | None]:
         """Queue an admission request.
 
         Args:
-            take: processes the verdict before the next message is sent, unless the future is cancelled.
+            on_verdict: called with the verdict before the next message is sent, unless the future is cancelled.
 
         Returns:
-            a future of the result of `take`; its result is None if the replica cannot be reached.
+            A future of the result of `on_verdict`; None if the replica cannot be reached.
         """
-        pending = _PendingRequest(ask, take)
-        self._asks.append(pending)
+        pending = _PendingRequest(request, on_verdict)
+        self._pending.append(pending)
         self._wake.set()
         return pending.answer
 
-    def tell(self, key_id: str, *, soon: bool) -> None:
+    def report_usage(self, key_id: str, *, soon: bool) -> None:
         """Queue a statement of a key's usage.
 
         Args:
@@ -94,11 +95,11 @@ class Peer:
         if self._timer is not None:
             self._timer.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for pending in self._asks:
+        for pending in self._pending:
             pending.end(None)
         await self._channel.close()
 
-    async def _speak(self) -> None:
+    async def _send_messages(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
@@ -106,33 +107,33 @@ class Peer:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            waiting = [each for each in self._asks if not each.answer.done()]
-            asks, self._asks = waiting[:_MAX_KEYS], waiting[_MAX_KEYS:]
+            waiting = [each for each in self._pending if not each.answer.done()]
+            requests, self._pending = waiting[:_MAX_KEYS], waiting[_MAX_KEYS:]
             key_ids = list(self._changed_keys)[:_MAX_KEYS]
             for key_id in key_ids:
                 del self._changed_keys[key_id]
-            if self._changed_keys or self._asks:
+            if self._changed_keys or self._pending:
                 self._wake.set()
-            verdicts: tuple[LimitVerdict | None, ...] = (None,) * len(asks)
+            verdicts: tuple[LimitVerdict | None, ...] = (None,) * len(requests)
             try:
-                reply = await self._exchange(key_ids, tuple(each.ask for each in asks))
+                reply = await self._exchange(key_ids, tuple(each.request for each in requests))
                 verdicts = verdicts if reply is None else reply.verdicts
             finally:
-                for pending, verdict in zip(asks, verdicts, strict=True):
+                for pending, verdict in zip(requests, verdicts, strict=True):
                     pending.end(verdict)
 
-    async def _exchange(self, key_ids: list[str], asks: tuple[LimitRequest, ...]) -> Reply | None:
-        all_key_ids = dict.fromkeys([*key_ids, *(ask.key_id for ask in asks)])
-        message = self._message(all_key_ids, asks)
+    async def _exchange(self, key_ids: list[str], requests: tuple[LimitRequest, ...]) -> Reply | None:
+        all_key_ids = dict.fromkeys([*key_ids, *(request.key_id for request in requests)])
+        message = self._message(all_key_ids, requests)
         try:
             reply = Reply.decode(await self._call(message.encode(), timeout=_LOST_S, metadata=self._metadata))
-            if len(reply.verdicts) != len(asks):
-                raise MessageError(f"{len(reply.verdicts)} verdicts for {len(asks)} requests")
-        except Exception as error:  # whatever the error is, the next message tries again
+            if len(reply.verdicts) != len(requests):
+                raise MessageError(f"{len(reply.verdicts)} verdicts for {len(requests)} requests")
+        except Exception as error:  # the next message tries again after any error
             self._lost(error)
             self._changed_keys |= all_key_ids
             return None
-        self.needs_relist = False
+        self.is_unresponsive = False
         self.reached, self.identity = True, reply.sender
         self._changed()
         return reply
@@ -161,12 +162,12 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
 class _PendingRequest:
     """An admission request that waits for its verdict."""
 
-    def __init__(self, ask: LimitRequest, take: Callable[[LimitVerdict], Grant | Denial]) -> None:
-        self.ask = ask
-        self._take = take
+    def __init__(self, request: LimitRequest, on_verdict: Callable[[LimitVerdict], Grant | Denial]) -> None:
+        self.request = request
+        self._on_verdict = on_verdict
         self.answer: asyncio.Future[Grant | Denial | None] = asyncio.get_running_loop().create_future()
 
     def end(self, verdict: LimitVerdict | None) -> None:
         """Set the result, unless the future is already done."""
         if not self.answer.done():
-            self.answer.set_result(None if verdict is None else self._take(verdict))
+            self.answer.set_result(None if verdict is None else self._on_verdict(verdict))

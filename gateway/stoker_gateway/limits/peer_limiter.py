@@ -1,8 +1,8 @@
 """Limiter that shares the limits of keys with other replicas of the gateway.
 
-A key's owner decides by the usage of all replicas' clients. The other replicas ask the owner, and repeat their own
-clients' usage of the key with each request. If the owner does not answer in time, a replica decides by its own share of
-the limit.
+A key's owner decides by the usage of all replicas' clients. Another replica sends the owner an admission request,
+together with its own clients' usage of the key. If the owner does not answer in time, the replica decides by its own
+share of the limit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stoker_gateway.limits.replicas import View
 logger = logging.getLogger(__name__)
 
 #: Maximum time to wait for the owner's verdict, in seconds.
-LONGEST_ASK_S: Final = 0.1
+MAX_VERDICT_WAIT_S: Final = 0.1
 #: Seconds without a message after which another replica counts as unreachable.
 SILENT_S: Final = 2.0
-#: Interval of statements of all keys' usage, in seconds.
+#: Interval in seconds at which the usage of all keys is sent again.
 _RESTATE_S: Final = 10.0
 
 
@@ -47,13 +47,13 @@ class PeerLimiter:
         self._ids = grant_ids()
         #: Identity of this replica, new at each start.
         self.identity = next(self._ids)
-        self._ledger = Ledger(self._tell)
+        self._ledger = Ledger(self._report_usage)
         self._reports = PeerReports()
         self._peers: dict[str, Peer] = {}
-        self._heard: dict[str, tuple[int, float]] = {}  # identity → number and arrival time of its last message
+        self._last_messages: dict[str, tuple[int, float]] = {}  # identity → number and arrival time of its last message
         self._number = 0
         self._restated_at = 0.0
-        #: The replicas that this one knows and reaches.
+        #: This replica's view of the replicas that it knows and reaches.
         self.view = View(self.identity)
 
     async def set_peers(self, addresses: Iterable[str]) -> None:
@@ -61,8 +61,8 @@ class PeerLimiter:
         current = set(addresses)
         departed = [self._peers.pop(address) for address in self._peers.keys() - current]
         for address in sorted(current - self._peers.keys()):
-            self._peers[address] = Peer(address, self._token, self._message, self._look)
-        self._look()
+            self._peers[address] = Peer(address, self._token, self._message, self._update_view)
+        self._update_view()
         await asyncio.gather(*(peer.close() for peer in departed))
 
     async def close(self) -> None:
@@ -72,21 +72,22 @@ class PeerLimiter:
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
         """See `Limiter`."""
         tokens = max(0, tokens)
-        ask, peer = LimitRequest(key.id, key.limits, tokens), self._peer(self.view.owner(key.id))
+        request, peer = LimitRequest(key.id, key.limits, tokens), self._peer(self.view.owner(key.id))
         if peer is None or key.limits == Limits():
-            grant = self._begin(ask, self._decide(ask, self.identity, now))
-            self._tell(key.id)
+            grant = self._begin(request, self._decide(request, self.identity, now))
+            self._report_usage(key.id)
             return grant
-        if not peer.needs_relist and (answer := await self._ask(peer, ask)) is not None:
+        if not peer.is_unresponsive and (answer := await self._request(peer, request)) is not None:
             return answer
         now = self._clock()
-        return self._begin(ask, decide(key.limits, [self._ledger.use(key.id, now)], tokens, now, self.view.share_alone))
+        uses = [self._ledger.use(key.id, now)]
+        return self._begin(request, decide(key.limits, uses, tokens, now, self.view.share_alone))
 
     def settle(self, grant_id: str, tokens: int | None, now: float) -> None:
         """See `Limiter`."""
         self._ledger.end(grant_id, tokens, now)
 
-    def hear(self, message: Message) -> Reply:
+    def receive(self, message: Message) -> Reply:
         """Process a message of another replica, and return the reply.
 
         Raises:
@@ -94,53 +95,54 @@ class PeerLimiter:
         """
         now, sender = self._clock(), message.sender
         if sender != self.identity:
-            if message.number <= self._heard.get(sender, (-1, 0.0))[0]:
-                return Reply(self.identity)  # outdated: the sender has sent a later message and ignores this reply
+            if message.number <= self._last_messages.get(sender, (-1, 0.0))[0]:
+                # Outdated: a later message of the sender was processed, so the sender ignores this reply.
+                return Reply(self.identity)
             try:
                 for key_id, report in message.uses.items():
-                    self._reports.hear(sender, key_id, report, now)
+                    self._reports.record(sender, key_id, report, now)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise MessageError(f"invalid usage statement: {error!r}") from None
-            self._heard[sender] = message.number, now
-            self._look()
+            self._last_messages[sender] = message.number, now
+            self._update_view()
         verdicts = []
-        for ask in message.asks:
-            verdict = self._decide(ask, sender, now)
+        for request in message.requests:
+            verdict = self._decide(request, sender, now)
             if isinstance(verdict, RateLimitStatus):
-                self._reports.begin(sender, ask.key_id, ask.tokens, now)
+                self._reports.begin(sender, request.key_id, request.tokens, now)
             verdicts.append(verdict)
         return Reply(self.identity, tuple(verdicts))
 
-    def _decide(self, ask: LimitRequest, sender: str, now: float) -> LimitVerdict:
+    def _decide(self, request: LimitRequest, sender: str, now: float) -> LimitVerdict:
         """Decide as the key's owner."""
-        # The usage of unreachable replicas does not count, because they enforce a share of their own.
-        apart = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
-        uses = [self._ledger.use(ask.key_id, now), *self._reports.uses(ask.key_id, now, apart)]
-        share = LimitShare() if ask.limits == Limits() else self.view.share
-        return decide(ask.limits, uses, ask.tokens, now, share)
+        # The usage of unreachable replicas does not count, because they enforce their own share.
+        unreachable = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
+        uses = [self._ledger.use(request.key_id, now), *self._reports.uses(request.key_id, now, unreachable)]
+        share = LimitShare() if request.limits == Limits() else self.view.share
+        return decide(request.limits, uses, request.tokens, now, share)
 
-    def _begin(self, ask: LimitRequest, verdict: LimitVerdict) -> Grant | Denial:
+    def _begin(self, request: LimitRequest, verdict: LimitVerdict) -> Grant | Denial:
         if isinstance(verdict, Denial):
             return verdict
         grant = Grant(next(self._ids), verdict)
-        self._ledger.begin(grant.id, ask.key_id, ask.tokens, self._clock())
+        self._ledger.begin(grant.id, request.key_id, request.tokens, self._clock())
         return grant
 
-    async def _ask(self, peer: Peer, ask: LimitRequest) -> Grant | Denial | None:
-        """Ask another replica; None if it does not answer in time."""
-        answer = peer.ask(ask, lambda verdict: self._begin(ask, verdict))
+    async def _request(self, peer: Peer, request: LimitRequest) -> Grant | Denial | None:
+        """Request admission from another replica; None if it cannot be reached or does not answer in time."""
+        answer = peer.request(request, lambda verdict: self._begin(request, verdict))
         try:
-            await asyncio.wait({answer}, timeout=LONGEST_ASK_S)
+            await asyncio.wait({answer}, timeout=MAX_VERDICT_WAIT_S)
         except asyncio.CancelledError:
             if answer.done() and isinstance(grant := answer.result(), Grant):
                 self.settle(grant.id, 0, self._clock())
             raise
         finally:
-            # The next usage statement tells the owner of grants that were not used or came too late.
+            # The next usage statement corrects the owner's count of a grant that was not used or came too late.
             if answer.cancel():
-                peer.tell(ask.key_id, soon=True)
+                peer.report_usage(request.key_id, soon=True)
         if answer.cancelled():
-            peer.needs_relist = True
+            peer.is_unresponsive = True
             return None
         return answer.result()
 
@@ -150,26 +152,27 @@ class PeerLimiter:
             return None
         return next((peer for peer in self._peers.values() if peer.identity == identity), None)
 
-    def _tell(self, key_id: str) -> None:
-        """Queue a statement of a key's usage for its owner, or if this is the owner, for the owner's successor."""
+    def _report_usage(self, key_id: str) -> None:
+        """Queue a statement of a key's usage for its owner or, if this replica is the owner, for the owner's
+        successor."""
         for identity in self.view.order(key_id):
             if (peer := self._peer(identity)) is not None:
-                peer.tell(key_id, soon=identity == self.view.owner(key_id))
+                peer.report_usage(key_id, soon=identity == self.view.owner(key_id))
                 return
 
-    def _message(self, key_ids: Iterable[str], asks: tuple[LimitRequest, ...]) -> Message:
+    def _message(self, key_ids: Iterable[str], requests: tuple[LimitRequest, ...]) -> Message:
         now = self._clock()
         self._number += 1
         uses = {key_id: statement(self._ledger.use(key_id, now), now) for key_id in key_ids}
-        return Message(self.identity, self._number, uses, asks)
+        return Message(self.identity, self._number, uses, requests)
 
-    def _look(self) -> None:
-        """Update the view of the replicas. If the reached ones have changed, send all usage to the keys' owners."""
+    def _update_view(self) -> None:
+        """Update the view of the replicas. If it has changed, send the usage of all keys to their owners."""
         now = self._clock()
-        self._heard = {each: last for each, last in self._heard.items() if now - last[1] < SILENT_S}
+        self._last_messages = {each: last for each, last in self._last_messages.items() if now - last[1] < SILENT_S}
         peers = {peer.identity or peer.address: peer for peer in self._peers.values()}
         peers.pop(self.identity, None)
-        reached = frozenset(each for each, peer in peers.items() if peer.reached and each in self._heard)
+        reached = frozenset(each for each, peer in peers.items() if peer.reached and each in self._last_messages)
         changed = (reached, len(peers) + 1) != (self.view.reached, self.view.number)
         if changed:
             self.view = View(self.identity, reached, len(peers) + 1)
@@ -178,4 +181,4 @@ class PeerLimiter:
         if changed or now - self._restated_at > _RESTATE_S:
             self._restated_at = now
             for key_id in self._ledger:
-                self._tell(key_id)
+                self._report_usage(key_id)

@@ -1,7 +1,8 @@
 """Usage of other replicas' clients, from each replica's last statement.
 
-A statement has a replica's complete usage of a key and replaces the previous one. So the next statement corrects
-whatever was lost, or granted without the owner. Times are sent as ages, so clocks need not be synchronised.
+A statement contains a replica's complete usage of a key and replaces the previous one. So it makes up for lost
+messages, and includes requests that the replica admitted by itself. Times are sent as ages, so clocks need not be
+synchronised.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from stoker_gateway.limits.key_usage import KeyUsage
 
-#: Seconds without a statement after which active requests count as ended.
+#: Seconds without a statement after which a replica's active requests count as ended.
 STALE_S: Final = 30.0
 #: Interval for dropping keys without usage, in seconds.
 _TIDY_S: Final = 60.0
@@ -21,7 +22,7 @@ Statement = dict[str, Any]
 
 
 def statement(use: KeyUsage, now: float) -> Statement:
-    """Return the statement of a usage: ``[age in seconds, amount]`` pairs, and the number of active requests."""
+    """Return the statement of a key's usage: ``[age in seconds, amount]`` pairs, and the number of active requests."""
     return {
         "requests": [[math.floor(age * 1000) / 1000, number] for age, number in use.requests.ages(now)],
         "tokens": [[math.floor(age * 1000) / 1000, number] for age, number in use.tokens.ages(now)],
@@ -41,7 +42,7 @@ class PeerReports:
         """Number of keys with usage."""
         return len(self._uses)
 
-    def hear(self, replica: str, key_id: str, report: Statement, now: float) -> None:
+    def record(self, replica: str, key_id: str, report: Statement, now: float) -> None:
         """Record a replica's statement of a key's usage.
 
         Raises:
@@ -83,7 +84,7 @@ class PeerReports:
         self._tidied_at = now
         for key_id in list(self._uses):
             for replica, use in list(self._current(key_id, now).items()):
-                if use.is_nothing:
+                if use.is_empty:
                     del self._uses[key_id][replica]
                     self._reported_at.pop((key_id, replica), None)
             if not self._uses[key_id]:

@@ -10,7 +10,7 @@ import grpc
 
 from stoker_gateway.limits.messages import Message, MessageError, Reply
 
-#: Names of the gRPC service and method.
+#: Names of the gRPC service and method. Replicas of other versions use them too.
 SERVICE: Final = "stoker.gateway.Limits"
 METHOD: Final = "Tell"
 
@@ -20,12 +20,12 @@ class PeerServer:
 
     Args:
         token: shared secret of all replicas; messages without it are rejected.
-        hear: processes a message and returns the reply.
+        on_message: processes a message and returns the reply.
     """
 
-    def __init__(self, token: str, hear: Callable[[Message], Reply]) -> None:
+    def __init__(self, token: str, on_message: Callable[[Message], Reply]) -> None:
         self._expected = credentials(token).encode()
-        self._hear = hear
+        self._on_message = on_message
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         handler = grpc.unary_unary_rpc_method_handler(self._handle)
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})])
@@ -34,7 +34,7 @@ class PeerServer:
         """Bind ``HOST:PORT``; port 0 chooses a free one. The server accepts connections after `start`.
 
         Returns:
-            the port.
+            The port.
 
         Raises:
             OSError: the address cannot be bound.
@@ -45,11 +45,11 @@ class PeerServer:
             raise OSError(f"cannot listen for other replicas at {address}: {error}") from error
 
     async def start(self) -> None:
-        """Start to serve."""
+        """Start the server."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """Stop at once."""
+        """Stop the server at once."""
         await self._server.stop(0)
 
     async def _handle(self, data: bytes, context: Any) -> bytes:
@@ -59,7 +59,7 @@ class PeerServer:
                 grpc.StatusCode.UNAUTHENTICATED, "all replicas of a gateway must have the same peer token"
             )
         try:
-            return self._hear(Message.decode(data)).encode()
+            return self._on_message(Message.decode(data)).encode()
         except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise  # not reached

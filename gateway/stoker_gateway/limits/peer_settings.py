@@ -1,4 +1,4 @@
-"""Settings of replicas."""
+"""Settings for sharing limits with other replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class PeerSettings:
         listen: address at which this replica listens for the others, ``HOST:PORT``.
         token: shared secret of all replicas.
         addresses: addresses of the others, ``HOST:PORT``.
-        service: ``HOST:PORT`` whose host resolves to all replicas, including this one; None: `addresses` are all.
+        service: ``HOST:PORT`` whose host resolves to all replicas, including this one; if None, `addresses` has all
+            others.
     """
 
     listen: str

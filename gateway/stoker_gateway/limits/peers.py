@@ -14,7 +14,7 @@ from stoker_gateway.limits.peer_settings import PeerSettings
 logger = logging.getLogger(__name__)
 
 #: Interval of lookups of the replicas' addresses, in seconds.
-_LOOK_UP_S: Final = 1.0
+_LOOKUP_S: Final = 1.0
 
 
 class Peers:
@@ -24,10 +24,10 @@ class Peers:
         self._settings = settings
         #: The limiter that decides about requests.
         self.limiter = PeerLimiter(settings.token)
-        self._server = PeerServer(settings.token, self.limiter.hear)
+        self._server = PeerServer(settings.token, self.limiter.receive)
 
     async def start(self) -> None:
-        """Start to exchange messages with the others.
+        """Start to exchange messages with the other replicas.
 
         Raises:
             OSError: the address in the settings cannot be bound.
@@ -47,7 +47,7 @@ class Peers:
                     await self.limiter.set_peers(await _addresses(self._settings.service))
                 except OSError as error:
                     logger.debug("%s cannot be resolved: %s", self._settings.service, error)
-            await asyncio.sleep(_LOOK_UP_S)
+            await asyncio.sleep(_LOOKUP_S)
 
     async def stop(self) -> None:
         """Stop the limiter and the server."""

@@ -1,4 +1,5 @@
-"""The rate limits of a key: `decide` admits or rejects a request by the current usage. Pure code."""
+"""The rate limits of a key: `decide` admits or rejects a request by the current usage. This module has no state and
+does no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from stoker_gateway.limits.key_usage import KeyUsage
 from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimitStatus
 from stoker_gateway.limits.sliding_minute import SlidingMinute, until_empty, until_room
 
-#: Retry-After in seconds, if only the end of another request can make room.
+#: Retry-After in seconds, if the time at which there is room is unknown.
 SOON_S: Final = 1.0
 
 
@@ -40,8 +41,8 @@ class _PerMinute(NamedTuple):
     """A limit per minute, its usage, and the amount that a request needs.
 
     Attributes:
-        full_limit: limit of all replicas together; None: unlimited.
-        minutes: usage by replica.
+        full_limit: limit of all replicas together; None means unlimited.
+        minutes: usage of each replica.
         requested: amount that the request needs.
     """
 
@@ -65,11 +66,11 @@ class _PerMinute(NamedTuple):
         if used + requested <= limit:
             return None
         room = until_room(self.minutes, requested, limit, now)
-        # A request larger than this replica's share fits once the replicas reach each other again: clients may retry.
+        # A request that is larger than this share fits once the replicas reach each other again, so clients may retry.
         return Denial(self.resource, limit, used, requested, SOON_S if math.isinf(room) else room)
 
     def allowance(self, share: LimitShare, now: float, *, begins: bool) -> Allowance | None:
-        """Return what is left, with or without this request; None: unlimited."""
+        """Return the remaining amount; None means unlimited. With `begins`, the request's amount is subtracted."""
         if self.full_limit is None:
             return None
         limit, extra = share.part(self.full_limit), self.requested if begins else 0
@@ -86,7 +87,7 @@ def decide(
         tokens of the last minute + reserved tokens            ≤ tokens_per_minute
         active requests + 1                                    ≤ concurrency
 
-    If the request would exceed several limits, the denial names the one that takes longest to have room.
+    If the request would exceed several limits, the denial names the limit that takes longest to have room.
 
     Args:
         uses: all usage that counts against the limits, without usage that is older than a minute.
@@ -98,7 +99,7 @@ def decide(
     denials = [
         requests_a_minute.denial(share, now),
         tokens_a_minute.denial(share, now),
-        _too_many_under_way(limits, uses, share),
+        _concurrency_denial(limits, uses, share),
     ]
     longest = max(
         filter(None, denials),
@@ -112,8 +113,8 @@ def decide(
     return standing if longest is None else replace(longest, standing=standing)
 
 
-def _too_many_under_way(limits: Limits, uses: Sequence[KeyUsage], share: LimitShare) -> Denial | None:
+def _concurrency_denial(limits: Limits, uses: Sequence[KeyUsage], share: LimitShare) -> Denial | None:
     if limits.concurrency is None:
         return None
-    under_way, limit = sum(use.open for use in uses), share.part(limits.concurrency)
-    return None if under_way < limit else Denial("concurrency", limit, under_way, 1, SOON_S if limit else None)
+    num_active, limit = sum(use.open for use in uses), share.part(limits.concurrency)
+    return None if num_active < limit else Denial("concurrency", limit, num_active, 1, SOON_S if limit else None)

@@ -72,7 +72,8 @@ class Denial:
         limit: value of the limit; while replicas do not reach each other, this replica's share of it.
         used: amount in use.
         requested: amount that the request needs.
-        retry_after_s: seconds until there is room; None: never, because the request alone exceeds the limit.
+        retry_after_s: seconds until there is room; None if the request alone exceeds the limit, so there will never be
+            room.
         standing: status of the key's limits.
     """
 

@@ -1,8 +1,9 @@
-"""Ownership of keys among the gateway's replicas, and the share of a limit that they may use. Pure code.
+"""Ownership of keys among the gateway's replicas, and the share of each limit that they may use. This module does no
+I/O.
 
-Each key has an owner among the replicas that reach each other. Together they may use the fraction of each limit that
-corresponds to their fraction of all replicas, so after a network partition each side has its share. An unreachable
-replica keeps its share, because it may still serve clients.
+Each key has an owner among the replicas that reach each other. Together these replicas may use the fraction of each
+limit that corresponds to their fraction of all replicas, so after a network partition each side has its share. An
+unreachable replica keeps its share, because it may still serve clients.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class View:
 
     Args:
         me: identity of this replica.
-        reached: identities of the others that it reaches.
-        number: number of all replicas, including itself and unreachable ones.
+        reached: identities of the other replicas that this replica reaches.
+        number: number of all replicas, including this one and unreachable ones.
     """
 
     def __init__(self, me: str, reached: Iterable[str] = (), number: int = 1) -> None:
@@ -29,7 +30,7 @@ class View:
         self.reached = frozenset(reached) - {me}
         self.number = max(number, len(self.reached) + 1)
         self._rendezvous = Rendezvous({me, *self.reached})
-        #: Returns a key's owner, and its successor if there is one: a replica that knows the owner's usage.
+        #: Returns a key's owner, and its successor if there is one: the replica to which the owner reports its usage.
         self.order = lru_cache(maxsize=4096)(self._order)
 
     @property

@@ -1,7 +1,7 @@
 """Usage of the last minute, in slots of one second.
 
-The current second and the 60 before it count. Usage thus counts for 60 to 61 seconds: a limit holds in every minute,
-whenever it begins, and a client that uses it evenly gets 60/61 of it.
+The current second and the 60 before it count. Usage thus counts for 60 to 61 seconds: a limit holds in any period of 60
+seconds, and a client with steady usage gets 60/61 of the limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SlidingMinute:
         """Record usage.
 
         Returns:
-            the second in which it counts.
+            The second in which it counts.
         """
         second = math.floor(now)
         if self.slots:
@@ -48,8 +48,8 @@ class SlidingMinute:
         self.total += amount
         return second
 
-    def give_back(self, second: int, amount: int) -> None:
-        """Reduce the usage of a second; a second that is no longer in the window is ignored."""
+    def release(self, second: int, amount: int) -> None:
+        """Subtract usage in a second; a second that is no longer in the window is ignored."""
         if second in self.slots:
             amount = min(amount, self.slots[second])
             self.slots[second] -= amount
@@ -82,6 +82,6 @@ def until_room(minutes: Iterable[SlidingMinute], amount: int, limit: int, now: f
 
 
 def until_empty(minutes: Iterable[SlidingMinute], now: float) -> float:
-    """Return the seconds until no usage counts any more, if nothing is used meanwhile."""
+    """Return the seconds until all usage has expired, if nothing is used meanwhile."""
     last = max((next(reversed(minute.slots)) for minute in minutes if minute.slots), default=-math.inf)
     return max(0.0, last + MINUTE_S + 1 - now)

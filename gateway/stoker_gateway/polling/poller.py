@@ -1,12 +1,12 @@
 """Polls the servers' readiness and load in a thread that limits its own CPU time.
 
-The poller asks each server whether it accepts requests (``/ready``, or ``/health`` if that path does not exist) and, if
-so, for its load (``/metrics``, with vLLM's names). Polls are spread evenly over a period, which grows with the number
-of servers so that polling takes at most a tenth of a core. Polling has its own thread so that the thread's CPU time is
-the cost of polling.
+A poll requests ``/ready``, or ``/health`` if that path does not exist, and unless the status is 500 or more, the
+server's load from ``/metrics`` (with vLLM's names). Polls are spread evenly over a period, which grows with the number
+of servers, so that polling takes at most a tenth of a core. Polling has its own thread, whose CPU time is the cost of
+polling.
 
-A server is *lost* after several polls in a row without an answer, or after some seconds of silence, for example if its
-process is frozen. It then counts as not ready until it answers.
+A server is *lost* after several consecutive polls without an answer, or after some seconds without one, for example if
+its process is frozen. It then counts as not ready until it answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ CORE_SHARE: Final = 0.08
 #: Minimum interval of polls of a server, in seconds.
 SHORTEST_PERIOD_S: Final = 1.0
 
-#: Interval of polls of servers that requests wait for, in seconds; and the maximum number of such servers.
+#: Interval of polls of servers that requests wait for, in seconds, and the maximum number of servers that are polled at
+#: this interval.
 AWAITED_PERIOD_S: Final = 0.2
 MAX_AWAITED: Final = 32
 
@@ -45,13 +46,13 @@ TIMEOUT_S: Final = 3.0
 LOST_AFTER: Final = 3
 
 #: A server is also lost if it has not answered for this many seconds since its first unanswered poll. This is checked
-#: once a period, so a frozen server is lost about five seconds after its last answer.
+#: once in a period, so a frozen server is lost about five seconds after its last answer.
 SILENT_S: Final = 3.5
 
 #: Interval of requests for the models of a ready server, and their timeout, in seconds.
 MODELS_S: Final = 30.0
 MODELS_TIMEOUT_S: Final = 1.0
-#: The interval while the server does not answer, or does not accept the current key.
+#: The interval while these requests time out, or the server does not accept the current key.
 SOON_S: Final = 3.0
 
 #: Maximum size of a response in bytes; larger ones are discarded.
@@ -64,7 +65,8 @@ class PollResult:
 
     Attributes:
         server: address of the server.
-        load: the server's report, or not ready if the server is lost; None if it did not answer and is not lost.
+        load: the server's report; not ready if the server is lost; None if the server did not answer but is not lost
+            yet.
         sent_at: time of the poll, by the event loop's clock (`time.monotonic`).
         answered: whether the server answered.
     """
@@ -79,23 +81,23 @@ class Poller:
     """Polls servers.
 
     Args:
-        ask: polls one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
-        hear: called with each result.
+        poll: polls one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
+        on_result: called with each result.
         cpu_s: returns the CPU seconds that polling has used so far.
     """
 
     def __init__(
         self,
-        ask: Callable[[str], Awaitable[ServerLoad]],
-        hear: Callable[[PollResult], None],
+        poll: Callable[[str], Awaitable[ServerLoad]],
+        on_result: Callable[[PollResult], None],
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._ask = ask
-        self._hear = hear
+        self._poll = poll
+        self._on_result = on_result
         self._cpu_s = cpu_s
         self._servers: tuple[str, ...] = ()
         self._awaited: tuple[str, ...] = ()
-        self._num_asked = 0
+        self._num_polls = 0
         self._in_flight: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered: dict[str, int] = {}
@@ -108,7 +110,7 @@ class Poller:
         return max(SHORTEST_PERIOD_S, len(self._servers) * self._cost_s / CORE_SHARE)
 
     def set_servers(self, servers: Iterable[str]) -> None:
-        """Set the servers, from the next period on. Thread-safe."""
+        """Set the servers to poll from the next period on. Thread-safe."""
         self._servers = tuple(dict.fromkeys(servers))
 
     def set_awaited(self, servers: Iterable[str]) -> None:
@@ -117,26 +119,26 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        awaited = asyncio.get_running_loop().create_task(self._ask_awaited())
+        awaited = asyncio.get_running_loop().create_task(self._poll_awaited())
         try:
-            await self._ask_all()
+            await self._poll_all()
         finally:
             awaited.cancel()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(awaited, *self._tasks, return_exceptions=True)
 
-    async def _ask_awaited(self) -> None:
+    async def _poll_awaited(self) -> None:
         while True:
             await asyncio.sleep(AWAITED_PERIOD_S)
             for server in set(self._awaited).intersection(self._servers):
-                self._start_asking(server)
+                self._start_poll(server)
 
-    async def _ask_all(self) -> None:
+    async def _poll_all(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             servers, period, began, cpu = self._servers, self.period_s, loop.time(), self._cpu_s()
-            self._num_asked = 0
+            self._num_polls = 0
             known = set(servers)
             for memory in (self._unanswered, self._silent_since):
                 for departed in memory.keys() - known:
@@ -144,31 +146,31 @@ class Poller:
             for number, server in enumerate(servers):
                 await asyncio.sleep(began + period * number / len(servers) - loop.time())
                 if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
-                    # Reported with the time of the first unanswered poll, so that a late answer still counts; and only
-                    # once until the server answers.
+                    # The result has the time of the first unanswered poll, so that a late answer still counts. It is
+                    # reported once until the server answers.
                     self._silent_since[server] = math.inf
-                    self._hear(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
-                self._start_asking(server)
+                    self._on_result(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
+                self._start_poll(server)
             await asyncio.sleep(began + period - loop.time())
             if servers:
-                self._cost_s = (self._cpu_s() - cpu) / max(1, self._num_asked)
+                self._cost_s = (self._cpu_s() - cpu) / max(1, self._num_polls)
 
-    def _start_asking(self, server: str) -> None:
+    def _start_poll(self, server: str) -> None:
         if server in self._in_flight:
             return
         self._in_flight.add(server)
-        self._num_asked += 1
-        task = asyncio.get_running_loop().create_task(self._ask_one(server))
+        self._num_polls += 1
+        task = asyncio.get_running_loop().create_task(self._poll_one(server))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask_one(self, server: str) -> None:
+    async def _poll_one(self, server: str) -> None:
         sent_at = asyncio.get_running_loop().time()
         self._silent_since.setdefault(server, sent_at)  # infinite if the server is already lost for silence
         load: ServerLoad | None
         answered = False
         try:
-            load = await self._ask(server)
+            load = await self._poll(server)
         except (OSError, TimeoutError, aiohttp.ClientError):
             self._unanswered[server] = num_unanswered = self._unanswered.get(server, 0) + 1
             is_lost = num_unanswered >= LOST_AFTER or self._silent_since[server] == math.inf
@@ -179,22 +181,22 @@ class Poller:
             self._silent_since.pop(server, None)
         finally:
             self._in_flight.discard(server)
-        self._hear(PollResult(server, load, sent_at, answered))
+        self._on_result(PollResult(server, load, sent_at, answered))
 
 
 #: Called with a server's address, its response to ``GET /v1/models``, and the ``Authorization`` that it accepted.
-HearModels = Callable[[str, bytes, str], None]
+OnModels = Callable[[str, bytes, str], None]
 
 
-class HttpAsker:
+class HttpProbe:
     """Polls servers over HTTP, on persistent connections. An async context manager, used in one event loop.
 
     Args:
-        hear_models: called periodically with the models of ready servers; see `HearModels`.
+        on_models: called periodically with the models of ready servers; see `OnModels`.
     """
 
-    def __init__(self, hear_models: HearModels | None = None) -> None:
-        self._hear_models = hear_models
+    def __init__(self, on_models: OnModels | None = None) -> None:
+        self._on_models = on_models
         #: Server → time of the next request for its models, and the ``Authorization`` candidates of the last one.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
@@ -202,14 +204,14 @@ class HttpAsker:
         self._first: dict[str, int] = {}
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 
-    def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """Set the ``Authorization`` candidates of each server for requests for its models, the likeliest first. New
-        servers are asked for their models at once. Thread-safe."""
+    def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
+        """Set each server's ``Authorization`` candidates for ``GET /v1/models``, the current key first. A server that
+        was absent before gets this request in its next poll. Thread-safe."""
         self._authorizations = dict(authorizations)
         for server in set(self._models_at) - authorizations.keys():
             self._models_at.pop(server, None)
 
-    async def __aenter__(self) -> HttpAsker:
+    async def __aenter__(self) -> HttpProbe:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=120),
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
@@ -231,19 +233,19 @@ class HttpAsker:
                 self._without_ready.add(server)
                 status, _ = await self._get(server, "/health")
             if status != 200:
-                self._without_ready.discard(server)  # the next process at this address may have the path
+                self._without_ready.discard(server)  # the next process at this address may have ``/ready``
                 self._models_at.pop(server, None)
             if status >= 500:
                 return ServerLoad(ready=False, counted=False)
-            await self._ask_models(server)
+            await self._poll_models(server)
             status, body = await self._get(server, "/metrics")
             return read_metrics(body) if status == 200 else ServerLoad(counted=False)
 
-    async def _ask_models(self, server: str) -> None:
+    async def _poll_models(self, server: str) -> None:
         now = asyncio.get_running_loop().time()
         due, last_authorizations = self._models_at.get(server, (-math.inf, ()))
         authorizations = self._authorizations.get(server, ("",))
-        if self._hear_models is None or (now < due and last_authorizations == authorizations):
+        if self._on_models is None or (now < due and last_authorizations == authorizations):
             return
         self._models_at[server] = now + SOON_S, authorizations
         first = number = self._first.pop(server, 0) % len(authorizations)
@@ -254,7 +256,7 @@ class HttpAsker:
                     headers = {"authorization": authorization} if authorization else {}
                     status, body = await self._get(server, "/v1/models", {"accept": "application/json"} | headers)
                     if status == 200:
-                        self._hear_models(server, body, authorization)
+                        self._on_models(server, body, authorization)
                     if status not in (401, 403):
                         break
                 if number == 0 or len(authorizations) == 1:
@@ -278,7 +280,7 @@ class HttpAsker:
 def read_metrics(text: bytes) -> ServerLoad:
     """Return a server's load from its metrics; not `counted` if they are absent or invalid.
 
-    For several engines behind one address, requests are summed and the usage of their KV caches is averaged.
+    If a server reports several series, as with several engines, requests are summed and KV cache usage is averaged.
     """
     text = b"\n" + text
     running, waiting = _values(text, b"vllm:num_requests_running"), _values(text, b"vllm:num_requests_waiting")
@@ -311,23 +313,23 @@ class PollerThread:
     """A poller in its own thread, which reports its results in the event loop that created it.
 
     Args:
-        hear: called in that loop with each result.
-        hear_models: called in that loop; see `HttpAsker`.
+        on_result: called in that loop with each result.
+        on_models: called in that loop; see `HttpProbe`.
     """
 
-    def __init__(self, hear: Callable[[PollResult], None], hear_models: HearModels | None = None) -> None:
+    def __init__(self, on_result: Callable[[PollResult], None], on_models: OnModels | None = None) -> None:
         self._owner = asyncio.get_running_loop()
-        self._hear = hear
-        self._hear_models = hear_models
-        self._asker = HttpAsker(None if hear_models is None else self._pass_models_on)
-        self.poller = Poller(self._asker, self._pass_on)
+        self._on_result = on_result
+        self._on_models = on_models
+        self._probe = HttpProbe(None if on_models is None else self._report_models)
+        self.poller = Poller(self._probe, self._report)
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         self._failure: asyncio.Future[NoReturn] = self._owner.create_future()
         self._thread = threading.Thread(target=self._main, name="polling", daemon=True)
 
     def start(self) -> None:
-        """Start to poll."""
+        """Start the thread."""
         self._thread.start()
 
     async def watch(self) -> NoReturn:
@@ -337,7 +339,7 @@ class PollerThread:
             GatewayError: the thread has ended with an unexpected error.
         """
         await asyncio.shield(self._failure)
-        raise AssertionError("it has no result")
+        raise AssertionError("the future has only an exception")
 
     async def stop(self) -> None:
         """Stop polling, and return when the thread has ended."""
@@ -345,20 +347,20 @@ class PollerThread:
             self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
         await asyncio.to_thread(self._thread.join)
 
-    def ask_as(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
-        """Set the ``Authorization`` candidates of each server; see `HttpAsker`."""
-        self._asker.ask_as(authorizations)
+    def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
+        """Set the ``Authorization`` candidates of each server; see `HttpProbe`."""
+        self._probe.set_authorizations(authorizations)
 
-    def _pass_models_on(self, server: str, answer: bytes, authorization: str) -> None:
-        assert self._hear_models is not None
-        self._owner.call_soon_threadsafe(self._hear_models, server, answer, authorization)
+    def _report_models(self, server: str, answer: bytes, authorization: str) -> None:
+        assert self._on_models is not None
+        self._owner.call_soon_threadsafe(self._on_models, server, answer, authorization)
 
-    def _pass_on(self, heard: PollResult) -> None:
-        self._owner.call_soon_threadsafe(self._hear, heard)
+    def _report(self, result: PollResult) -> None:
+        self._owner.call_soon_threadsafe(self._on_result, result)
 
     def _main(self) -> None:
         async def run() -> None:
-            async with self._asker:
+            async with self._probe:
                 await self.poller.run()
 
         asyncio.set_event_loop(self._loop)

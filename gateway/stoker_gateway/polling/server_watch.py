@@ -10,7 +10,7 @@ from stoker_gateway.registry.model_registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 
-State = Literal["serves", "says no load", "is not ready", "does not answer"]
+State = Literal["ready", "reports no load", "is not ready", "does not answer"]
 
 
 class ServerWatch:
@@ -39,29 +39,29 @@ class ServerWatch:
         for departed in self._states.keys() - self._models.keys():
             del self._states[departed]
 
-    def heard(self, heard: PollResult) -> None:
+    def record(self, result: PollResult) -> None:
         """Process the result of a poll."""
-        if heard.load is None or heard.server not in self._models:
-            return  # a single poll without an answer, or the server was removed
-        state: State = "serves"
-        if not heard.load.ready:
-            state = "is not ready" if heard.answered else "does not answer"
-        elif not heard.load.counted:
-            state = "says no load"
-        starts = heard.server in self._may_start and heard.server not in self._states
-        previous = self._states.get(heard.server, "serves")
-        if starts and not heard.load.ready:
+        if result.load is None or result.server not in self._models:
+            return  # the server is not lost yet, or was removed
+        state: State = "ready"
+        if not result.load.ready:
+            state = "is not ready" if result.answered else "does not answer"
+        elif not result.load.counted:
+            state = "reports no load"
+        starts = result.server in self._may_start and result.server not in self._states
+        previous = self._states.get(result.server, "ready")
+        if starts and not result.load.ready:
             return  # the server is starting
-        self._states[heard.server] = state
+        self._states[result.server] = state
         if state == previous:
             return
-        description = f"{heard.server} ({', '.join(self._models[heard.server])})"
+        description = f"{result.server} ({', '.join(self._models[result.server])})"
         if state == "is not ready" or state == "does not answer":
-            logger.warning("%s %s: it gets no requests until it is ready again", description, state)
+            logger.warning("%s %s: the server gets no requests until it is ready again", description, state)
         elif previous == "is not ready" or previous == "does not answer":
             logger.info("%s is back", description)
-        if state == "says no load":
+        if state == "reports no load":
             logger.warning(
-                "%s has no metrics with vLLM's names: its load is estimated from the requests that it was sent",
+                "%s has no metrics with vLLM's names: the gateway estimates its load from the requests sent to it",
                 description,
             )

@@ -22,7 +22,7 @@ GENERATING: Final = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
 FREE: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 #: Paths whose bodies are forms with a file, and whose responses are generated text.
 FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-#: Paths of other servers; they use the tokens that their responses report.
+#: Paths that only other servers than Stoker's engine have; they use the tokens that their responses report.
 OTHERS: Final = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/audio/speech", "/v1/images/generations"})
 #: All paths for POST requests whose body names a model.
 POSTED: Final = GENERATING | FREE | FORMS | OTHERS

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-#: All addresses, IPv6 and IPv4.
+#: Wildcard address for IPv6 and IPv4.
 EVERY: Final = "::"
 _EVERY_IPV4: Final = "0.0.0.0"
 
 
 def usable(host: str) -> str:
-    """Return `host`; if it is `EVERY` and the kernel has no IPv6, return the address for all of IPv4."""
+    """Return `host`, or the IPv4 wildcard address if `host` is `EVERY` and the kernel has no IPv6."""
     if host != EVERY:
         return host
     try:
@@ -51,5 +51,5 @@ def check_free(host: str, port: int) -> None:
 
 
 def netloc(host: str, port: int) -> str:
-    """Return host and port in the form of a URL."""
+    """Return host and port in the notation of URLs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -26,14 +26,15 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the gateway knows of an endpoint's scaling, by the operator or a separate autoscaler.
+    """What the gateway knows about how the operator, or another autoscaler, scales an endpoint.
 
     Attributes:
         namespace, name: the InferenceEndpoint. It may have several served names, which share this object.
         hold_s: maximum time that a request waits for a ready server, in seconds.
         phase: current phase.
-        drain: id of the operator's announcement that the servers will be removed; empty: none.
-        start_failure: reason, shown to clients, why the servers do not start; empty: no failure is known.
+        drain: the operator's last drain id, which replicas acknowledge before servers are removed; empty if there is
+            none.
+        start_failure: reason, shown to clients, why the servers do not start; empty if no failure is known.
     """
 
     namespace: str
@@ -57,14 +58,15 @@ class Endpoint:
         name: served name of the model, the field ``model`` of requests; it may contain slashes.
         cluster: name of the Envoy cluster: unique, and safe in file names and metrics.
         servers: addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
-        session_header: request header that identifies a session, in lower case; None: none.
-        authorization: ``Authorization`` for the servers if the gateway requires keys of its own; None: none. Secret.
-        earlier_authorizations: previous values, the latest first. A server that reads its key only at start needs the
-            one of that time until it is restarted. Secret.
+        session_header: name in lower case of the request header that identifies a session; None if there is none.
+        authorization: ``Authorization`` that the servers expect, sent if the gateway requires keys of its own; None
+            means no ``Authorization``. Secret.
+        earlier_authorizations: previous values, the latest first. A server that reads its key only at start accepts the
+            value of that time until it is restarted. Secret.
         created: creation time for clients, in seconds since 1970.
-        refusal: reason, shown to clients, why its servers get no requests; None: they get requests.
-        scaling: how it is scaled; None: it is not, and requests are not held.
-        resource: namespace and name of the InferenceEndpoint; None: there is none.
+        refusal: reason, shown to clients, why its servers get no requests; None means that they get requests.
+        scaling: how the endpoint is scaled; None means that its requests are not held.
+        resource: namespace and name of the InferenceEndpoint; None if the command line defines the endpoint.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Endpoint:
 
     @property
     def authorizations(self) -> tuple[str, ...]:
-        """All values that its servers may accept, the current one first; empty: no ``Authorization``."""
+        """All values that its servers may accept, the current one first; an empty value means no ``Authorization``."""
         return (self.authorization or "", *self.earlier_authorizations)
 
 

@@ -1,7 +1,7 @@
-"""Servers that the command line gives by host name. A name may have several addresses, and they may change.
+"""Servers that the command line specifies by host name. A name may have several addresses, and they may change.
 
-Each address of a name is a server. Names are resolved periodically, and sooner if none of a model's servers answers. So
-the gateway finds the new addresses of a headless Service, or of a machine whose address has changed.
+Each address of a name is a server. Names are resolved periodically, and sooner if none of a model's servers is ready.
+So the gateway finds the new addresses of a headless Service, or of a machine whose address has changed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from stoker_gateway.registry.model_registry import ModelRegistry
 
 logger = logging.getLogger(__name__)
 
-#: Interval of lookups in seconds: normally, and while all servers of a model are lost.
+#: Interval of lookups in seconds: normally, and while no server of a model is ready.
 LOOKUP_S: Final = 30.0
 SOON_S: Final = 1.0
 
 
 def addresses_of(host: str, port: int | None) -> tuple[str, ...]:
-    """Return all IP addresses of a host; only the IPv4 ones if it has both kinds, since they are the same machines.
+    """Return all IP addresses of a host. If it has IPv4 and IPv6 addresses, return only the IPv4 ones, because they
+    belong to the same machines.
 
     Raises:
         OSError, UnicodeError: the host cannot be resolved.
@@ -52,7 +53,7 @@ class NamedServers:
 
     @property
     def are_names(self) -> bool:
-        """Whether any host is a name that can change its addresses."""
+        """Whether any host is a name, whose addresses can change."""
         return any(not _is_address(host) for hosts in self.hosts.values() for host, _ in hosts)
 
     def servers(self) -> dict[str, tuple[str, ...]]:
@@ -85,7 +86,7 @@ class NamedServers:
         Args:
             model_registry: the initial registry.
             change: called with the new registry when addresses have changed.
-            any_lost: returns whether a model has no server that answers.
+            any_lost: returns whether a model has servers, but none that is ready.
             lookup_s: interval of lookups, in seconds.
         """
         loop = asyncio.get_running_loop()

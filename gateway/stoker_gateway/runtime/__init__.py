@@ -1,1 +1,1 @@
-"""The gateway's processes, a supervisor and the picker beside Envoy, and the live configuration."""
+"""The gateway's supervisor, the picker's process, and the live configuration."""

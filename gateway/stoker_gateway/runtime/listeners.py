@@ -27,21 +27,21 @@ def listener(
         for server in endpoint.servers:
             names_of.setdefault(server, []).append(name)
 
-    def hear(heard: PollResult) -> None:
-        for name in names_of.get(heard.server, ()):
-            if heard.load is None:
-                pickers[name].failed(heard.server, time.monotonic())
+    def on_result(result: PollResult) -> None:
+        for name in names_of.get(result.server, ()):
+            if result.load is None:
+                pickers[name].failed(result.server, time.monotonic())
             else:
-                pickers[name].observe(heard.server, heard.load, heard.sent_at, time.monotonic())
+                pickers[name].observe(result.server, result.load, result.sent_at, time.monotonic())
             wake(name)
 
-    return hear
+    return on_result
 
 
 def ended_listener(
     pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[CompletedRequest], None]:
-    """Return a callback that reports completed requests, and servers that failed, to the pickers.
+    """Return a callback that reports completed requests, and the servers that failed at them, to the pickers.
 
     Args:
         pickers: pickers by served name.
@@ -49,7 +49,7 @@ def ended_listener(
         clock: clock of the pickers, in seconds.
     """
 
-    def hear(ended: CompletedRequest) -> None:
+    def on_completed(ended: CompletedRequest) -> None:
         picker = pickers.get(ended.model)
         if picker is None:
             return
@@ -59,7 +59,7 @@ def ended_listener(
             picker.failed(server, now - ended.duration_s)
         wake(ended.model)
 
-    return hear
+    return on_completed
 
 
 def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[CompletedRequest], None]:
@@ -69,11 +69,11 @@ def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[Co
         answered: called with the model's served name, the number of the pick, and the server.
     """
 
-    def hear(ended: CompletedRequest) -> None:
+    def on_completed(ended: CompletedRequest) -> None:
         if ended.servers and ended.status:
             answered(ended.model, ended.pick, ended.servers[-1])
 
-    return hear
+    return on_completed
 
 
 def in_flight_listener(has_ended: Callable[[str, int], None]) -> Callable[[CompletedRequest], None]:
@@ -83,17 +83,17 @@ def in_flight_listener(has_ended: Callable[[str, int], None]) -> Callable[[Compl
         has_ended: called with the model's served name and the number of the pick.
     """
 
-    def hear(ended: CompletedRequest) -> None:
+    def on_completed(ended: CompletedRequest) -> None:
         has_ended(ended.model, ended.pick)
 
-    return hear
+    return on_completed
 
 
 def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[CompletedRequest], None]:
     """Return a callback that replaces a request's reserved tokens by the tokens that it used."""
 
-    def hear(ended: CompletedRequest) -> None:
+    def on_completed(ended: CompletedRequest) -> None:
         if ended.grant:
             limiter.settle(ended.grant, ended.tokens.prompt + ended.tokens.output, clock())
 
-    return hear
+    return on_completed

@@ -2,8 +2,8 @@
 
 The order of a change ensures that the picker never chooses a server that Envoy does not know. First new models and
 servers are added to Envoy's files, and Envoy's statistics confirm that it has read them. Then the picker adopts the new
-registry. When all earlier decisions must have reached Envoy, the removed models and servers are deleted from its files.
-Active requests to a removed server continue.
+registry. After the maximum time in which earlier decisions reach Envoy, the removed models and servers are deleted from
+its files. Active requests to a removed server continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 logger = logging.getLogger(__name__)
 
 #: Interval of checks whether Envoy has read its files, and maximum time that it may take, in seconds.
-_LOOK_S: Final = 0.02
+_CHECK_INTERVAL_S: Final = 0.02
 _READ_S: Final = 10.0
 _ON_THE_WAY_S: Final = ON_THE_WAY_S
 #: Maximum number of models that a log line names.
@@ -51,32 +51,32 @@ class LiveConfig:
         self._picker = picker
         self._identity = identity
         self._watch = ServerWatch()
-        self._tell: Callable[[PollResult], None] = lambda _: None
-        self._ask: Callable[[Iterable[str]], None] = lambda _: None
-        self._ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
+        self._notify_pickers: Callable[[PollResult], None] = lambda _: None
+        self._set_servers: Callable[[Iterable[str]], None] = lambda _: None
+        self._set_authorizations: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None
         self._departing: dict[float, ModelRegistry] = {}
         self.model_registry = self._next = ModelRegistry()
         #: Pickers by served name.
         self.pickers: dict[str, EndpointPicker] = {}
 
-    def ask_through(
+    def attach_poller(
         self,
         set_servers: Callable[[Iterable[str]], None],
-        ask_as: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
+        set_authorizations: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
     ) -> None:
-        """Set the poller's callbacks, which receive the servers and the ``Authorization`` candidates of each, and call
-        them with the current ones."""
-        self._ask, self._ask_as = set_servers, ask_as
-        ask_as(_authorizations(self.model_registry))
+        """Set the poller's setters for the servers and for the ``Authorization`` candidates of each, and call them with
+        the current values."""
+        self._set_servers, self._set_authorizations = set_servers, set_authorizations
+        set_authorizations(_authorizations(self.model_registry))
         set_servers(_servers(self.model_registry))
 
-    def hear(self, heard: PollResult) -> None:
+    def on_poll_result(self, result: PollResult) -> None:
         """Process the result of a poll."""
-        self._watch.heard(heard)
-        self._tell(heard)
+        self._watch.record(result)
+        self._notify_pickers(result)
 
     def any_lost(self) -> bool:
-        """Return whether any model has servers but none that is ready."""
+        """Return whether any model has servers, but none that is ready."""
         return any(
             self.model_registry.endpoints[name].servers and not each.num_ready for name, each in self.pickers.items()
         )
@@ -110,7 +110,7 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Delete a registry that the picker no longer uses from Envoy's files."""
+        """Delete the models and servers of a registry that the picker no longer uses from Envoy's files."""
         del self._departing[left_at]
         try:
             self._write()
@@ -122,7 +122,7 @@ class LiveConfig:
         deadline = time.monotonic() + _READ_S
         while True:
             try:
-                waits = self._files.unread(await self._envoy.ask("GET", self._files.question))
+                waits = self._files.unread(await self._envoy.request("GET", self._files.versions_path))
             except GatewayError as error:
                 waits = {str(error)}
             if not waits:
@@ -131,7 +131,7 @@ class LiveConfig:
                 shown = ", ".join(sorted(waits)[:_MAX_SHOWN])
                 logger.error("Envoy has not read its new files within %g s and may reject requests: %s", _READ_S, shown)
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     def _adopt(self, model_registry: ModelRegistry) -> None:
         now = time.monotonic()
@@ -146,10 +146,10 @@ class LiveConfig:
                 self.pickers[name].set_servers(endpoint.servers, now)
         self.model_registry = model_registry
         self._watch.set_model_registry(model_registry)
-        self._tell = listener(model_registry, self.pickers, self._picker.wake)
+        self._notify_pickers = listener(model_registry, self.pickers, self._picker.wake)
         self._picker.update(model_registry, self.pickers)
-        self._ask_as(_authorizations(model_registry))
-        self._ask(_servers(model_registry))
+        self._set_authorizations(_authorizations(model_registry))
+        self._set_servers(_servers(model_registry))
         for name in model_registry.endpoints:
             self._picker.wake(name)
 
@@ -167,9 +167,9 @@ def _servers(model_registry: ModelRegistry) -> list[str]:
 
 
 def describe(model_registry: ModelRegistry) -> str:
-    """Return the models of a registry and their numbers of servers, for a log line."""
+    """Return the models of a registry with their numbers of servers, for a log line."""
     counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
-    shown = [f"{name} by {count} server{'s' * (count != 1)}" for name, count in list(counts.items())[:_MAX_SHOWN]]
+    shown = [f"{name} ({count} server{'s' * (count != 1)})" for name, count in list(counts.items())[:_MAX_SHOWN]]
     return ", ".join(shown + ["…"] * (len(counts) > _MAX_SHOWN)) or "no model"
 
 
@@ -178,7 +178,7 @@ def _log_changes(before: ModelRegistry, after: ModelRegistry) -> None:
         ("served from now on", after.endpoints.keys() - before.endpoints.keys()),
         ("no longer served", before.endpoints.keys() - after.endpoints.keys()),
         (
-            "served by other servers",
+            "servers changed",
             {
                 name
                 for name in after.endpoints.keys() & before.endpoints.keys()

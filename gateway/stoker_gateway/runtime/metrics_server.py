@@ -1,6 +1,6 @@
-"""HTTP server for ``/metrics``, the picker's and Envoy's, and ``/scaling``, for the operator's autoscaler and KEDA's.
+"""HTTP server for ``/metrics`` (the picker's and Envoy's metrics) and ``/scaling`` (the report for autoscalers).
 
-Envoy's metrics come from its admin interface, which is not exposed, because it could be used to stop Envoy.
+Envoy's metrics come from its admin interface. That interface is not exposed, because clients could stop Envoy by it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class MetricsServer:
         registry: metrics of this process.
         envoy_statistics: returns Envoy's metrics in Prometheus' format; on `GatewayError` they are left out.
         host: IP address to listen on.
-        port: port to listen on; 0: a free one.
-        scaling: returns the report for autoscalers in JSON, or None if there is none yet, which is answered with
-            503. None: ``/scaling`` is not served.
+        port: port to listen on; 0 chooses a free one.
+        scaling: returns the report for autoscalers in JSON; while it returns None, the status is 503. If `scaling` is
+            None, the server has no path ``/scaling``.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MetricsServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
 
     async def start(self) -> int:
-        """Start to serve; returns the port.
+        """Start the server, and return the port.
 
         Raises:
             OSError: the address cannot be bound.

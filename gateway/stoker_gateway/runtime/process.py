@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 #: Maximum time at shutdown for Envoy to report completed requests, in seconds.
 _REPORT_TIMEOUT_S: Final = 10.0
-#: Time after the start for which late answers of Envoy are tolerated, in seconds.
+#: Seconds after the start for which timeouts of Envoy's admin interface are retried.
 _LATE_S: Final = 60.0
 
 #: Creates the watch of a cluster's models and keys, with its metrics in the given registry.
@@ -62,16 +62,16 @@ async def run(
     is_restart: bool = False,
     names: NamedServers | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then wait for active requests; a second signal ends the process at once.
+    """Run the picker until SIGTERM or SIGINT, then wait for active requests; a second signal ends the process at once.
 
     Args:
         settings: settings of the gateway.
         folder: Envoy's folder.
-        model_registry: models to serve; None: they come from `cluster`.
-        keys: the clients' keys; None: they come from `cluster`, or if that is None, no key is required.
-        cluster: creates the watch of the cluster; None: no cluster.
+        model_registry: models to serve; None means that they come from `cluster`.
+        keys: the clients' keys; None means that they come from `cluster`, or if that is None, no key is required.
+        cluster: creates the watch of the cluster; None means that the gateway is not in a cluster.
         is_restart: whether this picker replaces one that was killed, while Envoy kept running.
-        names: host names to resolve periodically; None: the servers' addresses do not change.
+        names: host names to resolve periodically; None means that the servers' addresses do not change.
 
     Raises:
         GatewayError: a part of the gateway cannot serve, or Envoy does not work.
@@ -99,7 +99,7 @@ class _Picker:
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
         self._registry_known = asyncio.Event()  # set once the model registry is known
-        self._reported_before = 0  # ended requests that Envoy counted before this picker started
+        self._reported_before = 0  # access log entries that Envoy had written before this picker started
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._cluster = None if cluster is None else cluster(registry)
@@ -124,8 +124,8 @@ class _Picker:
         self._live_config = LiveConfig(EnvoyFiles(envoy), self._envoy, self._picker, identity)
         if model_registry is not None:
             self._live_config.begin(model_registry)
-        self._poller = PollerThread(self._live_config.hear, self._picker.update_models)
-        self._live_config.ask_through(self._poller.poller.set_servers, self._poller.ask_as)
+        self._poller = PollerThread(self._live_config.on_poll_result, self._picker.update_models)
+        self._live_config.attach_poller(self._poller.poller.set_servers, self._poller.set_authorizations)
         self._usage = UsageMetrics(registry, () if keyring is None else keyring.keys)
         self._billing = None if settings.billing_log is None else BillingLog(settings.billing_log)
         listeners = [
@@ -178,10 +178,10 @@ class _Picker:
             written = await self._envoy.retry_while_late(lambda: self._envoy.statistic(LOGS_WRITTEN_STAT), deadline)
             self._reported_before = written - self._ends.received
         if self._cluster is None:
-            await first_of(self._envoy.until_it_reaches_the_picker(), self._stop.wait())
+            await first_of(self._envoy.until_picker_reached(), self._stop.wait())
         port = await self._envoy.retry_while_late(self._envoy.port, deadline)
         url = f"http{'s' * (self._settings.tls is not None)}://{netloc(self._settings.host, port)}"
-        # Standard output has nothing but the access log or billing log if one of them is written there.
+        # If the access log or the billing log is written to standard output, nothing else is written there.
         if not self._is_restart and not self._settings.access_log and self._settings.billing_log != STDOUT:
             print(f"stoker gateway: {url}", flush=True)  # noqa: T201
         works = [self._watch_envoy(), self._poller.watch(), self._until_drained(url), self._stop_now.wait()]
@@ -204,7 +204,7 @@ class _Picker:
             await first_of(self._registry_known.wait(), self._stop.wait())
         if not self._stop.is_set():
             self._registry_known.set()
-            logger.info("%s serves %s", url, describe(self._live_config.model_registry))
+            logger.info("%s routes requests to %s", url, describe(self._live_config.model_registry))
         await self._stop.wait()
         await self._envoy.withdraw(self._settings.drain_s)
         await asyncio.sleep(self._settings.drain_delay_s)

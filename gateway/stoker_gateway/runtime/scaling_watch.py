@@ -1,5 +1,5 @@
-"""Periodic work for scaling: reading Envoy's counts of active requests, frequent polls of servers that requests wait
-for, and the report for autoscalers.
+"""Periodic work for scaling: reads Envoy's counts of active requests, makes the poller poll servers with waiting
+requests more often, and creates the report for autoscalers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_gateway.ext_proc.server import PickerServer
 logger = logging.getLogger(__name__)
 
 #: Interval of the main loop, in seconds.
-_LOOK_S: Final = 0.1
+_CHECK_INTERVAL_S: Final = 0.1
 #: Interval of reading Envoy's counts in seconds: while an endpoint drains, and otherwise.
 _DRAINING_PERIOD_S: Final = 0.25
 _PERIOD_S: Final = 2.0
@@ -34,7 +34,7 @@ class ScalingWatch:
         envoy: Envoy's admin interface.
         identity: unique name of this gateway.
         is_known: returns whether the model registry is known.
-        set_awaited: called with the servers that requests wait for, when they change.
+        set_awaited: called with the servers that requests wait for, whenever they change.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ScalingWatch:
     def report(self) -> bytes | None:
         """Return the report for autoscalers in JSON.
 
-        It is None until the model registry and Envoy's counts of requests from an earlier picker are known, because the
-        report would show too few requests."""
+        The result is None until the model registry and Envoy's counts are known: before, the report would lack requests
+        that an earlier picker routed."""
         if not self._has_counted:
             return None
         endpoints = self._picker.scaling_report()
@@ -80,14 +80,14 @@ class ScalingWatch:
             if is_first or (now >= next_count and (is_draining or self._picker.needs_counts)):
                 last_count, next_count = now, now + _PERIOD_S
                 await self._count()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def _count(self) -> None:
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         try:
             active = await self._envoy.active_by_cluster()
         except GatewayError as error:
             logger.debug("the counts of active requests cannot be read: %s", error)
             return
-        self._picker.counted(active, asked_at)
+        self._picker.counted(active, requested_at)
         self._has_counted = self._has_counted or self._is_known()

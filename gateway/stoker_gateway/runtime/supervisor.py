@@ -4,8 +4,8 @@
                     └─ picker    routes requests; if it is killed, it is restarted
 
 Responses in progress pass through Envoy alone, so the death of the picker does not affect them. Requests that arrive
-until the next picker is ready are answered with 503 and Retry-After, or with `fail_open` go to any server. Both
-processes are killed if this one dies.
+until the next picker is ready get status 503 with Retry-After, or with `fail_open` go to any server. The kernel kills
+both processes if this one dies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from stoker_gateway.tasks import first_of
 
 logger = logging.getLogger(__name__)
 
-#: Interval of checks whether the picker listens, in seconds.
-_LOOK_S: Final = 0.02
+#: Interval of checks whether the picker's socket exists, in seconds.
+_CHECK_INTERVAL_S: Final = 0.02
 #: Minimum time between the starts of two pickers, in seconds.
 _PAUSE_S: Final = 1.0
 #: The picker's module. Its arguments are Envoy's folder, the id of this process, the number of earlier pickers, and the
@@ -43,15 +43,15 @@ _PICKER: Final = "stoker_gateway.cli.picker"
 
 
 async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT, then wait for active requests; a second signal aborts them.
+    """Run the gateway until SIGTERM or SIGINT, then wait for active requests; a second signal aborts them.
 
     Args:
         settings: settings of the gateway.
-        model_registry: models to serve at the start; None: they are not known yet.
+        model_registry: models to serve at the start; None means that the models are not known yet.
         argv: command line, which the picker parses again.
 
     Returns:
-        the picker's exit code; the picker has logged the cause.
+        The picker's exit code; the picker has logged the cause.
 
     Raises:
         GatewayError: Envoy cannot serve, or has exited.
@@ -92,9 +92,9 @@ class _Supervisor:
             await self._envoy.end()
 
     async def _run_envoy(self) -> NoReturn:
-        # Start Envoy after the picker's socket exists, because after a failed connection it retries only later.
+        # Envoy starts after the picker's socket exists, because it would retry a failed connection only later.
         while not self._settings.envoy(self._folder).picker_socket.exists():  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
         await self._envoy.start()
         raise EnvoyError(await self._envoy.ended())
 
@@ -119,8 +119,8 @@ class _Supervisor:
                 logger.error("%s; a new picker is started, and requests %s until it is ready", cause, until)
                 await asyncio.sleep(began + _PAUSE_S - loop.time())
             if self._stop.is_set():
-                logger.warning("%s; running requests are completed", cause)
-                with suppress(EnvoyError):  # it may not have started
+                logger.warning("%s; the gateway waits for active requests to end", cause)
+                with suppress(EnvoyError):  # Envoy may not have started
                     await first_of(self._envoy.drain(self._settings.drain_s), self._stop_now.wait())
                 return
 

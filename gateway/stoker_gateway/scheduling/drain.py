@@ -1,8 +1,9 @@
-"""Whether an endpoint's requests may be sent to its servers, according to the operator's announcement in its status.
+"""Whether an endpoint's requests may be sent to its servers, by the operator's phase and drain id in the endpoint's
+status.
 
-Before the operator removes an endpoint's last servers, it announces the drain with a new id. From then on the gateway
-sends none of the endpoint's requests. An announcement expires after `ANNOUNCED_S`, so a dead operator stops traffic
-only for a limited time.
+Before the operator removes an endpoint's last servers, it sets the phase to `Phase.DRAINING`, with a new drain id. From
+then on the gateway sends none of the endpoint's requests. A drain id expires after `DRAIN_VALID_S`, so an operator that
+fails meanwhile stops traffic only for a limited time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Final
 
 from stoker_gateway.registry.model_registry import Phase, Scaling
 
-#: Seconds for which an announcement is valid, by this process's own clock, from when it was first seen. The operator
-#: removes servers at most 15 s after it.
-ANNOUNCED_S: Final = 30.0
+#: Seconds for which a drain id is valid, by this process's own clock, since the id was first seen. The operator removes
+#: servers at most 15 s after it sets the id.
+DRAIN_VALID_S: Final = 30.0
 
 
 class Drain:
@@ -30,7 +31,7 @@ class Drain:
         self.stopped_at = 0.0
 
     def update(self, scaling: Scaling, now: float) -> None:
-        """Adopt the announcement in the endpoint's current status."""
+        """Set the phase and the drain id of the endpoint's current status."""
         stopped = self.stops(now)
         if scaling.phase is Phase.DRAINING and (self._phase is not Phase.DRAINING or scaling.drain != self._drain_id):
             self._since = now
@@ -40,11 +41,11 @@ class Drain:
 
     def stops(self, now: float) -> bool:
         """Whether requests must not be sent."""
-        return self._phase is Phase.ZERO or self._is_announced(now)
+        return self._phase is Phase.ZERO or self._is_draining(now)
 
     def drain_id(self, now: float) -> str:
-        """Return the id of the last announced drain while requests must not be sent; otherwise an empty string."""
+        """Return the operator's last drain id while requests must not be sent; otherwise an empty string."""
         return self._drain_id if self.stops(now) else ""
 
-    def _is_announced(self, now: float) -> bool:
-        return self._phase is Phase.DRAINING and now - self._since < ANNOUNCED_S
+    def _is_draining(self, now: float) -> bool:
+        return self._phase is Phase.DRAINING and now - self._since < DRAIN_VALID_S

@@ -1,8 +1,8 @@
 """Queue of waiting items that is fair between keys, ordered by priority, and bounded in number and time.
 
-Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Higher
-priorities go first. When the queue is full, the key with the most items loses its newest one, which may be the item
-that is being added.
+Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Items with
+a higher priority leave first. When the queue is full, the newest item of the key with the most items at the lowest
+priority is displaced, which may be the item that is being added.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ class FairQueue(Generic[Item]):
     """A fair queue. Each item may be in it only once.
 
     Args:
-        max_items: maximum number of items, unless `push` is given another.
-        hold_s: maximum time that an item waits, in seconds, unless `push` is given another or `extend` sets another
-            end.
+        max_items: maximum number of items, unless `push` sets another.
+        max_wait_s: maximum time that an item waits, in seconds, unless `push` or `extend` sets another.
     """
 
-    def __init__(self, max_items: int, hold_s: float) -> None:
+    def __init__(self, max_items: int, max_wait_s: float) -> None:
         self._max_items = max_items
-        self._hold_s = hold_s
-        # Items by priority and key; the key that is served next comes first.
+        self._max_wait_s = max_wait_s
+        # Items by priority and key; the key whose turn is next comes first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # Item → its priority, its key, and the time at which it expires.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
         # Heap of expiry times; it may contain outdated entries.
-        self._limits: list[tuple[float, int, Item]] = []
+        self._expiries: list[tuple[float, int, Item]] = []
         self._order = count()
 
     def __len__(self) -> int:
@@ -45,11 +44,11 @@ class FairQueue(Generic[Item]):
         return iter(self._entries)
 
     @property
-    def next_limit(self) -> float:
+    def next_expiry(self) -> float:
         """Time at which the next item expires; infinite if the queue is empty."""
-        while self._limits and not self._holds(self._limits[0]):
-            heappop(self._limits)
-        return self._limits[0][0] if self._limits else math.inf
+        while self._expiries and not self._is_current(self._expiries[0]):
+            heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else math.inf
 
     def push(
         self,
@@ -57,39 +56,39 @@ class FairQueue(Generic[Item]):
         priority: int,
         item: Item,
         now: float,
-        hold_s: float | None = None,
+        max_wait_s: float | None = None,
         max_items: int | None = None,
     ) -> Item | None:
         """Add an item.
 
         Args:
             priority: items with a higher priority leave first.
-            hold_s: maximum time that it waits, in seconds; None: the queue's default.
-            max_items: maximum number of items; None: the queue's default.
+            max_wait_s: maximum time that it waits, in seconds; None means the queue's default.
+            max_items: maximum number of items; None means the queue's default.
 
         Returns:
-            the item that is displaced, which may be this one; None if there is room.
+            The item that is displaced, which may be this one; None if there is room.
         """
         displaced: Item | None = None
         if len(self._entries) >= (self._max_items if max_items is None else max_items):
-            displaced = self.least_deserving(key, priority)
+            displaced = self.displaced_by(key, priority)
             if displaced is None:
                 return item
             self.remove(displaced)
         level = self._levels.setdefault(priority, OrderedDict())
         level.setdefault(key, deque()).append(item)
         self._entries[item] = (priority, key, 0.0)
-        self.extend(item, now + (self._hold_s if hold_s is None else hold_s))
+        self.extend(item, now + (self._max_wait_s if max_wait_s is None else max_wait_s))
         return displaced
 
     def extend(self, item: Item, until: float) -> None:
         """Set the time at which a waiting item expires."""
         priority, key, _ = self._entries[item]
         self._entries[item] = (priority, key, until)
-        heappush(self._limits, (until, next(self._order), item))
+        heappush(self._expiries, (until, next(self._order), item))
 
     def pop(self, now: float, may_go: Callable[[Item], bool] = lambda item: True) -> Item | None:
-        """Remove and return the next item; None if no item may leave. Expired items are left to `expire`.
+        """Remove and return the next item; None if no item may leave. Expired items stay until `expire` is called.
 
         Args:
             may_go: called with one item after another until it returns True. The others keep their positions.
@@ -107,15 +106,15 @@ class FairQueue(Generic[Item]):
     def expire(self, now: float) -> list[Item]:
         """Remove and return the items that have expired."""
         expired = []
-        while self._limits and self._limits[0][0] <= now:
-            limit = heappop(self._limits)
-            if self._holds(limit):
-                expired.append(limit[2])
-                self.remove(limit[2])
+        while self._expiries and self._expiries[0][0] <= now:
+            expiry = heappop(self._expiries)
+            if self._is_current(expiry):
+                expired.append(expiry[2])
+                self.remove(expiry[2])
         return expired
 
     def remove(self, item: Item) -> bool:
-        """Remove an item; returns whether it was in the queue."""
+        """Remove an item, and return whether it was in the queue."""
         entry = self._entries.pop(item, None)
         if entry is None:
             return False
@@ -127,20 +126,20 @@ class FairQueue(Generic[Item]):
             del level[key]
         if not level:
             del self._levels[priority]
-        if len(self._limits) > 2 * len(self._entries) + 64:
-            self._limits = [each for each in self._limits if self._holds(each)]
-            heapify(self._limits)
+        if len(self._expiries) > 2 * len(self._entries) + 64:
+            self._expiries = [each for each in self._expiries if self._is_current(each)]
+            heapify(self._expiries)
         return True
 
-    def least_deserving(
+    def displaced_by(
         self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
-        """Return the item that a new one displaces: in the lowest priority that is at most the new item's, the newest
-        item of the key with the most items. None: the new item itself is rejected.
+        """Return the item that a new item displaces: at the lowest priority in the queue, the newest item of the key
+        with the most items. None means that the new item itself is rejected.
 
         Args:
             weight: weight of the new item.
-            weigh: returns the weight of an item; None: each counts 1.
+            weigh: returns the weight of an item; None means that each counts 1.
         """
         lowest = min(self._levels, default=priority)
         if lowest > priority or not self._levels:
@@ -154,6 +153,6 @@ class FairQueue(Generic[Item]):
             return None
         return level[largest][-1]
 
-    def _holds(self, limit: tuple[float, int, Item]) -> bool:
-        entry = self._entries.get(limit[2])
-        return entry is not None and entry[2] == limit[0]
+    def _is_current(self, expiry: tuple[float, int, Item]) -> bool:
+        entry = self._entries.get(expiry[2])
+        return entry is not None and entry[2] == expiry[0]

@@ -1,7 +1,7 @@
-"""Exact count of a model's active requests, from the report about each request and corrected by Envoy's count.
+"""Count of a model's active requests, from the start and the end of each request, corrected by Envoy's count.
 
-Envoy's count is needed in two cases. A restarted picker does not know the requests that its predecessor sent. And if it
-is unknown whether Envoy has read a request's route, the request's end may never be reported.
+Envoy's count is needed in two cases: a restarted picker does not know the requests that its predecessor sent; and if it
+is unknown whether Envoy has read a request's route, the end of the request may never be reported.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 
 #: Maximum time from a decision until Envoy has received it, in seconds.
 ON_THE_WAY_S: Final = 2.0
-#: Two counts of 0 this many seconds apart prove that no request is active. Before a retry Envoy waits up to 10 ms, in
-#: which it does not count the request.
+#: Two counts of 0 that are this many seconds apart prove that no request is active. A single one does not, because
+#: Envoy does not count a request while it waits up to 10 ms before a retry.
 _APART_S: Final = 0.2
 
 
@@ -26,7 +26,7 @@ class InFlight:
     def __init__(self, now: float) -> None:
         self._sent: dict[int, float] = {}  # number of the pick → time at which the request was sent; the oldest first
         self._last_sent = now
-        # Upper bound of active requests that were sent before `now`; None: not known yet.
+        # Upper bound of active requests that were sent before `now`; None means not known yet.
         self._earlier: int | None = None
         self._zero_since = math.inf
         self._zero_until = -math.inf
@@ -45,24 +45,24 @@ class InFlight:
         self._last_sent = now
 
     def ended(self, number: int) -> None:
-        """Record that a request has ended, or was not sent. Unknown ones are ignored."""
+        """Record that a request has ended, or was not sent. Unknown requests are ignored."""
         self._sent.pop(number, None)
 
-    def counted(self, active: int, asked_at: float) -> None:
-        """Record Envoy's count of the model's active requests, which was taken at `asked_at` or later."""
+    def counted(self, active: int, requested_at: float) -> None:
+        """Record Envoy's count of the model's active requests, which was taken at `requested_at` or later."""
         if active:
             self._zero_since, self._zero_until = math.inf, -math.inf
         else:
-            self._zero_since = min(self._zero_since, asked_at)
-            self._zero_until = asked_at
+            self._zero_since = min(self._zero_since, requested_at)
+            self._zero_until = requested_at
         others = max(0, active - len(self._sent))
         self._earlier = others if self._earlier is None else min(self._earlier, others)
         if self._zero_until - self._zero_since >= _APART_S:
             for number in [each for each, at in self._sent.items() if at <= self._zero_since - ON_THE_WAY_S]:
                 del self._sent[number]
 
-    def is_none(self) -> bool:
-        """Whether it is certain that no request is active: none is known, and Envoy's count has been 0 since the time
-        at which Envoy must have received the last decision."""
+    def is_certainly_idle(self) -> bool:
+        """Whether it is certain that no request is active: no request is known, and Envoy's count has been 0 since the
+        time at which Envoy must have received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S
         return not self._sent and self._zero_until - max(self._zero_since, settled) >= _APART_S

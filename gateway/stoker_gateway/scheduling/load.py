@@ -1,4 +1,4 @@
-"""Load of a server: its last report, and the requests that were sent and that ended since.
+"""Load of a server: its last report, and the requests that were sent to it or ended since.
 
 Work is measured in bytes of prompt text, because the gateway has no tokenizer:
 
@@ -6,7 +6,7 @@ Work is measured in bytes of prompt text, because the gateway has no tokenizer:
          +  waiting requests in the report × average bytes that a request has to compute
          +  SEQUENCE_BYTES × requests at the server
 
-The engine weighs its data-parallel engines by the same formula, in tokens.
+Stoker's server compares its data-parallel engines by the same formula, in tokens instead of bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ServerLoad:
     Attributes:
         running, waiting: numbers of running and waiting requests.
         kv_usage: fraction of its KV cache in use.
-        ready: whether it may be sent requests: it is neither starting nor shutting down.
-        counted: whether it reported these numbers; if not, sent requests count for `SEQUENCE_S`.
+        ready: whether it accepts requests: it is neither starting nor shutting down.
+        counted: whether it reported these numbers; if not, requests that were sent to it count for `SEQUENCE_S`.
     """
 
     running: float = 0.0
@@ -55,7 +55,7 @@ class Load:
         sent: number → time in seconds, of requests sent since the report; oldest first.
         prompts: number → bytes, of prompts sent since that count as not computed yet: the newest of `sent`.
         prompt_bytes: sum of `prompts`.
-        ended: times at which requests that the report includes ended, oldest first.
+        ended: times at which requests ended that the report still includes, oldest first.
     """
 
     reported: ServerLoad = ServerLoad()
@@ -74,7 +74,7 @@ class Load:
         return self.prompt_bytes + self.reported.waiting * usual + SEQUENCE_BYTES * self.sequences
 
     def is_full(self, max_waiting: float) -> bool:
-        """Whether the server should get no more requests. Sent requests count only if the report has waiting ones."""
+        """Whether the server should get no more requests. It is never full unless its report has waiting requests."""
         reported = self.reported
         return reported.waiting > 0 and (reported.kv_usage >= FULL or reported.waiting + len(self.sent) >= max_waiting)
 
@@ -91,8 +91,8 @@ class Load:
         elif self.reported.counted and len(self.ended) < self.reported.running + self.reported.waiting:
             self.ended.append(now)
 
-    def take_back(self, number: int) -> None:
-        """Record that a request was not served by this server but by another one."""
+    def cancel(self, number: int) -> None:
+        """Record that another server answered a request that was counted here."""
         if number in self.sent:
             self._drop(number)
 
@@ -105,7 +105,7 @@ class Load:
                 self.ended.popleft()
 
     def pass_time(self, now: float) -> None:
-        """Expire prompts and requests by time."""
+        """Remove prompts that are older than `PROMPT_S`, and requests that are older than `SEQUENCE_S`."""
         while self.prompts and self.sent[number := next(iter(self.prompts))] <= now - PROMPT_S:
             self.prompt_bytes -= self.prompts.pop(number)
         self._forget(now - SEQUENCE_S)

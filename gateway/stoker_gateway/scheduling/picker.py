@@ -2,17 +2,17 @@
 
 In this order:
 
-- The server that stores the response that the request continues: no other can serve it.
+- The server that stores the response that the request continues, if that server is ready: no other has the response.
 - The session's server: the first one with room in the session's order (`rendezvous.py`).
 - Of the servers that received the prompt's prefix (`prefix_scorer.py`) and the *home* server, the one with the least
   work before the first token, including the request's own prompt (`load.py`).
 
 The home of a new conversation is the first server, in the order given by the prompt's first unknown block, whose load
 is at most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
-Two pickers compute the same home, so they agree about a conversation even if each sees only every other turn. A prefix
-that conversations share does not send all of them to the same server: new ones also go to their homes, rarely if the
-prefix is long and more often the more servers have it, so that a new conversation recomputes about `HOME_BYTES` on
-average for each of these servers.
+All pickers compute the same order, so they usually agree on a conversation's home, even if each sees only some of its
+turns. If many conversations share a prefix, some new ones go to their home although other servers have the prefix, so
+that one server does not get all of them. The probability falls with the prefix's length and rises with the number of
+servers that have it: on average, a new conversation recomputes about `HOME_BYTES` for each of these servers.
 
 Which servers are ready, full or failing follows from their reports and from the results of requests (`server_pool.py`).
 This module has no clock and does no I/O.
@@ -35,13 +35,13 @@ from stoker_gateway.scheduling.server_pool import ServerPool
 BALANCE: Final = 1.25
 SESSION_BALANCE: Final = 2.0
 
-#: With fewer requests than this a server counts as within the balance, whatever the mean is.
+#: A server with fewer requests than this counts as within the balance, whatever the mean is.
 FEW: Final = 8
 
 #: Maximum number of servers in a pick: the first, and those for the retry.
 MAX_SERVERS: Final = 3
 
-#: The search for servers stops after this many servers beyond the balance if it has found one within it.
+#: The search for servers stops after this many servers beyond the balance, if it has found one within it.
 MAX_LOOKS: Final = 32
 
 #: Weight of a request in the moving average of the bytes to compute.
@@ -87,9 +87,9 @@ class Refusal:
     """Reason why a request gets no server.
 
     Attributes:
-        kind: ``none``: no server may get the request; ``saturated``: all servers that may are full; ``not held``: the
-            limit of held requests is reached; ``held``: it was held for the maximum time; ``not started``: the
-            endpoint's servers fail to start.
+        kind: ``none``: no server may get the request; ``saturated``: all servers that may get it are full; ``not
+            held``: the limit of held requests is reached; ``held``: it was held for the maximum time; ``not started``:
+            the endpoint's servers fail to start.
         retry_after_s: seconds after which the request should be sent again.
         held_s: seconds for which the request was held; None if it was not.
     """
@@ -104,8 +104,8 @@ class EndpointPicker(ServerPool):
 
     Args:
         settings: settings of the picker.
-        identity: unique name of this picker. Pickers of the same endpoint distribute requests without known properties
-            from different starting points.
+        identity: unique name of this picker. By it, pickers of the same endpoint start at different servers when they
+            distribute requests that have neither a session nor an unknown block.
     """
 
     def __init__(self, settings: PickerSettings | None = None, identity: str = "") -> None:
@@ -114,45 +114,46 @@ class EndpointPicker(ServerPool):
         self._prefixes = PrefixScorer(self._index)
         self._usual = 1024.0  # moving average of the bytes of a prompt that a server has to compute
         self._last_number = 0
-        start = blake2b(identity.encode(), digest_size=7).digest()  # one of the key's 8 bytes is left for counting
+        start = blake2b(identity.encode(), digest_size=7).digest()  # 7 of the counter's 8 bytes, so it cannot overflow
         self._unknown = count(int.from_bytes(start, "little"))
 
-    def pick(self, ask: RoutingRequest, now: float) -> Pick | Refusal:
+    def pick(self, request: RoutingRequest, now: float) -> Pick | Refusal:
         """Choose servers for a request, and count the request for the first one."""
         order, mask = self._ready, self._ready_mask
-        if ask.subset is not None:
-            allowed = [name for name in ask.subset if name in self._servers and self._servers[name].load.reported.ready]
+        if request.subset is not None:
+            known = [name for name in request.subset if name in self._servers]
+            allowed = [name for name in known if self._servers[name].load.reported.ready]
             order, mask = Rendezvous(allowed), self._index.mask(allowed)
         if not mask:
             return Refusal("none", self._settings.retry_after_s)
-        masks = self._prefixes.match(ask.chain, mask)
-        held_by = ask.held_by
+        masks = self._prefixes.match(request.chain, mask)
+        held_by = request.held_by
         if held_by is not None and held_by in self._servers and self._index.bit(held_by) & mask:
             if self._is_full(held_by):
                 return Refusal("saturated", self._settings.retry_after_s)
-            return self._send(ask, (held_by,), "held", masks, now)
-        if ask.subset is None and self._all_full:
+            return self._send(request, (held_by,), "held", masks, now)
+        if request.subset is None and self._all_full:
             return Refusal("saturated", self._settings.retry_after_s)
 
-        key, balance = self._key(ask, len(masks)), SESSION_BALANCE if ask.session is not None else BALANCE
+        key, balance = self._key(request, len(masks)), SESSION_BALANCE if request.session is not None else BALANCE
         candidates = self._with_room(order, key, balance, now)
         holders = (
             self._prefixes.holders(key, masks, lambda server: self._has_room(server, now))
-            if ask.session is None
+            if request.session is None
             else []
         )
         if not candidates and not holders:
-            return self._none_has_room(ask, order, key, masks, now)
-        if ask.session is not None:
-            return self._send(ask, tuple(candidates), "session", masks, now)
-        if not ask.chain:
+            return self._none_has_room(request, order, key, masks, now)
+        if request.session is not None:
+            return self._send(request, tuple(candidates), "session", masks, now)
+        if not request.chain:
             candidates.sort(key=self._work)
-            return self._send(ask, tuple(candidates), "load", masks, now)
+            return self._send(request, tuple(candidates), "load", masks, now)
         if not masks:
-            return self._send(ask, tuple(candidates), "home", masks, now)
+            return self._send(request, tuple(candidates), "home", masks, now)
 
         scorer = self._prefixes
-        home = candidates[0] if candidates and scorer.is_new(ask.chain, masks) else None
+        home = candidates[0] if candidates and scorer.is_new(request.chain, masks) else None
         comes_home = scorer.comes_home(key, masks)
 
         def cost(server: str) -> tuple[bool, float]:
@@ -163,14 +164,14 @@ class EndpointPicker(ServerPool):
         why: Literal["prefix", "home", "load"] = (
             "home" if first == home else "prefix" if scorer.cached_bytes(first, masks) else "load"
         )
-        return self._send(ask, tuple(best[:MAX_SERVERS]), why, masks, now)
+        return self._send(request, tuple(best[:MAX_SERVERS]), why, masks, now)
 
-    def _key(self, ask: RoutingRequest, known: int) -> bytes:
+    def _key(self, request: RoutingRequest, known: int) -> bytes:
         """Return the key of the servers' order: the session, else the first unknown block, else a counter."""
-        if ask.session is not None:
-            return b"session " + ask.session.encode()
-        if known < len(ask.chain):
-            return ask.chain[known]
+        if request.session is not None:
+            return b"session " + request.session.encode()
+        if known < len(request.chain):
+            return request.chain[known]
         return next(self._unknown).to_bytes(8, "little")
 
     def _with_room(self, order: Rendezvous, key: bytes, balance: float, now: float) -> list[str]:
@@ -186,23 +187,23 @@ class EndpointPicker(ServerPool):
         return (within + beyond)[:MAX_SERVERS]
 
     def _none_has_room(
-        self, ask: RoutingRequest, order: Rendezvous, key: bytes, masks: list[int], now: float
+        self, request: RoutingRequest, order: Rendezvous, key: bytes, masks: list[int], now: float
     ) -> Pick | Refusal:
-        """Handle a request when all servers are full or failing. If all are failing, they are tried anyway, because the
-        fault may be in the gateway's network. A careful pool waits until one of them reports instead."""
+        """Handle a request while all servers are full or failing. If all are failing, they get the request anyway,
+        because the fault may be in the gateway's network; in a careful pool, the request is refused instead."""
         failed = list[str]()
         for server in order.order(key):
             if self._servers[server].failed_until <= now:
-                self._all_full = ask.subset is None and not failed
+                self._all_full = request.subset is None and not failed
                 return Refusal("saturated", self._settings.retry_after_s)
             failed.append(server)
         if self.careful:
             return Refusal("none", self._settings.retry_after_s)
-        return self._send(ask, tuple(failed[:MAX_SERVERS]), "load", masks, now)
+        return self._send(request, tuple(failed[:MAX_SERVERS]), "load", masks, now)
 
     def _send(
         self,
-        ask: RoutingRequest,
+        request: RoutingRequest,
         servers: tuple[str, ...],
         why: Literal["held", "session", "prefix", "home", "load"],
         masks: list[int],
@@ -210,14 +211,14 @@ class EndpointPicker(ServerPool):
     ) -> Pick:
         """Count a request for the first of these servers, and return the pick."""
         server = servers[0]
-        known = min(ask.size, self._prefixes.cached_bytes(server, masks))
-        to_compute = ask.size - known
+        known = min(request.size, self._prefixes.cached_bytes(server, masks))
+        to_compute = request.size - known
         self._usual += USUAL_GAIN * (to_compute - self._usual)
         number = self._last_number = max(self._last_number + 1, int(now * 1e6))
         self._servers[server].load.send(number, to_compute, now)
         self.sequences += 1
-        self._index.remember(ask.chain, server)
-        return Pick(servers, why, known / ask.size if ask.size else 0.0, number)
+        self._index.remember(request.chain, server)
+        return Pick(servers, why, known / request.size if request.size else 0.0, number)
 
     def _work(self, server: str) -> float:
         return self._servers[server].load.work(self._usual)

@@ -1,8 +1,9 @@
 """Index of prompt prefixes and the servers that received them: an estimate of the servers' prefix caches.
 
 An entry maps a block of text (its hash in the chain) to a bit mask of the servers that received it. A query about many
-servers is thus one operation, and blocks that went to the same server share one integer. The least recently used
-entries are evicted first; of one prompt, the last blocks before the first ones, without which they are useless.
+servers is thus one operation, and blocks that only one server received share that server's integer. The least recently
+used entries are evicted first, and of one prompt the last blocks before the first ones, because a block is useless
+without the blocks before it.
 
 A wrong estimate costs time, but never affects a response.
 """
@@ -22,8 +23,8 @@ class PrefixIndex:
     """Blocks of prompts, and the servers that received them.
 
     Args:
-        max_blocks: maximum number of blocks. One takes about 250 bytes; if it went to several servers, 1 bit more for
-            each server in the pool.
+        max_blocks: maximum number of blocks. A block takes about 250 bytes and, if several servers received it, 1 bit
+            more for each server in the pool.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -37,10 +38,10 @@ class PrefixIndex:
         return len(self._blocks)
 
     def add_server(self, server: str) -> None:
-        """Add a server with an empty cache, whatever it received under this name before.
+        """Add a server with an empty cache, even if a server with this name received prompts before.
 
-        The bit of a removed server is reused only after as many others were removed as there are servers (at least 64):
-        by then most of its blocks have been evicted.
+        The bit of a removed server is reused only after as many other servers were removed as there are servers (at
+        least 64): by then most of its blocks have been evicted.
         """
         self.remove_server(server)
         if len(self._retired) > max(64, len(self._masks)):

@@ -1,6 +1,7 @@
 """Scores servers by the part of a prompt that each received before, according to `prefix_index`.
 
-A match is a list of masks, one for each known block of the prompt: the servers that received the prompt up to there.
+A match is a list of masks, one for each known block of the prompt: the servers that received the prompt up to that
+block.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from stoker_gateway.scheduling.prefix_index import FOLLOWED, PrefixIndex
 #: Average bytes of a shared prefix that may be recomputed to move a new conversation to its home: about 1,024 tokens.
 HOME_BYTES: Final = 4096
 
-#: Maximum number of servers with a prompt's prefix that are considered.
+#: Maximum number of servers that `holders` returns.
 MAX_HOLDERS: Final = 8
 
-#: End offset of each block in a prompt, in bytes, for more blocks than any chain has.
+#: End offset in bytes of each block in a prompt. There are more entries than a chain can have blocks.
 _ENDS: Final = tuple(block_ends(1 << 40))
 
 

@@ -4,7 +4,7 @@ Rendezvous hashing gives each pair of key and server a weight, and a key goes to
 a server is added, keys move only to it; if one is removed, only its keys move. Here a server is a point on a circle, a
 key has `PROBES` points, and the weight is larger the shorter the distance from one of the key's points forward to the
 server's point. The servers with the largest weights are found by bisection (Appleton and O'Reilly, "Multi-probe
-consistent hashing", 2015). With 21 probes the largest share is about 1.05 times the mean.
+consistent hashing", 2015). With 21 probes, the largest share of keys that a server gets is about 1.05 times the mean.
 """
 
 from __future__ import annotations

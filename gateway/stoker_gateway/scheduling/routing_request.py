@@ -14,8 +14,9 @@ class RoutingRequest:
         chain: hashes of the full blocks of its prompt's text, from `stoker_common.text_prefix_hash`.
         size: size of its prompt's text in bytes.
         session: session id; requests of a session go to the same server.
-        held_by: ``IP:PORT`` of the server that stores the response it continues; no other can serve it.
-        subset: servers to which it may be sent; None: all.
+        held_by: ``IP:PORT`` of the server that stores the response that the request continues or retrieves; None if
+            there is none.
+        subset: servers to which it may be sent; None means all.
     """
 
     chain: Sequence[bytes] = ()

@@ -16,7 +16,7 @@ from stoker_gateway.scheduling.rendezvous import Rendezvous
 FAILED_S: Final = 1.0
 LONGEST_FAILED_S: Final = 30.0
 
-#: Requests that a server of a careful pool may get after its start, until it reports again.
+#: Number of requests that a server of a careful pool may get after its start, until it reports again.
 FIRST_REQUESTS: Final = 8
 
 
@@ -25,14 +25,14 @@ class PooledServer:
     """State of a server.
 
     Attributes:
-        asked_at: time of the poll that returned its last report, in seconds.
+        polled_at: time of the poll that returned its last report, in seconds.
         failures: number of failures since it last reported that it is ready.
         failed_at, failed_until: time of the last failure, and until when it gets no requests.
-        allowance: number of requests that it may have until it reports again; None: unlimited.
+        allowance: number of requests that may be sent to it until it reports again; None means unlimited.
     """
 
     load: Load = field(default_factory=Load)
-    asked_at: float = -math.inf
+    polled_at: float = -math.inf
     failures: int = 0
     failed_at: float = -math.inf
     failed_until: float = -math.inf
@@ -49,8 +49,9 @@ class ServerPool:
     Attributes:
         num_ready: number of ready servers.
         sequences: known number of requests at all ready servers.
-        careful: whether a server gets no requests before it has reported that it is ready, and then a number that grows
-            with each report in which none waits. So the first server to start does not get all waiting requests.
+        careful: whether a server gets requests only after it has reported that it is ready, and then a limited number,
+            which grows with each report without waiting requests. So the first server that starts does not get all
+            waiting requests.
         backlog: whether requests wait for servers with room.
     """
 
@@ -72,7 +73,8 @@ class ServerPool:
         return len(self._index)
 
     def set_servers(self, addresses: Iterable[str], now: float) -> None:
-        """Set the servers. New ones count as ready and idle until they report; in a careful pool, as not ready."""
+        """Set the servers. Until they report, new servers count as ready and idle or, in a careful pool, as not
+        ready."""
         current = dict.fromkeys(addresses)
         for departed in [server for server in self._servers if server not in current]:
             del self._servers[departed]
@@ -87,9 +89,9 @@ class ServerPool:
     def observe(self, server: str, load: ServerLoad, sent_at: float, now: float) -> None:
         """Record a server's report of a poll at `sent_at`. Unknown servers and outdated reports are ignored."""
         known = self._servers.get(server)
-        if known is None or sent_at < known.asked_at:
+        if known is None or sent_at < known.polled_at:
             return
-        known.asked_at = sent_at
+        known.polled_at = sent_at
         self._all_full = False
         was_ready = known.load.reported.ready
         before = known.load.sequences
@@ -97,7 +99,7 @@ class ServerPool:
         if load.ready and sent_at >= known.failed_at:
             known.failures, known.failed_until = 0, -math.inf
         if load.ready and not was_ready:
-            self._index.add_server(server)  # a new process at the same address: its cache is empty
+            self._index.add_server(server)  # a new process at the same address, whose cache is empty
             known.allowance = FIRST_REQUESTS if self.careful else None
         elif known.allowance is not None:
             known.allowance = self._next_allowance(known.allowance, load)
@@ -139,10 +141,10 @@ class ServerPool:
             before = known.load.sequences
             # The server's last report includes the request only if it was sent before the poll. After a retry, the
             # poll may be older than the request.
-            if server == tried[-1] and (number in known.load.sent or number <= known.asked_at * 1e6):
+            if server == tried[-1] and (number in known.load.sent or number <= known.polled_at * 1e6):
                 known.load.end(number, now)
             else:
-                known.load.take_back(number)
+                known.load.cancel(number)
             if known.load.reported.ready:
                 self.sequences += known.load.sequences - before
             if known.allowance is not None:
@@ -150,9 +152,9 @@ class ServerPool:
 
     def failed(self, server: str, now: float) -> None:
         """Record that a server did not answer at `now`: it gets no requests for a while, unless all servers fail.
-        Unknown servers are ignored, and failures before the server's last report."""
+        Unknown servers, and failures before the server's last report, are ignored."""
         known = self._servers.get(server)
-        if known is not None and now >= known.asked_at:
+        if known is not None and now >= known.polled_at:
             known.failed_at = now
             known.failed_until = now + min(LONGEST_FAILED_S, FAILED_S * 2 ** min(known.failures, 10))
             known.failures += 1

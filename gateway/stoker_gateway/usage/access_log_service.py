@@ -48,9 +48,9 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
         async for message in messages:
             for entry in message.http_logs.log_entry:
                 self.received += 1
-                self._tell(entry)
+                self._notify(entry)
 
-    def _tell(self, entry: Any) -> None:
+    def _notify(self, entry: Any) -> None:
         try:
             ended = CompletedRequest.of(entry)
         except Exception:

@@ -1,6 +1,6 @@
 """The billing log: a JSON line for each request that used tokens, without prompts, outputs or secrets.
 
-A thread writes it, so that the event loop does not wait for the disk. If the file is renamed, for example by log
+A thread writes the file, so that the event loop does not wait for the disk. If the file is renamed, for example by log
 rotation, the next line creates a new file with the old name.
 """
 
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: Destination that means standard output.
 STDOUT: Final = "-"
-#: Maximum number of lines that wait, for example while the disk is full. Further lines are lost, which is logged.
+#: Maximum number of lines that wait, for example while the disk is full. Further lines are lost, and an error is
+#: logged.
 MAX_LINES: Final = 200_000
 #: Seconds until a failed write is retried.
 _AGAIN_S: Final = 1.0
@@ -86,7 +87,7 @@ class BillingLog:
                 self._has_lines.set()
 
     def _write_all(self) -> None:
-        """Write the waiting lines. After a partial write, the rest of the line stays first in the queue."""
+        """Write the waiting lines. After a partial write, the rest of the line stays at the head of the queue."""
         while self._lines:
             if self._path is not None and not self._in_line and not _is_at(self._file, self._path):
                 os.close(self._file)

@@ -25,7 +25,8 @@ from stoker_gateway.usage import tokens
 from stoker_gateway.usage.tokens import Tokens
 
 _POST: Final = base_pb2.RequestMethod.POST
-#: Envoy's response flags of incomplete responses: closed by the client or the server, timed out, or invalid.
+#: Envoy's response flags of incomplete responses: the client or the server closed the connection, or the response timed
+#: out or was invalid.
 _BROKEN_OFF: Final = (
     "downstream_connection_termination",
     "downstream_remote_reset",
@@ -44,10 +45,10 @@ class CompletedRequest:
     Attributes:
         model: served name.
         key: id of the client's key; empty without keys.
-        grant: id of the limits' reservation; empty without one.
+        grant: id of the reservation against the key's limits; empty without a reservation.
         pick: number of the pick that routed it.
         servers: servers that it was sent to, in order. Only the last can have answered.
-        unreachable: whether the connection to the last server failed too.
+        unreachable: whether the connection to the last server failed.
         status: HTTP status of the response; 0 if there was none.
         tokens: tokens that it used.
         response_bytes: size of the response's body.
@@ -118,7 +119,7 @@ def _servers(common: Any, destination: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted: bool) -> Tokens:
-    """Return the tokens of a request: from the response's usage, or an estimate if the response has none or broke off
+    """Return the tokens of a request: from the response's usage, or an estimate if the response has no usage or was cut
     before it."""
     path = entry.request.path.partition("?")[0]
     if entry.request.request_method != _POST or path not in POSTED:
@@ -131,7 +132,7 @@ def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted
         return known or Tokens()
     streamed = entry.response.response_headers.get("content-type", "").startswith("text/event-stream")
     guess = tokens.estimated(entry.request.request_body_bytes, entry.response.response_body_bytes, streamed=streamed)
-    if known is not None:  # the response broke off, and its usage counts only the beginning
+    if known is not None:  # the response was cut, and its usage counts only its beginning
         return Tokens(known.prompt, known.cached, max(known.output, guess.output), estimated=True)
     prompt = int(prompt_tokens) if isinstance(prompt_tokens, float) else guess.prompt
     return Tokens(prompt, 0, guess.output, estimated=True)

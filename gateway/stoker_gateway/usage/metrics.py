@@ -26,7 +26,7 @@ class UsageMetrics:
         )
         self.requests = Counter(
             "stoker:gateway_key_requests",
-            "Routed requests that have ended, by the status of the response; 0: there was no response.",
+            "Routed requests that have ended, by the status of the response; 0 if there was no response.",
             ["key", "model", "code"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""Token usage of a request, from the response or by an estimate.
+"""Token usage of a request: reported by the response, or estimated.
 
 Usage fields by source:
 
@@ -24,7 +24,7 @@ TOKEN_BYTES: Final = 4
 EVENT_BYTES: Final = 220
 
 #: Names of the output's token count.
-_ANSWERS: Final = ("completion_tokens", "output_tokens")
+_OUTPUT_NAMES: Final = ("completion_tokens", "output_tokens")
 #: Larger token counts are invalid and ignored.
 _MAX_COUNT: Final = 1 << 31
 
@@ -53,17 +53,17 @@ def reported(usage: Mapping[str, Any]) -> Tokens | None:
         usage: metadata that Envoy extracted from the response.
     """
     objects = {name: _object(usage.get(name)) for name in USAGES}
-    for known in (objects["stoker_usage"], _together(objects["message"], objects["usage"], objects["response"])):
+    for known in (objects["stoker_usage"], _merged(objects["message"], objects["usage"], objects["response"])):
         if (tokens := _tokens(known)) is not None:
             return tokens
     return None
 
 
-def estimated(prompt_bytes: int, answer_bytes: int, *, streamed: bool) -> Tokens:
+def estimated(prompt_bytes: int, response_bytes: int, *, streamed: bool) -> Tokens:
     """Estimate the usage from the sizes of the request's and the response's bodies."""
     return Tokens(
         prompt=-(-prompt_bytes // TOKEN_BYTES),
-        output=-(-answer_bytes // (EVENT_BYTES if streamed else TOKEN_BYTES)),
+        output=-(-response_bytes // (EVENT_BYTES if streamed else TOKEN_BYTES)),
         estimated=True,
     )
 
@@ -84,24 +84,26 @@ def _tokens(known: Mapping[str, Any]) -> Tokens | None:
     return Tokens(prompt, min(cached or 0, prompt), output or 0)
 
 
-def _together(*usages: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(*usages: Mapping[str, Any]) -> dict[str, Any]:
     """Merge several usages of one response, later ones over earlier ones. Prompt counts never decrease, because a later
     usage may report 0 for counts that it does not have.
     """
     merged: dict[str, Any] = {}
     for usage in usages:
-        if _says_prompt(usage) and not any(map(_count, usage.values())):
+        if _has_prompt_count(usage) and not any(map(_count, usage.values())):
             merged = {**usage, **merged}  # all counts are 0 or absent, so earlier values take precedence
             continue
         for name, value in usage.items():
             previous, current = _count(merged.get(name)), _count(value)
             if current is None and previous is not None:
                 continue
-            merged[name] = value if current is None or previous is None or name in _ANSWERS else max(previous, current)
+            merged[name] = (
+                value if current is None or previous is None or name in _OUTPUT_NAMES else max(previous, current)
+            )
     return merged
 
 
-def _says_prompt(usage: Mapping[str, Any]) -> bool:
+def _has_prompt_count(usage: Mapping[str, Any]) -> bool:
     return any(_count(usage.get(name)) is not None for name in ("prompt_tokens", "input_tokens"))
 
 

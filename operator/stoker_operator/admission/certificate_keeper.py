@@ -201,7 +201,7 @@ class CertificateKeeper:
             try:
                 context.load_cert_chain(chain, key)
             except ssl.SSLError as error:
-                raise UnusableCertificate(f"it cannot be served: {error}") from None
+                raise UnusableCertificate(f"the certificate in the Secret cannot be loaded: {error}") from None
         self._context, self._served = context, certificate
         self._on_load(certificate)
         logger.info("the webhook serves a certificate that expires on %s", f"{certificate.expires:%Y-%m-%d}")

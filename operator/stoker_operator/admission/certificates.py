@@ -28,7 +28,7 @@ LIFETIME: Final = timedelta(days=365)
 _SKEW: Final = timedelta(hours=1)
 
 
-class UnusableCertificate(Exception):  # noqa: N818 - it is the certificate that is wrong, not we
+class UnusableCertificate(Exception):  # noqa: N818 - the certificate is wrong, not the operator
     """The certificate cannot be served; the message states why."""
 
 
@@ -80,7 +80,7 @@ class Certificate:
         """Check that `issue` made the certificate for these hosts, and that it is not due for renewal.
 
         Raises:
-            UnusableCertificate: it is not such a certificate, or is due for renewal.
+            UnusableCertificate: the certificate is another one, or is due for renewal.
         """
         self.check(now)
         leaf = self.leaf

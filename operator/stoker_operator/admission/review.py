@@ -1,8 +1,8 @@
-"""Answer an AdmissionReview. No I/O.
+"""Answers AdmissionReviews, without I/O.
 
-Only changes of the spec are checked. An object that an older version has accepted stays writable otherwise: users can
-change its labels and finalizers, and delete it. `reconcile` repeats the checks, because objects may have been accepted
-while the webhook did not answer.
+Only changes of the spec are checked. If an older version of the operator has accepted a spec that this one refuses,
+users can still change the object's labels and finalizers, and delete it. `reconcile` repeats the checks, because
+objects may have been accepted while the webhook did not answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ReviewVerdict:
 Check = Callable[[Object, Object | None], ReviewVerdict]
 
 
-class Malformed(Exception):  # noqa: N818 - it is the review that is wrong, not we
+class Malformed(Exception):  # noqa: N818 - the review is wrong, not the operator
     """The review cannot be answered; the message states why."""
 
 
@@ -51,7 +51,8 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
     """
     request = _mapping(_mapping(review, "the body").get("request"), "request")
     if review.get("apiVersion") != API_VERSION or review.get("kind") != "AdmissionReview":
-        raise Malformed(f"this is {review.get('apiVersion')} {review.get('kind')}, not {API_VERSION} AdmissionReview")
+        kind = f"{review.get('apiVersion')} {review.get('kind')}"
+        raise Malformed(f"the body is {kind}, not {API_VERSION} AdmissionReview")
     uid = request.get("uid")
     if not isinstance(uid, str) or not uid:
         raise Malformed("request.uid is missing")
@@ -66,7 +67,7 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
 
 
 def objects_under_review(review: Any) -> tuple[Object, Object | None] | None:
-    """Return the endpoint to check and its previous version; None if there is nothing to check.
+    """Return the endpoint to check and its previous version, or None if there is nothing to check.
 
     Raises:
         Malformed: `review` is not an AdmissionReview.

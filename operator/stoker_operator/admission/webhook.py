@@ -89,7 +89,7 @@ class Webhook:
         except Exception:
             # The API server then applies the failurePolicy of the webhook's configuration.
             logger.exception("an admission review failed: this is a bug in the operator")
-            return web.Response(status=500, text="the operator failed to check this object; see its log\n")
+            return web.Response(status=500, text="the operator failed to check this object; see the operator's log\n")
         finally:
             self._metrics.reviewed(verdict, time.monotonic() - began)
 

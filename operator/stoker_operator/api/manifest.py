@@ -1,4 +1,4 @@
-"""Parse a manifest, as YAML or as an object of the API, into an InferenceEndpoint, or report all its violations."""
+"""Parses a manifest, as YAML or as an object of the API, into an InferenceEndpoint, or reports all its violations."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def documents(text: str) -> list[Any]:
         found = [document for document in yaml.safe_load_all(text) if document is not None]
     # PyYAML does not catch Python's errors about invalid dates and numbers, and about too deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Refused(Violation("manifest", f"this is not YAML: {error}")) from None
+        raise Refused(Violation("manifest", f"the text is not YAML: {error}")) from None
     if not found:
-        raise Refused(Violation("manifest", "it is empty", f"write an {KIND}"))
+        raise Refused(Violation("manifest", "the text is empty", f"write an {KIND}"))
     return found
 
 
@@ -56,7 +56,7 @@ def parse(document: Any, before: Any = None) -> InferenceEndpoint:
         Refused: the manifest violates the schema or a rule.
     """
     if not isinstance(document, Mapping):
-        raise Refused(Violation("manifest", f"it is {document!r}, not a mapping", f"write an {KIND}"))
+        raise Refused(Violation("manifest", f"the document is {document!r}, not a mapping", f"write an {KIND}"))
     if (document.get("apiVersion"), document.get("kind")) != (API_VERSION, KIND):
         stated_kind = f"{document.get('apiVersion')} {document.get('kind')}"
         raise Refused(Violation("kind", f"this is {stated_kind}, not {API_VERSION} {KIND}"))
@@ -81,7 +81,7 @@ def _forbidden_changes(endpoint: InferenceEndpoint, before: Any) -> tuple[Violat
 
 
 def _violation(error: dict[str, Any]) -> Violation:
-    """Convert an error of pydantic."""
+    """Convert an error of pydantic to a violation."""
     field = ""
     for step in error["loc"]:
         field += f"[{step}]" if isinstance(step, int) else f".{step}" if field else str(step)
@@ -120,7 +120,7 @@ def _fields(path: tuple[Any, ...]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """Return the model inside an annotation such as ``list[Model] | None``; None if there is none."""
+    """Return the model inside an annotation such as ``list[Model] | None``, or None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):

@@ -1,4 +1,4 @@
-"""Generate the reference page of the resource from its schema: the text of `kubectl explain` on one page."""
+"""Generates the reference page of the resource from its schema: the text of `kubectl explain` on one page."""
 
 from __future__ import annotations
 

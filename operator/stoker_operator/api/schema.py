@@ -1,4 +1,4 @@
-"""Convert pydantic's JSON schema to the structural schema of a CustomResourceDefinition.
+"""Converts pydantic's JSON schema to the structural schema of a CustomResourceDefinition.
 
 A structural schema is a tree without references and without alternatives that change the type. References are
 therefore inlined, and "or null" is dropped (the API server prunes nulls). A default in the schema would be written into

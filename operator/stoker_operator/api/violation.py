@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation.
+    """A violation of the schema, a rule, the policy or the plan by a manifest.
 
     Attributes:
         field: path of the field, as for ``kubectl explain`` (``spec.parallelism``).
@@ -30,7 +30,7 @@ class Violation:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
-class Refused(Exception):  # noqa: N818 - it is the manifest that is wrong, not we
+class Refused(Exception):  # noqa: N818 - the manifest is wrong, not the operator
     """A manifest is refused; `violations` lists everything that is wrong with it."""
 
     def __init__(self, *violations: Violation) -> None:

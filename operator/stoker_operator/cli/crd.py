@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     parser = CommandParser(prog="stoker crd", description="Print the CustomResourceDefinition of InferenceEndpoint.")
     parser.add_argument(
-        "--output", type=Path, action="append", metavar="FILE", help="write it to FILE instead; repeatable"
+        "--output", type=Path, action="append", metavar="FILE", help="write the definition to FILE instead; repeatable"
     )
     parser.add_argument(
         "--reference", type=Path, metavar="FILE", help="write the reference page of the resource to FILE"

@@ -13,7 +13,7 @@ from stoker_operator.api.violation import Refused, Violation
 
 
 def local_config(spec: Spec) -> dict[str, Any] | None:
-    """Return the config.json of a ``file://`` source; None: another source, or this machine has no such folder.
+    """Return the config.json of a ``file://`` source, or None for other sources and for a folder that does not exist.
 
     Raises:
         Refused: the folder has no readable config.json.

@@ -9,10 +9,14 @@ from stoker_operator.plan.catalogue import Accelerator
 
 
 def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
-    """Return why this machine cannot replace `count` of `accelerator`; None if it can.
+    """Return why this machine cannot run a plan for `count` accelerators of a kind, or None if it can.
 
-    Accelerators of the same vendor with at least as much memory can: the plan also fits them. Only NVIDIA's can be
-    queried.
+    GPUs of the same vendor with at least as much memory are sufficient. Only NVIDIA GPUs can be queried.
+
+    Args:
+        key: the kind's key in the catalogue.
+        accelerator: the kind.
+        count: number of accelerators in the plan.
     """
     if accelerator.resource is None:
         return None

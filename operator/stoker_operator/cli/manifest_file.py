@@ -17,7 +17,7 @@ from stoker_operator.plan.planner import planned_ways_out
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the arguments of every command that reads a manifest."""
+    """Add the arguments that all commands with a manifest have."""
     parser.add_argument("-f", "--filename", required=required, metavar="FILE", help="the manifest; - is standard input")
     parser.add_argument(
         "--catalogue", type=Path, metavar="FILE", help="additions and changes to the built-in accelerator catalogue"
@@ -61,12 +61,14 @@ def load_one(filename: str, catalogue: Catalogue) -> InferenceEndpoint:
     """Return the only endpoint in the file.
 
     Raises:
-        Refused: as `load`, or there are several endpoints.
+        Refused: the file cannot be read, an endpoint is invalid, or there are several endpoints.
     """
     endpoints = load(filename, catalogue)
     if len(endpoints) > 1:
         names = ", ".join(endpoint.metadata.name for endpoint in endpoints)
-        raise Refused(Violation(filename, f"it contains several endpoints ({names})", "put each into its own file"))
+        raise Refused(
+            Violation(filename, f"the file contains several endpoints ({names})", "put each into its own file")
+        )
     return endpoints[0]
 
 

@@ -23,7 +23,7 @@ CRD_MISSING = (
     "this cluster lacks the kind InferenceEndpoint; install it with the Helm chart, or with "
     "`stoker crd | kubectl apply -f -`"
 )
-#: File with the namespace of the pod that this process runs in.
+#: File in a pod that contains the pod's namespace.
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -35,15 +35,18 @@ class Logging(NamedTuple):
 
 
 def main(argv: list[str], composition: Composition | None = None) -> int:
-    """Run the command until SIGTERM or SIGINT. Return 1 without a usable cluster, 2 for a wrong command line.
+    """Run the command until SIGTERM or SIGINT, and return its exit code.
 
     Args:
         argv: arguments of the command line.
-        composition: the workloads of endpoints; None: one Deployment.
+        composition: the workloads of an endpoint; the default is one Deployment.
+
+    Returns:
+        0 after a signal, 1 without a usable cluster, 2 for an invalid command line, catalogue or policy.
     """
-    # kopf handles signals once it runs. Until then a container's first process would ignore SIGTERM, which has no
-    # default action there, so slow imports come after this handler. It exits at once: nothing is running that needs
-    # cleanup, and a module that is being imported could swallow an exception.
+    # kopf handles signals once it runs. Until then a container's first process would ignore SIGTERM, because the kernel
+    # applies no default action to it, so this handler is installed before slow imports. It exits without cleanup:
+    # nothing is running yet, and a module that is being imported could swallow an exception.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         return _run(argv, composition)
@@ -54,8 +57,8 @@ def main(argv: list[str], composition: Composition | None = None) -> int:
 def _run(argv: list[str], composition: Composition | None = None) -> int:
     settings, logging = parse(argv)
     logs.configure(*logging)
-    # The event loop answers reviews while threads reconcile. A fifth of Python's default switch interval keeps the
-    # answers fast.
+    # The event loop answers admission reviews while threads reconcile. A fifth of Python's default switch interval
+    # keeps the answers fast.
     sys.setswitchinterval(0.001)
     from stoker_operator.api.v1alpha1 import KIND
     from stoker_operator.api.violation import Refused
@@ -113,7 +116,7 @@ def parse(argv: list[str]) -> tuple[Settings, Logging]:
 
 
 def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, namespace: str) -> WebhookSettings | None:
-    """Return the webhook's settings; None without a webhook. A flag without effect is an error."""
+    """Return the webhook's settings, or None without a webhook. A flag without effect is an error."""
     external = options.webhook_certificate == "external"
     certificate_flags = {
         "--webhook-host": options.webhook_host,
@@ -144,7 +147,7 @@ def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, names
 
 
 def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> GatewaySettings | None:
-    """Return the gateway's settings; None without a gateway. Its flags must be given together."""
+    """Return the gateway's settings, or None without a gateway. Its flags must be given together."""
     flags = {
         "--gateway-url": options.gateway_url,
         "--gateway-namespace": options.gateway_namespace,
@@ -182,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         "--catalogue", type=Path, metavar="FILE", help="additions and changes to the built-in accelerator catalogue"
     )
     parser.add_argument(
-        "--policy", type=Path, metavar="FILE", help="what endpoints may use, and additions to their objects"
+        "--policy", type=Path, metavar="FILE", help="rules for what endpoints may use, and additions to their objects"
     )
     parser.add_argument(
         "--resync-seconds",
@@ -212,10 +215,12 @@ def _parser() -> argparse.ArgumentParser:
         "--operator-namespace",
         default="",
         metavar="NAME",
-        help="namespace of the operator, with its Lease and its Secret (default: the pod's own)",
+        help="namespace of the operator's Lease and Secret (default: the pod's own)",
     )
 
-    replicas = parser.add_argument_group("several replicas", "The leader writes; all replicas answer the webhook.")
+    replicas = parser.add_argument_group(
+        "several replicas", "Only the leader writes to the cluster; all replicas answer admission reviews."
+    )
     replicas.add_argument("--leader-elect", action="store_true", help="elect a leader with a Lease")
     replicas.add_argument(
         "--lease-name", default="stoker", metavar="NAME", help="name of the Lease (default: %(default)s)"
@@ -226,14 +231,14 @@ def _parser() -> argparse.ArgumentParser:
         "--webhook-address", type=_address, metavar="HOST:PORT", help="address to listen on (default: no webhook)"
     )
     webhook.add_argument(
-        "--webhook-secret", default="", metavar="NAME", help="the Secret with tls.crt, tls.key and ca.crt"
+        "--webhook-secret", default="", metavar="NAME", help="name of the Secret with tls.crt, tls.key and ca.crt"
     )
     webhook.add_argument(
         "--webhook-certificate",
         choices=("own", "external"),
         default="own",
-        help="own: the operator issues and renews it; external: another controller does, such as cert-manager "
-        "(default: %(default)s)",
+        help="own: the operator issues and renews the certificate; external: another controller does, such as "
+        "cert-manager (default: %(default)s)",
     )
     webhook.add_argument(
         "--webhook-host",
@@ -246,26 +251,26 @@ def _parser() -> argparse.ArgumentParser:
         "--webhook-configuration",
         default="",
         metavar="NAME",
-        help="the ValidatingWebhookConfiguration whose caBundle gets the certificate authority",
+        help="name of the ValidatingWebhookConfiguration whose caBundle gets the certificate's authority",
     )
 
     gateway = parser.add_argument_group(
-        "gateway", "Serves the endpoints of namespaces that have the label stoker.dev/gateway: enabled."
+        "gateway", "The gateway serves the endpoints of namespaces that have the label stoker.dev/gateway: enabled."
     )
-    gateway.add_argument("--gateway-url", type=_url, metavar="URL", help="its URL for clients (default: no gateway)")
-    gateway.add_argument("--gateway-namespace", type=_label, metavar="NAME", help="the namespace of its pods")
+    gateway.add_argument("--gateway-url", type=_url, metavar="URL", help="URL for clients (default: no gateway)")
+    gateway.add_argument("--gateway-namespace", type=_label, metavar="NAME", help="namespace of the gateway's pods")
     gateway.add_argument(
         "--gateway-service-account",
         type=_account,
         metavar="NAME",
-        help="the service account of its pods, which gets access to the API keys of endpoints' engines",
+        help="service account of the gateway's pods, which gets access to the API keys of endpoints' engines",
     )
     gateway.add_argument(
         "--gateway-signals",
         type=_remote_address,
         metavar="HOST:PORT",
-        help="host name that resolves to the addresses of all its replicas, and their metrics port; endpoints are "
-        "scaled by the requests that they report there (default: endpoints are not scaled)",
+        help="host name that resolves to the addresses of all gateway replicas, and their metrics port; endpoints are "
+        "scaled by the requests that the replicas report there (default: endpoints are not scaled)",
     )
     return parser
 
@@ -288,7 +293,7 @@ def _url(text: str) -> str:
     try:
         url = urlsplit(text)
         right = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # its port, or its IPv6 address
+    except ValueError:  # an invalid port or IPv6 address
         right = False
     if not right or not text.isprintable() or " " in text or url.path.strip("/") or url.query or url.fragment:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// URL without a path")

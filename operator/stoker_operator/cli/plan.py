@@ -145,12 +145,12 @@ def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Cat
 
 
 def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: tuple[Violation, ...]) -> PlanReport:
-    """Return the report for a refused manifest. If its parallel sizes are the reason, it includes sizes that work."""
+    """Return the report for a refused manifest. If its parallel sizes are the reason, other sizes are evaluated."""
     spec = manifest.get("spec")
     hardware = spec.get("hardware") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(hardware, Mapping):
         return PlanReport(None, None, False, against)
-    # None: sizes that follow from count and nodes. If those span nodes and are refused, one engine per node is valid.
+    # None: the sizes follow from count and nodes. If they span nodes and are refused, one engine per node may be valid.
     for sizes in (None, {"tensor": hardware.get("count") or 1, "data": hardware.get("nodes") or 1}):
         try:
             parsed = parse({**manifest, "spec": {**spec, "parallelism": sizes}}).spec
@@ -161,15 +161,17 @@ def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: t
 
 
 def _manifest(filename: str) -> Mapping[str, Any]:
-    """Return the only document in the file, not validated.
+    """Return the only document in the file. Only its type is checked: it must be a mapping.
 
     Raises:
-        Refused: the file cannot be read, or has several documents.
+        Refused: the file cannot be read, has several documents, or its document is not a mapping.
     """
     found = documents(read_text(filename))
     if len(found) > 1:
         names = ", ".join(str((each.get("metadata") or {}).get("name")) for each in found if isinstance(each, Mapping))
-        raise Refused(Violation(filename, f"it contains several endpoints ({names})", "put each into its own file"))
+        raise Refused(
+            Violation(filename, f"the file contains several endpoints ({names})", "put each into its own file")
+        )
     if not isinstance(found[0], Mapping):
         parse(found[0])
     return dict(found[0])

@@ -21,12 +21,13 @@ class PlanReport:
     """The result of ``stoker plan``.
 
     Attributes:
-        spec: the manifest's spec; None: it cannot be parsed.
-        study: the placements that were evaluated; None: none could be.
+        spec: the manifest's spec, or None if it cannot be parsed.
+        study: the evaluated placements, or None if none could be evaluated.
         has_stated_sizes: whether the sizes in the spec are among the evaluated placements.
         errors: all violations.
-        cluster: whether the nodes have room for the pods; None: nodes were not listed.
-        kinds: the plan for each kind of accelerator of the cluster; None: nodes were not listed.
+        cluster: a text that states whether the nodes have room for the pods, or what could not be read from the
+            cluster; None if there is nothing to state.
+        kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not asked.
     """
 
     spec: Spec | None
@@ -148,12 +149,12 @@ def judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
 
 
 def _short(study: Study, way: Option) -> str:
-    """Return which requested length or concurrency a possible placement does not reach."""
+    """Return which requested length or concurrency a possible placement does not reach; empty if none or unknown."""
     found = way.estimate
     if way.serves or found is None or found.max_model_len is None or found.max_concurrency is None:
         return ""
     if found.max_model_len < study.wanted_len:
-        return f"sequences are cut to {found.max_model_len:,} of {study.wanted_len:,} tokens"
+        return f"sequences are limited to {found.max_model_len:,} of {study.wanted_len:,} tokens"
     return f"too few sequences of {study.wanted_len:,} tokens at once"
 
 

@@ -1,7 +1,7 @@
 """``stoker plan --cluster``: the total and free accelerators of the kubeconfig's cluster, and which can hold the model.
 
-For each kind of accelerator, the operator's planner evaluates the pod sizes that the nodes allow, smallest first. A
-row's verdict is therefore that of admission.
+For each kind of accelerator, the operator's planner evaluates the pod sizes that the nodes allow, smallest first. The
+verdict of a row is therefore the one that admission would give.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ClusterInventory:
 
     Attributes:
         nodes: all nodes.
-        holders: every pod that occupies devices; None: pods could not be listed.
-        unknown: why the inventory is empty or incomplete; empty: it is complete.
+        holders: every pod that occupies devices, or None if pods could not be listed.
+        unknown: why nodes or pods could not be listed; empty if they were.
     """
 
     nodes: tuple[Node, ...] = ()
@@ -44,9 +44,9 @@ class StockRow:
 
     Attributes:
         stock: the cluster's accelerators of this kind.
-        count: accelerators of each pod.
-        option: the placement in such a pod; None: unknown or impossible.
-        why: why there is no placement, or what it does not reach.
+        count: accelerators of each pod; meaningless without a placement.
+        option: the placement in such a pod, or None if no placement is possible or the kind is unknown.
+        why: why there is no placement, or which requested length or concurrency it does not reach.
     """
 
     stock: Stock
@@ -56,7 +56,7 @@ class StockRow:
 
     @property
     def verdict(self) -> str:
-        """The verdict, in one word."""
+        """``serves`` if the requested length and concurrency fit, ``holds`` if less fits, ``unknown`` or ``no``."""
         if self.option is None:
             return "no"
         if self.option.estimate is None:
@@ -65,7 +65,7 @@ class StockRow:
 
 
 def ask() -> ClusterInventory:
-    """Read the nodes, and all running pods of the cluster that occupy devices."""
+    """Read the nodes, and all unfinished pods that occupy devices of a node."""
     # Imported when needed: the Kubernetes client takes a second to load, and other plans do not use it.
     from stoker_operator.cluster import observe
     from stoker_operator.cluster.kube import Kube, KubeError
@@ -94,7 +94,7 @@ def rows(seen: ClusterInventory, manifest: Document, catalogue: Catalogue) -> tu
 
     Args:
         seen: the cluster's nodes and pods.
-        manifest: the manifest, whose accelerator is replaced by each kind. Count and sizes that it does not set are
+        manifest: the manifest, whose accelerator is replaced by each kind. A count and sizes that it does not set are
             chosen.
         catalogue: the known kinds of accelerator.
     """
@@ -207,17 +207,17 @@ def _study(stock: Stock, manifest: Document, count: int, catalogue: Catalogue) -
 
 
 def _no_image(found: Study) -> str:
-    """Return why a manifest would be refused although the model fits; empty: it would not be."""
+    """Return why the manifest would be refused although the model fits; empty if it would be accepted."""
     return str(found.refused[0]) if found.refused else ""
 
 
 def _short(found: Study, option: Option) -> str:
-    """Return which requested length or concurrency a pod does not reach."""
+    """Return which requested length or concurrency a pod does not reach, or why this is unknown; empty if none."""
     estimate = option.estimate
     if estimate is None:
         return found.unknown
     if option.serves or estimate.max_model_len is None:
         return ""
     if estimate.max_model_len < found.wanted_len:
-        return f"sequences are cut to {estimate.max_model_len:,} of {found.wanted_len:,} tokens"
+        return f"sequences are limited to {estimate.max_model_len:,} of {found.wanted_len:,} tokens"
     return f"too few sequences of {found.wanted_len:,} tokens at once"

@@ -33,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tensor-parallel-size", "-tp", type=int, metavar="N", help="accelerators over which each layer is split"
     )
-    group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="engines of the model")
+    group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="engines of each replica")
     group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="pipeline stages of the layers")
     group.add_argument(
         "--min-concurrency", type=int, metavar="N", help="sequences each engine should hold at once (default: 4)"
@@ -41,18 +41,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
     group.add_argument("--max-model-len", type=int, metavar="N", help="largest number of tokens of prompt and output")
     group.add_argument("--dtype", choices=DTYPES, help="dtype of weights and activations")
-    group.add_argument("--quantization", metavar="METHOD", help="quantization of the weights: fp8, awq, gptq, …")
-    group.add_argument("--runtime", metavar="NAME", help="the engine (default: stoker)")
-    group.add_argument("--memory", metavar="AMOUNT", help="the container's memory, for accelerator cpu: 16Gi")
-    group.add_argument("--topology", metavar="SHAPE", help="the slice's topology, for accelerators that have one: 2x4")
+    group.add_argument("--quantization", metavar="METHOD", help="quantization of the weights, such as fp8, awq or gptq")
+    group.add_argument("--runtime", metavar="NAME", help="the runtime: stoker or vllm (default: stoker)")
+    group.add_argument("--memory", metavar="AMOUNT", help="the container's memory, for accelerator cpu, such as 16Gi")
+    group.add_argument("--topology", metavar="SHAPE", help="topology of the TPU slice, such as 2x4")
     group.add_argument(
         "--enable-lora", action="store_const", const=True, help="serve LoRA adapters, and reserve memory for them"
     )
     group.add_argument("--max-loras", type=int, metavar="N", help="largest number of adapters in one step")
-    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="largest number of adapters kept in memory")
+    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="largest number of adapters in CPU memory")
     group.add_argument("--max-lora-rank", type=int, metavar="N", help="largest rank of an adapter")
     group.add_argument(
-        "--lora-target-modules", nargs="+", metavar="NAME", help="modules that adapters may change: q_proj …"
+        "--lora-target-modules", nargs="+", metavar="NAME", help="modules that adapters may change, such as q_proj"
     )
 
 

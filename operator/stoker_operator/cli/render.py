@@ -36,8 +36,10 @@ def main(argv: list[str]) -> int:
         "--pod-monitors", action="store_true", help="assume that the cluster has PodMonitors (Prometheus operator)"
     )
     known = parser.add_mutually_exclusive_group()
-    known.add_argument("--values", type=Path, metavar="FILE", help="the chart's values; default: none")
-    known.add_argument("--policy", type=Path, metavar="FILE", help="the operator's policy, instead of the chart's")
+    known.add_argument(
+        "--values", type=Path, metavar="FILE", help="values of the Helm chart (default: the chart's own)"
+    )
+    known.add_argument("--policy", type=Path, metavar="FILE", help="policy of the operator, instead of the chart's")
     parser.add_argument(
         "--release", default="stoker", metavar="NAME", help="release name of the chart (default: stoker)"
     )
@@ -72,7 +74,7 @@ def render(
     Args:
         endpoint: the endpoint.
         catalogue: the accelerators.
-        pod_monitors: whether the cluster has PodMonitors; a manifest that requires a PodMonitor always gets one.
+        pod_monitors: whether the cluster has PodMonitors; it is assumed to have them if the manifest requires one.
         policy: the administrator's permissions and additions.
 
     Raises:
@@ -86,13 +88,13 @@ def render(
 
 
 def _stored(value: Any, is_amount: bool = False) -> Any:
-    """Return an object as the API server stores it: quantities in canonical form."""
+    """Return an object with its quantities in canonical form, as the API server stores them."""
     if isinstance(value, Mapping):
         return {key: _stored(each, is_amount or key in AMOUNTS) for key, each in value.items()}
     if isinstance(value, list):
         return [_stored(each, is_amount) for each in value]
     if not is_amount or not isinstance(value, (int, str)):
         return value
-    with contextlib.suppress(ValueError):  # not a quantity: a label may have such a name
+    with contextlib.suppress(ValueError):  # not a quantity, but for example a label that has such a key
         return canonical(value)
     return value

@@ -1,8 +1,8 @@
 """``stoker up -f FILE``: runs a manifest without a cluster.
 
-The operator's own code validates and plans the manifest, and the engine runs on this machine with the command line that
-its pods would get: one function builds both. Fields that only a cluster can use are listed and ignored; fields that
-cannot be ignored without changing the model's output are refused.
+The operator's own code validates and plans the manifest and builds the engine's command line, which differs from that
+of a pod only in addresses, paths and the runtime's `local_args`. Fields that only a cluster can use are listed and
+ignored; fields that cannot be ignored without changing the model's output are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from stoker_common.command_parser import CommandParser
 from stoker_common.model_source import ModelSource
@@ -50,6 +51,9 @@ CLUSTER_FIELDS = (
     "routing",
 )
 
+#: Maximum characters of an argument, such as a chat template, in the printed command.
+SHOWN: Final = 120
+
 
 def main(argv: list[str]) -> int:
     """Run the command. It does not return if the engine starts, because the engine replaces this process."""
@@ -69,7 +73,7 @@ def main(argv: list[str]) -> int:
             print(f"Not used on one machine: {', '.join(launch.unused)}", flush=True)
         for warning in launch.warnings:
             print(f"Warning: {warning}", flush=True)
-        print(f"{launch.name}: {shlex.join([launch.runtime, *launch.words])}", flush=True)
+        print(f"{launch.name}: {shlex.join([launch.runtime, *map(shortened, launch.words)])}", flush=True)
         # The engine replaces this process, so signals reach it and the exit code is its own.
         os.execve(launch.program[0], [*launch.program, *launch.words], launch.env)
 
@@ -82,10 +86,10 @@ class Launch:
 
     Attributes:
         name: name of the endpoint.
-        runtime: name of the engine.
-        program: the engine's executable and its fixed arguments.
+        runtime: name of the runtime.
+        program: the runtime's executable and its fixed arguments.
         words: the other arguments.
-        env: the whole environment.
+        env: the whole environment of the process.
         unused: fields of the manifest that have no effect on one machine.
         warnings: the plan's warnings, for the manifest's author.
     """
@@ -105,7 +109,7 @@ def prepare(
     """Validate and plan the manifest for this machine.
 
     Raises:
-        Refused: it cannot run here.
+        Refused: the manifest cannot run on this machine.
     """
     spec = endpoint.spec
     unused = [f"spec.{camel(name)}" for name in CLUSTER_FIELDS if is_set(spec, name)]
@@ -123,28 +127,41 @@ def prepare(
     if problem:
         raise Refused(Violation("spec.hardware.accelerator", problem, "run it on the CPU with --accelerator cpu"))
     template = spec.model.chat_template.value if spec.model.chat_template else None
-    started = engine.invocation(spec, planned, chat_template=template, host=options.host, port=options.port)
+    settings = spec.engine.model_copy(update={"args": [*engine.local_args, *(spec.engine.args or [])] or None})
+    started = engine.invocation(
+        spec.model_copy(update={"engine": settings}),
+        planned,
+        chat_template=template,
+        host=options.host,
+        port=options.port,
+    )
     variables = env(spec, engine, environment)
     return Launch(
         endpoint.metadata.name, engine.name, program(engine), list(started.words), variables, unused, planned.warnings
     )
 
 
+def shortened(word: str) -> str:
+    """Return the first line of an argument, at most `SHOWN` characters, with an ellipsis if that is not all of it."""
+    line = word.partition("\n")[0][:SHOWN]
+    return word if line == word else f"{line}…"
+
+
 def plan_here(spec: Spec, catalogue: Catalogue) -> Plan:
-    """Return the plan. On one machine it needs no image.
+    """Return the plan, also for a runtime that has no image for the accelerator.
 
     Raises:
-        Refused: as `plan`.
+        Refused: the spec has no valid plan.
     """
     engine = spec.engine.model_copy(update={"image": spec.engine.image or "none"})
     return plan(spec.model_copy(update={"engine": engine}), catalogue, local_config(spec))
 
 
 def program(engine: Runtime) -> list[str]:
-    """Return the command that runs the engine on this machine.
+    """Return the command that runs the runtime on this machine.
 
     Raises:
-        Refused: the engine is not installed.
+        Refused: the runtime is not installed.
     """
     if not engine.command:
         return [sys.executable, "-m", "stoker"]
@@ -187,14 +204,16 @@ def stays_in_the_cluster(spec: Spec) -> None:
     """Refuse fields that need a cluster."""
     if ModelSource.parse(spec.model.source).scheme == "pvc":
         raise Refused(
-            Violation("spec.model.source", "there are no claims on one machine", "copy the model and use file:///PATH")
+            Violation(
+                "spec.model.source", "one machine has no PersistentVolumeClaims", "copy the model and use file:///PATH"
+            )
         )
     template = spec.model.chat_template
     if template and template.config_map_key_ref:
         raise Refused(
             Violation(
                 "spec.model.chatTemplate.configMapKeyRef",
-                "there are no ConfigMaps on one machine",
+                "one machine has no ConfigMaps",
                 "put the template's text into spec.model.chatTemplate.value",
             )
         )
@@ -206,7 +225,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
     Values that the manifest takes from the cluster, such as a token from a Secret, must be set in `environment`.
 
     Raises:
-        Refused: such a value is not set.
+        Refused: `environment` lacks such a value.
     """
     needed = {
         "HF_TOKEN": ("spec.model.tokenSecretRef", spec.model.token_secret_ref),
@@ -214,9 +233,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
     }
     for name, (field, secret) in needed.items():
         if secret and not environment.get(name):
-            raise Refused(
-                Violation(field, "there are no Secrets on one machine", f"set the environment variable {name}")
-            )
+            raise Refused(Violation(field, "one machine has no Secrets", f"set the environment variable {name}"))
     result = dict(environment)
     listed: dict[str, str] = {}
     for variable in spec.engine.env or []:
@@ -228,7 +245,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
             raise Refused(
                 Violation(
                     f"spec.engine.env[{variable.name}].valueFrom",
-                    "there is no cluster to read it from",
+                    "there is no cluster to read the value from",
                     f"set the environment variable {variable.name} before `stoker up`",
                 )
             )

@@ -1,13 +1,13 @@
-"""Facts that a running engine reports and that the planner only estimates: one request to one pod after a rollout, with
-retries.
+"""Reads facts from a running engine that the planner only estimates.
 
-The number of KV-cache blocks is in vLLM's metric ``vllm:cache_config_info``, which Stoker's engine also has. The
-formats of weights and cache are in ``stoker:model_info``, which only Stoker's engine has. If an engine cannot be
-reached, for example because a NetworkPolicy forbids it, only these facts are missing.
+After a rollout, one pod of the workload is asked until it answers. The number of KV-cache blocks is in vLLM's metric
+``vllm:cache_config_info``, which Stoker's engine also has. The formats of weights and KV cache are in
+``stoker:model_info``, which only Stoker's engine has; for vLLM, the cache's dtype is read from the former metric. If an
+engine cannot be reached, for example because a NetworkPolicy forbids it, only these facts are missing.
 
 A tenant chooses the image, so the answer is not trusted. Requests run in a background event loop, a limited number at a
-time, and nothing waits for them. Each has a limit of received bytes and of total time; redirects are not followed, and
-answers are not decompressed.
+time, and reconciles do not wait for them. Each request has limits of received bytes and total time; redirects are not
+followed, and answers are not decompressed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,17 @@ _MAX_BYTES: Final = 2 << 20
 _MAX_DIGITS: Final = 12
 _TIMEOUT_SECONDS: Final = 2.0
 _MAX_CONCURRENT_REQUESTS: Final = 16
-#: Pause before the next request to a pod, in seconds.
+#: Pause between two requests to a pod, in seconds.
 _PAUSE_SECONDS: Final = 2.0
 
 
 def metrics_url(container: Mapping[str, Any], address: str) -> str:
-    """Return the metrics URL of the engine in this container of a pod at `address`; the scheme is its probe's."""
+    """Return the URL of an engine's metrics, with the scheme of its readiness probe.
+
+    Args:
+        container: the engine's container in a pod.
+        address: IP address of the pod.
+    """
     probe = container.get("readinessProbe", {}).get("httpGet", {})
     port = next(each["containerPort"] for each in container["ports"] if each["name"] == "http")
     host = f"[{address}]" if ":" in address else address
@@ -48,7 +53,7 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
 
 
 async def ask(url: str, seconds: float) -> Reported | None:
-    """Request the metrics at `url` and return the engine's facts; None: no valid answer within `seconds`."""
+    """Request the metrics at `url` and return the engine's facts, or None without a valid answer within `seconds`."""
     body = await fetch(url, seconds, _MAX_BYTES)
     return None if body is None else _read(body)
 
@@ -69,7 +74,7 @@ def labels(line: re.Match[bytes] | None) -> dict[str, str]:
 
 
 def number(value: str) -> int | None:
-    """Return a label's value as an integer; None: it is not a number, or too long."""
+    """Return a label's value as an integer, or None if it is not a number or has more than 12 digits."""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else None
 
 
@@ -91,7 +96,7 @@ class EngineFacts:
     """The facts that endpoints' engines report, requested in the background.
 
     Args:
-        on_reported: called with the endpoint whose engine has answered; in the background thread.
+        on_reported: called in the background thread with the endpoint whose engine has answered.
         clock: monotonic clock, in seconds.
     """
 
@@ -104,7 +109,7 @@ class EngineFacts:
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:
-        """Return the facts of a workload's engine; None: unknown, or not yet. Never waits.
+        """Return the facts of a workload's engine, or None while it has not reported them. Does not block.
 
         Args:
             key: the endpoint.

@@ -1,10 +1,10 @@
-"""Polls which engines of a model serve, and which ranks they lack, in pods where several processes compute.
+"""Polls the states of engines, and which of their ranks are missing, in pods where several processes compute.
 
-Polling is needed because no object of the cluster changes when one process dies. If no engine serves, the pod is not
-ready, and only the pod knows the cause. Stoker's engine reports its state at ``/copies`` (`contract.engine_state`);
-other runtimes do not.
+Polling is needed because no object of the cluster changes when one process dies. If no engine of a pod accepts
+requests, the pod is not ready, and only the pod knows the cause. Stoker's runtime reports its engines' states at
+``/copies`` (`contract.engine_state`); vLLM does not.
 
-As in `engine_facts`, answers are not trusted, have limits of bytes and time, and nothing waits for them.
+As in `engine_facts`, answers are not trusted, requests have limits of bytes and time, and reconciles do not wait.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.objects.facts import EngineStates, Key
 from stoker_operator.process.background_loop import BackgroundLoop
 
-#: Largest numbers of a pod's engines and of an engine's ranks; answers beyond them are discarded.
+#: Largest numbers of engines in a pod and of ranks of an engine; the states of engines beyond them are discarded.
 _MAX_ENGINES: Final = 64
 _MAX_RANKS: Final = 64
-#: Upper bound of the number of blocks or tokens.
+#: Exclusive upper bound of an engine's numbers of KV-cache blocks and tokens.
 _MAX_COUNT: Final = 10**12
 #: Largest sizes of an answer, in bytes, and of an engine's message in it, in characters.
 _MAX_BYTES: Final = 64 << 10
@@ -33,12 +33,12 @@ _MAX_MESSAGE_LENGTH: Final = 400
 _TIMEOUT_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
 _MAX_CONCURRENT_REQUESTS: Final = 16
-#: Number of failed requests after which a pod's last answer is discarded.
+#: Number of consecutive failed requests after which a pod's last answer is discarded.
 _PATIENCE: Final = 3
 
 
 async def ask(metrics_url: str, seconds: float) -> EngineStates | None:
-    """Request the engines' states of the server with these metrics; None: no valid answer."""
+    """Return the states of the engines of the server with these metrics, or None without a valid answer."""
     body = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MAX_BYTES)
     return None if body is None else _read(body)
 
@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 @dataclass
 class _Watched:
-    """State of a polled pod: its metrics' URL, its last answer, and the number of failed requests since."""
+    """State of a polled pod: its metrics' URL, its last valid answer, and the number of failed requests since."""
 
     url: str
     states: EngineStates | None = None
@@ -85,7 +85,7 @@ class EngineWatch:
     """The engines of endpoints' pods, polled in the background.
 
     Args:
-        on_change: called with the endpoint whose engines have changed; in the background thread.
+        on_change: called in the background thread with the endpoint whose engines' states have changed.
         every: interval between two requests to a pod, in seconds.
     """
 

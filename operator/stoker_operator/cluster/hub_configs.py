@@ -5,13 +5,13 @@ reconcile need not. Only public files are read, without a token, so the shape of
 
     requested ─► queued ─► fetched ─► notified     a failure is retried after a pause that doubles
 
-During the first attempt at a model its config is `pending`: a decision may change in a moment. That state ends with the
-attempt, or after some seconds. Nothing is pending while the hub is known not to answer.
+During the first attempt to fetch it, a config is `pending`: decisions about the model may change when it arrives.
+Pending ends with the attempt, or after some seconds. No config is pending while the hub is known not to answer.
 
-The configs of endpoints' models are kept as long as the endpoints exist. Of models that only reviews use, a limited
-number is kept.
+The configs of endpoints' models are kept as long as the endpoints exist. For models that only admission reviews use, a
+limited number of configs is kept.
 
-A cluster without access to the hub costs one attempt per pause, regardless of the number of models, and one log line.
+Without access to the hub there is one attempt per pause, regardless of the number of models, and one log line.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_BYTES: Final = 1 << 20
 _MAX_INDEX_BYTES: Final = 1 << 24
 #: Largest number of models that are kept although no endpoint uses them; the least recently requested is evicted.
 _MAX_UNUSED: Final = 512
-#: Time limit of an attempt, and of waiting for it. With the interval of the waiting reconciles, pods wait at most 10 s.
+#: Time limit of an attempt, and of waiting for it. Including the interval of reconciles, pods wait at most 10 s.
 _ATTEMPT_SECONDS: Final = 8.0
 #: First and longest pause after a failure, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
@@ -58,7 +58,7 @@ class Model(NamedTuple):
 
 @dataclass
 class _Known:
-    """State of one model: its config, or when to try again, and the endpoints that use it."""
+    """State of one model: its config, or the time of the next attempt, and the endpoints that use it."""
 
     asked_at: float = 0.0
     config: Mapping[str, Any] | None = None
@@ -70,12 +70,12 @@ class _Known:
 
 
 class HubConfigs:
-    """The configs.
+    """The cache of configs.
 
     Args:
-        on_attempt: called with the model and the endpoints that use it when its config has arrived, or the first
-            attempt has failed; in the background thread.
-        endpoint: base URL of the hub; None: HF_ENDPOINT's value, or huggingface.co.
+        on_attempt: called in the background thread with the model and the endpoints that use it, when its config has
+            arrived or the first attempt has failed.
+        endpoint: base URL of the hub; the default is the value of HF_ENDPOINT, or huggingface.co.
         clock: monotonic clock, in seconds.
     """
 
@@ -93,18 +93,19 @@ class HubConfigs:
         self._unused: OrderedDict[Model, None] = OrderedDict()
         self._uses: dict[Key, Model] = {}
         self._hub = _Known()  # the pause while the hub does not answer at all
-        # Newest first: at the start all endpoints' models are requested at once, and a review may wait for a later one.
+        # Newest first: at start-up the models of all endpoints are queued at once, and an admission review may need
+        # one that is queued later.
         self._queue: queue.LifoQueue[Model] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def get(self, name: str, revision: str | None, user: Key | None = None) -> Mapping[str, Any] | None:
-        """Return the config; None: not available, or not yet. Never waits.
+        """Return the config, or None if it has not been fetched. Queue a fetch if one is due. Does not block.
 
         Args:
             name: hub id.
-            revision: branch, tag or commit; None: the default branch.
-            user: the endpoint that now uses this model in place of its previous one; None: no endpoint.
+            revision: branch, tag or commit; None for the default branch.
+            user: the endpoint that now uses this model in place of its previous one, if any.
         """
         model = Model(name, revision)
         with self._lock:
@@ -174,7 +175,7 @@ class HubConfigs:
             self.fetch(self._queue.get())
 
     def fetch(self, model: Model) -> None:
-        """Fetch one config now, unless the hub is paused because it did not answer."""
+        """Fetch one config now, unless requests to the hub are paused because it did not answer."""
         with self._lock:
             pausing = self._clock() < self._hub.retry_at
         config, failure = (None, "") if pausing else self._read(model)
@@ -189,7 +190,7 @@ class HubConfigs:
         if config is not None or first:
             self._on_attempt(model, users)
         if failure:
-            logger.info("could not fetch the config.json of %s, which is not planned: %s", model.name, failure)
+            logger.info("could not fetch the config.json of %s, so the model is not planned: %s", model.name, failure)
 
     def _read(self, model: Model) -> tuple[Mapping[str, Any] | None, str]:
         """Return the config, or None with the reason; the reason is empty if the hub did not answer."""
@@ -218,8 +219,8 @@ class HubConfigs:
             self._back_off(self._hub)
         if first:
             logger.warning(
-                "%s does not answer (%s); a model that is not well-known and whose config.json has not been fetched is "
-                "not planned, and its engine checks at start whether the model fits",
+                "%s does not answer (%s); models that are not well-known and whose config.json has not been fetched "
+                "are not planned: their engines check at start whether they fit",
                 self._endpoint,
                 error,
             )
@@ -247,7 +248,7 @@ class _HubFiles:
         self._until = time.monotonic() + _ATTEMPT_SECONDS
 
     def json(self, name: str) -> Mapping[str, Any] | None:
-        """See `CheckpointFiles`; raises as `download`."""
+        """See `CheckpointFiles`. Raises the errors of `download`."""
         try:
             return self.download(name, _MAX_INDEX_BYTES)
         except urllib.error.HTTPError as error:
@@ -269,7 +270,7 @@ class _HubFiles:
         """Return the JSON object in a file of at most `max_bytes`.
 
         Raises:
-            OSError: no answer; HTTPError: an error status.
+            OSError: the hub did not answer in time, or answered with an error status (HTTPError).
             ValueError: the file is larger.
             ModelError: the file is not a JSON object.
         """
@@ -294,7 +295,7 @@ class _DeadlineReader:
         self._response, self._until = response, until
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes; empty: the end of the answer.
+        """Return at most `size` bytes, or none at the end of the answer.
 
         Raises:
             TimeoutError: the deadline has passed.

@@ -1,8 +1,8 @@
-"""Keeps the store up to date: lists everything at the start and periodically, and processes the events of watches.
+"""Keeps the store up to date: lists all watched objects at the start and periodically, and processes watches' events.
 
 Watches alone are not enough. A watch starts with the existing objects and does not report when these are complete; a
-reconcile based on half of them would create objects that exist. After a long interruption a watch restarts, and never
-reports what was deleted meanwhile. A list solves both, with one request per kind.
+reconcile based on half of them would create objects that already exist. After a long interruption a watch restarts, and
+never reports what was deleted meanwhile. A list of each kind solves both.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Informer:
     Args:
         kube: the API server's client.
         store: the store.
-        namespaces: the namespaces to watch; none: all.
+        namespaces: the namespaces to watch; all if empty.
         gateway: whether there is a gateway, which needs further kinds.
         kinds: the kinds of object that run endpoints' pods.
 
     Attributes:
-        filled: whether everything has been listed once.
+        filled: whether all watched kinds have been listed once.
         pod_monitors: whether the cluster has PodMonitors.
         needs_relist: whether an event shows that resource versions went back, as after a restore of etcd's backup. The
             next list corrects the store.
@@ -96,15 +96,15 @@ class Informer:
         """Find out which optional kinds the cluster has. Blocks.
 
         Raises:
-            KubeError: the API server could not be reached, or failed.
+            KubeError: a request to the API server failed.
         """
         self.pod_monitors = self._kube.serves("PodMonitor")
 
     def relist(self) -> None:
-        """List everything; `news` returns what changed. Blocks.
+        """List all watched objects; `news` then returns the endpoints that the changes concern. Blocks.
 
         Raises:
-            KubeError: as `discover`.
+            KubeError: a request to the API server failed.
         """
         self.discover()
         self.needs_relist = False
@@ -118,7 +118,7 @@ class Informer:
         self.filled = True
 
     def news(self) -> set[Key]:
-        """Return the endpoints for which lists found a change since the last call, including a `relist` that failed."""
+        """Return the endpoints for which lists found a change since the last call, even if `relist` failed later."""
         news, self._news = self._news, set()
         return news
 
@@ -135,7 +135,7 @@ class Informer:
 
         Args:
             kind: the kind of object.
-            change: ``DELETED``, or another type; None: an object of the watch's initial list.
+            change: type of the event, such as ``DELETED``; None for an object of the watch's initial list.
             seen: the object.
         """
         live: dict[str, Any] = {**seen, "kind": kind}
@@ -152,7 +152,7 @@ class Informer:
         return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]
 
     def _concerned(self, seen: Object) -> set[Key]:
-        """Return the endpoints that an object affects: itself, its owner, or all endpoints of a namespace."""
+        """Return the endpoints that an object affects: itself, its owner, or all endpoints of the namespace."""
         metadata = seen["metadata"]
         if seen["kind"] == KIND:
             return {Key(metadata["namespace"], metadata["name"])}

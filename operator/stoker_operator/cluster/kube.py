@@ -56,9 +56,9 @@ class KubeError(Exception):
     """A request to the API server failed.
 
     Attributes:
-        status: the HTTP status; 0: no answer.
-        refused: whether the object itself is the reason, so another attempt does not help.
-        retry_after: the API server's Retry-After, in seconds; 0: none.
+        status: HTTP status, or 0 if there was no answer.
+        refused: whether the API server rejected the object, so the same request would fail again.
+        retry_after: the API server's Retry-After in seconds, or 0 if it sent none.
     """
 
     def __init__(self, status: int, message: str, retry_after: float = 0) -> None:
@@ -68,7 +68,7 @@ class KubeError(Exception):
 
     @property
     def refused(self) -> bool:
-        """Whether the object is invalid (400, 422) or forbidden by a quota or an admission policy (403).
+        """Whether the object is invalid (400, 422), or forbidden by RBAC, a quota or an admission policy (403).
 
         Server-side apply reports an unknown field as an internal error (500).
         """
@@ -102,7 +102,7 @@ class Kube:
             resources: as for the class.
 
         Raises:
-            KubeError: there is neither.
+            KubeError: there is neither a pod's service account nor a kubeconfig.
         """
         configuration = client.Configuration()
         if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -119,7 +119,7 @@ class Kube:
         return cls(client.ApiClient(configuration), resources)
 
     def serves(self, kind: str) -> bool:
-        """Return whether the API server has the kind. A CustomResourceDefinition may be missing."""
+        """Return whether the API server has the kind, which may be one whose CustomResourceDefinition is missing."""
         group, plural = self._collections[kind]
         try:
             known = self._with_retries(f"/{group}", {})["resources"]
@@ -130,7 +130,7 @@ class Kube:
         return any(each["name"] == plural for each in known)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return the object; None: it does not exist."""
+        """Return the object, or None if it does not exist."""
         try:
             return self._request("GET", self._path(kind, namespace, name))
         except KubeError as error:
@@ -139,12 +139,12 @@ class Kube:
             raise
 
     def metadata(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return only the metadata of an object, without annotations; None: it does not exist.
+        """Return only the metadata of an object, without annotations, or None if it does not exist.
 
         Annotations are removed because kubectl stores a copy of the object in one of them.
 
         Raises:
-            KubeError: the API server could not be reached, or failed.
+            KubeError: the request failed.
         """
         try:
             answer = self._request("GET", self._path(kind, namespace, name), accept=_METADATA)
@@ -184,7 +184,7 @@ class Kube:
             query["continue"] = answer["metadata"]["continue"]
 
     def _with_retries(self, path: str, query: dict[str, str]) -> Object:
-        """Read a page of a list or of the API's kinds, with retries: callers cannot continue without it."""
+        """Read a page of a list, or the kinds of an API group; retry while the API server sends Retry-After."""
         for _ in range(_TRIES - 1):
             try:
                 return self._request("GET", path, query=query)
@@ -211,11 +211,11 @@ class Kube:
         )
 
     def create(self, body: Object) -> Object:
-        """Create an object; 409: it already exists."""
+        """Create an object. `KubeError.status` is 409 if it already exists."""
         return self._request("POST", self._path(body["kind"], body["metadata"].get("namespace", "")), body=body)
 
     def replace(self, body: Object) -> Object:
-        """Replace an object; 409: it has changed since its ``resourceVersion``."""
+        """Replace an object. `KubeError.status` is 409 if it has changed since its ``resourceVersion``."""
         metadata = body["metadata"]
         path = self._path(body["kind"], metadata.get("namespace", ""), metadata["name"])
         return self._request("PUT", path, body=body)

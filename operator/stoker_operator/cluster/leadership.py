@@ -1,8 +1,8 @@
-"""Leader election among the operator's replicas: the leader holds a Lease, and only it writes.
+"""Leader election among the operator's replicas: the leader holds a Lease, and only the leader writes.
 
 The Lease (``coordination.k8s.io``) names its holder, which renews it every few seconds. Other candidates poll it: if it
 is unchanged for its whole duration, its holder is gone, and a candidate may take it. The `resourceVersion` makes the
-write fail for all candidates but one. This is client-go's leader election, which kubectl and other tools understand.
+write fail for all candidates but one. This is the algorithm of client-go, with the same fields of the Lease.
 
     holder:   ├─renew─┼─renew─┼─✗           it considers itself leader until ─┐ `renew_deadline`
     others:           │ saw it change ───── duration ─────► take it           ▼
@@ -10,7 +10,7 @@ write fail for all candidates but one. This is client-go's leader election, whic
 
 Clocks of different machines are never compared. Each candidate measures with its own monotonic clock how long it has
 seen the Lease unchanged. A holder that cannot renew stops writing after `renew_deadline`, which is shorter than the
-duration. This needs no message: `leading` depends on the time, and is checked before each write.
+duration. No event is needed for this: `leading` depends on the time, and is checked before each write.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Step(Enum):
     """The next step of a candidate."""
 
     CREATE = "there is no Lease"
-    RENEW = "this replica holds it"
-    TAKE = "it has no holder, or its holder is gone"
-    WAIT = "another replica holds it"
+    RENEW = "this replica holds the Lease"
+    TAKE = "the Lease has no holder, or its holder is gone"
+    WAIT = "another replica holds the Lease"
 
 
 def decide(lease: Object | None, identity: str, unchanged: float) -> Step:
@@ -63,7 +63,7 @@ def decide(lease: Object | None, identity: str, unchanged: float) -> Step:
     holder = spec.get("holderIdentity")
     if holder == identity:
         return Step.RENEW
-    # The holder's own duration counts: its release may use another one.
+    # The duration in the Lease counts, because the holder may be another release with another duration.
     if not holder or unchanged >= (spec.get("leaseDurationSeconds") or 0):
         return Step.TAKE
     return Step.WAIT
@@ -100,7 +100,7 @@ class Leadership:
         self._timing, self._clock, self._jitter = timing, clock, jitter
         self._lease: Object | None = None  # last observed state
         self._changed = 0.0  # time at which that state was first observed
-        self._renewed: float | None = None  # time at which the last successful renewal was sent; None: not leading
+        self._renewed: float | None = None  # time at which the last successful renewal was sent; None if not leading
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = OwnThread("lease")
@@ -113,8 +113,8 @@ class Leadership:
 
     @property
     def epoch(self) -> int | None:
-        """Number of this replica's current term as the leader; None: it does not lead. Thread-safe."""
-        # Read in this order: work of an earlier term must not be taken for the present one's.
+        """Number of this replica's current term as the leader, or None if it does not lead. Thread-safe."""
+        # `leading` is read before the number, so that a term that has ended is not returned as the current one.
         leading = self.leading
         return self._epoch if leading else None
 
@@ -155,7 +155,7 @@ class Leadership:
             except Exception:
                 logger.exception("Lease %s/%s: this is a bug in the operator", self._namespace, self._name)
             if not self.leading:
-                self._lose("it did not renew the Lease in time")
+                self._lose("the replica did not renew the Lease in time")
             pause = self._timing.retry_period * (0.8 + 0.4 * self._jitter())
             await asyncio.sleep(min(max(pause, retry_after), self._patience()))
 
@@ -194,7 +194,7 @@ class Leadership:
         began = self._clock()  # the earliest time at which another replica can see the renewal
         await write()
         if not self.leading:
-            self._lose("it did not renew the Lease in time")
+            self._lose("the replica did not renew the Lease in time")
         gained = self._renewed is None
         if gained:
             self._epoch += 1

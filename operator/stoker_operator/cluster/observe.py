@@ -1,7 +1,7 @@
 """Converts the cluster's objects into frozen facts, without evaluating them.
 
-Nearly everything is read from the store and costs no request. Two things are needed too rarely to be watched, and are
-requested: a claim that a spec names, and a node's events about a volume.
+Most facts are read from the store and cost no request. Objects that are rarely needed are requested instead of watched:
+objects without the operator's label, a claim that a spec names, and a node's events about a volume.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from stoker_operator.workloads.kind import WorkloadKind
 #: Kinds of object that each workload of an endpoint may have, besides the one that runs its pods.
 _NEEDED_KINDS: Final = ("ServiceAccount", "PersistentVolumeClaim", "Service", "NetworkPolicy", "PodDisruptionBudget")
 _MONITOR_KINDS: Final = ("PodMonitor",)
-#: After this time of creating a container, in seconds, the node's events are read for the cause.
+#: Age in seconds from which the events of a pod whose containers are still being created are read for the cause.
 _CREATING_SECONDS: Final = 5
 
 
 def endpoint(store: Store, key: Key) -> Endpoint | None:
-    """Return the endpoint; None: it does not exist."""
+    """Return the endpoint, or None if it does not exist."""
     document = store.get(KIND, *key)
     return _endpoint(key, document) if document else None
 
 
 def fetch_endpoint(kube: Kube, key: Key) -> Endpoint | None:
-    """Read the endpoint from the API server, because the stored one may be outdated; None: it does not exist.
+    """Read the endpoint from the API server, since the stored one may be outdated. Return None if it does not exist.
 
     Raises:
-        KubeError: the API server could not be reached, or failed.
+        KubeError: the request failed.
     """
     found = kube.list(KIND, key.namespace, fields=f"metadata.name={key.name}").items
     return _endpoint(key, found[0]) if found else None
@@ -74,8 +74,8 @@ def children(
     Args:
         store: the watched objects, which have the operator's label.
         owner: the endpoint.
-        desired: the objects that should exist. Objects of their workloads are returned, and of any other workload of
-            the endpoint that has objects.
+        desired: the objects that should exist. The objects of their workloads are returned, and those of all other
+            workloads of the endpoint.
         kinds: the kinds of object that run pods.
     """
     key, desired = Key(owner.namespace or "", owner.name), set(desired)
@@ -103,7 +103,7 @@ def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child
     They most likely have another owner.
 
     Raises:
-        KubeError: the API server could not be reached, or failed.
+        KubeError: the request failed.
     """
     found = {each: kube.get(each.kind, owner.namespace or "", owner.name_of(each)) for each in missing}
     return {child: live for child, live in found.items() if live is not None}
@@ -138,7 +138,7 @@ def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
     """Return the pod with its node's message about a volume, if its containers have not been created for a while.
 
     Raises:
-        KubeError: the API server could not be reached, or failed.
+        KubeError: the request failed.
     """
     age = (now - datetime.fromisoformat(seen.created)).total_seconds()
     if not seen.node or not seen.starting or age < _CREATING_SECONDS:
@@ -160,7 +160,7 @@ def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
 
     Args:
         live: the pod.
-        version: the version of its workload's templates that it runs.
+        version: version of its workload's pod template, as `WorkloadKind.pod_version` returns it.
         takes_requests: whether the workload sends requests to it.
     """
     status: Any = live.get("status") or {}
@@ -185,7 +185,7 @@ def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
 
 
 def _failure(status: Object) -> tuple[str, str]:
-    """Return reason and message of a pod that has failed or is lost; empty: it has not."""
+    """Return reason and message of a pod that has failed or is lost, or empty texts."""
     phase = status.get("phase")
     return (
         (status.get("reason") or f"Pod{phase}", status.get("message", ""))
@@ -195,7 +195,7 @@ def _failure(status: Object) -> tuple[str, str]:
 
 
 def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> tuple[str, str]:
-    """Return reason and message why a started pod is not ready; empty: it is ready, or still starts."""
+    """Return reason and message why a started pod is not ready, or empty texts if it is ready or still starts."""
     if ready.get("status") not in ("False", "Unknown"):
         return ("", "")
     if containers.get("status") == "True":  # a readiness gate is closed, or the node no longer reports
@@ -228,10 +228,10 @@ def node(live: Object) -> Node:
 
 
 def access_modes(kube: Kube, namespace: str, claim: str) -> tuple[str, ...] | None:
-    """Return the access modes of a claim; None: it does not exist.
+    """Return the access modes of a claim, or None if it does not exist.
 
     Raises:
-        KubeError: the API server could not be reached, or failed.
+        KubeError: the request failed.
     """
     live = kube.get("PersistentVolumeClaim", namespace, claim)
     return tuple(live["spec"].get("accessModes", ())) if live else None

@@ -72,7 +72,7 @@ class Store:
                 self._remove(_id(seen), _version(seen), _uid(seen))
 
     def newest(self, kind: str, namespace: str) -> int:
-        """Return the newest version seen of a kind in a namespace (empty: in all)."""
+        """Return the newest version seen of a kind in a namespace, or in all namespaces if `namespace` is empty."""
         with self._lock:
             present = {id: _version(each) for id, each in self._objects.get(kind, {}).items()}
             deleted = {id: tombstone.version for id, tombstone in self._deleted.items() if id.kind == kind}
@@ -84,11 +84,11 @@ class Store:
 
         Args:
             kind: the kind of object.
-            namespace: the listed namespace; empty: all.
+            namespace: the listed namespace; empty if all were listed.
             items: the objects.
             version: resource version of the list.
-            since: the value of `newest` before the list was requested. An older list shows that resource versions went
-                back, so everything seen before is invalid.
+            since: the value of `newest` before the list was requested. A list with an older version shows that resource
+                versions went back, so everything seen before is invalid.
         """
         at, news = int(version), []
         with self._lock:
@@ -126,7 +126,7 @@ class Store:
             return current is not None and _version(seen) < _version(current) <= self._listed.get(seen["kind"], 0)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return the object; None: it does not exist."""
+        """Return the object, or None if it does not exist."""
         with self._lock:
             return self._find(Id(kind, namespace, name))
 

@@ -54,7 +54,7 @@ class Controller:
         catalogue: accelerators and images.
         policy: the administrator's permissions, and additions to endpoints' objects.
         watch: watches the kinds that a cluster may gain and lose.
-        composition: the workloads of endpoints.
+        composition: the workloads of an endpoint.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class Controller:
         return self._kinds.everywhere()
 
     async def start(self) -> None:
-        """List the cluster and start to work.
+        """List the cluster, and start the servers and the election.
 
         Raises:
-            KubeError: the API server does not answer.
+            KubeError: the cluster could not be listed.
             OSError: listening on an address failed.
         """
         self._loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class Controller:
         self._scaling_task = asyncio.create_task(self._scaling.run(), name="scaling")
 
     async def stop(self) -> None:
-        """Stop: finish work in progress, and start nothing new."""
+        """Finish the work in progress, and stop."""
         self._process.leave()
         ending = [task for task in (self._resync, self._scaling_task, self._taking_over) if task]
         for task in ending:
@@ -224,7 +224,7 @@ class Controller:
         self._stopping = asyncio.create_task(self._end_tasks(), name="stop")
 
     def _on_hub_attempt(self, _model: Model, users: Set[Key]) -> None:
-        """Wake the endpoints that wait for a model's config.json, after an attempt to fetch it. Thread-safe."""
+        """Wake admission reviews and endpoints after an attempt to fetch a model's config.json. Thread-safe."""
         self._call_in_loop(self._reviews.on_hub_attempt)
         for key in users:
             self._wake_from_any_thread(key)

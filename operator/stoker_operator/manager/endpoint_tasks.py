@@ -86,7 +86,7 @@ class EndpointTasks:
                 quiet += 1
 
     async def _attempt(self, key: Key) -> tuple[Outcome | None, float]:
-        """Return the outcome (None: an error) and the API server's Retry-After, in seconds."""
+        """Return the outcome, which is None after an error, and the API server's Retry-After in seconds."""
         try:
             return await self._reconcile(key), 0
         except KubeError as error:
@@ -95,14 +95,14 @@ class EndpointTasks:
         except NotLeading:
             logger.info("reconcile stopped: this replica does not lead", extra=key.reference)
         except Exception:
-            logger.exception("this is a bug in the operator", extra=key.reference)
+            logger.exception("reconcile failed; this is a bug in the operator", extra=key.reference)
         return None, 0
 
     def _pause(self, outcome: Outcome | None, failures: int, quiet: int) -> float:
         """Return the seconds until the endpoint is reconciled without being woken.
 
         Args:
-            outcome: outcome of the last reconcile; None: an error.
+            outcome: outcome of the last reconcile, or None after an error.
             failures: number of consecutive errors and refusals.
             quiet: number of consecutive wake-ups by the clock only.
         """

@@ -26,9 +26,9 @@ class GatewayRoutes:
         settings: the operator's settings, with the gateway's.
         kube: the API server's client.
         store: the watched objects.
-        epoch: returns the number of the term in which this replica may write; None: it may not.
+        epoch: returns the number of this replica's current term as the leader, or None if it may not write.
         is_working: returns whether tasks may be woken now.
-        operators: knowledge of other operators.
+        operators: finds out which operator serves a namespace.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GatewayRoutes:
         self._grants = EndpointTasks(self._grant, settings)
 
     def of(self, key: Key) -> Route | None:
-        """Return the endpoint's route; None if it is unknown, or no gateway exists and it needs none."""
+        """Return the endpoint's route, or None if the endpoint is unknown, or needs no gateway and there is none."""
         return self._routes.of(key)
 
     def update(self, keys: Set[Key]) -> set[Key]:

@@ -174,7 +174,7 @@ def run(
 
     Raises:
         KindGoneError: the API server lacks a watched kind.
-        KubeError: the API server does not answer.
+        KubeError: the cluster could not be listed.
         OSError: listening on an address failed.
     """
     optional = OptionalWatches(settings)

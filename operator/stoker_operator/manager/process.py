@@ -1,7 +1,7 @@
 """The operator's process apart from reconciling: leader election, HTTP servers, and the order of starting and stopping.
 
 start:  answer probes and reviews ─► take part in the election ─► the work
-stop:   report not ready ─► the work ends ─► release the Lease ─► answer reviews until the API server sends no more
+stop:   report not ready ─► the work ends ─► release the Lease ─► answer reviews for some more seconds
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Process:
         metrics: the metrics of ``/metrics``.
         check: evaluates manifests for the webhook.
         ready: conditions of readiness, by their description in ``/readyz``.
-        on_gain: called when this replica may start to write; without election once, in `start`.
-        on_loss: called when it must not write any more.
-        learn: as for the webhook.
+        on_gain: called when this replica may start to write; without election, once in `start`.
+        on_loss: called when this replica may no longer write.
+        learn: see `Webhook`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Process:
         return self.epoch() is not None
 
     def epoch(self) -> int | None:
-        """Return the number of the term in which this replica may write; None: it may not. Thread-safe."""
+        """Return the number of this replica's current term as the leader, or None if it may not write. Thread-safe."""
         return self._leadership.epoch if self._leadership else 0
 
     async def start(self) -> None:
@@ -101,7 +101,7 @@ class Process:
         self._health.leave()
 
     async def stop(self) -> None:
-        """Stop. The work must have ended before, because another replica may take over now."""
+        """Stop the election and the servers. The work must have ended before: another replica may take over now."""
         if self._leadership:
             await self._leadership.stop()
         if self._webhook and self._keeper:

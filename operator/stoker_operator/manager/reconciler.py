@@ -45,9 +45,9 @@ class Reconciler:
         kube: the API server's client.
         store: the watched objects.
         metrics: the operator's metrics.
-        epoch: returns the number of the term in which this replica may write; None: it may not.
+        epoch: returns the number of this replica's current term as the leader, or None if it may not write.
         context: returns the inputs of an endpoint's evaluation.
-        operators: knowledge of other operators.
+        operators: finds out which operator serves an endpoint.
         wake: requests a reconcile of an endpoint. Thread-safe.
     """
 
@@ -80,9 +80,9 @@ class Reconciler:
         """Reconcile an endpoint once.
 
         Raises:
-            KubeError: the API server could not be reached, or failed.
+            KubeError: a request to the API server failed.
             NotLeading: this replica does not lead.
-            Exception: the operator fails on this endpoint; its status reports that.
+            Exception: the operator has a bug; the endpoint's status reports the error.
         """
         began, cluster = time.monotonic(), self._cluster()
         work = functools.partial(reconcile, cluster, self._context(key), key, datetime.now(UTC))
@@ -132,10 +132,10 @@ class Reconciler:
             except KubeError as error:
                 logger.warning("could not write the status: %s", error, extra=key.reference)
             except Exception:
-                logger.exception("this is a bug in the operator", extra=key.reference)
+                logger.exception("could not write the status; this is a bug in the operator", extra=key.reference)
 
 
 def lead_writer(kube: Kube, store: Store, epoch: Callable[[], int | None]) -> Writer:
-    """Return a writer that may write during this replica's present term."""
+    """Return a writer that may write during this replica's current term as the leader."""
     began = epoch()
     return Writer(kube, store, lambda: began is not None and epoch() == began)

@@ -1,4 +1,4 @@
-"""Lists everything periodically, and watches kinds that were added to the cluster meanwhile."""
+"""Lists all watched objects periodically, and watches kinds that were added to the cluster meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Relisting:
-    """Lists everything periodically.
+    """Lists all watched objects periodically.
 
     Args:
         settings: the operator's settings.
@@ -53,14 +53,15 @@ class Relisting:
         self._working = working
         self._listing = asyncio.Lock()
         self._needed = asyncio.Event()
-        self._needed.set()  # no watch reports deletions between the first list and the start of the watches
+        # List again soon, because no watch reports deletions between the first list and the start of the watches.
+        self._needed.set()
 
     def request(self) -> None:
-        """Request a list, because of a watch's event."""
+        """Request a list before the interval is over."""
         self._needed.set()
 
     async def run(self) -> None:
-        """List everything periodically, and wake the endpoints that need reconciliation."""
+        """List periodically. Wake endpoints without a task, or all if the cluster has gained or lost PodMonitors."""
         acted_on = self._informer.pod_monitors
         while True:
             await self._wait()
@@ -74,7 +75,7 @@ class Relisting:
             acted_on = self._informer.pod_monitors
 
     async def list(self) -> bool:
-        """List everything and report changes. Return whether the list succeeded."""
+        """List all watched objects and report changes. Return whether all lists succeeded."""
         async with self._listing:
             try:
                 await asyncio.to_thread(self._informer.relist)
@@ -103,7 +104,7 @@ class WatchedKinds:
 
     Args:
         informer: knows the kinds to watch.
-        watch: watches optional kinds; None: they are not watched.
+        watch: watches optional kinds, or None if they are not watched.
         on_event: called with an event, in any thread.
         in_loop: calls a function in the event loop. Thread-safe.
     """

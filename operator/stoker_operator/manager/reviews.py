@@ -17,7 +17,7 @@ from stoker_operator.plan.capacity import capacity
 from stoker_operator.reconcile.decide import is_ours
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
 
-#: Longest time that a review waits for a model's config.json, in seconds; the API server waits some seconds.
+#: Longest time that a review waits for a model's config.json, in seconds. It must be below the webhook's timeout.
 _WAITS_SECONDS: Final = 2
 
 
@@ -70,7 +70,7 @@ class Reviews:
         return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
 
     def _claim(self, document: Object, workload: str) -> Object | None:
-        """Return the claim of an endpoint's workload; None: it does not exist, or has another owner."""
+        """Return the claim of an endpoint's workload, or None if it does not exist or has another owner."""
         metadata = document["metadata"]
         owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"), workload)
         live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)

@@ -2,8 +2,8 @@
 
     gateway's replicas ─► ScalingLoop: one Autoscaler per endpoint ─► recommendation ─► wake ─► reconcile
 
-Only the leading replica of the operator scales. The published recommendation changes only when the endpoint is woken,
-so that its status does not change with each poll.
+Only the leading replica of the operator scales. A recommendation is published when it differs in more than its message,
+and otherwise once a minute, so that the endpoint's status does not change with each poll.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ScalingLoop:
     """The autoscalers of all endpoints.
 
     Args:
-        signals: reports of the gateway; None: there is no gateway.
+        signals: polls the gateway's replicas; None without a gateway that reports its requests.
         store: the watched objects.
-        composition: the workloads of endpoints.
+        composition: the workloads of an endpoint.
         route: returns the gateway's route to an endpoint.
         is_working: returns whether this replica leads and has listed the whole cluster.
         wake: requests a reconcile of an endpoint.
@@ -102,14 +102,14 @@ class ScalingLoop:
         metrics.ask_scaling(self.state)
 
     def recommendation(self, key: Key) -> Recommendation | None:
-        """Return the recommendation for an endpoint; None: none yet. Thread-safe."""
+        """Return the recommendation for an endpoint, or None while there is none. Thread-safe."""
         scaled, document = self._scaled.get(key), self._store.get(KIND, *key)
         if scaled is None or document is None or document["metadata"]["uid"] != scaled.uid:
             return None  # also if it belongs to an earlier endpoint of this name
         return scaled.published
 
     def state(self) -> ScalingState:
-        """Return the endpoints' present scaling; empty if this replica does not lead."""
+        """Return the endpoints' current scaling; empty if this replica does not lead."""
         if not self._is_working():
             return ScalingState()
         oldest = self._clock() - _STALE_S
@@ -126,7 +126,7 @@ class ScalingLoop:
                     await self._look()
                 except Exception:
                     self._metrics.scaling_failed()
-                    logger.exception("this is a bug in the operator: endpoints are not scaled")
+                    logger.exception("endpoints are not scaled; this is a bug in the operator")
                 await asyncio.sleep(PERIOD_S)
         finally:
             if self._signals is not None:
@@ -158,7 +158,7 @@ class ScalingLoop:
                 self._update(key, document, reports)
             except Exception:
                 self._metrics.scaling_failed()
-                logger.exception("this is a bug in the operator", extra=key.reference)
+                logger.exception("could not evaluate scaling; this is a bug in the operator", extra=key.reference)
 
     def _update(self, key: Key, document: Object, reports: dict[str, GatewayReport | None]) -> None:
         rollout = self._rollout(Owner(key.name, key.namespace, document["metadata"]["uid"]), key)
@@ -189,7 +189,7 @@ class ScalingLoop:
             self._wake(key)
 
     def _of(self, key: Key, document: Object) -> _Scaled | None:
-        """Return the endpoint's autoscaler with the newest settings; None: there is none, or its spec is refused."""
+        """Return the endpoint's autoscaler with the newest valid settings, or None without such settings."""
         uid, generation = document["metadata"]["uid"], document["metadata"]["generation"]
         scaled = self._scaled.get(key)
         if scaled is not None and (scaled.uid, scaled.generation) == (uid, generation):
@@ -209,7 +209,7 @@ class ScalingLoop:
         return self._scaled[key]
 
     def _rollout(self, owner: Owner, key: Key) -> Rollout | None:
-        """Return the rollout of the pods that answer requests; None: their workload does not exist yet."""
+        """Return the rollout of the pods that answer requests, or None while their workload does not exist."""
         for kind in self._composition.kinds:
             found = (each for each in self._store.of_endpoint(kind.name, key) if is_ours(owner, each))
             objects = [each for each in found if Child.of(each).workload == MAIN]

@@ -46,8 +46,8 @@ def children(
         live: the workload's existing objects of that kind.
         pod_monitors: whether the cluster has PodMonitors.
         policy: the administrator's permissions and additions.
-        gateway: the gateway that serves the endpoint; None: none.
-        replicas: desired number of replicas; None: the number that a new endpoint gets.
+        gateway: the gateway that serves the endpoint, if there is one.
+        replicas: desired number of replicas; None for the number that a new endpoint gets.
 
     Raises:
         Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be applied.

@@ -16,7 +16,7 @@ from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes.registry import runtime
 from stoker_operator.runtimes.runtime import PORT, Invocation, Probe, Runtime
 
-#: Key in the Secret of the API key, for engines that accept only one.
+#: Key in the Secret of the API key, for runtimes that accept only one, such as vLLM.
 API_KEY: Final = "api-key"
 
 
@@ -28,7 +28,7 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
         plan: its plan.
         started: the engine's invocation.
         mounted: the pod's volumes.
-        leaving: time after the start of the pod's termination in which requests are still served, in seconds.
+        leaving: time in seconds after the start of the pod's termination in which it still processes requests.
 
     Raises:
         Refused: two fields set the same environment variable.

@@ -8,7 +8,7 @@ from typing import Final
 from stoker_operator.objects.owner import MANAGED_BY, OPERATOR, Manifest
 from stoker_operator.settings import GatewaySettings
 
-#: Name of the Role and of its RoleBinding. The operator may write no other ones.
+#: Name of the Role and of its RoleBinding. The operator has no permission to write others.
 NAME: Final = "stoker-gateway"
 _GROUP: Final = "rbac.authorization.k8s.io"
 

@@ -17,7 +17,7 @@ from stoker_operator.settings import GatewaySettings
 
 
 def network_policy(owner: Owner, spec: Spec, policy: Policy, gateway: GatewaySettings | None = None) -> Manifest | None:
-    """Return the endpoint's NetworkPolicy; None if the spec disables it. `gateway` is the one that serves it."""
+    """Return the endpoint's NetworkPolicy, or None if the spec disables it. `gateway` serves the endpoint."""
     mode = spec.network_policy.resolved
     if mode == "None":
         return None

@@ -1,6 +1,6 @@
 """Node affinity for an accelerator, by the nodes' labels.
 
-A device plugin's resource (``nvidia.com/gpu``) counts accelerators without their model. Labels have the model, if a
+A device plugin's resource (``nvidia.com/gpu``) does not distinguish models of accelerators. Labels of nodes do, if a
 feature discovery sets them. So a pod may run on a node with a matching label, or on one with none of the labels, for
 clusters without feature discovery.
 """
@@ -13,7 +13,7 @@ from stoker_operator.objects.owner import Manifest
 
 
 def node_affinity(labels: Mapping[str, Sequence[str]]) -> Manifest | None:
-    """Return the affinity for nodes with a matching label or without these labels; None: no labels are known."""
+    """Return the affinity for nodes with a matching label or without these labels, or None if no labels are known."""
     if not labels:
         return None
     vouched: list[Manifest] = [

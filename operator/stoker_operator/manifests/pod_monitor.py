@@ -10,7 +10,7 @@ from stoker_operator.runtimes.registry import runtime
 
 
 def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manifest | None:
-    """Return the endpoint's PodMonitor; None if it is disabled, or the cluster lacks the kind.
+    """Return the endpoint's PodMonitor, or None if it is disabled or the cluster lacks the kind.
 
     Args:
         owner: the endpoint.

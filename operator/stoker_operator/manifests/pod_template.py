@@ -17,7 +17,8 @@ from stoker_operator.runtimes.registry import runtime
 
 #: Group that may write to volumes, whichever user the image runs as.
 GROUP: Final = 65532
-#: Time for a process to exit after its requests have finished, in seconds; with several ranks, which exit before it.
+#: Time in seconds for a server to exit after its requests have finished: without other processes, and with several
+#: ranks, which exit before it.
 _TO_END: Final = 5
 _RANKS_TO_END: Final = 10
 
@@ -35,7 +36,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
         chat_template=_chat_template(spec),
         api_keys=API_KEYS_MOUNT if spec.auth and engine.reads_key_files else None,
     )
-    # A terminating pod serves on while traffic is redirected, and then finishes its requests.
+    # A terminating pod still accepts requests while traffic is redirected, and then finishes its requests.
     leaving = math.ceil(started.grace) + spec.rollout.drain
     to_end = _RANKS_TO_END if engine.drains and plan.placement.sizes.used > 1 else _TO_END
     mounted = volumes(owner, spec, plan.placement, api_keys=engine.reads_key_files, shm=engine.needs_shm)
@@ -71,7 +72,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
 
 
 def _chat_template(spec: Spec) -> str | None:
-    """Return the chat template's text, or the path of its mounted file; None: the model's own."""
+    """Return the chat template's text or the path of its mounted file, or None for the model's own template."""
     template = spec.model.chat_template
     if template is None:
         return None

@@ -5,7 +5,7 @@
     other lists, values     replaced by the patch's
     null                    removes the base's value, for example of a security context that the cluster fills in
 
-A null has no effect on fields that a spec's own field sets, and on lists of named items.
+A null has no effect on fields that a typed field of the spec sets, and on lists of named items.
 
 The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three rules differ from ``kubectl patch``,
 each to preserve the meaning of both sides. First, a union keeps one member: a volume or a variable is replaced as a
@@ -65,8 +65,8 @@ _ENGINE_FIELDS: Final = {
 _POD_FIELDS: Final = {"terminationGracePeriodSeconds": "spec.rollout.drainSeconds"}
 #: Fields of the engine's container that cannot be changed.
 _ENGINE_FIXED: Final = {
-    "terminationMessagePath": "the operator reads there why the engine ended",
-    "terminationMessagePolicy": "the operator reads there why the engine ended",
+    "terminationMessagePath": "with another value, the operator could not read why the engine ended",
+    "terminationMessagePolicy": "with another value, the operator could not read why the engine ended",
 }
 #: Fields that null does not remove.
 _KEPT: Final = frozenset((*_KEYS, *_KEYS.values(), *_ENGINE_FIELDS, *_POD_FIELDS, *_ENGINE_FIXED))
@@ -134,7 +134,7 @@ def _merge_lists(base: list[Manifest], patch: list[Any], name: str, path: str) -
         item_path = f"{path}[{index}]"
         item_key = _map(item, item_path).get(key)
         if not isinstance(item_key, str | int):
-            raise _refused(item_path, f"lacks {key}", "set it")
+            raise _refused(item_path, f"the item lacks {key}", "set it")
         keeps = item_key in merged and name not in _OF_KINDS
         merged[item_key] = _merge_maps(merged[item_key], item, item_path) if keeps else _pruned(item, item_path)
     return list(merged.values())
@@ -178,7 +178,7 @@ def _with_protocols(containers: list[Any], path: str) -> list[Manifest]:
 
 
 def _keeps_port(base: Manifest, engine: Mapping[str, Any]) -> None:
-    """Refuse changes of the engine port's name, by which Service, probes and monitors find the engine."""
+    """Refuse changes of the engine port's name or protocol: Service, probes and monitors refer to the name."""
     engine_port = base["containers"][0]["ports"][0]
     for port in _list(engine.get("ports", []), f"{PATH}.containers[{ENGINE_CONTAINER}].ports"):
         same = port.get("containerPort") == engine_port["containerPort"]

@@ -82,7 +82,7 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
 
 
 def claim(owner: Owner, spec: Spec) -> Manifest | None:
-    """Return the PersistentVolumeClaim that the spec describes; None: it describes none."""
+    """Return the PersistentVolumeClaim that the spec describes, if any."""
     template = spec.storage.cache.volume_claim_template if spec.storage.cache else None
     if template is None:
         return None
@@ -97,7 +97,7 @@ def claim(owner: Owner, spec: Spec) -> Manifest | None:
 
 
 def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation | None:
-    """Return why the existing claim cannot shrink to the size in `spec`; None if it need not or can.
+    """Return why the existing claim cannot shrink to the size in `spec`, or None if it need not or can.
 
     Kubernetes allows a claim whose expansion failed to go back to its actual capacity. So the size is compared with the
     capacity, and not with an earlier spec.
@@ -112,7 +112,7 @@ def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation |
         return None
     return Violation(
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
-        f"a volume cannot shrink, and it has {has}",
+        f"a volume cannot shrink, and this one has {has}",
         "request at least as much",
         reason="Immutable",
     )
@@ -146,7 +146,7 @@ def named_claims(spec: Spec) -> list[NamedClaim]:
 
 
 def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> Violation | None:
-    """Return why the pods of `spec` cannot share a claim that it names; None if they can, or there is at most one pod.
+    """Return why the pods of `spec` cannot share a claim that it names, or None if they can or there is only one pod.
 
     ReadWriteOnce lets pods of one node share a volume, but an endpoint's pods may run on several nodes.
 
@@ -171,9 +171,9 @@ def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> 
 
 
 def _shm(spec: Spec, placement: Placement, *, of_any_size: bool) -> Manifest | None:
-    """Return the source of /dev/shm; None: the container's default of 64 MiB. Its pages count as container memory.
+    """Return the source of /dev/shm, or None for the container's default of 64 MiB.
 
-    Accelerators that share an engine use it for NCCL's buffers; ranks on CPUs do not use it.
+    Its pages count as container memory. The accelerators of an engine use it for NCCL's buffers; ranks on CPUs do not.
     """
     size = spec.storage.shm_size
     if size is not None:

@@ -42,8 +42,8 @@ class Child(NamedTuple):
 
     Attributes:
         kind: its kind.
-        workload: its workload, a set of like pods.
-        component: distinguishes several objects of a kind in a workload; empty: the one with the workload's name.
+        workload: its workload, a set of identical pods.
+        component: distinguishes several objects of a kind in a workload; empty for the one with the workload's name.
     """
 
     kind: str
@@ -125,12 +125,12 @@ class Rollout:
         total: number of existing replicas.
         updated: number of replicas of the newest spec.
         ready: number of ready replicas.
-        available: number of replicas that serve.
-        failure: why the cluster cannot create pods; empty: no failure is known.
+        available: number of available replicas, as in a Deployment's status.
+        failure: why the cluster cannot create pods; empty if no failure is known.
         overdue: whether no pod has made progress within the startup timeout.
-        halted: why the workload applies no changes; None: it does.
-        served: whether all replicas of the newest spec have served.
-        pods: the counts in pods; None: each replica is one pod.
+        halted: why the workload applies no changes, or None if it applies them.
+        served: whether all replicas of the newest spec were available at some time.
+        pods: the counts in pods; None if each replica is one pod.
     """
 
     current: bool
@@ -152,24 +152,24 @@ class Rollout:
 
     @property
     def complete(self) -> bool:
-        """Whether every desired replica serves the newest spec, and no other replica is left."""
+        """Whether every desired replica runs the newest spec and is available, and no other replica is left."""
         counts = (self.total, self.updated, self.available)
         return self.current and all(count == self.desired for count in counts)
 
 
 @dataclass(frozen=True)
 class Container:
-    """State of a container, for explaining why its pod does not serve.
+    """State of a container, for explaining why its pod is not ready.
 
     Attributes:
         name: its name.
         ready: whether it is ready, or an init container that has completed.
         running: whether its process runs now.
-        started: start time of the running process, as the node writes it; empty: it does not run.
+        started: start time of the running process, as the node writes it; empty if it does not run.
         waiting: Kubernetes' reason and message why it does not run.
-        exit_code: exit code of its last termination; None: it never terminated.
+        exit_code: exit code of its last termination; None if it never terminated.
         exit_reason: Kubernetes' reason of that termination.
-        last_words: termination message, or the end of its log.
+        last_words: message of that termination, or the end of the log.
     """
 
     name: str
@@ -184,15 +184,15 @@ class Container:
 
 @dataclass(frozen=True)
 class Pod:
-    """State of a pod, for explaining why it does not serve.
+    """State of a pod, for explaining why it is not ready.
 
     Attributes:
         name: its name.
         created: creation time, as the API server writes it.
-        ready: whether it serves.
+        ready: whether it is ready.
         version: version of its template, equal for all pods of one template.
         takes_requests: whether it is one of the pods that answer the workload's requests.
-        node: its node; empty: not scheduled yet.
+        node: its node; empty if it is not scheduled yet.
         address: its IP address.
         requests: amounts of accelerators and other extended resources that it occupies, by name.
         unscheduled: reason and message why it is not scheduled.
@@ -247,8 +247,8 @@ class Reported:
 
     Attributes:
         kv_blocks: number of blocks of its KV cache.
-        kv_cache_dtype: format of the KV cache; empty: not reported.
-        weights: format of the weights; empty: not reported.
+        kv_cache_dtype: format of the KV cache; empty if not reported.
+        weights: format of the weights; empty if not reported.
     """
 
     kv_blocks: int
@@ -285,5 +285,5 @@ class EngineStates(NamedTuple):
 
     @property
     def down(self) -> list[EngineState]:
-        """The engines that do not serve."""
+        """The engines that do not accept requests."""
         return [engine for engine in self.engines if not engine.serves]

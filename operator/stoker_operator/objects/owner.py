@@ -1,4 +1,7 @@
-"""Names, labels and owner references of an endpoint's objects. The owner reference deletes them with the endpoint."""
+"""Names, labels and owner references of an endpoint's objects.
+
+By the owner references, Kubernetes deletes the objects with the endpoint.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ class Owner:
 
     Attributes:
         name: the endpoint's name.
-        namespace: namespace of the endpoint and its objects; None: the manifest has none.
-        uid: the endpoint's uid; None: the manifest is not stored yet, so its objects get no owner reference.
-        workload: the workload, a set of like pods.
-        operator: NAMESPACE/NAME of the operator's Lease; empty: it has none.
-        component: distinguishes the workload's objects of one kind; empty: there is only one.
+        namespace: namespace of the endpoint and its objects; None if the manifest has none.
+        uid: the endpoint's uid; None if the manifest is not stored yet, so that its objects get no owner reference.
+        workload: the workload, a set of identical pods.
+        operator: NAMESPACE/NAME of the operator's Lease; empty without one.
+        component: distinguishes the workload's objects of one kind; empty if there is only one.
     """
 
     name: str
@@ -91,11 +94,11 @@ class Owner:
 
 
 def operator_of(live: Mapping[str, Any]) -> str:
-    """Return the operator that manages an object; empty: the object names none."""
+    """Return the operator that manages an object; empty if the object names none."""
     return str((live["metadata"].get("annotations") or {}).get(OPERATOR, ""))
 
 
 def made_of(live: Mapping[str, Any]) -> int:
-    """Return the endpoint's generation from which an object was created; 0: the object has none."""
+    """Return the endpoint's generation from which an object was created, or 0 if the object does not state it."""
     generation = str((live["metadata"].get("annotations") or {}).get(GENERATION, ""))
     return int(generation) if generation.isdecimal() and len(generation) < 19 else 0

@@ -62,7 +62,7 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
 
 
 def allows(node: Node, accelerator: Accelerator) -> bool:
-    """Whether no label of `node` states another kind of accelerator."""
+    """Return whether no label of `node` states another kind of accelerator."""
     return all(key not in node.labels or node.labels[key] in values for key, values in accelerator.node_labels.items())
 
 

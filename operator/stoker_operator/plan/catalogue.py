@@ -45,10 +45,10 @@ class Accelerator(_Entry):
         resource: resource name of its device plugin; None for processors, which every node has.
         device: the engine's ``--device``.
         arch: key of its entry in `Catalogue.supports`.
-        images: kind of image that serves it.
+        images: kind of image that runs on it, as in `Catalogue.runtimes`.
         node_labels: labels that distinguish its nodes from others: key → possible values.
         tolerations: tolerations of the taints that keep other pods off its nodes.
-        max_count: maximum number that a pod can use together; None: unlimited.
+        max_count: maximum number that a pod can use together; None without a limit.
         topology_label: node label by which a pod selects the topology of its slice; None if it need not.
         shared: whether it is a share of a device whose memory other pods also use.
     """
@@ -66,7 +66,7 @@ class Accelerator(_Entry):
 
     @property
     def max_per_pod(self) -> int | None:
-        """Maximum number of these accelerators that a pod can use together; None: unlimited.
+        """Maximum number of these accelerators that a pod can use together; None without a limit.
 
         It is 1 for MIG slices, of which a process sees only one (NVIDIA, "MIG User Guide"). They are also recognized by
         name: resource ``nvidia.com/mig-3g.40gb``, or ``-MIG-3g.40gb`` in the product.
@@ -77,7 +77,7 @@ class Accelerator(_Entry):
 
 
 class Support(_Entry):
-    """What a runtime supports on one architecture. None: unknown, so it is not checked."""
+    """What a runtime supports on one architecture. A field that is None is unknown, and not checked."""
 
     dtypes: list[str] | None = None
     kv_cache_dtypes: list[str] | None = None
@@ -85,7 +85,7 @@ class Support(_Entry):
 
 
 class Release(_Entry):
-    """What a runtime's current release supports, of what the planner allows. None: all of it.
+    """Limits of a runtime's current release, for which the planner only warns. A field that is None sets no limit.
 
     Attributes:
         devices: maximum number of accelerators of a pod, or of ranks on a CPU.
@@ -126,7 +126,7 @@ class Catalogue(BaseModel):
             document = yaml.safe_load(override.read_text(encoding="utf-8")) or {}
             return cls.model_validate(_overlay(yaml.safe_load(BUILT_IN.read_text(encoding="utf-8")), document))
         except (OSError, yaml.YAMLError) as error:
-            raise Refused(Violation(field, f"it cannot be read: {error}")) from None
+            raise Refused(Violation(field, f"the file cannot be read: {error}")) from None
         except ValidationError as error:
             faults = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise Refused(*(Violation(field, fault) for fault in faults)) from None

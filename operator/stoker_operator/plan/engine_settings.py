@@ -17,7 +17,7 @@ from stoker_engine.contract.argv import human_int
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_operator.api.v1alpha1.workload import Workload
 
-#: Our engine's defaults; other runtimes have the same, except for those in `_batch_defaults`.
+#: Defaults of Stoker's engine. vLLM has the same, except for those in `_batch_defaults`.
 _OURS: Final = EngineArgs(model="")
 _MIB: Final = 1024**2
 #: Exclusive upper bound of numeric arguments.
@@ -39,7 +39,7 @@ class EngineSettings:
         kv_cache_memory_bytes, num_blocks: size of the KV cache; None if not stated.
         max_loras, num_resident_adapters: number of LoRA adapters in one step and in memory; 0 if none are served.
         max_lora_rank: maximum rank of an adapter.
-        lora_target_modules: modules that adapters may change; empty: all.
+        lora_target_modules: modules that adapters may change; empty for all.
     """
 
     utilization: float
@@ -71,7 +71,7 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
         return value if 0 < value < _MAX_VALUE else otherwise
 
     stated_len = number("max_model_len", None)
-    # The memory that other runtimes use for adapters is not known.
+    # The memory that vLLM uses for adapters is not known.
     max_loras = number("max_loras", _OURS.max_loras) if engine.runtime == "stoker" and _serves_adapters(words) else 0
     return EngineSettings(
         utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
@@ -92,7 +92,7 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
 
 
 def _serves_adapters(words: Sequence[str]) -> bool:
-    """Whether the last of ``--enable-lora`` and ``--no-enable-lora`` enables adapters."""
+    """Return whether the last of ``--enable-lora`` and ``--no-enable-lora`` enables adapters."""
     stated = [word for word in words if word.replace("_", "-") in ("--enable-lora", "--no-enable-lora")]
     return bool(stated) and not stated[-1].startswith("--no")
 

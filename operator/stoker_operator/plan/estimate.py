@@ -1,7 +1,8 @@
 """Estimate of an engine's memory use, and of the maximum sequence length that fits.
 
-The calculation is the engine's own (`stoker_engine.sizing.memory`). On an accelerator it includes estimated allowances,
-so a length that memory limits is chosen with a margin: an engine does not start with a length that does not fit.
+The calculation is that of Stoker's engine (`stoker_engine.sizing.memory`). On an accelerator it includes estimated
+allowances, so a length that memory limits is chosen with a margin: an engine does not start with a length that does not
+fit.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 from stoker_operator.plan.engine_settings import EngineSettings
 from stoker_operator.plan.model_shapes import Shape
 
-#: Fraction of the KV blocks that a plan on a GPU keeps as a margin of error: for our engine, and for others, which
-#: account for memory differently. It does not cover all errors: vLLM's logs have shown a third more room than
+#: Fraction of the KV blocks that a plan on a GPU keeps as a margin of error: for Stoker's engine, and for vLLM, which
+#: accounts for memory differently. It does not cover all errors: vLLM's logs have shown a third more room than
 #: predicted, and a third less.
 MARGIN: Final = 0.03
 FOREIGN_MARGIN: Final = 0.10
@@ -126,7 +127,7 @@ class Problem(NamedTuple):
 
 
 def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None]:
-    """Return the memory use of one engine, and why it cannot run; None if it can."""
+    """Return the memory use of one engine, and why it cannot run, or None if it can."""
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
         weights = weight_bytes(
@@ -172,8 +173,10 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
 
 
 def could_hold(bench: Bench, devices: int) -> bool:
-    """Whether the weights alone fit into the total memory of so many devices. A quick test: False is always right, True
-    may be wrong."""
+    """Return whether the weights alone fit into the total memory of so many devices.
+
+    This is a quick test: with True, the model may still not fit.
+    """
     if bench.memory_bytes is None:
         return True
     return bench.weights <= devices * bench.memory_bytes * bench.settings.utilization

@@ -1,13 +1,13 @@
-"""Sizes of models that other runtimes serve and our engine does not, computed from their config.json.
+"""Sizes of models that run with vLLM, also those that Stoker's engine does not support, computed from config.json.
 
-Our engine needs a full description of a model; a plan needs sizes only. They are computed in one of two ways:
+Stoker's engine needs a full description of a model; a plan needs sizes only. They are computed in one of two ways:
 
     as a family's  the tensors have the sizes of a family of `architectures.families` (`_LIKE`)
     by fields      attention, MLP and experts follow from the common fields of config.json (`_BY_FIELDS`)
 
-The size of an encoder of images or audio follows from its own config. The tables list architectures that vLLM serves
-and whose sizes a test compares with transformers' classes. The shape of any other architecture is not known: the engine
-checks it when it starts.
+The size of an encoder of images or audio follows from its own config. The tables list architectures that vLLM supports
+and whose sizes a test compares with transformers' classes. The shape of an architecture that neither the tables nor
+Stoker's engine know is unknown: vLLM checks when it starts whether the model fits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.text_config import text_of
 
-#: Architecture → family with the same sizes as its text model; empty: the family that the text model's config names.
+#: Architecture → family with the same sizes as its text model; empty if the text model's config names the family.
 _LIKE: Final = {
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",
@@ -56,7 +56,7 @@ _LIKE: Final = {
 
 @dataclass(frozen=True)
 class _Mixture:
-    """Names of the config fields that describe a family's experts; empty: the family has no such field.
+    """Config fields that describe a family's experts. A name is empty if the family has no such field.
 
     Attributes:
         count: number of routed experts of a layer.
@@ -82,12 +82,12 @@ class _Mixture:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What determines a family's sizes besides the fields that all families have.
+    """Properties that determine a family's sizes, besides the config fields that all families have.
 
     Attributes:
         gated: whether its MLPs are gated.
         mixture: fields of its experts; None if it is not MoE, whatever fields a file has.
-        bias: name of the field that states whether attention has biases; empty: it has none.
+        bias: name of the field that states whether attention has biases; empty if it never has.
     """
 
     gated: bool = True
@@ -107,7 +107,7 @@ _ERNIE_MOE: Final = _Mixture(
     first="moe_layer_start_index",
     last="moe_layer_end_index",
 )
-#: Architecture → what determines its sizes.
+#: Architecture → the properties that determine its sizes.
 _BY_FIELDS: Final = {
     "ApertusForCausalLM": _Sizes(gated=False),
     "ArceeForCausalLM": _Sizes(gated=False),
@@ -256,7 +256,7 @@ def _experts(c: Fields, mixture: _Mixture) -> MoEConfig:
 
 
 def _is_sparse(c: Fields, mixture: _Mixture, index: int) -> bool:
-    """Whether the layer at `index` is MoE."""
+    """Return whether the layer at `index` is MoE."""
     every, first, last = (c.get(name) for name in (mixture.every, mixture.first, mixture.last))
     last = index if last is None or int(last) < 0 else int(last)
     return int(first or 0) <= index <= last and (index + 1) % int(every or 1) == 0

@@ -1,14 +1,14 @@
-"""Tensor-parallel validation for other runtimes: whether a model's matrices can be split evenly.
+"""Tensor-parallel validation for vLLM: whether a model's matrices can be split evenly.
 
     column-parallel (q, k, v, gate, up)     columns ÷ shards   must be an integer, and a multiple of the block's columns
     row-parallel    (o, down)               rows ÷ shards      must be an integer, and a multiple of the block's rows
 
-A block is a group of quantized weights that share a scale. The rules for our engine, which also splits unevenly, are in
-`stoker_engine.sizing.sharding`.
+A block is a group of quantized weights that share a scale. The rules for Stoker's engine, which also splits unevenly,
+are in `stoker_engine.sizing.sharding`.
 
-Other engines find such errors only when they load the weights, minutes after a pod has started: vLLM's
-``validate_fp8_block_shape``, ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four shards, with blocks of
-128) and the group-size checks of AWQ, GPTQ and compressed-tensors. A single shard is not checked.
+vLLM finds such errors only when it loads the weights, minutes after a pod has started: in
+``validate_fp8_block_shape``, in ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four shards, with blocks
+of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. A single shard is not checked.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Split(NamedTuple):
 
 
 def uneven(shape: Shape, formats: WeightFormats, tensor: int, expert_shards: int) -> Split | None:
-    """Return the first dimension that cannot be split evenly; None if all can.
+    """Return the first dimension that cannot be split evenly, or None if all can.
 
     Args:
         shape: the model.
         formats: storage formats of its matrices.
         tensor: number of devices over which each layer is split.
-        expert_shards: number of shards of each routed expert; 1: experts stay whole.
+        expert_shards: number of shards of each routed expert; 1 if experts stay whole.
     """
     kinds = {
         (id(layer.attention), id(layer.mlp), id(layer.moe), formats.layer(index)): layer
@@ -76,7 +76,7 @@ def _splits(layer: LayerConfig, formats: Formats, tensor: int, expert_shards: in
         yield from (Split("the MLP's inner size", layer.mlp.size, tensor, block) for block in _mlp(blocks))
         return
     for block in _mlp(blocks, "experts."):
-        # If only experts are quantized (gpt-oss), runtimes pad them.
+        # If only experts are quantized (gpt-oss), vLLM pads them.
         block = block if blocks.keys() - _EXPERTS else 1
         yield Split("each expert's inner size", layer.moe.intermediate_size, expert_shards, block, of_experts=True)
     if layer.moe.shared_intermediate_size:

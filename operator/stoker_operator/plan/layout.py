@@ -50,7 +50,7 @@ def layout_of(spec: Spec, placement: Placement, shape: Shape | str, bench: Bench
 
 
 def memory_bytes_of(spec: Spec, placement: Placement) -> int | None:
-    """Return the memory of one device in bytes; None if not known.
+    """Return the memory of one device in bytes, or None if it is not known.
 
     On a CPU all ranks of all engines share the container's limit equally. Without a limit the engine uses the machine's
     memory, which the planner does not know.
@@ -110,7 +110,7 @@ def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> Adap
 
 
 def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
-    """Return the formats in which our engine stores the weights of a model that it computes in `dtype`."""
+    """Return the formats in which Stoker's engine stores the weights of a model that it computes in `dtype`."""
     if shape.is_gguf:
         return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
     if not shape.method and quantization in ON_LOAD:
@@ -119,5 +119,5 @@ def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -
 
 
 def _files_formats(shape: Shape) -> WeightFormats:
-    """Return the formats in which other runtimes store a model's weights. They are assumed to dequantize GGUF files."""
+    """Return the formats in which vLLM stores a model's weights. It is assumed to dequantize GGUF files."""
     return ALL_NUMBERS if shape.is_gguf else shape.formats

@@ -44,8 +44,8 @@ class Shape:
     Attributes:
         config: the model's config.
         method: quantization method that the checkpoint states; empty if it is not quantized.
-        formats: formats in which the engine stores its weights; for a GGUF file, those on devices for which our engine
-            has kernels for its blocks.
+        formats: formats in which the engine stores its weights; for a GGUF file, those on devices for which Stoker's
+            engine has kernels for its blocks.
         is_gguf: whether the model is a GGUF file.
     """
 
@@ -76,11 +76,11 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
 
     Args:
         source: the model's source.
-        config: its config.json; None if not known.
-        runtime: runtime that is to serve it; others support more architectures than ours.
+        config: the model's config.json; None if not known.
+        runtime: runtime of the pods. vLLM supports more architectures than Stoker's engine.
 
     Raises:
-        Unplannable: the runtime does not serve such a model.
+        Unplannable: the runtime cannot run such a model.
     """
     if config is None:
         known = _known(f"demo://{source.name}" if source.scheme == "demo" else source.name, runtime)
@@ -91,7 +91,7 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
         return str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Files of a hub are untrusted input.
-        return f"its config.json is not valid: {type(error).__name__}: {error}"
+        return f"the model's config.json is not valid: {type(error).__name__}: {error}"
 
 
 class Shapes:
@@ -113,7 +113,7 @@ class Shapes:
 
 @lru_cache(maxsize=256)
 def _known(name: str, runtime: str) -> Shape | str | None:
-    """Return the shape of a model of the table, or why it is not known; None if it is not in the table."""
+    """Return the shape of a model of the table, or why it is not known, or None if it is not in the table."""
     config = table().get(name)
     try:
         shape = None if config is None else _read(config, runtime)
@@ -128,7 +128,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
     is not valid.
 
     Raises:
-        Unplannable: the runtime does not serve such a model.
+        Unplannable: the runtime cannot run such a model.
         ModelError: the model is not supported.
     """
     reason = why_no_decoder(config)
@@ -144,8 +144,9 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
         )
     if not config.get("architectures"):
         if runtime != "stoker":
-            return f"its {NO_ARCHITECTURES}"
-        raise Unplannable(Violation("spec.model.source", f"its {NO_ARCHITECTURES}", NAME_ONE, reason="NoDecoder"))
+            return f"the model's {NO_ARCHITECTURES}"
+        problem = f"the model's {NO_ARCHITECTURES}"
+        raise Unplannable(Violation("spec.model.source", problem, NAME_ONE, reason="NoDecoder"))
     plain = without_quantization(config)
     _bounded(Fields(text_of(plain), {}))
     is_stoker, method = runtime == "stoker", quantization_method(config)
@@ -227,7 +228,7 @@ def _entries() -> list[dict[str, Any]]:
 
 
 _WHY: Final = {
-    "hf": "its config.json has not been fetched, and it is not among the well-known models",
+    "hf": "the model's config.json has not been fetched, and the model is not among the well-known ones",
     "pvc": "the model on a claim is not known before a pod mounts it",
     "file": "the model in the image is not known before a pod runs it",
     "demo": "this demo model is not known",

@@ -42,7 +42,7 @@ class Option:
     Attributes:
         sizes: tensor, pipeline and data.
         estimate: memory use of an engine; None if the model is not known.
-        problem: why the layout is not possible; None if it is.
+        problem: why the layout is not possible, or None if it is possible.
         whole_experts: whether experts are distributed whole over tensor × data accelerators, instead of each being
             split.
         reach: sequence length in tokens, and number of such sequences at once, each limited to the target. An unknown
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def expert(self) -> int:
-        """Value of ``spec.parallelism.expert``; 1: the field is absent."""
+        """Value of ``spec.parallelism.expert``, or 1 if the field is absent."""
         return self.sizes.tensor * self.sizes.data if self.whole_experts else 1
 
     @property
@@ -112,7 +112,7 @@ class ParallelLayout:
         whole_experts: whether experts are distributed whole, instead of each being split.
         can_deal_experts: whether the runtime can distribute whole experts if they cannot be split evenly.
         min_concurrency: number of sequences that an engine should hold at once.
-        max_per_pod: maximum number of accelerators that can be used together; None: unlimited.
+        max_per_pod: maximum number of accelerators that can be used together; None without a limit.
         divisible: whether pods may have fewer accelerators.
         is_stoker: whether the runtime is stoker, which has its own rules for sharding.
         counted: whether the spec states the number of devices (accelerators); on a CPU the devices are ranks that share
@@ -177,13 +177,13 @@ def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option
 
 
 def recommended(found: Sequence[Option]) -> Option | None:
-    """Return the recommended layout, by the module's criteria; None if none is possible or the model is not known."""
+    """Return the recommended layout by the module's criteria, or None if none is possible or the model is unknown."""
     possible = [option for option in found if option.problem is None and option.estimate is not None]
     return max(possible, key=lambda it: (*it.reach, -it.copy_size, -it.sizes.pipeline), default=None)
 
 
 def advise(layout: ParallelLayout, found: Sequence[Option], replicas: int) -> Advice | None:
-    """Return the recommended layout among `found` as advice for a spec with `replicas`; None if there is none."""
+    """Return the recommended layout among `found` as advice for a spec with `replicas`, or None if there is none."""
     best = recommended(found)
     if best is None:
         return None
@@ -211,7 +211,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
-    """Return the layout of one engine on the fewest accelerators of the same kind; None if none is found.
+    """Return the layout of one engine on the fewest accelerators of the same kind, or None if none is found.
 
     With `serving`, the engine must also reach the target length and concurrency.
     """
@@ -252,7 +252,7 @@ def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
 
 
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
-    """Return why a layout is not possible, regardless of memory; None if it is."""
+    """Return why a layout is not possible, regardless of memory, or None if it is possible."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
         # NVIDIA, "MIG User Guide": a process sees one slice.
         message = f"{layout.count} of these cannot work together: each is part of a device, and a process sees only one"

@@ -1,4 +1,4 @@
-"""Plan the pods of a spec that obeys the rules of the API, or explain why they cannot run.
+"""Plans the pods of a spec that obeys the rules of the API, or explains why they cannot run.
 
 With the model's config.json the planner checks everything: heads, layers, experts, memory, lengths. Without it, the
 planner checks only what the catalogue states of runtime and accelerator; the engine does the other checks, by the same
@@ -53,7 +53,7 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
 
     Raises:
         Unplannable: the model cannot run in this way.
-        Refused: the catalogue does not allow it.
+        Refused: the catalogue lacks the runtime, the accelerator or an image.
     """
     shapes = Shapes()
     found = _study(spec, catalogue, config, shapes, every_way=False)
@@ -78,7 +78,7 @@ def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = N
     """Evaluate all layouts of the model on the accelerators of `spec`. The result includes the violations.
 
     Raises:
-        Unplannable: no engine of this kind serves such a model.
+        Unplannable: the runtime cannot run such a model.
         Refused: the catalogue lacks the runtime or the accelerator.
     """
     return _study(spec, catalogue, config, Shapes(), every_way=True)
@@ -224,7 +224,7 @@ class _Trials:
     reasons: Set[str]
 
     def accept(self, refusal: Refusal, proposal: Proposal) -> bool:
-        """Whether a proposal resolves a refusal without causing another one."""
+        """Return whether a proposal resolves a refusal without causing another one."""
         spec = changed(self.spec, proposal.change or {})
         if spec is None:
             return False
@@ -307,7 +307,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    """Refuse several ranks of our engine for a model that runs in transformers' own modules, which are not split."""
+    """Refuse several ranks of Stoker's engine for a model in transformers' own modules, which it does not split."""
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
@@ -364,10 +364,10 @@ def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runt
     """Propose the same spec with another runtime: unchanged, or with the remedy of its only violation."""
     changed_spec = changed(spec, {"engine": {"runtime": runtime, "image": None}})
     if changed_spec is None:
-        return  # it needs other sizes
+        return  # the other runtime needs other sizes
     found = _study(changed_spec, catalogue, config, Shapes(), every_way=False)
     if found.refused or (known and found.unknown):
-        return  # it has no image for these accelerators, or the shape is not known
+        return  # the catalogue lacks an image, or the shape is not known
     if not found.unplannable:
         yield f"use runtime: {runtime}"
     elif len(found.unplannable) == 1 and found.chosen.problem is not None:

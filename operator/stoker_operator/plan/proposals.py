@@ -21,9 +21,9 @@ class Proposal:
     """A proposed remedy.
 
     Attributes:
-        text: its text.
-        change: fields of the spec that it sets, as in a manifest; a field with value None is removed. None: the
-            proposal has been planned already, or cannot be, because it is no change of the spec (another model).
+        text: the sentence for the user.
+        change: fields of the spec that it sets, as in a manifest; a field with value None is removed. It is None if the
+            proposal has been planned already, or cannot be planned, because it changes no field (another model).
         also: short text for use after another proposal of the same kind ("use float32" or "float16").
         config: the config.json of the model that it names; None if the model stays.
     """
@@ -70,7 +70,7 @@ class Refusal:
 
 
 def changed(spec: Spec, change: Mapping[str, Any]) -> Spec | None:
-    """Return the spec with a change; None if the result violates the rules of the API."""
+    """Return the spec with a change, or None if the result violates the rules of the API."""
     try:
         found = Spec.model_validate(_merged(spec.model_dump(mode="json", by_alias=True, exclude_none=True), change))
     except ValidationError:

@@ -19,7 +19,7 @@ from stoker_operator.plan.options import Advice, Option, ParallelLayout, options
 from stoker_operator.plan.proposals import Proposal, Refusal
 from stoker_operator.plan.support import can_quantize
 
-#: Limits of a step, in tokens and sequences, with which an engine on a CPU needs little memory and still serves.
+#: Limits of a step, in tokens and sequences, with which an engine on a CPU needs little memory and is still useful.
 _SMALL_STEP: Final = 256
 _FEW_SEQUENCES: Final = 16
 
@@ -37,7 +37,7 @@ def refusal(
     Args:
         spec: the endpoint's spec.
         catalogue: accelerators and runtimes.
-        layout: what the layouts share.
+        layout: inputs that all layouts share.
         chosen: the layout in the spec, which has a problem.
         ways: all layouts.
         advice: the recommended layout; None if none is possible.
@@ -87,7 +87,7 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
 
     Args:
         spec: the endpoint's spec.
-        layout: what the layouts share.
+        layout: inputs that all layouts share.
         chosen: the layout in use.
         advice: the recommended layout; None if there is none.
     """
@@ -98,7 +98,7 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
     length, wanted_len, at_once = found.max_model_len, bench.wanted_len, found.max_concurrency
     parts = []
     if length < wanted_len:
-        parts.append(f"sequences are cut to {length:,} of the model's {wanted_len:,} tokens, to fit in memory")
+        parts.append(f"sequences are limited to {length:,} of the model's {wanted_len:,} tokens, to fit in memory")
     if at_once < layout.min_concurrency:
         parts.append(f"an engine holds {at_once} of {layout.min_concurrency} sequences of {length:,} tokens at once")
     yield f"{', and '.join(parts)}; {_more_room(spec, layout, chosen, advice)}"
@@ -107,7 +107,7 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
 def apart(advice: Advice) -> str:
     """Return the warning that engines that share a pod are better placed in separate pods."""
     return (
-        f"engines that share a pod fail and move together; hardware.count {advice.count} with replicas "
+        f"engines that share a pod fail and are rescheduled together; hardware.count {advice.count} with replicas "
         f"{advice.replicas} gives each engine its own pod"
     )
 
@@ -195,7 +195,7 @@ def _more_memory(spec: Spec, layout: ParallelLayout, chosen: Option) -> Iterator
 
 
 def _fewer_adapters(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:
-    """Propose smaller limits for adapters; it is planned with a single adapter of rank 1."""
+    """Propose smaller limits for adapters. The proposal is planned with a single adapter of rank 1."""
     if layout.bench is not None and layout.bench.numbers.adapters is not None:
         least = {"args": [*(spec.engine.args or []), "--max-loras=1", "--max-cpu-loras=1", "--max-lora-rank=1"]}
         yield Proposal("lower --max-loras, --max-cpu-loras or --max-lora-rank in spec.engine.args", {"engine": least})

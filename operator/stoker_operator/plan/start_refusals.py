@@ -1,4 +1,4 @@
-"""Refusals of a config.json by our engine, with its own messages, before there is a pod: unsupported options of a
+"""Refusals that Stoker's engine would report when it starts, with the engine's own messages: unsupported options of a
 family, activations and dtypes."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from stoker_operator.plan.proposals import Proposal, Refusal
 def refused_at_start(
     spec: Spec, shape: Shape | str, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """Yield the refusals of our engine for a model of one of its families.
+    """Yield the refusals of Stoker's engine for a model of one of its families.
 
     Args:
         spec: the endpoint's spec.
         shape: the model's shape, or why it is not known.
         config: the model's config.json; empty if not known.
-        elsewhere: creates the proposals of other runtimes.
+        elsewhere: creates proposals to use another runtime.
     """
     if spec.engine.runtime != "stoker":
         return

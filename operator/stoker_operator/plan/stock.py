@@ -40,7 +40,7 @@ class Stock:
         return max(self.sizes)
 
     def pods_now(self, count: int) -> int | None:
-        """Return for how many pods with `count` devices each there is room now; None if not known."""
+        """Return for how many pods with `count` devices each there is room now, or None if it is not known."""
         return None if self.free is None else sum(free // count for free in self.free)
 
 
@@ -105,7 +105,7 @@ def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> 
     kinds = {key: entry for key, entry in catalogue.accelerators.items() if entry.resource == resource}
     labels = list(dict.fromkeys(label for entry in kinds.values() for label in entry.node_labels))
     if not labels:
-        return f"it is {' or '.join(kinds)}, and no label shows which; pass --accelerator"
+        return f"the kind is {' or '.join(kinds)}, and no label shows which; specify --accelerator"
     label_values = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
     unlabelled = sum(not any(label in node.labels for label in labels) for node in nodes)
     parts = [f"{', '.join(label_values)} is not in the accelerator catalogue"] if label_values else []

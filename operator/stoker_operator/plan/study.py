@@ -19,9 +19,9 @@ class Plan:
         image: container image of the engine.
         estimate: estimated memory use of an engine; None if the model's shape is not known.
         unknown: why the shape is not known; empty if it is.
-        max_model_len: maximum length of a sequence in tokens, as passed to the engine; None: the engine chooses it.
-        warnings: warnings to the spec's author, such as a limited length or what the runtime's release does not
-            support yet.
+        max_model_len: maximum length of a sequence in tokens, as passed to the engine; None if the engine chooses it.
+        warnings: warnings to the spec's author, for example about a limited length, or about values that the runtime's
+            release does not support.
         chosen_by: field of the spec that left the sizes to the planner; empty if the spec states them.
     """
 

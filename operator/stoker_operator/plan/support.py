@@ -1,6 +1,6 @@
 """Checks of what a runtime supports on an accelerator: dtypes, dtypes of the KV cache, quantization methods.
 
-The catalogue lists it (`Catalogue.support`). What the catalogue does not list is not checked.
+The catalogue lists what is supported (`Catalogue.support`). What it does not list is not checked.
 """
 
 from __future__ import annotations
@@ -141,14 +141,14 @@ def unquantized(config: Mapping[str, Any] | None) -> Iterator[Proposal]:
 def not_read(
     workload: Workload, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """Refuse quantizations that our engine would refuse at its start, for a checkpoint whose shape is not known.
+    """Refuse quantizations that Stoker's engine would refuse when it starts, for a checkpoint whose shape is not known.
 
-    These are methods that our engine does not read, and any quantization of transformers' own modules.
+    These are methods that the engine does not read, and any quantization of transformers' own modules.
 
     Args:
         workload: the workload.
         config: the model's config.json; empty if not known.
-        elsewhere: creates the proposals of other runtimes.
+        elsewhere: creates proposals to use another runtime.
     """
     try:
         names = own_modules(config)
@@ -185,7 +185,7 @@ def _instead(config: Mapping[str, Any], remedy: str) -> Iterator[Proposal]:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
-    """Return why our engine does not read the checkpoint's quantization, then "; " and the remedy; empty if it does."""
+    """Return why Stoker's engine does not read the checkpoint's quantization, "; " and the remedy; empty if it does."""
     try:
         quantization = read_quantization(config)
         if quantization is not None:
@@ -225,7 +225,7 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
 def warnings(
     workload: Workload, method: str, catalogue: Catalogue, alternatives: Callable[[], Sequence[str]]
 ) -> Iterator[str]:
-    """Yield a warning for each thing that the plan allows and the runtime's current release does not support.
+    """Yield a warning for each value that the plan allows and the runtime's current release does not support.
 
     Args:
         workload: the workload.
@@ -263,7 +263,7 @@ def warnings(
 
 
 def can_quantize(catalogue: Catalogue, runtime: str, key: str, method: str) -> bool:
-    """Whether `runtime` is known to support quantization `method` on the accelerator called `key`."""
+    """Return whether `runtime` is known to support quantization `method` on the accelerator called `key`."""
     return method in (_allowed(catalogue, runtime, key, "quantization") or ())
 
 

@@ -22,8 +22,8 @@ from stoker_operator.plan.proposals import Proposal, Refusal, changed
 from stoker_operator.plan.remedies import option_text, possible_ways, shared_by
 from stoker_operator.plan.study import Study
 
-#: Plans a spec without remedies, and evaluates all layouts if the flag is set. Returns None if the catalogue lacks
-#: something.
+#: Plans a spec without remedies, and evaluates all layouts if the flag is set. Returns None if the catalogue lacks the
+#: runtime or the accelerator, or the runtime cannot run the model.
 Trial = Callable[[Spec, bool], Study | None]
 
 #: Remedy if no pod with these accelerators is known to hold the model.
@@ -157,7 +157,7 @@ def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
 
 
 def _accepts(spec: Spec, proposal: Proposal, trial: Trial, kept: frozenset[tuple[str, str]]) -> bool:
-    """Whether a proposal leaves no violations except for those in `kept`, which concern other fields.
+    """Return whether a proposal leaves no violations except for those in `kept`, which concern other fields.
 
     If it changes the number of accelerators, violations of the template count as well: its node selector must match the
     number of chips.

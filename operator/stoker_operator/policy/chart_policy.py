@@ -64,14 +64,14 @@ def read_values(file: Path | None) -> Mapping[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refused(Violation(f"values {file}", f"it cannot be read: {error}")) from None
+        raise Refused(Violation(f"values {file}", f"the file cannot be read: {error}")) from None
     if not isinstance(values, Mapping):
-        raise Refused(Violation(f"values {file}", "it must be a mapping, as the chart's values.yaml is"))
+        raise Refused(Violation(f"values {file}", "the file must be a mapping, like the chart's values.yaml"))
     return values
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = values.get(name) or {}
     if not isinstance(part, Mapping):
-        raise Refused(Violation(f"values {name}", "it must be a mapping"))
+        raise Refused(Violation(f"values {name}", "the value must be a mapping"))
     return part

@@ -56,7 +56,7 @@ class Policy(Part):
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise Refused(Violation(field, f"it cannot be read: {error}")) from None
+            raise Refused(Violation(field, f"the file cannot be read: {error}")) from None
         return cls.of(content, field)
 
     @classmethod

@@ -287,7 +287,7 @@ def _entries(node: Any, path: str) -> Iterator[tuple[str, Any, str]]:
 
 def _not_objects(node: Any, path: str) -> Iterator[Violation]:
     if not isinstance(node, Mapping):
-        yield Violation(path, f"this is {_shown(node)}, where an object belongs")
+        yield Violation(path, f"the value is {_shown(node)}, not an object")
 
 
 def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:

@@ -1,4 +1,4 @@
-"""Threads for work that must not delay the rest or be delayed by it: blocking calls, requests to untrusted servers."""
+"""Threads for work that must neither delay other work nor be delayed by it: blocking calls, untrusted servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WorkerThreads:
 
     def _start(self, function: Callable[[], T]) -> asyncio.Future[T]:
         result: Future[T] = Future()
-        result.set_running_or_notify_cancel()  # it cannot be cancelled any more
+        result.set_running_or_notify_cancel()  # from now on the call cannot be cancelled
 
         def work() -> None:
             try:

@@ -47,7 +47,7 @@ class Health:
 
     @property
     def port(self) -> int:
-        """The port that it listens on; known after `start`."""
+        """The port that the server listens on; known after `start`."""
         return self._server.port
 
     async def _healthz(self, _: web.Request) -> web.Response:

@@ -12,8 +12,8 @@ class HTTPServer:
 
     Args:
         app: the application.
-        address: HOST:PORT to listen on; port 0: any free port.
-        tls: the server's TLS context; None: plain HTTP.
+        address: HOST:PORT to listen on; port 0 is any free port.
+        tls: the server's TLS context, or None for plain HTTP.
     """
 
     def __init__(self, app: web.Application, address: str, tls: ssl.SSLContext | None = None) -> None:
@@ -37,6 +37,6 @@ class HTTPServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on; known after `start`."""
+        """The port that the server listens on; known after `start`."""
         port: int = self._runner.addresses[0][1]
         return port

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker_common import logs
 
-#: Loggers of every delivered event and every answered probe; the operator logs only their effects.
+#: Loggers that record every watch event and every probe, of which only warnings and errors are written.
 _QUIET: Final = ("kopf.objects", "kopf.activities", "aiohttp.access")
 
 

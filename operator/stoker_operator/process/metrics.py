@@ -19,7 +19,7 @@ _STARTS = (0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class Metrics:
-    """The metrics of one process, which its parts update."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,13 +40,15 @@ class Metrics:
         )
         self._errors = Counter(
             "stoker_operator_reconcile_errors_total",
-            "Failed reconciles by cause: the HTTP status of the API server's answer (0: no answer), or bug, an error "
-            "in the operator.",
+            "Failed reconciles by cause: the HTTP status of the API server's answer, 0 without an answer, or bug for "
+            "an error in the operator.",
             ("cause",),
             registry=self.registry,
         )
         self._leader = Gauge(
-            "stoker_operator_leader", "1 if this replica is the leader, which writes.", registry=self.registry
+            "stoker_operator_leader",
+            "1 if this replica is the leader, the only one that writes.",
+            registry=self.registry,
         )
         self._admissions = Counter(
             "stoker_operator_admissions_total",
@@ -56,7 +58,7 @@ class Metrics:
         )
         self._admission_seconds = Histogram(
             "stoker_operator_admission_duration_seconds",
-            "Duration of an answer of the webhook.",
+            "Time in which the webhook answers an admission review.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -117,7 +119,7 @@ class Metrics:
         self._starts_from_zero.labels(stage).observe(seconds)
 
     def scaling_failed(self) -> None:
-        """Count a failed evaluation of one endpoint's scaling, or of all: a bug."""
+        """Count a failed evaluation of the scaling of one endpoint, or of all. Each is a bug."""
         self._scaling_errors.inc()
 
     def text(self) -> bytes:
@@ -134,7 +136,7 @@ class _Endpoints(Collector):
         return [self._family()]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return the present counts."""
+        """Return the current counts."""
         family = self._family()
         for (condition, status), count in sorted(self._conditions().items()):
             family.add_metric((condition, status), count)

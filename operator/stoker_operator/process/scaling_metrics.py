@@ -21,18 +21,18 @@ _ENDPOINT: Final = ("endpoint_namespace", "endpoint_name")
 
 @dataclass(frozen=True)
 class EndpointScaling:
-    """The present scaling of an endpoint.
+    """The current scaling of an endpoint.
 
     Attributes:
         desired, ready: numbers of desired and of ready replicas.
         min_replicas, max_replicas, metric, target: values of ``spec.scaling``, with defaults.
-        demand: value of the metric that replicas are needed for; None: unknown.
-        requests: numbers of held, queued and in-flight requests that the gateway reports; None: no gateway replica
-            answers.
-        phase, reason: as in the status.
-        start_seconds: learned start-up time in seconds; None: nothing learned yet.
-        num_up, num_down, num_starts, num_failures: numbers of changes up and down, starts from zero and failed starts,
-            since this replica of the operator leads.
+        demand: amount of the metric from which the number of replicas is computed, or None if it is unknown.
+        requests: numbers of held, queued and in-flight requests that the gateway reports, or None while no gateway
+            replica answers.
+        phase, reason: phase and reason of scaling in the endpoint's status.
+        start_seconds: learned start-up time in seconds, or None if no start has been observed.
+        num_up, num_down, num_starts, num_failures: numbers of changes up and down, starts from zero and failed starts
+            since this replica of the operator became the leader.
     """
 
     desired: int
@@ -54,11 +54,11 @@ class EndpointScaling:
 
 @dataclass(frozen=True)
 class ScalingState:
-    """The present state of the scaling loop; empty if this replica of the operator does not lead.
+    """The current state of the scaling loop; empty if this replica of the operator does not lead.
 
     Attributes:
         endpoints: the scaled endpoints.
-        gateway_replicas: numbers of the gateway's replicas that report and that are missing; None: none is polled.
+        gateway_replicas: numbers of gateway replicas that report and that are missing, or None if none is polled.
     """
 
     endpoints: Mapping[Key, EndpointScaling] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class ScalingCollector(Collector):
         return self._families(ScalingState())
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        """Return the present values."""
+        """Return the current values."""
         return self._families(self._state())
 
     def _families(self, state: ScalingState) -> list[GaugeMetricFamily | CounterMetricFamily]:

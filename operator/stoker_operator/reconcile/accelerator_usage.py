@@ -42,7 +42,7 @@ class AcceleratorUsage:
         self._until: float | None = None
 
     def now(self) -> tuple[Holder, ...]:
-        """Return the pods; none if the API server does not list them. Blocks."""
+        """Return the pods, or none if they could not be listed. Blocks."""
         with self._lock:
             if self._until is None or self._clock() >= self._until:
                 self._found = self._list()

@@ -1,8 +1,8 @@
 """Carries out decisions: the only module that writes endpoints' objects.
 
-Everything is written by forced server-side apply under one field manager. It overwrites the fields that the operator
-sets, and leaves all others unchanged: an annotation added by `kubectl rollout restart` stays. The API server's answer
-is stored at once, so the next reconcile sees it.
+Objects and status are written by forced server-side apply under one field manager. It overwrites the fields that the
+operator sets, and leaves all others unchanged: an annotation added by `kubectl rollout restart` stays. The API server's
+answer is stored at once, so the next reconcile sees it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotLeading(Exception):  # noqa: N818 - nothing went wrong
-    """This replica of the operator is not the leader any more and must not write."""
+    """This replica of the operator is no longer the leader and must not write."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Applied:
 
     Attributes:
         live: the objects as they are now.
-        refusal: the API server's messages about rejected objects; empty: none. All other objects were applied, except
-            new workloads whose pods would lack a rejected object.
-        refused: the first rejected object; None: none.
+        refusal: the API server's messages about rejected objects; empty if none was rejected. If the dry run rejected
+            one, nothing was applied. Otherwise all others were applied, except new workloads whose pods would lack a
+            rejected object.
+        refused: the first rejected object, if any.
     """
 
     live: Mapping[Child, Object]
@@ -83,7 +84,7 @@ class Writer:
             check: the kinds of objects to validate by a dry run before anything is written.
 
         Raises:
-            KubeError: the API server could not be reached, or failed.
+            KubeError: a request failed, and not because an object was rejected.
             NotLeading: this replica does not lead.
         """
         now = dict(live)
@@ -237,7 +238,7 @@ def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _rescaled(before: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Return the content of the Event for a number of replicas that scaling changed; None: unchanged."""
+    """Return the content of the Event for a number of replicas that scaling changed, or None if it is unchanged."""
     was, scaling = before.get("scaling"), now.get("scaling")
     if was is None or scaling is None or was["replicas"] == scaling["replicas"]:
         return None

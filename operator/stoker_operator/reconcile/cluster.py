@@ -23,12 +23,12 @@ class Cluster:
         store: the watched objects.
         writer: writes objects and status.
         holders: lists the pods that occupy accelerators.
-        reported: returns what an engine reports, by endpoint, workload, pod and the URL of its metrics; None: nothing
-            yet.
-        engines: returns the engines' states by pod, if several processes compute, by endpoint, workload and the URLs
-            of the pods' metrics.
-        operators: this operator's name, and the other operators that serve endpoints; None: operators have no names.
-        version: returns when a Secret's or ConfigMap's data changed, by namespace and reference; None: unknown.
+        reported: returns the facts that an engine has reported, or None while it has reported none. The arguments are
+            the endpoint, the workload, the pod and the URL of its metrics.
+        engines: returns the states of the engines of each pod. The arguments are the endpoint, the workload, and the
+            URLs of the metrics of pods in which several processes compute.
+        operators: chooses between this operator and others that watch the same namespace; None to ignore others.
+        version: returns when a Secret's or ConfigMap's data changed, or None if unknown.
     """
 
     kube: Kube

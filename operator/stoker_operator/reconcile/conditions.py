@@ -2,13 +2,13 @@
 
     Accepted      the spec is valid
     Planned       the model's placement is decided, and the model fits; Unknown if the model's shape is unknown
-    Available     at least one pod serves, whichever spec it runs
+    Available     at least one pod accepts requests, whichever spec it runs
     Progressing   pods are being created or replaced
     Stalled       a problem needs the user's action, or the operator fails to reconcile the endpoint
     Routed        the gateway serves the endpoint; only if there is a gateway, or the endpoint requests one
     Scaling       the number of replicas follows the load; only with spec.scaling
-    Degraded      some engines of a pod do not serve, and others do; only if pods run several engines
-    Ready         every replica serves the newest spec; the condition for users to read first
+    Degraded      some engines of a pod do not accept requests, and others do; only if pods run several engines
+    Ready         every replica accepts requests and runs the newest spec; the condition for users to read first
 
 Each condition has the generation of the spec that it describes, and the time of its last transition.
 """
@@ -31,7 +31,7 @@ from stoker_operator.reconcile.scaling_status import scaling_condition
 NO_ROLLOUT: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
 #: Largest length of a condition's message, in characters. The API server allows 32,768.
 _MESSAGE: Final = 2048
-_NO_REQUESTS: Final = "no requests arrive; the gateway holds the next one until a pod serves"
+_NO_REQUESTS: Final = "no requests arrive; the gateway holds the next one until a pod is ready"
 _ZERO: Final = "spec.replicas is 0"
 _HELD: Final = "pods of the newest spec are created once the model's config.json is fetched, or its fetch fails"
 #: Largest number of pods named in a message.
@@ -116,7 +116,7 @@ def _planned(decision: Decision) -> ConditionStatus:
         return ConditionStatus(
             "Unknown",
             "ModelUnknown",
-            f"{spread}; the engine checks at its start whether the model fits: {unknown.unknown}",
+            f"{spread}; the engine checks when it starts whether the model fits: {unknown.unknown}",
         )
     return ConditionStatus("True", "Planned", spread)
 
@@ -137,9 +137,9 @@ def _spread(plan: Plan) -> str:
 
 def _available(rollout: Rollout) -> ConditionStatus:
     if rollout.available:
-        counts = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve"
+        counts = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} accept requests"
         return ConditionStatus("True", "Available", counts)
-    return ConditionStatus("False", "NoPodServes", "no pod serves")
+    return ConditionStatus("False", "NoPodServes", "no pod accepts requests")
 
 
 def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus:
@@ -149,7 +149,7 @@ def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) 
         return ConditionStatus("True", "RollingOut", _HELD)
     if trouble and seen.placed:
         return ConditionStatus(
-            "False", "RolledOut", "every pod runs the newest spec; Ready says why not all of them serve"
+            "False", "RolledOut", "every pod runs the newest spec; Ready says why some pods are not ready"
         )
     if not seen.complete:
         return ConditionStatus("True", "RollingOut", _progress(seen.unfinished or NO_ROLLOUT))
@@ -172,7 +172,7 @@ def _stalled(trouble: Diagnosis | None) -> ConditionStatus:
 
 def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
-    # Ready covers pods with one engine, and pods in which no engine serves.
+    # Ready covers pods with one engine, and pods in which no engine accepts requests.
     pods = [
         (pod, states) for pod, states in every if len(states.engines) > 1 and len(states.down) < len(states.engines)
     ]
@@ -180,19 +180,19 @@ def _degraded(seen: Observed) -> dict[str, ConditionStatus]:
         return {}
     down = [
         f"pod {pod}: {len(states.down)} of {len(states.engines)} engines {'does' if len(states.down) == 1 else 'do'} "
-        f"not serve: {_reported_text(states)}"
+        f"not accept requests: {_reported_text(states)}"
         for pod, states in pods
         if states.down
     ]
     if not down:
-        return {"Degraded": ConditionStatus("False", "EveryCopyServes", "every engine of the model serves")}
+        return {"Degraded": ConditionStatus("False", "EveryCopyServes", "every engine accepts requests")}
     rest_text = f"; the same in {len(down) - _PODS} more pods" if len(down) > _PODS else ""
-    remedy = "the pod's other engines serve; if an engine does not recover, see the pod's log"
+    remedy = "the pod's other engines accept requests; if an engine does not recover, see the pod's log"
     return {"Degraded": ConditionStatus("True", "CopyDown", f"{'; '.join(down[:_PODS])}{rest_text}; {remedy}")}
 
 
 def _reported_text(states: EngineStates) -> str:
-    """Describe a pod's engines that do not serve, as the pod reports them."""
+    """Describe a pod's engines that do not accept requests, as the pod reports them."""
     texts = [
         f"engine {engine.number}{_lacks(engine)}{f': {engine.message[:_MESSAGE_LIMIT]}' if engine.message else ''}"
         for engine in states.down
@@ -209,7 +209,7 @@ def _lacks(engine: EngineState) -> str:
 
 
 def _waited_for(seen: Observed) -> str:
-    """Describe the pods in which no engine serves."""
+    """Describe the pods in which no engine accepts requests."""
     every = [each for workload in seen.workloads.values() for each in sorted(workload.engines.items())]
     texts = [
         f"; pod {pod}: {_reported_text(states)}" for pod, states in every if len(states.down) == len(states.engines)
@@ -222,7 +222,7 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
     if rollout is not None and seen.complete and decision.objects and not seen.refusal:
         if rollout.desired == 0:
             return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS if seen.scaling else _ZERO)
-        serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
+        serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} are ready with the newest spec"
         return ConditionStatus("True", "Ready", "; ".join((serving, *older_objects(decision, seen))))
     if scales := _scales(decision, seen, trouble):
         return scales
@@ -238,7 +238,7 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
 
 
 def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus | None:
-    """Return Ready while only the number of pods changes; None if something else changes.
+    """Return Ready while only the number of pods changes, or None if something else changes.
 
     An endpoint that was ready stays ready, also while its first pod starts after it was scaled to zero.
     """
@@ -252,11 +252,13 @@ def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Co
     if rollout.desired == 0 and scaling.was_ready:
         return ConditionStatus("True", "ScaledToZero", _NO_REQUESTS)
     if rollout.available > 0:
-        serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
-        rest = f"; {trouble.message}" if trouble else "; the others start"
+        serving = f"{rollout.available} of {rollout.desired} {_replicas(rollout)} are ready with the newest spec"
+        rest = f"; {trouble.message}" if trouble else "; the others are starting"
         return ConditionStatus("True", "Ready", serving + (rest if rollout.available < rollout.desired else ""))
     if trouble is None and scaling.was_asleep:
-        return ConditionStatus("True", "Waking", "the first pod starts; the gateway holds requests until it serves")
+        return ConditionStatus(
+            "True", "Waking", "the first pod is starting; the gateway holds requests until it is ready"
+        )
     return None
 
 
@@ -281,7 +283,7 @@ def _named(pods: tuple[str, ...]) -> str:
 def _progress(rollout: Rollout) -> str:
     serving = min(rollout.updated, rollout.available, rollout.desired)
     leaving = rollout.total - rollout.desired
-    progress = f"{serving} of {rollout.desired} {_replicas(rollout)} serve the newest spec"
+    progress = f"{serving} of {rollout.desired} {_replicas(rollout)} are ready with the newest spec"
     if rollout.pods:
         progress += f", {rollout.pods.ready} of {rollout.pods.desired} pods are ready"
     return progress + (f"; {leaving} left to remove" if leaving > 0 else "")

@@ -29,7 +29,7 @@ class Conflict(NamedTuple):
     """An object of another owner with the name of one of the endpoint's objects.
 
     Attributes:
-        message: the owner, with the remedy.
+        message: the object and its owner, with the remedy.
         lasting: whether the user must act; the conflict does not pass by itself.
     """
 
@@ -48,7 +48,7 @@ class Decision:
         unwanted: objects of the endpoint to delete.
         pinned: the objects in `objects` that run pods, by workload.
         conflict: another owner's object with the name of one of the endpoint's.
-        held: pods of this spec are created once the model's config.json is fetched, or its fetch has failed.
+        held: whether the pods of this spec wait until the model's config.json is fetched, or its fetch has failed.
     """
 
     owner: Owner
@@ -78,7 +78,7 @@ def decide(
         live: existing objects with the names of the endpoint's objects, regardless of their owner.
         access_modes: access modes of the existing claims that its spec names, by name.
         manager: the operator's field manager.
-        composition: the workloads of endpoints.
+        composition: the workloads of an endpoint.
     """
     if evaluation.violations or evaluation.parsed is None:
         return Decision(owner, evaluation, unwanted=unplannable_objects(endpoint, owner, evaluation, live, manager))
@@ -118,7 +118,8 @@ def decide(
 def is_held(endpoint: Endpoint, evaluation: Evaluation, live: Mapping[Child, Object], manager: str) -> bool:
     """Return whether pods must wait for the model's config.json.
 
-    Otherwise their arguments would depend on when it arrives. Pods that already run this spec do not wait.
+    Otherwise their arguments would depend on when it arrives. Pods that already run this spec do not wait, except with
+    ``rollout.imageUpdates: Always``, which renders them again.
     """
     if evaluation.awaited is None or evaluation.parsed is None:
         return False
@@ -144,7 +145,7 @@ def refuse(decision: Decision, violation: Violation) -> Decision:
 def unplannable_objects(
     endpoint: Endpoint, owner: Owner, evaluation: Evaluation, live: Mapping[Child, Object], manager: str
 ) -> tuple[Child, ...]:
-    """Return the objects that run pods of a spec that turned out to be unplannable, and never served.
+    """Return the objects that run pods of a spec that turned out to be unplannable, if no pod was ever ready.
 
     They were created before the model's shape was known, and would only occupy accelerators.
     """
@@ -162,14 +163,14 @@ def unplannable_objects(
 
 
 def _has_served(endpoint: Endpoint, workload: Workload, live: Object) -> bool:
-    """Return whether a pod of the object serves, or may have served, according to its status and the endpoint's."""
+    """Return whether a pod of the object may have been ready, according to its status and the endpoint's."""
     if workload.kind.has_served(live):
         return True
     reported = next((each for each in endpoint.status.get("conditions") or () if each["type"] == "Available"), None)
     if reported is None:
         return False
     made = datetime.fromisoformat(live["metadata"]["creationTimestamp"])
-    # No pod has served if Available has been False since before the object was created. Two clocks are compared.
+    # No pod was ready if Available has been False since before the object was created. The times are of two clocks.
     since = datetime.fromisoformat(reported["lastTransitionTime"])
     return bool(reported["status"] == "True" or since > made + _CLOCKS_DIFFER)
 
@@ -199,7 +200,7 @@ def _conflict(owner: Owner, live: Object, composition: Composition) -> Conflict 
     controller = _controller(live)
     if (controller.get("kind"), controller.get("name")) == (KIND, owner.name):
         return Conflict(
-            f"{object_text} belongs to an earlier endpoint of this name; it is being deleted", lasting=False
+            f"{object_text} belongs to an earlier endpoint of this name, and is being deleted", lasting=False
         )
     owner_text = f"belongs to {controller['kind']} {controller['name']}" if controller else "was not created by Stoker"
     return Conflict(f"{object_text} {owner_text} and is not changed; delete it, or give the endpoint another name")

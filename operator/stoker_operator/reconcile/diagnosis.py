@@ -1,8 +1,8 @@
-"""Why pods do not serve: a reason, and a message with the remedy. Pure.
+"""Why pods are not ready: a reason, and a message with the remedy. Pure.
 
-A reason is reported only if it is certain; other failures keep the platform's own reason and message. No diagnosis is
-made while waiting is enough. `lasting` marks failures that do not pass without the user's action, so that a tool that
-waits for the endpoint can give up.
+A reason of Stoker's own is reported only if it is certain; other failures keep Kubernetes' reason and message. There is
+no diagnosis while pods start normally. `lasting` marks failures that do not pass without the user's action, so that a
+tool that waits for the endpoint can give up.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WORD: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
 #: Largest length of an engine's termination message inside a condition, in characters.
 _LAST_WORDS: Final = 600
 
-#: Patterns in the logs of engines that write no Stoker termination message: huggingface_hub's exception names, and
-#: transformers' sentences for the same errors.
+#: Patterns in the logs of runtimes that write no `TerminationMessage`, such as vLLM: huggingface_hub's exception names,
+#: and transformers' sentences for the same errors.
 _FOREIGN: Final = (
     (Reason.MODEL_ACCESS_DENIED, re.compile(r"GatedRepoError|401 Client Error|403 Client Error|gated repo")),
     (
@@ -67,12 +67,12 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagnosis | None:
-    """Return the problem that keeps an endpoint from serving; None if waiting is enough.
+    """Return the problem that keeps a workload's pods from becoming ready, or None if none is known.
 
     Args:
-        pods: the endpoint's pods, newest first.
-        rollout: progress of its workload.
-        capacity: a sentence about the nodes' accelerators of the kind that a pod needs; empty: none.
+        pods: the workload's pods, newest first.
+        rollout: progress of the workload.
+        capacity: why the nodes lack the accelerators of a pod; empty if unknown.
     """
     if rollout.halted and not rollout.total == rollout.updated == rollout.desired:
         return Diagnosis(*rollout.halted, lasting=True)
@@ -98,7 +98,8 @@ def _of_newest_spec(pods: Sequence[Pod], rollout: Rollout) -> Sequence[Pod]:
     if not pods:
         return ()
     version = pods[0].version
-    # Without updated pods, the workload has not created this version's pods yet. Its counts omit failed pods.
+    # If the workload counts no updated pods, it has not created pods of the newest spec yet, and these are older ones.
+    # Its counts omit failed pods.
     if not rollout.updated and any(pod.version == version and not pod.failed[0] for pod in pods):
         return ()
     return [pod for pod in pods if pod.version == version]
@@ -128,7 +129,7 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
         return _platform_error(f"pod {pod.name} is not scheduled", *pod.unscheduled)
     if pod.mount_failure:
         return _mount_failure(pod)
-    # A container that runs again may still become ready, so the others are examined first.
+    # A running container may still become ready, so the others are examined first.
     containers = sorted((each for each in pod.containers if not each.ready), key=lambda each: each.running)
     found = next(filter(None, (_of_container(pod, each) for each in containers)), None)
     if found is None and pod.unready[0]:
@@ -139,12 +140,12 @@ def _diagnose(pod: Pod, pods: Sequence[Pod], capacity: str) -> Diagnosis | None:
 
 
 def _platform_error(subject: str, reason: str, message: str) -> Diagnosis:
-    """Return a failure without a reason of Stoker's own, with the platform's reason and message."""
+    """Return a failure for which Stoker has no reason of its own, with Kubernetes' reason and message."""
     return Diagnosis(reason if _WORD.fullmatch(reason) else "PlatformError", f"{subject}: {message or reason}")
 
 
 def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
-    """Return the problem of a container that is not ready; None if the container is starting normally."""
+    """Return the problem of a container that is not ready, or None if the container is starting normally."""
     reason, message = container.waiting
     engine = container.name == ENGINE_CONTAINER
     container_text = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"
@@ -233,7 +234,7 @@ def _ended(pod: Pod, engine: Container) -> Diagnosis:
             "raise spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
     if reason in _REMEDY:
-        # The Stoker engine's message is more specific than the reason, and already names the remedy.
+        # The message of Stoker's engine is more specific than the reason, and already names the remedy.
         remedy = "" if words else f"; {_REMEDY[reason]}"
         return Diagnosis(
             reason.value,

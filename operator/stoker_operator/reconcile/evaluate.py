@@ -1,7 +1,7 @@
 """Evaluates a manifest: the objects for it, or all violations. Pure.
 
-Admission and reconcile share this function, so they cannot disagree. Admission reports violations earlier, and
-reconcile works without it.
+Admission and reconcile share this function, so they cannot disagree. Admission reports violations earlier, but
+reconcile does not depend on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker_operator.reconcile.routing import Route
 from stoker_operator.scaling.autoscaler import Recommendation
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition, Role, Workload
 
-#: Hub id and revision → the model's config.json; None: not fetched.
+#: Hub id and revision → the model's config.json, or None if it has not been fetched.
 Configs = Callable[[str, str | None], Mapping[str, Any] | None]
 
 
@@ -35,13 +35,13 @@ class PlanningContext:
 
     Attributes:
         catalogue: accelerators and images.
-        configs: returns a hub model's config.json; None: not fetched.
+        configs: returns a hub model's config.json, or None if it has not been fetched.
         pod_monitors: whether the cluster has the kind PodMonitor.
         policy: the administrator's permissions and additions.
         pending: returns whether a hub model's config.json is being fetched for the first time.
-        route: the gateway's route to the endpoint; None: no gateway is involved.
-        composition: the workloads of endpoints.
-        scaling: the autoscaler's recommendation for the endpoint; None: none, or not yet.
+        route: the gateway's route to the endpoint, or None if no gateway is involved.
+        composition: the workloads of an endpoint.
+        scaling: the autoscaler's recommendation for the endpoint, or None while there is none.
     """
 
     catalogue: Catalogue
@@ -59,7 +59,7 @@ class Evaluation:
     """The result of evaluating a manifest.
 
     Attributes:
-        parsed: the parsed endpoint; None: the manifest cannot be parsed.
+        parsed: the parsed endpoint, or None if the manifest cannot be parsed.
         workloads: the workloads of its spec; empty if the manifest cannot be parsed.
         plans: the plans of the workloads' pods, by workload name, without workloads that cannot be planned.
         objects: the objects that should exist; empty if there are violations.
@@ -105,8 +105,8 @@ def evaluate(
         owner: the endpoint.
         document: its manifest.
         context: the other inputs.
-        before: the manifest that this one replaces; None: it is new, or changes are not checked.
-        live: the endpoint's objects; None: unknown.
+        before: the manifest that this one replaces; None if it is new or changes are not checked.
+        live: the endpoint's existing objects; None if unknown.
     """
     try:
         parsed = parse(document, before)
@@ -166,7 +166,7 @@ def _objects(
 
 
 def _replicas(workload: Workload, live: Mapping[Child, Object], context: PlanningContext) -> int | None:
-    """Return the number of replicas of a workload; None: the number that a new endpoint gets.
+    """Return the number of replicas of a workload, or None for the number that a new endpoint gets.
 
     Without a recommendation of the autoscaler, the current number is kept.
     """
@@ -179,19 +179,19 @@ def _replicas(workload: Workload, live: Mapping[Child, Object], context: Plannin
 
 
 def _awaited(workloads: tuple[Workload, ...], context: PlanningContext) -> tuple[str, str | None] | None:
-    """Return the first model whose config.json is being fetched; None: there is none."""
+    """Return the first model whose config.json is being fetched, if there is one."""
     models = (_hub_model(each.spec) for each in workloads)
     missing = (model for model in models if model and context.configs(*model) is None and context.pending(*model))
     return next(missing, None)
 
 
 def _hub_model(spec: Spec) -> tuple[str, str | None] | None:
-    """Return hub id and revision of a spec's model; None: it is not a hub model."""
+    """Return hub id and revision of a spec's model, or None if it is not a hub model."""
     source = ModelSource.parse(spec.model.source)
     return (source.name, spec.model.revision) if source.scheme == "hf" else None
 
 
 def _config(spec: Spec, context: PlanningContext) -> Mapping[str, Any] | None:
-    """Return the config.json of a spec's model; None: not fetched, or not a hub model."""
+    """Return the config.json of a spec's model, or None if it has not been fetched or is not of the hub."""
     model = _hub_model(spec)
     return context.configs(*model) if model else None

@@ -44,7 +44,7 @@ def grant(
     """Grant the gateway access to these Secrets of the namespace, and to no others.
 
     Raises:
-        KubeError: the API server could not be reached, or failed.
+        KubeError: a request to the API server failed.
         NotLeading: another replica of the operator has become the leader.
     """
     desired = gateway_access(namespace, secrets, gateway, operators.own_name if operators else "")
@@ -55,7 +55,7 @@ def grant(
     foreign = next((each for each in live.values() if not _is_ours(each)), None)
     if foreign is not None:
         logger.warning(
-            "%s %s was not created by Stoker and is not changed, so the gateway cannot read the keys of this "
+            "%s %s was not created by Stoker and is not changed, so the gateway cannot read the API keys of this "
             "namespace's endpoints; delete it",
             foreign["kind"],
             NAME,
@@ -70,7 +70,7 @@ def grant(
         operators.observe(Key(namespace, ""), applied.live.get(Child("RoleBinding")))
     if applied.refusal:
         logger.warning(
-            "the API server rejects the gateway's access to keys: %s",
+            "the API server rejects an object that grants the gateway access to API keys: %s",
             applied.refusal,
             extra=Key(namespace, "").reference,
         )

@@ -1,4 +1,4 @@
-"""Cache of when Secrets' and ConfigMaps' data last changed, which it reads from their metadata."""
+"""Caches the times at which the data of Secrets and ConfigMaps last changed, which are read from their metadata."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class ObjectVersions:
         self._lock = threading.Lock()
 
     def get(self, namespace: str, reference: Reference) -> Version | None:
-        """Return when an object's data changed; None if it does not exist, or cannot be read, which is logged."""
+        """Return when an object's data changed, or None if the object does not exist or was never read.
+
+        A failed read is logged, and the last known version is returned.
+        """
         key, now = _Key(reference.kind, namespace, reference.name), self._clock()
         with self._lock:
             at, reading = self._known.get(key, (-math.inf, None))

@@ -1,4 +1,4 @@
-"""Observes one workload: its rollout's progress, why pods do not serve, and what its engines report."""
+"""Observes one workload: the progress of its rollout, why pods are not ready, and what its engines report."""
 
 from __future__ import annotations
 
@@ -58,11 +58,12 @@ def _older(
 
 
 def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
-    """Return the metrics URLs of the pods in which several processes of the Stoker engine compute, by pod name."""
+    """Return the metrics URLs of the pods in which several processes of Stoker's engine compute, by pod name."""
     if workload not in decision.pinned:
         return {}
     container = engine(decision.pinned[workload].template)
-    if "command" in container or not _has_several_processes(decision.pinned[workload]):  # other engines have a command
+    # Only containers of other runtimes, such as vLLM, have a command.
+    if "command" in container or not _has_several_processes(decision.pinned[workload]):
         return {}
     return {pod.name: metrics_url(container, pod.address) for pod in pods if pod.address and not pod.failed[0]}
 
@@ -98,7 +99,7 @@ def _trouble(
 def _reported(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
 ) -> Reported | None:
-    """Return the engine's reported facts: requested until it answers, once for each image and command line."""
+    """Return the facts that the engine reports. It is asked until it answers, once for each image and command line."""
     if workload not in decision.pinned:
         return None
     template = decision.pinned[workload].template

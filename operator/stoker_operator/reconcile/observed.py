@@ -25,10 +25,10 @@ class ObservedWorkload:
 
     Attributes:
         rollout: progress of its rollout.
-        trouble: why its pods do not serve; None: no problem.
-        reported: what its engine reports; None: nothing yet.
+        trouble: why its pods are not ready, or None if no problem is known.
+        reported: the facts that its engine has reported, or None while there are none.
         silent: whether a pod is ready and its engine has not reported.
-        engines: states of the model's engines, by pod, if several processes compute.
+        engines: states of the engines, by pod, for pods in which several processes compute.
         older: Secrets and ConfigMaps that changed after pods read them.
         objects: the objects that run its pods, in kubectl's notation: ``deployment/demo``.
     """
@@ -48,11 +48,11 @@ class Observed:
 
     Attributes:
         live: the existing objects with the names of the endpoint's objects.
-        refusal: the API server's messages about rejected objects; empty: none.
+        refusal: the API server's messages about rejected objects; empty if none was rejected.
         workloads: the workloads that have an object that runs pods, by name.
-        route: the gateway's route to the endpoint; None: no gateway is involved.
+        route: the gateway's route to the endpoint, or None if no gateway is involved.
         serving: name of the workload whose pods answer requests.
-        scaling: the endpoint's scaling; None: ``spec.replicas`` sets the number of replicas.
+        scaling: the endpoint's scaling, or None if ``spec.replicas`` sets the number of replicas.
     """
 
     live: Mapping[Child, Object]
@@ -70,20 +70,20 @@ class Observed:
 
     @property
     def complete(self) -> bool:
-        """Whether every pod of every workload serves the newest spec."""
+        """Whether every pod of every workload runs the newest spec and is available."""
         return self.serving in self.workloads and self.unfinished is None
 
     @property
     def unfinished(self) -> Rollout | None:
-        """The first unfinished rollout; None: all are complete."""
+        """The first unfinished rollout, or None if all are complete."""
         return next((each.rollout for each in self.workloads.values() if not each.rollout.complete), None)
 
     @property
     def placed(self) -> bool:
-        """Whether every workload has rolled out, even if pods have stopped serving since."""
+        """Whether every workload has rolled out, even if pods have become unready since."""
         return all(each.rollout.complete or each.rollout.placed for each in self.workloads.values())
 
     @property
     def trouble(self) -> Diagnosis | None:
-        """Why pods do not serve; None: no problem."""
+        """Why pods are not ready, or None if no problem is known."""
         return next((each.trouble for each in self.workloads.values() if each.trouble), None)

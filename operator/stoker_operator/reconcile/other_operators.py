@@ -2,12 +2,12 @@
 
 An operator's name is its Lease's, which all its replicas share. The operator that serves an endpoint writes its name
 into an annotation of the object that runs the endpoint's pods. Another operator that finds this name yields while the
-named operator is installed, which it checks by the operator's Deployment: it has the Lease's name. If it may not read
-that Deployment, it yields once the other name has replaced its own, which proves that the other operator works. So the
+named operator is installed, which it checks by the Deployment with the Lease's name. If it may not read that
+Deployment, it yields once the other name has replaced its own, which proves that the other operator works. So the
 operators stop overwriting each other after one write each, whatever they can read.
 
-A refused endpoint has no such object. If another writer replaces the same status several times, this operator stops
-writing that status for a while.
+An endpoint with an invalid spec has no such object. If another writer replaces the same status several times, this
+operator stops writing that status for a while.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class OtherOperators:
-    """This operator's knowledge of other operators. May be used by several threads.
+    """Knows which endpoints other operators serve. May be used by several threads.
 
     Args:
         kube: the API server's client.
-        own_name: NAMESPACE/NAME of this operator's Lease; empty: it has none.
+        own_name: NAMESPACE/NAME of this operator's Lease; empty without one.
         clock: monotonic clock, in seconds.
     """
 
@@ -51,14 +51,14 @@ class OtherOperators:
         self._statuses: dict[Key, tuple[Any, int, float]] = {}  # status written, number of writes, time of the first
 
     def serving(self, key: Key, live: Object | None) -> str:
-        """Return the other operator that serves an endpoint; empty: this one does.
+        """Return the other operator that serves an endpoint, or an empty text if this one does.
 
         Args:
             key: the endpoint, or a namespace whose objects name an operator.
-            live: the object with the operator's name; None: it does not exist yet.
+            live: the object with the operator's name; None if it does not exist.
 
         Raises:
-            KubeError: the API server could not be reached, or failed.
+            KubeError: a request to the API server failed.
         """
         self.observe(key, live)
         named = operator_of(live) if live is not None else ""
@@ -81,7 +81,7 @@ class OtherOperators:
         return named
 
     def observe(self, key: Key, live: Object | None) -> None:
-        """Record the present state of an object, written by this or another operator."""
+        """Record whether an object in its current state has this operator's name."""
         if live is not None and operator_of(live) == self.own_name:
             self._served.add(key)
 

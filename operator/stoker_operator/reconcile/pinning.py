@@ -1,10 +1,10 @@
-"""Pins pod templates: an endpoint keeps the pods that its spec was first rendered to until the spec changes. Pure.
+"""Pins pod templates: an endpoint keeps the templates that its spec was first rendered to until the spec changes. Pure.
 
     only a change of its spec restarts a model's pod
 
-A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a model that
-serves. So the rendered templates are recorded in an annotation of each object that runs pods, and applied again as long
-as the spec means the same for these pods. ``rollout.imageUpdates: Always`` uses the newest templates instead. The
+A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a running model.
+So the rendered templates are recorded in an annotation of each object that runs pods, and applied again as long as the
+spec means the same for these pods. ``rollout.imageUpdates: Always`` uses the newest templates instead. The
 annotation is JSON: ``spec``, the spec's digest; ``template``, the pod template, and ``further`` ones if an object has
 several; ``components``, the templates of the workload's other objects if it has several; ``plan``, the model's
 placement in these pods, which earlier releases did not write.
@@ -53,8 +53,8 @@ class Pinned:
         template: template of the pods that answer the workload's requests.
         plan: the model's placement in these pods, see `placement_numbers`; empty if unknown, for pods that an earlier
             release of the operator created.
-        waiting: the image that pods get with the next change of the spec, if it differs from the running one.
-        differs: whether the templates of today's rendering differ from those that run.
+        waiting: the image that pods get with the next change of the spec; empty if it is the running one.
+        differs: whether today's rendering of the spec differs from `objects` in a template.
     """
 
     objects: tuple[Manifest, ...]
@@ -187,7 +187,7 @@ def _with_generation(pinned: Manifest, generation: int) -> Manifest:
 
 
 def is_rendered(live: Object, endpoint: Endpoint, workload: Workload, manager: str) -> bool:
-    """Return whether the object `live` was rendered from the workload's present spec."""
+    """Return whether the object `live` was rendered from the workload's current spec."""
     return _recorded(live, workload, digest(workload.spec), endpoint, manager) is not None
 
 
@@ -214,7 +214,7 @@ def _not_in_pods(part: type[Part]) -> dict[str, Any]:
 
 
 def _digest_as_written(spec: Mapping[str, Any]) -> str:
-    """Return the digest of early releases, which compared specs literally."""
+    """Return the digest that early releases recorded, which compared specs literally."""
     about = {name: value for name, value in spec.items() if name not in _NOT_OF_PODS}
     if "rollout" in about:
         about["rollout"] = {k: v for k, v in about["rollout"].items() if k not in _NOT_OF_PODS_IN_ROLLOUT}
@@ -239,7 +239,7 @@ def engine(template: Object) -> Mapping[str, Any]:
 
 
 def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endpoint, manager: str) -> _Record | None:
-    """Return the templates that the same spec was rendered to before; None if there are none."""
+    """Return the templates that the same spec was rendered to before, or None if there are none."""
     record = (live["metadata"].get("annotations") or {}).get(ANNOTATION)
     if record is None:
         # Created by a release without records. The fields that it applied for this generation are the record.

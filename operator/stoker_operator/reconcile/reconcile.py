@@ -38,9 +38,10 @@ _ASK_FOR: Final = timedelta(minutes=2)
 class Outcome(Enum):
     """The result of one reconcile.
 
-    GONE: there is no such endpoint. CHANGED: its spec has changed meanwhile. SETTLED: the cluster is in the desired
-    state. MOVING: pods are not ready yet, or a problem may pass by itself. HELD: pods wait for the model's
-    config.json. REFUSED: the API server rejects an object. YIELDED: another operator serves the endpoint.
+    GONE: the endpoint does not exist, or is being deleted. CHANGED: its spec changed during the reconcile. SETTLED: the
+    cluster is in the desired state. MOVING: pods are not ready yet, an engine has not reported yet, or a problem may
+    pass by itself. HELD: pods wait for the model's config.json. REFUSED: the API server rejects an object. YIELDED:
+    another operator serves the endpoint.
     """
 
     GONE = "gone"
@@ -56,14 +57,14 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
     """Apply the objects of an endpoint and report its status.
 
     Raises:
-        KubeError: the API server could not be reached, or failed.
+        KubeError: a request to the API server failed.
         NotLeading: another replica of the operator has become the leader.
     """
     composition = context.composition
     endpoint = observe.endpoint(cluster.store, key)
     if endpoint and _is_behind(cluster.store, endpoint, composition):
         endpoint = observe.fetch_endpoint(cluster.kube, key)
-    if endpoint is None or endpoint.deleting:  # its objects go with it, by their owner references
+    if endpoint is None or endpoint.deleting:  # Kubernetes deletes its objects, by their owner references
         return Outcome.GONE
     operators = cluster.operators
     owner = Owner(key.name, key.namespace, endpoint.uid, operator=operators.own_name if operators else "")
@@ -159,7 +160,7 @@ def _serving(evaluation: Evaluation) -> str:
 def _scaling(
     endpoint: Endpoint, decision: Decision, context: PlanningContext, seen: Observed
 ) -> ObservedScaling | None:
-    """Return the endpoint's scaling; None: ``spec.replicas`` sets the count, or the spec cannot be parsed."""
+    """Return the endpoint's scaling, or None without ``spec.scaling`` and if the spec cannot be parsed."""
     serving = decision.evaluation.serving
     if serving is None or serving.spec.scaling is None:
         return None

@@ -19,8 +19,8 @@ from stoker_operator.runtimes.registry import runtime
 
 #: Maximum clock skew tolerated between API servers and nodes.
 _SKEW: Final = timedelta(seconds=5)
-#: How long a kubelet may start a restarted container with cached data of a changed object. For a new pod it reads the
-#: object.
+#: How long after a change of an object a kubelet may restart a container with the object's cached data. For a new pod,
+#: the kubelet reads the object.
 _CACHED: Final = timedelta(seconds=60)
 
 
@@ -93,7 +93,7 @@ def older(
 
     Args:
         named: the objects that the pods' spec names.
-        version: returns when an object's data changed; None: unknown, or there is no such object.
+        version: returns when an object's data changed, or None if unknown or the object does not exist.
         pods: the endpoint's pods.
     """
     running = list(pods)

@@ -32,7 +32,7 @@ class Route:
     Attributes:
         reason: the reason of the condition Routed.
         message: its message, with the remedy if the endpoint is not served.
-        gateway: the gateway that serves it; None: none.
+        gateway: the gateway that serves the endpoint, or None if it is not served.
     """
 
     reason: str
@@ -48,9 +48,9 @@ class Claim:
         key: the endpoint.
         created: its creation timestamp, as the API server writes it.
         names: model names by which requests address it.
-        wish: its ``routing.gateway``; empty: absent.
+        wish: its ``routing.gateway``; empty if absent.
         opted_in: whether its namespace has opted in.
-        secret: the Secret with its pods' API keys; empty: none.
+        secret: the Secret with its pods' API keys; empty without API keys.
         has_session: whether it sets ``routing.sessionHeader``.
     """
 
@@ -72,7 +72,7 @@ class Routes:
     """The routes of all endpoints. Not thread-safe.
 
     Args:
-        gateway: the gateway; None: none.
+        gateway: the gateway, if there is one.
     """
 
     def __init__(self, gateway: GatewaySettings | None) -> None:
@@ -86,8 +86,8 @@ class Routes:
 
         Args:
             key: the endpoint.
-            document: its manifest; None: it does not exist.
-            namespace: its namespace's object; None: unknown.
+            document: its manifest; None if the endpoint does not exist.
+            namespace: its namespace's object; None if unknown.
         """
         before = self._claims.get(key)
         now = None if document is None or _is_going(document) else _claim(key, document, _has_opted_in(namespace))
@@ -100,7 +100,7 @@ class Routes:
         return {key}.union(*([each for _, each in self._by_name.get(name, ())] for name in moved))
 
     def of(self, key: Key) -> Route | None:
-        """Return the endpoint's route; None if it is unknown, or no gateway exists and it needs none."""
+        """Return the endpoint's route, or None if the endpoint is unknown, or needs no gateway and there is none."""
         claim = self._claims.get(key)
         if claim is None:
             return None
@@ -117,13 +117,13 @@ class Routes:
                 return Route("NamespaceNotOptedIn", f"{problem}; set it, or remove spec.routing.gateway")
             return Route("Disabled", f"{problem}, and spec.routing.gateway is absent")
         if not claim.names:
-            return Route("NotAccepted", "its names cannot be read; the condition Accepted says why")
+            return Route("NotAccepted", "the endpoint's names cannot be read; the condition Accepted says why")
         taken = [(name, owner) for name in claim.names if (owner := self._owner(name)) not in (None, key)]
         if taken:
-            remedy = "set spec.model.servedNames to names of its own, or spec.routing.gateway to Disabled"
+            remedy = "set spec.model.servedNames to other names, or spec.routing.gateway to Disabled"
             conflicts = "; ".join(f"the name {name} belongs to {_owner_text(owner, key)}" for name, owner in taken)
             return Route("NameTaken", f"{conflicts}; {remedy}")
-        return Route("Routed", "the gateway serves it", self._gateway)
+        return Route("Routed", "the gateway serves the endpoint", self._gateway)
 
     def secrets(self, namespace: str) -> list[str]:
         """Return the Secrets of a namespace with the API keys of endpoints that the gateway serves."""

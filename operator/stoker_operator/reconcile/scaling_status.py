@@ -37,12 +37,12 @@ class ObservedScaling:
 
     Attributes:
         replicas: desired number of replicas.
-        recommended: the autoscaler's recommendation; None: none yet.
-        start_failure: why no replica starts; empty: no failure is known.
-        trouble: why some replicas do not serve; None: they serve or start.
-        other: other field manager that wrote ``spec.replicas``, with the time; empty: none.
+        recommended: the autoscaler's recommendation, or None while there is none.
+        start_failure: why no replica starts; empty if no failure is known.
+        trouble: why some replicas are not ready, or None if all are ready or starting.
+        other: other field manager that wrote ``spec.replicas``, with the time; empty if there is none.
         was_ready: whether the last status reported the endpoint as ready, with or without replicas.
-        was_asleep: whether it was ready without a serving replica.
+        was_asleep: whether it reported the endpoint as ready although no replica was.
         before: the last reported ``status.scaling``.
     """
 
@@ -73,10 +73,11 @@ def observe_scaling(
     """Return the scaling of an endpoint.
 
     Args:
-        recommended: the autoscaler's recommendation; None: none yet.
+        endpoint: the endpoint, with its last status.
+        recommended: the autoscaler's recommendation, or None while there is none.
         replicas: desired number of replicas.
-        rollout: progress of the workload; None: it does not exist yet.
-        trouble: why pods do not serve; None: no problem.
+        rollout: progress of the workload, or None while it does not exist.
+        trouble: why pods are not ready, or None if no problem is known.
     """
     before = endpoint.status.get("scaling") or {}
     conditions = {each["type"]: each for each in endpoint.status.get("conditions", ())}
@@ -126,7 +127,7 @@ def scaling_condition(scaling: ObservedScaling) -> tuple[str, str, str]:
 def _other(document: Object) -> str:
     """Return the field manager that last wrote the scale subresource, with the time; empty if there is none.
 
-    kubectl is ignored: a person has used it.
+    kubectl is ignored, because people use it and autoscalers do not.
     """
     for entry in document["metadata"].get("managedFields", ()):
         manager = str(entry.get("manager", ""))

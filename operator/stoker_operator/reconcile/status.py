@@ -56,7 +56,7 @@ def _selector(endpoint: Endpoint, decision: Decision) -> str:
 def failed(endpoint: Endpoint, problem: str, now: datetime) -> dict[str, Any]:
     """Return the status of an endpoint that the operator fails to reconcile: the last status, with `problem`.
 
-    Nothing is known to have changed for the pods, so Ready is kept if it describes the same generation.
+    Ready is kept if it describes the same generation, because the pods are not known to have changed.
     """
     earlier = {each["type"]: each for each in endpoint.status.get("conditions", ())}
     verdict = ConditionStatus("True", "ReconcileError", problem)

@@ -17,7 +17,7 @@ _WORD: Final = 256
 
 
 def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[str, Any]:
-    """Return `status.workloads`. For a refused spec that is what the status reported before."""
+    """Return `status.workloads`, which is unchanged if the spec is refused."""
     evaluation = decision.evaluation
     if not decision.pinned:
         before = endpoint.status.get("workloads")
@@ -49,7 +49,7 @@ def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> 
 
 
 def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
-    """Return the states of the engines; those that do not serve come first."""
+    """Return the states of the engines; those that do not accept requests come first."""
     every = [(pod, engine) for pod, states in sorted(pods.items()) for engine in states.engines]
     if not every:
         return {}

@@ -1,1 +1,1 @@
-"""The engines that an endpoint may run: one module each, with one interface (`runtime.Runtime`). Pure."""
+"""The runtimes that an endpoint may use, stoker and vllm: one module each, with the interface `Runtime`. Pure."""

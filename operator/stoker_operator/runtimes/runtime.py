@@ -1,4 +1,4 @@
-"""The interface between the operator and an engine.
+"""The interface between the operator and a runtime, which is an inference engine with its server.
 
 An endpoint's typed fields mean the same under every runtime, so a runtime converts them into its own flags.
 ``spec.engine.args`` is for settings without a field: an argument may repeat a field's value but not contradict it,
@@ -56,7 +56,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probes:
-    """The kubelet's probes: whether the engine has started, whether it must be restarted, whether it can serve."""
+    """The kubelet's probes: whether the engine has started, must be restarted, and is ready for requests."""
 
     startup: Probe
     liveness: Probe
@@ -64,19 +64,20 @@ class Probes:
 
 
 class Runtime(ABC):
-    """One engine.
+    """A runtime: how pods run one inference engine.
 
     Attributes:
         name: its name in ``spec.engine.runtime``.
-        command: its program in an image; empty: the image's entry point.
+        command: its program in an image; empty for the image's entry point.
         metrics_path: path of its Prometheus metrics.
-        drains: whether it shuts down gracefully by itself: on SIGTERM it serves on, and then finishes its requests.
-            Otherwise the pod's preStop hook waits.
+        drains: whether it shuts down gracefully by itself: after SIGTERM it accepts requests for a while, and then
+            finishes them. Otherwise the pod's preStop hook waits.
         key_variable: environment variable with an API key.
         reads_key_files: whether it reads all API keys in a folder, so that a mounted Secret may change while it runs.
         needs_shm: whether its processes use shared memory even if the model is not split.
-        user: user ID for images that would run as root; None: not needed.
+        user: user ID for images that would run as root; None if not needed.
         env: further variables that its images need.
+        local_args: arguments on a machine without a cluster, which ``spec.engine.args`` may override.
     """
 
     name: ClassVar[str]
@@ -88,6 +89,7 @@ class Runtime(ABC):
     needs_shm: ClassVar[bool] = False
     user: ClassVar[int | None] = None
     env: ClassVar[dict[str, str]] = {}
+    local_args: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def invocation(
@@ -105,9 +107,9 @@ class Runtime(ABC):
         Args:
             spec: the endpoint's spec, as its author wrote it.
             plan: its plan.
-            chat_template: the template's text, or the path of its file; None: the model's own.
-            api_keys: folder with the API keys; None: there are none, or they are not in files.
-            host: address to listen on; None: all IPv6 and IPv4 addresses, or the ones that ``spec.engine.args`` sets.
+            chat_template: the template's text, or the path of its file; None for the model's own.
+            api_keys: folder with the API keys; None if there are none, or they are not in files.
+            host: address to listen on; None for the one in ``spec.engine.args``, or all IPv6 and IPv4 addresses.
             port: port to listen on.
 
         Raises:

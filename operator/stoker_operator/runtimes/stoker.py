@@ -38,7 +38,7 @@ _NOT_THE_USERS: dict[str, str] = {
     "port": "remove it; see spec.service.port",
     **dict.fromkeys(
         ("nnodes", "node_rank", "headless", "master_addr", "master_port"),
-        "remove it: a replica is one pod, and more of them are spec.replicas",
+        "remove it: a replica is one pod; set spec.replicas for more",
     ),
 }
 
@@ -52,6 +52,7 @@ class Stoker(Runtime):
     drains = True
     key_variable = "STOKER_API_KEY"
     reads_key_files = True
+    local_args = ("--shutdown-grace=0",)  # no Service sends requests to a server that is stopping
 
     def invocation(
         self,
@@ -63,12 +64,12 @@ class Stoker(Runtime):
         host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
-        """As `Runtime.invocation`."""
+        """See `Runtime.invocation`."""
         args = serve_args(spec, plan, chat_template=chat_template, api_keys=api_keys, host=host, port=port)
         return Invocation(("serve", *args.to_argv()), args.frontend.shutdown_grace)
 
     def arguments(self, spec: Spec) -> dict[str, Any]:
-        """As `Runtime.arguments`."""
+        """See `Runtime.arguments`."""
         return _parse(spec)
 
     def probes(self, spec: Spec) -> Probes:

@@ -64,7 +64,7 @@ class Vllm(Runtime):
         host: str | None = None,
         port: int = PORT,
     ) -> Invocation:
-        """As `Runtime.invocation`.
+        """See `Runtime.invocation`.
 
         Flags are checked against the version in `vllm_flags`. If the user sets an image, which may have another
         version, unknown flags are passed on.
@@ -91,7 +91,7 @@ class Vllm(Runtime):
         return Invocation(("serve", *words))
 
     def arguments(self, spec: Spec) -> dict[str, str | bool | list[str]]:
-        """As `Runtime.arguments`."""
+        """See `Runtime.arguments`."""
         return _parse(spec)
 
     def probes(self, spec: Spec) -> Probes:
@@ -104,7 +104,7 @@ class Vllm(Runtime):
 
 
 def _cpu_cache(plan: Plan) -> int | None:
-    """Return the size of the KV cache on a CPU in bytes; None: on accelerators, or unknown.
+    """Return the size of the KV cache on a CPU in bytes, or None on accelerators and if it is unknown.
 
     vLLM's own default is computed from the node's memory instead of the container's.
     """
@@ -153,7 +153,7 @@ def _refuse_unknown(word: str) -> None:
     close = difflib.get_close_matches(
         flag, [name for flag in vllm_flags.flags() for name in flag.names], n=1, cutoff=0.75
     )
-    hint = f"did you mean {close[0]}?" if close else "see `vllm serve --help=all`"
+    hint = f"did you mean {close[0]}?" if close else "see `vllm serve --help=all`."
     raise refused(
         f"vLLM {vllm_flags.VERSION} has no flag {flag}",
         f"{hint} If another version has it, set that version's image in spec.engine.image",

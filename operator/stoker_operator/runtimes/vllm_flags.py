@@ -22,7 +22,7 @@ DATA: Final = Path(__file__).with_name("vllm_flags.txt")
 
 
 class Flag(NamedTuple):
-    """A flag.
+    """A flag of ``vllm serve``.
 
     Attributes:
         words: number of values: ``0``, ``1``, ``?`` or ``+``.
@@ -48,7 +48,7 @@ def flags() -> tuple[Flag, ...]:
 def find(word: str) -> Flag | None:
     """Return the flag with this spelling, also in forms such as ``--max_model_len`` and ``--compilation-config.mode``.
 
-    None: there is no such flag.
+    Return None if there is no such flag.
     """
     spelled = _spelled(word)
     return next((flag for flag in flags() if spelled in flag.names), None)

@@ -18,7 +18,8 @@ from stoker_operator.scaling.behavior import Behavior, History
 from stoker_operator.scaling.demand import Demand, has_missing_engines
 from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 
-#: How long an announcement may be acknowledged, in seconds. Gateways obey one for twice as long by their own clocks.
+#: Time in seconds in which gateway replicas may acknowledge an announcement: an identifier in `status.scaling.drain`,
+#: upon which they hold new requests. They obey it for twice as long, by their own clocks.
 DRAIN_SECONDS: Final = 15.0
 #: How long an observation may show an earlier count of the autoscaler, in seconds.
 LAG_SECONDS: Final = 10.0
@@ -58,10 +59,10 @@ class Observation:
     """The input of an update.
 
     Attributes:
-        signals: the gateway's reports; None: there is no gateway to poll.
-        replicas: the present count of the workload object.
+        signals: the gateway's reports, or None if there is no gateway to poll.
+        replicas: the current count in the workload object.
         ready: number of ready replicas.
-        start_failure: why replicas do not start; empty: no failure is known.
+        start_failure: why replicas do not start; empty if no failure is known.
         gateway_serves: whether a gateway serves the endpoint and can hold requests.
         drain, phase: values in the endpoint's status. Only the first update reads them, to recognize an endpoint at
             zero.
@@ -84,9 +85,9 @@ class Recommendation:
         replicas: the count to write.
         phase, drain: values for the endpoint's status. `drain` identifies the announcement; empty in the phase Active.
         reason, message, status: of the condition ``Scaling``.
-        start_seconds: the learned start-up time in seconds; None: nothing learned yet.
+        start_seconds: the learned start-up time in seconds, or None if no start has been observed.
         change: difference of this update's count to the previous one.
-        demand: value of the metric that replicas are needed for; None: unknown, or the phase is not Active.
+        demand: amount of the metric from which the count is computed; None if unknown, or the phase is not Active.
     """
 
     replicas: int
@@ -106,7 +107,7 @@ class Autoscaler:
     Args:
         settings: may be replaced at any time; the history is kept.
         now: monotonic time, in seconds.
-        start_seconds: the start-up time in the endpoint's status; None: none.
+        start_seconds: the start-up time in the endpoint's status, if it has one.
         new_word: returns a new unique identifier of an announcement.
     """
 
@@ -123,7 +124,7 @@ class Autoscaler:
         self._history = History()
         self._demand = Demand()
         self._start_time = StartTime(start_seconds)
-        self._phase: Phase | None = None  # None: nothing observed yet
+        self._phase: Phase | None = None  # None before the first update
         self._drain = ""
         self._announced_at = -math.inf
         self._replicas = 0  # the last recommendation
@@ -165,7 +166,7 @@ class Autoscaler:
         """Adopt the state of status and workload at the first update, and a count that another writer has set."""
         if self._phase is None:
             self._replicas = observation.replicas
-            self._history.recommend(observation.replicas, now)  # for one window of scaleDown
+            self._history.recommend(observation.replicas, now)  # counts in scaleDown's first window
             # A new leader does not know an announcement's age, so it withdraws the announcement.
             at_zero = observation.replicas == 0 and observation.phase is not Phase.ACTIVE and observation.drain != ""
             self._phase = Phase.ZERO if at_zero else Phase.ACTIVE
@@ -256,10 +257,11 @@ class Autoscaler:
         elif stabilized != desired:
             reason = "ScaleUpStabilized" if desired > current else "ScaleDownStabilized"
             window = behavior.scale_up if desired > current else behavior.scale_down
-            why = f"the stabilization window of {window.stabilization_window_seconds:g} s keeps {stabilized}"
+            seconds = window.stabilization_window_seconds
+            why = f"the stabilization window of {seconds:g} s keeps {_replicas(stabilized)}"
         elif limited != stabilized:
             reason = "ScaleUpLimit" if stabilized > limited else "ScaleDownLimit"
-            why = f"behavior's policies permit {limited} now"
+            why = f"behavior's policies permit {_replicas(limited)} now"
         else:
             reason, why = "DesiredWithinRange", ""
         known = total if signals is not None and signals.drained else None

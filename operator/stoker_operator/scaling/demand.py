@@ -1,4 +1,4 @@
-"""The demand of an endpoint: the value of its metric that replicas are needed for.
+"""The demand of an endpoint: the amount of its metric from which the number of replicas is computed.
 
 The sum of the metric is averaged, because it is sampled much more often than by HPA: the maximum of many samples would
 keep replicas that no sustained load needs. Waiting requests count at once, except those that will no longer wait when a
@@ -33,22 +33,22 @@ class Demand:
     """Computes the demand of one endpoint from samples: the total of its metric over all replicas."""
 
     def __init__(self) -> None:
-        self._served: deque[tuple[float, float]] = deque()  # (time, metric of requests in service)
-        self._backlogs: deque[tuple[float, float]] = deque()  # (time, metric of waiting requests)
+        self._served: deque[tuple[float, float]] = deque()  # (time, the running part of the metric)
+        self._backlogs: deque[tuple[float, float]] = deque()  # (time, the waiting part of the metric)
         self._started_at = -math.inf  # last time at which a replica was starting
 
     def update(self, signals: Signals, metric: Metric, is_starting: bool, start_seconds: float, now: float) -> float:
         """Add a sample.
 
         Args:
-            signals: the present reports.
+            signals: the current reports.
             metric: name of the metric.
             is_starting: whether replicas are starting.
             start_seconds: start-up time of a replica, in seconds.
             now: monotonic time in seconds, not before the last update.
 
         Returns:
-            The value of the metric that replicas are needed for.
+            The demand.
         """
         if is_starting:
             self._started_at = now

@@ -6,8 +6,8 @@ from typing import Literal
 
 from stoker_operator.scaling.autoscaler import Observation, Recommendation
 
-#: Stages of a start from zero: until the count is written, from the first held request; until the first pod is ready,
-#: from there.
+#: Stages of a start from zero: from the first held request until the count is written, and from then until the first
+#: pod is ready.
 Stage = Literal["written", "ready"]
 
 

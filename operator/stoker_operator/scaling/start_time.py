@@ -11,7 +11,7 @@ from typing import Final
 NUM_SAMPLES: Final = 5
 #: Estimate before a replica has started, in seconds.
 ASSUMED_SECONDS: Final = 30.0
-#: Longer start-ups are ignored, in seconds: nodes were full, or the image could not be pulled.
+#: Start-ups that take longer than this, in seconds, are ignored: nodes were full, or the image could not be pulled.
 LONGEST_SECONDS: Final = 3600.0
 
 
@@ -19,7 +19,7 @@ class StartTime:
     """The start-up time of one endpoint's replicas.
 
     Args:
-        known: the estimate of an earlier leader, in seconds; None: none. Impossible values are ignored.
+        known: the estimate of an earlier leader in seconds, if there is one. Impossible values are ignored.
     """
 
     def __init__(self, known: float | None = None) -> None:
@@ -30,7 +30,7 @@ class StartTime:
 
     @property
     def seconds(self) -> float | None:
-        """The estimate in seconds; None: no replica has started yet."""
+        """The estimate in seconds, or None if no replica has started yet."""
         return median(self._samples) if self._samples else None
 
     def change(self, before: int, after: int, now: float) -> None:

@@ -26,7 +26,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Workload:
-    """A set of like pods of an endpoint.
+    """A set of identical pods of an endpoint.
 
     Attributes:
         name: its name within the endpoint, in labels and in status.
@@ -54,7 +54,7 @@ class Composition:
     workloads: Callable[[Spec], tuple[Workload, ...]] = lambda spec: (Workload(MAIN, spec),)
 
     def kind(self, name: str) -> WorkloadKind | None:
-        """Return the kind of this name; None: it runs no pods."""
+        """Return the kind of this name, or None if objects with this name run no pods."""
         return next((each for each in self.kinds if each.name == name), None)
 
 

@@ -90,7 +90,7 @@ def _conditions(deployment: Object) -> dict[str, Object]:
 
 
 def _refusal(conditions: Mapping[str, Object]) -> str:
-    """Return why pods or their ReplicaSet cannot be created; empty: no failure."""
+    """Return why pods or their ReplicaSet cannot be created; empty without a failure."""
     failure, progress = conditions.get("ReplicaFailure", {}), conditions.get("Progressing", {})
     if failure.get("status") == "True":
         return str(failure.get("message") or failure.get("reason"))

@@ -17,7 +17,7 @@ class Resource(NamedTuple):
 
     Attributes:
         kind: its name in manifests.
-        group: its API group; empty: the core group.
+        group: its API group; empty for the core group.
         version: the version that is read and written.
         plural: its name in paths and in RBAC rules.
     """
@@ -98,7 +98,7 @@ class WorkloadKind(ABC):
 
     @abstractmethod
     def has_served(self, live: Object) -> bool:
-        """Return whether the object's status shows that one of its pods serves, or has served."""
+        """Return whether the object's status shows that one of its pods is or was ready."""
 
     @abstractmethod
     def pod_version(self, pod: Object, objects: Sequence[Object]) -> str:

@@ -32,14 +32,17 @@ def calling(*calls: tuple[str, str]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command with these responses, each a list of deltas; return its exit code and requests."""
+    """Run the command with these responses, each an error or a list of deltas; return its exit code and requests."""
 
-    def run_chat(answers: list[list[dict[str, Any]]], *words: str) -> tuple[int, list[Any]]:
+    def run_chat(answers: list[list[dict[str, Any]] | httpx.Response], *words: str) -> tuple[int, list[Any]]:
         requests: list[Any] = []
 
         def answer(request: httpx.Request) -> httpx.Response:
             requests.append(json.loads(request.content))
-            events = [{"choices": [{"index": 0, "delta": delta}]} for delta in answers[len(requests) - 1]]
+            scripted = answers[len(requests) - 1]
+            if isinstance(scripted, httpx.Response):
+                return scripted
+            events = [{"choices": [{"index": 0, "delta": delta}]} for delta in scripted]
             return httpx.Response(
                 200, text="".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events)
             )
@@ -55,6 +58,52 @@ def test_what_looks_like_the_end_of_a_line_is_text(run: Run, capsys: pytest.Capt
     code, _ = run([[{"content": f"one{end}"}, {"content": f"{end}two"}]], "--quick=?")
     assert code == 0
     assert capsys.readouterr().out == f"one{end}{end}two\n"
+
+
+def refusal(status: int, message: str) -> httpx.Response:
+    """Return a server's error."""
+    return httpx.Response(status, json={"error": {"message": message}})
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], 1024), (["--max-tokens=7"], 7), (["--max-tokens=0"], None)])
+def test_length_of_answers_is_limited(run: Run, words: list[str], expected: int | None) -> None:
+    _, [request] = run([[{"content": "hi"}]], "--quick=?", *words)
+    assert request.get("max_tokens") == expected
+
+
+def test_limit_beyond_the_context_is_omitted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    too_long = refusal(
+        400, "this model's maximum context length is 512 tokens; the prompt has 9 and max_tokens is 1024"
+    )
+    code, requests = run([too_long, [{"content": "hi"}]], "--quick=?")
+    assert (code, capsys.readouterr().out) == (0, "hi\n")
+    assert requests == [{**requests[1], "max_tokens": 1024}, requests[1]]
+    assert "max_tokens" not in requests[1]
+    code, requests = run([refusal(400, "temperature must be at least 0")], "--quick=?")
+    assert (code, len(requests)) == (1, 1)
+    assert "temperature must be" in capsys.readouterr().err
+
+
+def test_answer_that_a_limit_cut_off_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for finish_reason, expected in [("length", "--max-tokens"), ("stop", "")]:
+        event = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": finish_reason}]}
+        answer = httpx.Response(200, text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
+        transport = httpx.MockTransport(lambda _, answer=answer: answer)
+        monkeypatch.setattr(httpx, "Client", lambda transport=transport, **rest: Client(transport=transport, **rest))
+        assert chat.main(["--model-name=tiny", "--quick=?"]) == 0
+        shown = capsys.readouterr()
+        assert shown.out == "hi\n"
+        assert expected in shown.err if expected else not shown.err
+
+
+def test_missing_page_names_the_base_url(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = run([httpx.Response(404, text="Not Found")], "--url=http://host/models", "--quick=?")
+    assert code == 1
+    assert "(http://host/models/chat/completions; the base URL of an API usually ends with /v1)" in (
+        capsys.readouterr().err
+    )
 
 
 def test_tools_are_called_until_there_is_an_answer(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,8 @@ def test_bench_serve_against_a_server(server: str, command: Any, tiny_llama: Pat
 
 
 def test_bench_serve_tells_what_the_server_refuses(server: str, command: Any, tiny_llama: Path) -> None:
-    result = command("bench", "serve", f"--base-url={server}", f"--tokenizer={tiny_llama}", "--random-input-len=9999")
+    words = (f"--base-url={server}/v1", f"--tokenizer={tiny_llama}", "--random-input-len=9999")
+    result = command("bench", "serve", *words)
     assert result.returncode == 1
     assert "maximum context length" in result.stderr
 
@@ -50,6 +51,8 @@ def test_chat(server: str, command: Any) -> None:
     talk = command("chat", f"--url={server}/v1", "--max-tokens=5", "--temperature=0", stdin="hello\n")
     assert talk.returncode == 0, talk.stderr
     assert answer["choices"][0]["message"]["content"] in talk.stdout
+    without_path = command("chat", f"--url={server}", "--quick=hello", "--max-tokens=5", "--temperature=0")
+    assert without_path.stdout == quick.stdout
     wrong = command("chat", f"--url={server}/v1", "--model-name=nobody", "--quick=hello")
     assert wrong.returncode == 1
     assert "nobody" in wrong.stderr

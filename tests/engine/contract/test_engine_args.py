@@ -47,6 +47,19 @@ def test_round_trip(args: ServeArgs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["demo://gemma-3-270m"], ("gemma-3-270m",)),
+        (["org/name"], ("org/name",)),
+        (["models/m-Q4_K_M.gguf"], ("models/m-Q4_K_M.gguf",)),
+        (["models/m.gguf", "--served-model-name", "m", "m.gguf"], ("m", "m.gguf")),
+    ],
+)
+def test_default_names_of_the_model(words: list[str], expected: tuple[str, ...]) -> None:
+    assert ServeArgs.from_argv(words).model_names == expected
+
+
+@pytest.mark.parametrize(
     "short, long",
     [
         ("-tp", "--tensor-parallel-size"),

@@ -58,6 +58,14 @@ def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
         _find(tmp_path / "nowhere" / "else")
 
 
+@pytest.mark.parametrize("path", ["models/misspelled.gguf", "misspelled/"])
+def test_misspelled_path_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=f"'{path}' is neither a local folder or GGUF file nor a hub id"):
+        find_checkpoint(EngineArgs(model=path))
+
+
 @pytest.mark.parametrize("quantized", [{"quant_method": "aqlm"}, {"quant_method": "spqr"}])
 def test_methods_that_nobody_reads_are_refused(quantized: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=quantized["quant_method"]):

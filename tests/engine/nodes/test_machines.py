@@ -302,7 +302,7 @@ def test_a_life_of_two_engines_on_two_machines(
     ranks = ranks_of_node_1()
     (engine,) = (each for each in two[0].processes("stoker_engine.processes.main") if each.cmdline()[-1] == "1")
     engine.kill()
-    goes_on_after("it was killed by signal 9")
+    goes_on_after("the engine process was killed by signal 9")
 
     os.kill(served.process(0, "--port=8000").pid, signal.SIGTERM)
     assert served.server.wait(60) == 0

@@ -175,7 +175,7 @@ def test_health_says_how_each_engine_does(tiny_llama: Path, tmp_path: Path) -> N
         health = httpx.get(f"{url}/health")
         assert health.status_code == 200
         assert "engine 0 (of 2): serving" in health.text
-        assert "engine 1 (of 2): the engine is dead: it was killed by signal 9" in health.text
+        assert "engine 1 (of 2): the engine is dead: the engine process was killed by signal 9" in health.text
         assert _whole(crashing)
         os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
         crashing.serving.join()
@@ -212,7 +212,7 @@ def test_the_last_engine_that_serves_ends_the_server_by_want_of_memory(tiny_llam
     with _engines(tiny_llama, tmp_path / "deaths", restarts=5) as crashing:
         crashing.plan(**{"load-0": "hang", "step-1": "memory"})
         os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
-        again = "engine 0 (of 2): loading again after: it was killed by signal 9 (SIGKILL)"
+        again = "engine 0 (of 2): loading again after: the engine process was killed by signal 9 (SIGKILL)"
         wait_until(lambda: again in httpx.get(f"{crashing.serving.url}/health").text)
         statuses = {answer.status for answer in _ask_all(crashing, 6)}
         assert statuses == {503}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from stoker_engine.cli.bench import main as bench
 
@@ -51,6 +55,15 @@ def test_structured_output(address: str, tiny_llama: Path, capsys: Any) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(re.fullmatch(REVIEW, line) for line in lines)
+
+
+@pytest.mark.parametrize("name", ["streaming_client", "structured_output", "tool_calls"])
+def test_client_without_a_server(name: str) -> None:
+    words = ["What?", "http://127.0.0.1:9"] if name == "streaming_client" else ["http://127.0.0.1:9"]
+    script = [sys.executable, str(EXAMPLES / f"python/{name}.py"), *words]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "no server answers at this address; the first lines of this script start one\n"
 
 
 def test_benchmark_of_own_prompts(address: str, tiny_llama: Path, capsys: Any) -> None:

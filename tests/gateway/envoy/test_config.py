@@ -63,7 +63,7 @@ async def _gateway() -> AsyncIterator[Gateway]:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         stubs = [await _stub("a"), await _stub("b")]
         servers = [address for _, address in stubs]
-        settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=1, max_body_bytes=24 << 20, threads=1)
+        settings = EnvoySettings("127.0.0.1", 0, Path(folder), max_wait_s=1, max_body_bytes=24 << 20, threads=1)
         EnvoyFiles(settings).write(ModelRegistry({"m": Endpoint("m", "cluster-m", tuple(servers))}))
         picker = _MODULE.ScriptedPicker("cluster-m", servers[0])
         grpc_server = await picker.serve(settings.picker_socket)

@@ -17,7 +17,7 @@ from stoker_common.errors import RequestError
 from stoker_gateway.ext_proc.hold import EndpointHold
 from stoker_gateway.ext_proc.request_queue import RequestQueue, WaitTerms
 from stoker_gateway.registry.model_registry import Phase, Scaling
-from stoker_gateway.scheduling.drain import ANNOUNCED_S
+from stoker_gateway.scheduling.drain import DRAIN_VALID_S
 from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
@@ -173,7 +173,7 @@ def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: R
         at.say(phase=Phase.DRAINING, drain="w")
         tasks = await at.begin("a1", "a2")
         at.report()
-        await elapse(ANNOUNCED_S - 1)
+        await elapse(DRAIN_VALID_S - 1)
         at.report()
         assert kinds(tasks) == ["waits"] * 2 and at.queues[0].num_held() == 2
         await elapse(2.1)  # the announcement is not withdrawn
@@ -385,7 +385,7 @@ def test_whatever_happens_bounds_hold_and_nothing_is_lost(virtual_time: Run, see
         await elapse(200)
         assert all(each.done() for each in tasks)
         assert (at.hold.num_held, at.hold.held_bytes) == (0, 0)
-        assert at.queues[0]._queue.next_limit == math.inf
+        assert at.queues[0]._queue.next_expiry == math.inf
         refused = {"held": "timed_out", "not held": "no_room", "not started": "start_failed"}
         for name, task in zip(names, tasks, strict=True):
             outcome, _ = at.ended.get(name, ("", 0.0))

@@ -183,7 +183,7 @@ def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy
 
 def _reserved(path: str, **fields: Any) -> int:
     request = read_request(path, json.dumps({"model": "m", **fields}).encode())
-    return request.prompt_tokens + request.answer_tokens
+    return request.prompt_tokens + request.max_output_tokens
 
 
 def test_what_is_reserved() -> None:
@@ -217,5 +217,5 @@ def test_hostile_numbers_reserve_something_sane(name: str, number: str) -> None:
             request = read_request(path, body)
         except RequestError:
             continue  # not valid JSON for any parser
-        assert type(request.answer_tokens) is int
-        assert 1 <= request.prompt_tokens + request.answer_tokens < 2**50
+        assert type(request.max_output_tokens) is int
+        assert 1 <= request.prompt_tokens + request.max_output_tokens < 2**50

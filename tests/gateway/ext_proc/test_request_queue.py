@@ -22,11 +22,11 @@ SERVER = "10.0.0.1:80"
 class _Line:
     """A queue for one server that accepts `room` requests per report."""
 
-    def __init__(self, max_waiting: int = 10, hold_s: float = 5.0) -> None:
+    def __init__(self, max_waiting: int = 10, max_wait_s: float = 5.0) -> None:
         self.clock = asyncio.get_running_loop().time
         self.picker = EndpointPicker(PickerSettings(max_waiting=64))
         self.picker.set_servers([SERVER], 0)
-        self.line = RequestQueue(self.picker, max_waiting, hold_s, self.clock)
+        self.line = RequestQueue(self.picker, max_waiting, max_wait_s, self.clock)
         self.order: list[str] = []
         self.say(room=0)
 
@@ -85,7 +85,7 @@ def test_higher_priorities_go_first(virtual_time: Run) -> None:
 @pytest.mark.parametrize("max_waiting", [1, 2, 5])
 def test_so_many_wait_for_so_long(virtual_time: Run, max_waiting: int) -> None:
     async def main() -> None:
-        line = _Line(max_waiting, hold_s=5.0)
+        line = _Line(max_waiting, max_wait_s=5.0)
         tasks = await line.begin(*(f"a{number}" for number in range(max_waiting + 3)))
         await elapse(0.01)
         assert [task.done() for task in tasks] == [False] * max_waiting + [True] * 3

@@ -105,6 +105,6 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again(caplog: pytest.Log
         until(lambda: again in caplog.messages, lambda: caplog.messages)  # logged after the list
         refused = (
             "endpoints cannot be watched: refused with 403; allow the gateway's service account to list and watch"
-            " them; the gateway is not ready until they are"
+            " them; the gateway is not ready until they can be"
         )
         assert caplog.messages.count(refused) == 1 and caplog.messages[-1] == again, caplog.messages

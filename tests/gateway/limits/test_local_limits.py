@@ -168,11 +168,11 @@ def test_keys_and_requests_that_are_over_take_no_memory(monkeypatch: pytest.Monk
     for number in range(5000):
         ledger.begin(str(number), f"key {number}", 5, float(number))
         ledger.use("another", float(number))
-        assert len(ledger) < 300 and ledger.under_way <= 100
+        assert len(ledger) < 300 and ledger.num_active <= 100
     for number in range(5000):
         ledger.end(str(number), 5, 5000.0)
     ledger.use("another", 5200.0)
-    assert len(ledger) == ledger.under_way == 0
+    assert len(ledger) == ledger.num_active == 0
 
 
 def test_a_clock_that_goes_back_lets_nobody_through() -> None:

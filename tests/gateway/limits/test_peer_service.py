@@ -35,7 +35,7 @@ def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.Monk
         async def set_peers(addresses: set[str]) -> None:
             reported.append(addresses)
 
-        monkeypatch.setattr(peers_module, "_LOOK_UP_S", 0)
+        monkeypatch.setattr(peers_module, "_LOOKUP_S", 0)
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
         peers = Peers(PeerSettings("127.0.0.1:0", "0123456789abcdef", service="peers.ns.svc:7001"))
         monkeypatch.setattr(peers.limiter, "set_peers", set_peers)

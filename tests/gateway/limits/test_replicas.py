@@ -89,7 +89,7 @@ class Replica:
 
     def _hear(self, message: Message) -> Reply:
         self.heard += 1
-        return self.limiter.hear(message)
+        return self.limiter.receive(message)
 
     async def reserve(self, key: Key, tokens: int = 1) -> Grant | Denial:
         verdict = await self.limiter.reserve(key, tokens, self.clock())
@@ -189,7 +189,7 @@ def key(name: str, **limits: int) -> Key:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas wait for each other on any slow machine: only disconnected or dead ones count as lost."""
-    monkeypatch.setattr(peer_limiter, "LONGEST_ASK_S", 60.0)
+    monkeypatch.setattr(peer_limiter, "MAX_VERDICT_WAIT_S", 60.0)
     monkeypatch.setattr(peer_client, "_LOST_S", 60.0)
 
 
@@ -414,7 +414,7 @@ def test_what_is_told_counts_for_a_minute_by_any_clock(
         use.begin(tokens, 1000 + at)
     now = 1131.0
     use.expire(now)
-    reports.hear("r", "k", statement(use, now), now + delay + skew)
+    reports.record("r", "k", statement(use, now), now + delay + skew)
     heard = reports.uses("k", now + delay + skew + later)
     ages = [(now + delay + later - 1000 - at, tokens) for at, tokens in past]
     assert sum(each.tokens.total for each in heard) >= sum(tokens for age, tokens in ages if age < 60)

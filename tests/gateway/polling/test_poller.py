@@ -21,7 +21,7 @@ from stoker_gateway.polling.poller import (
     LOST_AFTER,
     MAX_AWAITED,
     TIMEOUT_S,
-    HttpAsker,
+    HttpProbe,
     Poller,
     PollerThread,
     PollResult,
@@ -86,7 +86,7 @@ def test_any_bytes_are_read_without_harm(junk: bytes, at: int) -> None:
 def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtual_time: VirtualTime) -> None:
     counts, spent = Counter[str](), 0.0
 
-    async def ask(server: str) -> ServerLoad:
+    async def poll(server: str) -> ServerLoad:
         nonlocal spent
         counts[server] += 1
         spent += 0.002
@@ -95,7 +95,7 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        poller = Poller(ask, lambda heard: None, lambda: spent)
+        poller = Poller(poll, lambda results: None, lambda: spent)
         poller.set_servers([f"s{number}" for number in range(1000)])
         task = asyncio.create_task(poller.run())
         await elapse(30)  # the first period uses an estimated cost
@@ -118,10 +118,10 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
 
 
 def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: VirtualTime) -> None:
-    heard: list[PollResult] = []
+    results: list[PollResult] = []
     back = False
 
-    async def ask(server: str) -> ServerLoad:
+    async def poll(server: str) -> ServerLoad:
         if server == "frozen" and not back:
             await elapse(3)
             raise TimeoutError
@@ -131,11 +131,11 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
 
     async def main() -> None:
         nonlocal back
-        poller = Poller(ask, heard.append, lambda: 0.0)
+        poller = Poller(poll, results.append, lambda: 0.0)
         poller.set_servers(["frozen", "well", "refuses"])
         task = asyncio.create_task(poller.run())
         await elapse(20)
-        loads = {name: [each.load for each in heard if each.server == name] for name in ("frozen", "well", "refuses")}
+        loads = {name: [each.load for each in results if each.server == name] for name in ("frozen", "well", "refuses")}
         assert len(loads["well"]) >= 19
         for name, after in (("frozen", 2), ("refuses", LOST_AFTER)):
             assert loads[name][: after - 1] == [None] * (after - 1)
@@ -143,7 +143,7 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
             assert len(loads[name]) > LOST_AFTER
         back = True
         await elapse(5)
-        assert [each.load for each in heard if each.server == "frozen"][-1] == ServerLoad(running=1)
+        assert [each.load for each in results if each.server == "frozen"][-1] == ServerLoad(running=1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -155,14 +155,14 @@ def test_servers_that_requests_wait_for_are_asked_more_often_at_no_higher_cost_o
 ) -> None:
     counts, spent = Counter[str](), 0.0
 
-    async def ask(server: str) -> ServerLoad:
+    async def poll(server: str) -> ServerLoad:
         nonlocal spent
         counts[server] += 1
         spent += 0.002
         return ServerLoad()
 
     async def main() -> None:
-        poller = Poller(ask, lambda heard: None, lambda: spent)
+        poller = Poller(poll, lambda results: None, lambda: spent)
         poller.set_servers([f"s{number}" for number in range(100)])
         task = asyncio.create_task(poller.run())
         await elapse(30)
@@ -234,26 +234,26 @@ UNCOUNTED = ServerLoad(counted=False)
 )
 def test_what_servers_answer(answers: dict[str, tuple[int, bytes]], says: ServerLoad) -> None:
     async def main() -> None:
-        async with a_server(answers) as server, HttpAsker() as asker:
+        async with a_server(answers) as server, HttpProbe() as probe:
             for _ in range(2):
-                assert await asker(server) == says
+                assert await probe(server) == says
             answers.clear()
             answers.update({"/ready": (200, b""), "/metrics": (200, WELL)})
             if says != LOADED:
-                await asker(server)
-            assert (await asker(server)).ready
+                await probe(server)
+            assert (await probe(server)).ready
 
     asyncio.run(main())
 
 
 def test_the_thread_tells_the_loop_that_started_it_and_ends() -> None:
     async def main() -> None:
-        heard: asyncio.Queue[PollResult] = asyncio.Queue()
+        results: asyncio.Queue[PollResult] = asyncio.Queue()
         async with a_server({"/ready": (200, b""), "/metrics": (200, WELL)}) as server:
-            thread = PollerThread(heard.put_nowait)
+            thread = PollerThread(results.put_nowait)
             thread.poller.set_servers([server])
             thread.start()
-            first = await heard.get()
+            first = await results.get()
             assert (first.server, first.load) == (server, LOADED)
             assert first.sent_at <= asyncio.get_running_loop().time()
             await thread.stop()
@@ -261,7 +261,7 @@ def test_the_thread_tells_the_loop_that_started_it_and_ends() -> None:
     asyncio.run(main())
 
 
-def test_that_nobody_asks_any_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_polling_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(_: Poller) -> None:
         raise ValueError("its own mistake")
 
@@ -281,19 +281,19 @@ def test_that_nobody_asks_any_more_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
     frozen_at: float, takes_s: float, virtual_time: VirtualTime
 ) -> None:
-    heard: list[tuple[float, PollResult]] = []
+    results: list[tuple[float, PollResult]] = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        async def ask(server: str) -> ServerLoad:
+        async def poll(server: str) -> ServerLoad:
             await elapse(takes_s)
             if server == "frozen" and frozen_at <= loop.time() < 30:
                 await elapse(TIMEOUT_S - takes_s)
                 raise TimeoutError
             return ServerLoad()
 
-        poller = Poller(ask, lambda result: heard.append((loop.time(), result)), lambda: 0.0)
+        poller = Poller(poll, lambda result: results.append((loop.time(), result)), lambda: 0.0)
         poller.set_servers(("other", "frozen"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(40):
@@ -301,13 +301,13 @@ def test_a_frozen_server_is_lost_five_seconds_after_its_last_answer(
 
     virtual_time(main)
     states = [
-        (time, result.load.ready) for time, result in heard if result.server == "frozen" and result.load is not None
+        (time, result.load.ready) for time, result in results if result.server == "frozen" and result.load is not None
     ]
     lost = min(time for time, ready in states if not ready)
     answered = max(time for time, ready in states if ready and time < lost)
     assert answered < lost <= answered + 5.01
     assert not [ready for time, ready in states if ready and lost < time < 30]
     assert [time for time, ready in states if ready and time > 30]
-    sent = [result.sent_at for _, result in heard if result.server == "frozen" and result.load is not None]
+    sent = [result.sent_at for _, result in results if result.server == "frozen" and result.load is not None]
     assert sent == sorted(sent)  # older ones would be ignored
-    assert all(result.load == ServerLoad() for _, result in heard if result.server == "other")
+    assert all(result.load == ServerLoad() for _, result in results if result.server == "other")

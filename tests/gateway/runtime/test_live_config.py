@@ -47,7 +47,7 @@ class SlowReader:
             addresses = (each["endpoint"]["address"]["socket_address"] for each in hosts)
             self.servers[name] = {f"{each['address']}:{each['port_value']}" for each in addresses}
 
-    async def ask(self, _method: str, _path: str) -> str:
+    async def request(self, _method: str, _path: str) -> str:
         """Respond as Envoy's admin interface."""
         self.num_queries += 1
         return "".join(f'{name}: "{version}"\n' for name, version in self._versions.items())
@@ -110,7 +110,7 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_ON_THE_WAY_S", 0.01)  # removed servers are forgotten in the middle of changes
-    monkeypatch.setattr(module, "_LOOK_S", 0.002)
+    monkeypatch.setattr(module, "_CHECK_INTERVAL_S", 0.002)
     rng = random.Random(seed)
 
     async def run() -> None:

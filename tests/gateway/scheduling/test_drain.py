@@ -7,7 +7,7 @@ import random
 import pytest
 
 from stoker_gateway.registry.model_registry import Phase, Scaling
-from stoker_gateway.scheduling.drain import ANNOUNCED_S, Drain
+from stoker_gateway.scheduling.drain import DRAIN_VALID_S, Drain
 
 
 def scaling(phase: Phase, drain: str = "") -> Scaling:
@@ -17,9 +17,9 @@ def scaling(phase: Phase, drain: str = "") -> Scaling:
 def test_an_announcement_lapses_unless_it_is_another_one() -> None:
     drain = Drain()
     drain.update(scaling(Phase.DRAINING, "w1"), 100.0)
-    drain.update(scaling(Phase.DRAINING, "w1"), 100.0 + ANNOUNCED_S - 1)  # a repetition is not a new announcement
-    assert drain.stops(100.0 + ANNOUNCED_S - 0.01) and drain.drain_id(100.0 + ANNOUNCED_S - 0.01) == "w1"
-    assert not drain.stops(100.0 + ANNOUNCED_S) and drain.drain_id(100.0 + ANNOUNCED_S) == ""
+    drain.update(scaling(Phase.DRAINING, "w1"), 100.0 + DRAIN_VALID_S - 1)  # a repetition is not a new announcement
+    assert drain.stops(100.0 + DRAIN_VALID_S - 0.01) and drain.drain_id(100.0 + DRAIN_VALID_S - 0.01) == "w1"
+    assert not drain.stops(100.0 + DRAIN_VALID_S) and drain.drain_id(100.0 + DRAIN_VALID_S) == ""
     drain.update(scaling(Phase.DRAINING, "w1"), 200.0)
     assert not drain.stops(200.0)
     drain.update(scaling(Phase.DRAINING, "w2"), 200.0)
@@ -48,6 +48,6 @@ def test_requests_stop_by_the_last_announcement_and_its_age(seed: int) -> None:
         history.append(state)
         drain.update(scaling(*state), now)
         later = now + rng.uniform(0, 40)
-        expected = state[0] is Phase.ZERO or (state[0] is Phase.DRAINING and later - first_seen < ANNOUNCED_S)
+        expected = state[0] is Phase.ZERO or (state[0] is Phase.DRAINING and later - first_seen < DRAIN_VALID_S)
         assert drain.stops(later) is expected
         assert drain.drain_id(later) == (state[1] if expected else "")

@@ -80,7 +80,7 @@ class AnyUse(RuleBasedStateMachine):
     def is_bounded(self) -> None:
         assert len(self.queue) == len(self.waiting) <= MAX_ITEMS
         assert list(self.queue) == sorted(self.waiting)
-        assert self.queue.next_limit == min((state[2] for state in self.waiting.values()), default=math.inf)
+        assert self.queue.next_expiry == min((state[2] for state in self.waiting.values()), default=math.inf)
 
 
 TestAnyUse = AnyUse.TestCase

@@ -11,20 +11,20 @@ from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S, InFlight
 
 def test_nothing_is_certain_before_envoy_counts_none_for_long_enough() -> None:
     in_flight = InFlight(0.0)
-    assert not in_flight.is_none() and in_flight.needs_count
+    assert not in_flight.is_certainly_idle() and in_flight.needs_count
     for at in (0.0, 1.0, ON_THE_WAY_S):
         in_flight.counted(0, at)
-        assert not in_flight.is_none()  # requests routed by an earlier picker may be in flight
+        assert not in_flight.is_certainly_idle()  # requests routed by an earlier picker may be in flight
     in_flight.counted(0, ON_THE_WAY_S + 0.25)
-    assert in_flight.is_none() and len(in_flight) == 0
+    assert in_flight.is_certainly_idle() and len(in_flight) == 0
     in_flight.sent(1, 10.0)
-    assert not in_flight.is_none() and len(in_flight) == 1
+    assert not in_flight.is_certainly_idle() and len(in_flight) == 1
     in_flight.ended(1)
     in_flight.counted(0, 10.5)
-    assert not in_flight.is_none() and len(in_flight) == 0
+    assert not in_flight.is_certainly_idle() and len(in_flight) == 0
     in_flight.counted(0, 12.1)
     in_flight.counted(0, 12.4)
-    assert in_flight.is_none()
+    assert in_flight.is_certainly_idle()
 
 
 def test_requests_of_an_earlier_picker_count_until_envoy_has_none() -> None:
@@ -53,9 +53,9 @@ def test_a_request_whose_end_is_never_reported_is_forgotten_by_two_counts() -> N
         assert len(in_flight) == 1
     in_flight.counted(1, 3.0)
     in_flight.counted(0, 3.1)  # one zero: it may wait for a retry
-    assert len(in_flight) == 1 and not in_flight.is_none()
+    assert len(in_flight) == 1 and not in_flight.is_certainly_idle()
     in_flight.counted(0, 3.5)
-    assert len(in_flight) == 0 and in_flight.is_none()
+    assert len(in_flight) == 0 and in_flight.is_certainly_idle()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -93,7 +93,7 @@ def test_none_is_reported_only_while_there_is_none(seed: int) -> None:
         else:
             active = [each for each, at in arrives.items() if at <= now and gap_until.get(each, 0) <= now]
             in_flight.counted(len(active), now)
-        if in_flight.is_none():
+        if in_flight.is_certainly_idle():
             num_none += 1
             assert not arrives
         assert len(in_flight) >= len(own)

@@ -39,7 +39,7 @@ def test_counts_what_was_sent_and_what_ended_since(events: list[tuple[str, float
             load.update(ServerLoad(running=load.reported.running, waiting=load.reported.waiting, counted=False), now)
         elif event in ("end", "take back") and sent:
             removed = sent.pop(size % len(sent))[0]
-            load.end(removed, now) if event == "end" else load.take_back(removed)
+            load.end(removed, now) if event == "end" else load.cancel(removed)
         elif event == "end unknown":
             load.end(-1, now)
             if load.reported.counted and len(ended) < num_reported:

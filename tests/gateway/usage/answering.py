@@ -70,7 +70,7 @@ async def behind(handler: Handler | None, addresses: tuple[str, ...] = ()) -> As
     model_registry = ModelRegistry({"m": Endpoint("m", "cluster-m", made.servers)})
     made.picker.set_servers(made.servers, time.monotonic())
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        settings = EnvoySettings("127.0.0.1", 0, Path(folder), hold_s=5, threads=1)
+        settings = EnvoySettings("127.0.0.1", 0, Path(folder), max_wait_s=5, threads=1)
         EnvoyFiles(settings).write(model_registry)
         server, envoy = PickerServer(model_registry, {"m": made.picker}), EnvoyProcess(settings)
         server.serve_also(

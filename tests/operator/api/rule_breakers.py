@@ -17,7 +17,7 @@ from .spec_cases import (
 )
 
 _FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
-_ONE_POD = "this claim is for one pod, but there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
+_ONE_POD = "the claim is for one pod, but there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
 _ONE_SCALED_POD = _ONE_POD.replace("replicas 1", "scaling.maxReplicas 1")
 _NEVER_PASSED = (
     "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so none would ever be added; "
@@ -227,13 +227,16 @@ RULE_BREAKERS = (
         "accelerator cpu does not span nodes; remove nodes, and use spec.replicas",
     ),
     Wrong(
-        "a bucket", spec(model={"source": "s3://bucket"}), "spec.model.source", "this is not a model source; use hf://"
+        "a bucket",
+        spec(model={"source": "s3://bucket"}),
+        "spec.model.source",
+        "the value is not a model source; use hf://",
     ),
     Wrong(
         "half a name",
         spec(model={"source": "hf://name"}),
         "spec.model.source",
-        "this is not a model source; use hf://",
+        "the value is not a model source; use hf://",
     ),
     Wrong(
         "another demo",
@@ -346,19 +349,19 @@ RULE_BREAKERS = (
         "a label of ours",
         spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
         "spec.template.metadata.labels",
-        "one of these labels is reserved: the operator selects the pods by it; use labels other than app.",
+        "one of the labels is reserved: the operator selects the pods by it; use labels other than app.",
     ),
     Wrong(
         "a label of ours on the Service",
         spec(service={"labels": {"app.kubernetes.io/managed-by": "x"}}),
         "spec.service.labels",
-        "one of these labels is reserved: the operator selects the Service by it; use labels other than app.",
+        "one of the labels is reserved: the operator selects the Service by it; use labels other than app.",
     ),
     Wrong(
         "a label of ours on the claim",
         spec(storage=labelled_claim({"labels": {"a": "b", "stoker.dev/workload": "x"}})),
         "spec.storage.cache.volumeClaimTemplate.metadata.labels",
-        "one of these labels is reserved: the operator selects the claim by it; use labels other than app.",
+        "one of the labels is reserved: the operator selects the claim by it; use labels other than app.",
     ),
     *(
         Wrong(f"{field} {key[:20]!r} of {name}", make(field, {"fine": "a", key: "a"}), f"{path}.{field}", WRONG_KEY)
@@ -400,7 +403,7 @@ RULE_BREAKERS = (
             f"no session: {header}",
             spec(routing={"sessionHeader": header}),
             "spec.routing.sessionHeader",
-            "this header cannot identify a session: it is removed from requests, or describes the connection",
+            "the header cannot identify a session: it is removed from requests, or describes the connection",
         )
         for header in ("x-stoker-session", "X-Gateway-A", "x-Envoy-retry", "HOST", "Connection", "te")
     ),
@@ -427,7 +430,7 @@ RULE_BREAKERS = (
             f"no network: {cidr}",
             spec(networkPolicy={"from": [{"ipBlock": {"cidr": cidr}}]}),
             "spec.networkPolicy.from[0].ipBlock.cidr",
-            "this is not a network; use one such as 10.0.0.0/8",
+            "the value is not a network; use one such as 10.0.0.0/8",
         )
         for cidr in ("10.0.0.1/8", "10.0.0.0/33", "10.0.0/8", "010.0.0.0/8", "::ffff:0:0/96", "1::2::3/64", "::1/64")
     ),
@@ -435,14 +438,14 @@ RULE_BREAKERS = (
         "no network among those that are left out",
         spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.1.0.1/16"]}}]}),
         "spec.networkPolicy.from[0].ipBlock.except",
-        "one of these is not a network; use networks such as 10.1.0.0/16",
+        "an excluded range is not a network; use networks such as 10.1.0.0/16",
     ),
     *(
         Wrong(
             f"{inner} is not a part",
             spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": [inner]}}]}),
             "spec.networkPolicy.from[0].ipBlock.except",
-            "one of these networks is not inside cidr; use networks that cidr contains",
+            "an excluded range is not inside cidr; use networks that cidr contains",
         )
         for inner in ("10.0.0.0/8", "11.0.0.0/16", "0.0.0.0/0", "2001:db8::/32")
     ),

@@ -70,7 +70,7 @@ METADATA: tuple[tuple[str, str, Callable[[str, Any], Spec]], ...] = (
 )
 #: Invalid keys: a label's and an annotation's.
 WRONG_KEYS = (("a b", "a/b/c"), ("a" * 64, f"{'a' * 254}/b"), ("B.example.com/a", "-a"))
-WRONG_KEY = "Kubernetes does not allow one of these keys; use NAME or PREFIX/NAME, where NAME has at most 63 letters, "
+WRONG_KEY = "Kubernetes does not allow one of the keys; use NAME or PREFIX/NAME, where NAME has at most 63 letters, "
 COMPARES_WITH_NOTHING = {"key": "a", "operator": "In"}
 #: Valid specs by name; together they use every field.
 RIGHT: dict[str, Spec] = {

@@ -103,9 +103,9 @@ def test_all_faults_are_said_at_once(document: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "manifest: it is empty"),
-        ("a: b: c", "manifest: this is not YAML"),
-        ("- 1", "manifest: it is [1], not a mapping"),
+        ("", "manifest: the text is empty"),
+        ("a: b: c", "manifest: the text is not YAML"),
+        ("- 1", "manifest: the document is [1], not a mapping"),
         ("kind: Pod\napiVersion: v1", "kind: this is v1 Pod, not stoker.dev/v1alpha1 InferenceEndpoint"),
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}", "spec: this field is requ"),
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}\nspec: 1", "spec: "),

@@ -90,6 +90,13 @@ def test_a_command_gets_its_words_and_gives_its_exit_code(monkeypatch: Any, tmp_
     assert main(["extra", "a", "b", "c"]) == 3
 
 
+@pytest.mark.parametrize("body", ["raise KeyboardInterrupt", "def main(argv):\n    raise KeyboardInterrupt"])
+def test_interrupted_command_ends_without_a_traceback(monkeypatch: Any, tmp_path: Any, capsys: Any, body: str) -> None:
+    install(monkeypatch, tmp_path, body)
+    assert main(["extra"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_characters_that_the_encoding_lacks_are_replaced() -> None:
     command = [sys.executable, "-m", "stoker", "plan", "--model=meta-llama/Meta-Llama-3-8B", "--accelerator=nvidia-l4"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

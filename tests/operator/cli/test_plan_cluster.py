@@ -93,7 +93,7 @@ def test_what_does_not_serve_is_said(planned: Any) -> None:
     _, found = planned([node("a", {GPU: 2}, {PRODUCT: "NVIDIA-H100-80GB-HBM3"})], [], "--model", LLAMA_70B)
     (row,) = found["accelerators"]
     assert (row["count"], row["verdict"]) == (2, "holds")
-    assert row["reason"] == f"sequences are cut to {row['maxModelLen']:,} of 131,072 tokens"
+    assert row["reason"] == f"sequences are limited to {row['maxModelLen']:,} of 131,072 tokens"
     flags = ["--model", LLAMA_70B, "--max-model-len", "3000", "--min-concurrency", "4"]
     _, found = planned([node("a", {GPU: 2}, {PRODUCT: "NVIDIA-H100-80GB-HBM3"})], [], *flags)
     assert found["accelerators"][0]["verdict"] == "serves"
@@ -141,7 +141,7 @@ def test_kinds_that_cannot_be_told_are_said(planned: Any) -> None:
     assert reasons[GPU] == (
         "NVIDIA-NEW is not in the accelerator catalogue; 1 of the nodes lack the label nvidia.com/gpu.product"
     )
-    assert reasons["habana.ai/gaudi"].startswith("it is intel-gaudi2 or intel-gaudi3, and no label shows which")
+    assert reasons["habana.ai/gaudi"].startswith("the kind is intel-gaudi2 or intel-gaudi3, and no label shows which")
 
 
 def test_shares_and_shapes_are_what_their_labels_say(planned: Any) -> None:

@@ -190,7 +190,7 @@ def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
     assert code == 0
     assert found["options"][0]["weightBytesPerGpu"] is None
     _, out, _ = run(*words)
-    assert "unknown      its config.json has not been fetched" in out
+    assert "unknown      the model's config.json has not been fetched" in out
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_manifest_or_flags(words: list[str], message: str, capsys: Any) -> Non
 def test_one_endpoint_at_a_time(tmp_path: Any, document: Any, capsys: Any) -> None:
     (tmp_path / "m.yaml").write_text(yaml.safe_dump_all([document(), document()]))
     assert main(["-f", str(tmp_path / "m.yaml")]) == 2
-    assert "it contains several endpoints (demo, demo); put each into its own file" in capsys.readouterr().err
+    assert "the file contains several endpoints (demo, demo); put each into its own file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "a: b: c", "[]", "- 1", "kind: Pod"])

@@ -47,14 +47,31 @@ def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any, tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     spec = {
         "engine": {"dtype": "float32", "maxNumSeqs": 8},
-        "model": {"source": f"file://{tmp_path}", "chatTemplate": {"value": "$(A)"}},
+        "model": {"source": f"file://{tmp_path}", "chatTemplate": {"value": "$(A)\nand more"}},
     }
     _, words, _, output = run(**spec)
     deployment = next(each for each in render(endpoint(**spec), Catalogue.load()) if each["kind"] == "Deployment")
     args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     assert words[:3] == [sys.executable, "-m", "stoker"]
-    assert [word for word in words[3:] if word != "--host=127.0.0.1"] == [expand(word, {}) for word in args]
+    local = ("--host=127.0.0.1", "--shutdown-grace=0.0")
+    assert [word for word in words[3:] if word not in local] == [expand(word, {}) for word in args]
+    assert {*local} < {*words}
     assert output.out.startswith(f"demo: stoker serve {tmp_path} ")
+    assert "--chat-template=$(A)\nand more" in words
+    assert "'--chat-template=$(A)…'" in output.out and "and more" not in output.out
+
+
+def test_grace_period_is_only_the_manifests(run: Any) -> None:
+    _, words, _, _ = run(engine={"args": ["--shutdown-grace=3"]})
+    assert [word for word in words if "grace" in word] == ["--shutdown-grace=3.0"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("--a=b", "--a=b"), ("x" * up.SHOWN, "x" * up.SHOWN), ("x" * 200, "x" * up.SHOWN + "…"), ("a\nb", "a…")],
+)
+def test_shown_arguments_are_short(word: str, expected: str) -> None:
+    assert up.shortened(word) == expected
 
 
 def test_host_and_port_are_the_commands(run: Any) -> None:
@@ -105,8 +122,12 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
             [],
             "spec.hardware.accelerator: it is unknown whether this machine has amd-mi300x",
         ),
-        ({"model": {"source": "pvc://a/b"}}, [], "spec.model.source: there are no claims on one machine; copy the mod"),
-        ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: there are no claims on one"),
+        (
+            {"model": {"source": "pvc://a/b"}},
+            [],
+            "spec.model.source: one machine has no PersistentVolumeClaims; copy the mod",
+        ),
+        ({"model": {"source": "pvc://a/b"}}, ["--accelerator", "cpu"], "spec.model.source: one machine has no Persist"),
         (
             {"model": {"source": "file:///m"}},
             [],
@@ -115,12 +136,12 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         (
             {"model": {"source": "file:///m", "chatTemplate": {"configMapKeyRef": {"name": "a", "key": "b"}}}},
             [],
-            "spec.model.chatTemplate.configMapKeyRef: there are no ConfigMaps on one machine; put the template's text",
+            "spec.model.chatTemplate.configMapKeyRef: one machine has no ConfigMaps; put the template's text",
         ),
         (
             {"engine": {"env": [{"name": "NOPE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
             [],
-            "spec.engine.env[NOPE].valueFrom: there is no cluster to read it from; set the environment variable NOPE",
+            "spec.engine.env[NOPE].valueFrom: there is no cluster to read the value from; set the environment var",
         ),
         (
             {"hardware": {"accelerator": "nvidia-l4"}, "engine": {"quantization": "experts_int8"}},
@@ -157,7 +178,7 @@ def test_what_cannot_run_here_is_refused(run: Any, spec: Any, options: list[str]
 def test_secrets_come_from_the_environment(run: Any, monkeypatch: Any, spec: Any, variable: str, field: str) -> None:
     code, words, _, output = run(**spec)
     assert (code, words) == (2, [])
-    assert output.err.startswith(f"stoker up: {field}: there are no Secrets on one machine; set the environment variab")
+    assert output.err.startswith(f"stoker up: {field}: one machine has no Secrets; set the environment variab")
     monkeypatch.setenv(variable, "secret")
     code, words, env, _ = run(**spec)
     assert env[variable] == "secret"

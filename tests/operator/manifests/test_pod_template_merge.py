@@ -273,14 +273,14 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
         ),
         (
             {"containers": [{"name": "engine", "terminationMessagePolicy": "File"}]},
-            "spec.template.spec.containers[0].terminationMessagePolicy: the operator reads there why the engine ended",
+            "spec.template.spec.containers[0].terminationMessagePolicy: with another value, the operator could",
         ),
         (
             {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "web"}]}]},
             "spec.template.spec.containers[engine].ports: port 8000 is the engine's, with the name http",
         ),
-        ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: lacks name; set it"),
-        ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: lacks name; set it"),
+        ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: the item lacks name; set it"),
+        ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: the item lacks name; set it"),
         ({"containers": {"name": "engine"}}, "spec.template.spec.containers: must be a list, not {'name': 'engine'}"),
         ({"containers": ["engine"]}, "spec.template.spec.containers[0]: must be an object, not 'engine'"),
         (

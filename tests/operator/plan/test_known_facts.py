@@ -128,7 +128,7 @@ def test_what_is_known(studied: Callable[..., Study], fact: Fact) -> None:
     assert estimate.weight_bytes_per_gpu / 1e9 == pytest.approx(fact.gigabytes, rel=0.01, abs=0.06)
     assert fact.length <= estimate.max_model_len <= fact.max_length
     model_len = found.wanted_len
-    assert (estimate.max_model_len < model_len) == any("sequences are cut" in warning for warning in found.warnings)
+    assert (estimate.max_model_len < model_len) == any("sequences are limited" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_config_without_architectures_is_refused_in_the_engine_s_words(archite
     with pytest.raises(ModelError) as engine:
         ModelConfig.from_dict({**config, **architectures})
     (violation,) = refused.value.violations
-    assert f"{violation.message}; {violation.remedy}" == f"its {engine.value}"
+    assert f"{violation.message}; {violation.remedy}" == f"the model's {engine.value}"
 
 
 def test_a_name_says_little_where_the_files_bring_a_causal_model() -> None:

@@ -125,7 +125,7 @@ def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
     found = planned(spec, LLAMA_31_70B, H100, 2)
     (warning,) = found.warnings
     assert found.max_model_len is not None and found.max_model_len < 20_000
-    assert f"cut to {found.max_model_len:,} of the model's 131,072 tokens" in warning
+    assert f"limited to {found.max_model_len:,} of the model's 131,072 tokens" in warning
     assert "use 8 × nvidia-h100-80gb per engine" in warning
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism={"data": 4}).warnings
     assert "use tensor 8, data 1" in warning
@@ -136,11 +136,11 @@ def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
 
 def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
     for args in ([], ["--max-model-len=auto"], ["--max-num-seqs=8"]):
-        assert "sequences are cut" in planned(spec, LLAMA_31_70B, H100, 2, args=args).warnings[0]
-    assert "sequences are cut" in planned(spec, LLAMA_31_70B, H100, 2, parallelism={"mode": "Auto"}).warnings[0]
+        assert "sequences are limited" in planned(spec, LLAMA_31_70B, H100, 2, args=args).warnings[0]
+    assert "sequences are limited" in planned(spec, LLAMA_31_70B, H100, 2, parallelism={"mode": "Auto"}).warnings[0]
     memory = {"resources": {"limits": {"memory": "2320Mi"}}}
     (warning,) = planned(spec, "demo://gemma-3-270m", "cpu", hardware=memory, runtime="stoker").warnings
-    assert "sequences are cut" in warning and "resources.limits.memory" in warning
+    assert "sequences are limited" in warning and "resources.limits.memory" in warning
 
 
 def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:

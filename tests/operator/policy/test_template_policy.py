@@ -227,7 +227,7 @@ def test_a_policy_is_read_and_a_wrong_one_refused(tmp_path: Path, capsys: Any) -
         ("templat: Full", "templat"),
         ("networkPolicyFrom: [{}]", "networkPolicyFrom[0]: a peer is either pods or addresses"),
         ("- a", "dictionary"),
-        ("a: [", "it cannot be read"),
+        ("a: [", "the file cannot be read"),
     ):
         file.write_text(text)
         with pytest.raises(Refused, match="policy ") as refused:

@@ -216,7 +216,9 @@ def test_a_route_opens_the_network_and_replaces_no_pod(document: Any) -> None:
     world = World(document())
     world.reconcile()
     gateway = GatewaySettings("https://models.example.com", "system", "gateway")
-    world.context = dataclasses.replace(world.context, route=Route("Routed", "the gateway serves it", gateway))
+    world.context = dataclasses.replace(
+        world.context, route=Route("Routed", "the gateway serves the endpoint", gateway)
+    )
     assert world.reconcile()[1] == ["apply NetworkPolicy", "apply InferenceEndpoint/status"]
     assert world.reconcile()[1] == []
     world.context = dataclasses.replace(world.context, route=Route("NameTaken", "it is taken"))

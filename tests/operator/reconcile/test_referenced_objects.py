@@ -185,7 +185,7 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
     world.pod(containerStatuses=[started], conditions=[{"type": "Ready", "status": "True"}])
     outcome, _ = world.reconcile()
     template = world.kube.objects["Deployment", "demo"]["spec"]["template"]
-    assert ready(world) == "1 of 1 pods serve the newest spec"
+    assert ready(world) == "1 of 1 pods are ready with the newest spec"
     assert set(looked) == {("default", KEYS)}
 
     known[0] = version(-100, 300)
@@ -193,8 +193,8 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
     outcome, requests = world.reconcile()
     assert outcome in (Outcome.SETTLED, Outcome.MOVING)  # MOVING: it polls the engine for some minutes
     assert ready(world) == (
-        "1 of 1 pods serve the newest spec; pod demo-1 runs with Secret keys (spec.auth.apiKeysSecretRef) as it was "
-        "before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default updates them"
+        "1 of 1 pods are ready with the newest spec; pod demo-1 runs with Secret keys (spec.auth.apiKeysSecretRef) as "
+        "it was before 2026-01-01T12:05:00Z: kubectl rollout restart deployment/demo --namespace default updates them"
     )
     assert [each for each in requests if "list" not in each] == ["apply InferenceEndpoint/status", "create Event Ready"]
     assert world.kube.objects["Deployment", "demo"]["spec"]["template"] == template
@@ -204,7 +204,7 @@ def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document:
 
     known[0] = None
     world.reconcile()
-    assert ready(world) == "1 of 1 pods serve the newest spec"
+    assert ready(world) == "1 of 1 pods are ready with the newest spec"
 
 
 def ready(world: World) -> str:

@@ -137,7 +137,7 @@ def test_an_engine_that_does_not_serve_is_told_and_its_pod_is_ready(document: An
     reported = report(document(replicas=2, parallelism={"data": 2}), catalogue, engines=engines)
     assert condition(reported, "Degraded") == ("True", "CopyDown")
     assert message(reported, "Degraded").startswith(
-        "pod a: 1 of 2 engines does not serve: engine 1 lacks ranks 2, 3 of 4: "
+        "pod a: 1 of 2 engines does not accept requests: engine 1 lacks ranks 2, 3 of 4: "
         "loading again after: rank 2 was killed; the pod's other"
     )
     assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
@@ -171,7 +171,7 @@ def test_many_engines_are_told_in_few_words(document: Any, catalogue: Catalogue)
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"], len(engine["copyStates"])) == (800, 400, 64)
     assert not any(state["serves"] for state in engine["copyStates"])
-    assert "8 of 16 engines do not serve: engine 1: xx" in message(reported, "Degraded")
+    assert "8 of 16 engines do not accept requests: engine 1: xx" in message(reported, "Degraded")
     assert "; and 6 more; pod" in message(reported, "Degraded")
     assert "the same in 47 more pods" in message(reported, "Degraded")
 
@@ -318,7 +318,7 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
         ([{"uid": "u", "kind": "App", "name": "x", "controller": True}], "belongs to App x and is not changed", "True"),
         (
             [{"uid": "uid-0", "kind": "InferenceEndpoint", "name": "demo", "controller": True}],
-            "belongs to an earlier endpoint of this name; it is being deleted",
+            "belongs to an earlier endpoint of this name, and is being deleted",
             "False",
         ),
     ],
@@ -411,7 +411,9 @@ def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> N
     assert decided(facts(document(surprise=1)), live, catalogue).unwanted == ()
 
 
-SERVED = Route("Routed", "the gateway serves it", GatewaySettings("https://models.example.com", "system", "gateway"))
+SERVED = Route(
+    "Routed", "the gateway serves the endpoint", GatewaySettings("https://models.example.com", "system", "gateway")
+)
 
 
 def test_who_is_served_by_the_gateway_has_its_address(document: Any, catalogue: Catalogue) -> None:

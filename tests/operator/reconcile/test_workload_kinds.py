@@ -77,19 +77,22 @@ def test_two_workloads_of_two_objects_are_made_and_reported(pairs: World) -> Non
     assert service["spec"]["selector"] == owner.of("main", "leader").selector()
     budget = pairs.kube.objects["PodDisruptionBudget", "demo"]
     assert budget["spec"]["selector"]["matchLabels"] == owner.selector()  # a worker's eviction also ends a replica
-    assert pairs.ready()["message"] == "0 of 2 replicas serve the newest spec, 0 of 4 pods are ready"
+    assert pairs.ready()["message"] == "0 of 2 replicas are ready with the newest spec, 0 of 4 pods are ready"
     assert pairs.reconcile() == (Outcome.MOVING, [])
 
     serve(pairs, "demo-leader", "demo-worker", "demo-prefill-leader")
     assert pairs.reconcile()[0] is Outcome.MOVING
-    assert pairs.ready()["message"] == "0 of 2 replicas serve the newest spec, 2 of 4 pods are ready"
+    assert pairs.ready()["message"] == "0 of 2 replicas are ready with the newest spec, 2 of 4 pods are ready"
     serve(pairs, "demo-prefill-worker")
     assert pairs.reconcile()[0] is Outcome.SETTLED
     status = pairs.kube.objects[KIND, "demo"]["status"]
     assert (status["replicas"], status["readyReplicas"], status["availableReplicas"]) == (2, 2, 2)
     assert f"{COMPONENT}=leader" in status["selector"]
     assert [each["name"] for each in status["workloads"]] == ["main", "prefill"]
-    assert (pairs.ready()["status"], pairs.ready()["message"]) == ("True", "2 of 2 replicas serve the newest spec")
+    assert (pairs.ready()["status"], pairs.ready()["message"]) == (
+        "True",
+        "2 of 2 replicas are ready with the newest spec",
+    )
     planned = next(each["message"] for each in status["conditions"] if each["type"] == "Planned")
     assert planned.startswith("workload main: each pod runs") and "workload prefill: each pod runs" in planned
     pairs.restart()

@@ -1,4 +1,4 @@
-// CoreDNS with the plugins that kubeadm's Corefile names, and none of those that bring a cloud's SDK.
+// CoreDNS with the plugins that kubeadm's Corefile names, and without those that require a cloud's SDK.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// pause holds a pod's namespaces and, as their PID 1, reaps what is left to it. It is a program of its own, since
-// there is one in every pod: as a part of `kube` it would cost 100 MB each.
+// pause holds a pod's namespaces and, as their PID 1, reaps orphaned processes. It is a separate program, because one
+// runs in every pod: as a part of `kube` it would take 100 MB in each.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// runc-fit runs the real runc after taking out of the container's OCI spec what this machine's root cannot grant.
+// runc-fit removes from a container's OCI spec what root cannot grant on this machine, and then runs the real runc.
 //
 // In some virtual machines and containers root lacks CAP_SYS_RESOURCE; `docker run --privileged`, and so kind, fails
 // there with "unable to apply caps". Such a root may also not raise a hard rlimit nor lower an oom_score_adj. Where
@@ -36,7 +36,7 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// specFile finds in runc's arguments the file that says how to start a process: the bundle's config.json for
+// specFile finds in runc's arguments the file that describes the process to start: the bundle's config.json for
 // `create` and `run`, the process file for `exec` (a process alone, not a whole spec).
 func specFile(args []string) (file string, isProcess bool) {
 	command, bundle, process := "", ".", ""
@@ -64,7 +64,7 @@ func specFile(args []string) (file string, isProcess bool) {
 	return "", false
 }
 
-// lacksSysResource: the bounding set is what no child of ours can ever exceed.
+// lacksSysResource reports whether the bounding set, which no child process can exceed, lacks CAP_SYS_RESOURCE.
 func lacksSysResource() bool {
 	status, _ := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(status)) {
@@ -112,7 +112,7 @@ func fit(process map[string]any) {
 		capabilities[set] = kept
 	}
 	if rlimits, ok := process["rlimits"].([]any); ok {
-		kept := []any{} // only the number of files, up to our own; the others stay as inherited
+		kept := []any{} // keep only the limit of open files, at most this process's own; the others are inherited
 		var own syscall.Rlimit
 		syscall.Getrlimit(syscall.RLIMIT_NOFILE, &own)
 		for _, value := range rlimits {

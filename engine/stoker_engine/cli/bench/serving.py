@@ -25,6 +25,7 @@ from stoker_engine.cli.bench.datasets import DatasetArgs, Sample, load_dataset
 from stoker_engine.cli.bench.report import percents, print_table, summary, write_json
 from stoker_engine.cli.bench.serving_plot import chart_lines
 from stoker_engine.cli.lines import stream_lines
+from stoker_engine.cli.server_url import root_url
 from stoker_engine.contract import argv
 from stoker_engine.contract.argv import flag
 from stoker_engine.contract.engine_args import EngineArgs
@@ -40,7 +41,7 @@ _METRICS |= {"itl": "Inter-token Latency", "e2el": "End-to-end Latency"}
 class BenchServeArgs:
     """How requests are sent."""
 
-    base_url: str = flag("the server's address", "http://127.0.0.1:8000")
+    base_url: str = flag("the server's URL, with or without /v1", "http://127.0.0.1:8000")
     model: str | None = flag("model name in requests; default: the server's first", None)
     tokenizer: str | None = flag("folder, GGUF file, demo://NAME or hub id of the tokenizer; default: --model", None)
     lora_modules: tuple[str, ...] = flag(
@@ -97,9 +98,10 @@ def main(arguments: list[str]) -> int:
 async def _run(args: BenchServeArgs, dataset: DatasetArgs) -> int:
     import httpx
 
+    url = root_url("--base-url", args.base_url)
     key = command_line.api_key()
     async with httpx.AsyncClient(
-        base_url=args.base_url,
+        base_url=url,
         headers={"authorization": f"Bearer {key}"} if key else {},
         timeout=None,
         limits=httpx.Limits(max_connections=None),
@@ -107,7 +109,7 @@ async def _run(args: BenchServeArgs, dataset: DatasetArgs) -> int:
         try:
             models = (await client.get("/v1/models")).raise_for_status().json()["data"]
         except httpx.HTTPError as error:
-            raise StokerError(f"{args.base_url} does not answer: {error}") from error
+            raise StokerError(f"{url} does not answer: {error}") from error
         name = args.model or models[0]["id"]
         samples = _samples(args, dataset, models)
         for sample in samples[: args.num_warmups]:

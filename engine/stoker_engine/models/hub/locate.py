@@ -53,4 +53,7 @@ def _locate(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
 
 
 def _is_hub_id(model: str) -> bool:
-    return model.count("/") == 1 and not model.startswith(("/", ".", "~")) and not Path(model).exists()
+    path = Path(model)
+    if path.exists() or (path.suffix == ".gguf" and path.parent.is_dir()):
+        return False  # a missing GGUF file of an existing folder is a misspelled path
+    return model.count("/") == 1 and not model.startswith(("/", ".", "~")) and not model.endswith("/")

@@ -245,7 +245,10 @@ class Server(uvicorn.Server):
         """
         service, lifecycle = self._service, self._service.lifecycle
         timeout = service.args.frontend.shutdown_timeout
-        logger.info("stopping: accepting requests for another %g s", self._grace_s)
+        if self._grace_s:
+            logger.info(
+                "stopping: accepting requests for another %g s; a second signal skips all waiting", self._grace_s
+            )
         clock = asyncio.get_running_loop().time
         grace_ends = clock() + self._grace_s
         end, latest = grace_ends + timeout, grace_ends + timeout / 2
@@ -260,7 +263,9 @@ class Server(uvicorn.Server):
         remaining_s = end - clock()
         if lifecycle.in_flight:
             logger.info(
-                "stopping: %d requests in flight have another %g s to finish", lifecycle.in_flight, round(remaining_s)
+                "stopping: %d requests in flight have another %g s to finish; a second signal ends them",
+                lifecycle.in_flight,
+                round(remaining_s),
             )
         idle = asyncio.create_task(lifecycle.wait_idle())
         await self._wait({engine, idle}, remaining_s)

@@ -93,7 +93,7 @@ def without_own_labels(objects: str) -> Rule:
         field="labels",
         holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
         cel=f"!has(self.labels) || !{list(OWN_LABELS)}.exists(label, label in self.labels)",
-        message=f"one of these labels is reserved: the operator selects {objects} by it",
+        message=f"one of the labels is reserved: the operator selects {objects} by it",
         remedy=f"use labels other than {', '.join(OWN_LABELS)}",
     )
 
@@ -118,7 +118,7 @@ def right_keys(field: str, pattern: str, keys_of: Callable[[Any], Mapping[str, s
         field=field,
         holds=lambda it: all(re.fullmatch(pattern, key) and key.find("/") <= _PREFIX for key in keys_of(it) or ()),
         cel=f"!has(self.{field}) || self.{field}.all(key, key.matches(r'{pattern}') && key.indexOf('/') <= {_PREFIX})",
-        message="Kubernetes does not allow one of these keys",
+        message="Kubernetes does not allow one of the keys",
         remedy=_KEY_REMEDY,
     )
 

@@ -34,7 +34,7 @@ class VolumeResources(Part):
     """Size of a volume, as in core/v1."""
 
     requests: Annotated[dict[Annotated[str, Field(max_length=253)], Quantity], Field(max_length=8)]
-    """Minimum size: storage."""
+    """Minimum size, as the amount of storage."""
     limits: Annotated[dict[Annotated[str, Field(max_length=253)], Quantity], Field(max_length=8)] | None = None
     """Maximum size."""
 
@@ -152,5 +152,5 @@ class VolumeClaimTemplate(Part):
 
     @property
     def shared(self) -> bool:
-        """Whether pods on several nodes may mount it."""
+        """Whether pods on several nodes may mount the claim's volume."""
         return SHARED in self.spec.access_modes

@@ -19,7 +19,7 @@ class Engine(Part):
     """The engine that runs in each pod. An absent field leaves the engine's default."""
 
     runtime: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] = "stoker"
-    """Engine to run, one of those in the accelerator catalogue. Absent: stoker."""
+    """Runtime of the engine, one of those in the accelerator catalogue, such as stoker or vllm. Absent: stoker."""
     image: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")] | None = None
     """Container image. Absent: the catalogue's for this runtime and accelerator."""
     image_pull_policy: ImagePullPolicy | None = None

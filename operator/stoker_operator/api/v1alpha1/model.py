@@ -62,7 +62,7 @@ class Model(Part):
             field="source",
             holds=lambda it: re.fullmatch(SOURCE_PATTERN, it.source) is not None,
             cel=f"self.source.matches(r'{SOURCE_PATTERN}')",
-            message="this is not a model source",
+            message="the value is not a model source",
             remedy="use hf://ORG/NAME, pvc://CLAIM/PATH, demo://NAME or file:///PATH",
         ),
         Rule(

@@ -20,7 +20,7 @@ _IS_NETWORK: Final = "isCIDR({0}) && cidr({0}) == cidr({0}).masked()"
 
 
 def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return the network that `cidr` describes; None if the API server does not accept it."""
+    """Return the network that `cidr` describes, or None if the API server does not accept it."""
     try:
         network = ipaddress.ip_network(cidr)
     except ValueError:
@@ -51,14 +51,14 @@ class IPBlock(Part):
             field="cidr",
             holds=lambda it: _network(it.cidr) is not None,
             cel=_IS_NETWORK.format("self.cidr"),
-            message="this is not a network",
+            message="the value is not a network",
             remedy="use one such as 10.0.0.0/8",
         ),
         Rule(
             field="except",
             holds=lambda it: all(_network(each) is not None for each in it.except_ or ()),
             cel=f"!has(self.except) || self.except.all(inner, {_IS_NETWORK.format('inner')})",
-            message="one of these is not a network",
+            message="an excluded range is not a network",
             remedy="use networks such as 10.1.0.0/16",
         ),
         Rule(
@@ -67,7 +67,7 @@ class IPBlock(Part):
             cel="!has(self.except) || !isCIDR(self.cidr) || self.except.all(inner, !isCIDR(inner) || "
             "(cidr(self.cidr).containsIP(cidr(inner).ip()) "
             "&& cidr(inner).prefixLength() > cidr(self.cidr).prefixLength()))",
-            message="one of these networks is not inside cidr",
+            message="an excluded range is not inside cidr",
             remedy="use networks that cidr contains",
         ),
     )

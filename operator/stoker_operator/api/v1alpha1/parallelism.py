@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Size = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
-#: Runtime name of our engine.
+#: Name of the runtime of Stoker's own engine.
 OURS: Final = "stoker"
 #: Fields with the size of each kind of parallelism.
 SIZES: Final = ("tensor", "data", "pipeline", "expert")
@@ -115,7 +115,7 @@ def _any_of(sizes: Iterable[str]) -> str:
 
 
 def fills_the_replica(workload: Workload) -> bool:
-    """Whether tensor × pipeline × data equals the accelerators of a replica, or is less if ``allowIdle`` permits it."""
+    """Return whether the sizes use all accelerators of a replica, or fewer if ``allowIdle`` permits it."""
     hardware = workload.hardware
     if hardware.accelerator == CPU or hardware.gpus > MAX_GPUS:  # other rules check these
         return True

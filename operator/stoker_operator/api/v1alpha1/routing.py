@@ -31,7 +31,7 @@ class Routing(Part):
             field="sessionHeader",
             holds=lambda it: it.session_header is None or re.search(_NO_SESSION, it.session_header) is None,
             cel=f"!has(self.sessionHeader) || !self.sessionHeader.matches(r'{_NO_SESSION}')",
-            message="this header cannot identify a session: it is removed from requests, or describes the connection",
+            message="the header cannot identify a session: it is removed from requests, or describes the connection",
             remedy="use another one, such as X-Session-Id",
         ),
     )

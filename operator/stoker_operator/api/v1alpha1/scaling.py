@@ -23,7 +23,7 @@ _LEAST_TARGET: Final = 0.01
 #: Limits of HorizontalPodAutoscaler's validation.
 _MAX_PERIOD_SECONDS: Final = 1800
 _MAX_WINDOW_SECONDS: Final = 3600
-#: A day and an hour. The client of a request that is held longer has usually given up.
+#: Limits of a day and of an hour. The client of a request that is held longer has usually given up.
 _MAX_IDLE_SECONDS: Final = 86400
 _MAX_HOLD_SECONDS: Final = 3600
 
@@ -69,8 +69,8 @@ class Scaling(Part):
     spec.replicas then has no effect and does not change."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
-    """Minimum number of replicas. 0: an endpoint without requests has none, and the gateway holds new requests until a
-    replica serves; if no gateway serves the endpoint, one replica is kept. Absent: 1."""
+    """Minimum number of replicas. With 0, an endpoint without requests has no replica, and the gateway holds new
+    requests until one is ready; if no gateway serves the endpoint, one replica is kept. Absent: 1."""
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     """Maximum number of replicas."""
     metric: Metric | None = None
@@ -84,7 +84,7 @@ class Scaling(Part):
     idle_seconds_to_zero: Annotated[int, Field(ge=1, le=_MAX_IDLE_SECONDS)] | None = None
     """Number of seconds without requests after which an endpoint with minReplicas 0 is scaled to zero. Absent: 300."""
     hold_seconds: Annotated[int, Field(ge=1, le=_MAX_HOLD_SECONDS)] | None = None
-    """Maximum number of seconds for which the gateway holds a request while no replica serves. Absent: 300."""
+    """Maximum number of seconds for which the gateway holds a request while no replica is ready. Absent: 300."""
 
     RULES: ClassVar = (
         # This is a rule and not a bound of the schema: the API server truncates the bound when it compares integers.
@@ -144,7 +144,7 @@ class Scaling(Part):
 
 
 def _target_can_be_passed(spec: Spec) -> bool:
-    """Whether a replica can run more requests than the target; ``maxNumSeqs`` of its engines limits them."""
+    """Return whether a replica can run more requests than the target; ``maxNumSeqs`` of its engines limits them."""
     scaling, limit = spec.scaling, spec.engine.max_num_seqs
     if scaling is None or scaling.measured != "runningRequests" or limit is None:
         return True

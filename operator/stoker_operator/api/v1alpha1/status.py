@@ -21,12 +21,13 @@ class Condition(Part):
 
     type: Annotated[str, Field(max_length=316)]
     """Accepted: the spec obeys the rules. Planned: the model fits on the accelerators with these sizes; Unknown if the
-    model's shape is not known, in which case the engine checks it when it starts. Available: at least one pod serves.
-    Progressing: pods are being created or replaced. Stalled: there is an error that does not resolve itself. Routed, if
-    there is a gateway or spec.routing requires one: the gateway serves the endpoint. Scaling, with spec.scaling: the
-    number of replicas follows the load. Degraded, if pods have several engines: an engine does not serve while others
-    in its pod do. Ready: every replica serves with the newest spec; with spec.scaling: at least one serves and all run
-    the newest spec, or there are none because there are no requests."""
+    model's shape is not known, in which case the engine checks it when it starts. Available: at least one pod accepts
+    requests. Progressing: pods are being created or replaced. Stalled: there is an error that does not resolve itself.
+    Routed, if there is a gateway or spec.routing requires one: the gateway serves the endpoint. Scaling, with
+    spec.scaling: the number of replicas follows the load. Degraded, if pods have several engines: an engine does not
+    accept requests while others in its pod do. Ready: every replica runs the newest spec and accepts requests; with
+    spec.scaling, all replicas run the newest spec and at least one accepts requests, or there are none because no
+    requests arrive."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
@@ -81,7 +82,7 @@ class DPEngineStatus(Part):
     missing_ranks: Annotated[list[int], Field(max_length=64)] | None = None
     """Ranks that have not loaded their part of the model, or have ended; absent if there are none."""
     message: Annotated[str, Field(max_length=1024)] | None = None
-    """Progress of an engine that does not serve yet, or the error that ended it."""
+    """Progress of an engine that does not answer requests yet, or the error that ended it."""
     kv_blocks: Int64 | None = None
     """Number of blocks of its KV cache."""
     kv_tokens: Int64 | None = None
@@ -112,7 +113,7 @@ class WorkloadStatus(Part):
     """A set of identical pods."""
 
     name: Annotated[str, Field(max_length=63)]
-    """main: the pods that answer requests."""
+    """Name of the workload; main for the pods that answer requests."""
     runtime: str | None = None
     """Runtime of the engine."""
     image: str
@@ -128,13 +129,13 @@ class ScalingStatus(Part):
 
     phase: Literal["Active", "Draining", "Zero"]
     """Active: the gateway sends requests. Draining: the endpoint is about to be scaled to zero, and the gateway holds
-    new requests. Zero: there are no replicas, and the gateway holds requests until one serves."""
+    new requests. Zero: there are no replicas, and the gateway holds requests until one is ready."""
     drain: Annotated[str, Field(max_length=64)] | None = None
     """Random identifier that the gateway's replicas must acknowledge before the endpoint is scaled to zero."""
     replicas: Annotated[int, Field(ge=0)]
     """Desired number of replicas."""
     start_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Measured time in seconds from the creation of a replica until it serves."""
+    """Measured time in seconds from the creation of a replica until it is ready."""
     start_failure: Annotated[str, Field(max_length=MAX_START_FAILURE)] | None = None
     """Why no replica starts; the gateway's error for held requests includes it."""
 
@@ -165,7 +166,7 @@ class Status(Part):
     updated_replicas: Annotated[int, Field(ge=0)] | None = None
     """Number of pods with the newest spec."""
     available_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of pods that serve."""
+    """Number of pods that accept requests."""
     desired_replicas: Annotated[int, Field(ge=0)] | None = None
     """Desired number of replicas: spec.replicas, or with spec.scaling the number that the load requires."""
     scaling: ScalingStatus | None = None
