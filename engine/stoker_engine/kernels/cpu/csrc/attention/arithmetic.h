@@ -19,17 +19,18 @@ struct FloatArithmetic {
   typedef float Word;                          // of queries and values
   typedef Vec ValueVec;                        // words of values
   static constexpr long WORD = 4 / sizeof(K);  // elements in a word of keys
-  static constexpr long QUERY_WORDS = WORD;    // words of a query for one word of a key
+  static constexpr long QUERY_WORDS = WORD;    // words of a query for one word of a key: one for each element
   static constexpr long UNIT = 1;              // keys in a unit
   static constexpr bool USES_AMX = false;
   static constexpr long SCORED_KEYS = LANES;  // keys that are scored together
 
-  // Adds the products of LANES keys' words with a query's elements to the scores.
-  static Vec add_products(Vec scores, WordVec keys, const float* query) {
-    if constexpr (WORD == 1) return scores + (Vec)keys * query[0];
-    scores += (Vec)(keys << 16) * query[0];
-    return scores + (Vec)(keys & 0xffff0000u) * query[1];
+  // The part of LANES keys' words that is multiplied with word i of a query: element i.
+  static Vec part_of(WordVec keys, long i) {
+    if constexpr (WORD == 1) return (Vec)keys;
+    return (Vec)(i == 0 ? keys << 16 : keys & 0xffff0000u);
   }
+  // Adds the products of LANES keys' parts with a word of a query to the scores.
+  static Vec add_products(Vec scores, Vec keys, float query) { return scores + keys * query; }
 
   // Adds the products of values with a row's weight for their key to the sums.
   static Vec add_weighted(Vec sums, Vec values, const float* weight) { return sums + values * weight[0]; }
@@ -53,13 +54,14 @@ struct PairArithmetic {
 #endif
 
 #if defined(__AVX512BF16__)
-  static Vec add_products(Vec sums, WordVec words, const uint32_t* word) {
-    return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(*word), (__m512bh)words);
+  static WordVec part_of(WordVec keys, long) { return keys; }
+  static Vec add_products(Vec sums, WordVec words, uint32_t word) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(word), (__m512bh)words);
   }
   static Vec add_weighted(Vec sums, WordVec values, const float* weights) {
     uint32_t word;
     memcpy(&word, weights, sizeof word);
-    return add_products(sums, values, &word);
+    return add_products(sums, values, word);
   }
 
   // exp(scale × score - largest). Error: that of `power_of_2`, plus 2⁻²³ of the score.

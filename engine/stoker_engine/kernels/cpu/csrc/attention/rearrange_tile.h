@@ -38,6 +38,7 @@ inline void rearrange_keys(const AttentionCall& call, const Tile& tile, const Ti
         taken[k] = remaining >= LANES * A::WORD ? words(from) : words_part(from, remaining);
       }
       transpose(taken);
+#pragma GCC unroll 16
       for (int i = 0; i < LANES; i++) memcpy(work.keys + (d / A::WORD + i) * TILE + j, &taken[i], sizeof(WordVec));
     }
   }

@@ -18,11 +18,16 @@ inline void score(const Workspace<A>& work, long r, float (*scores)[TILE], long 
     Vec sums[R][VECTORS] = {};
     const auto* query = work.queries + r * stride;
     for (long d = 0; d < work.depth / A::WORD; d++)
-      for (int v = 0; v < VECTORS; v++) {
-        WordVec words;
-        memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
+      for (int n = 0; n < A::QUERY_WORDS; n++) {  // outside of the loop over rows, so that few registers hold keys
+        typename A::ValueVec parts[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+          WordVec words;
+          memcpy(&words, work.keys + d * TILE + j + v * LANES, sizeof words);
+          parts[v] = A::part_of(words, n);
+        }
         for (int i = 0; i < R; i++)
-          sums[i][v] = A::add_products(sums[i][v], words, query + i * stride + d * A::QUERY_WORDS);
+          for (int v = 0; v < VECTORS; v++)
+            sums[i][v] = A::add_products(sums[i][v], parts[v], query[i * stride + d * A::QUERY_WORDS + n]);
       }
     for (int i = 0; i < R; i++)
       for (int v = 0; v < VECTORS; v++) store(scores[i] + j + v * LANES, sums[i][v]);
