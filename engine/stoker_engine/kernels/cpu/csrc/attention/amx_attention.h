@@ -1,79 +1,153 @@
-// Scores of up to 16 rows by AMX with keys in place in the cache: 16 keys are the rows of a tile, and queries its columns.
-// For few rows this is less work than rearranging keys; each score is the same sum in the same order. For prefill rows, and
-// for weights × values, attention_item.h uses AMX.
+// Attention of rows to a rearranged tile by AMX, up to 32 rows at a time. Up to 16 rows can also be multiplied with keys in
+// place (amx_keys_in_place.h).
 #pragma once
 
+#include <utility>
+
 #include "attention/attention_tile.h"
+#include "attention/query_rows.h"
+#include "attention/softmax.h"
 #include "attention/softmax_state.h"
+#include "attention/workspace.h"
+#include "common/memory.h"
 #include "gemm/amx_tiles.h"
 
 #if defined(STOKER_AMX)
 namespace {
 
+typedef Workspace<PairArithmetic> AmxWorkspace;
+typedef Weights<PairArithmetic> AmxWeights;
+constexpr long UNIT = PairArithmetic::UNIT, SCORED_KEYS = PairArithmetic::SCORED_KEYS;
+
 // Cost estimates for TilePrefetcher, relative to interleaving two vectors of values.
 constexpr long STEP_WEIGHT = 16;    // two products of tiles, including their loads
 constexpr long SOFTMAX_WEIGHT = 9;  // softmax of ROWS rows and LANES keys
 
-// Transposes up to 16 queries, [rows][words] of two elements each, to [words][16]; `words` is a multiple of 16.
-inline void transpose_queries(const uint32_t* queries, long rows, long words, uint32_t* to) {
-  for (long w = 0; w < words; w += TILE_WORDS) {
-    WordVec block[TILE_COLUMNS] = {};
-    for (long r = 0; r < rows; r++) memcpy(&block[r], queries + r * words + w, sizeof block[r]);
-    transpose(block);
-    memcpy((void*)(to + w * TILE_COLUMNS), block, sizeof block);
-  }
-  TileUnit::compiler_barrier(to);
+// Scores and weights of up to 32 rows for a tile.
+struct Scored {
+  alignas(64) float scores[2 * TILE_ROWS][TILE];
+  AmxWeights weights[2 * TILE_ROWS];
+  float factors[2 * TILE_ROWS];
+};
+
+// The rows [first, end) that see keys of the tile. Excluding others makes a row's steps independent of the item.
+inline std::pair<long, long> rows_that_see(const QueryRows& rows, long start) {
+  long r = 0, end = rows.num_rows;
+  while (rows.position_of(r) < start) r++;
+  while (end > r && rows.oldest_of(end - 1) >= start + TILE) end--;
+  return {r, end};
 }
 
-// Transposes the scores of 16 keys × ROWS queries (rows of 16) to a vector for each query.
-inline void transpose_scores(const float* from, Vec* to) {
-  __m512 quads[4];  // four scores of each of the keys i, i + 4, i + 8, i + 12
-  for (int i = 0; i < 4; i++) {
-    const auto quad = [&](int n) { return _mm_loadu_ps(from + (i + 4 * n) * TILE_COLUMNS); };
-    quads[i] = _mm512_castps128_ps512(quad(0));
-    quads[i] = _mm512_insertf32x4(quads[i], quad(1), 1);
-    quads[i] = _mm512_insertf32x4(quads[i], quad(2), 2);
-    quads[i] = _mm512_insertf32x4(quads[i], quad(3), 3);
-  }
-  // interleave i and i + 1, then those with i + 2 and i + 3
-  const auto low = [](__m512 a, __m512 b) { return (__m512d)_mm512_unpacklo_ps(a, b); };
-  const auto high = [](__m512 a, __m512 b) { return (__m512d)_mm512_unpackhi_ps(a, b); };
-  const __m512d a = low(quads[0], quads[1]), b = low(quads[2], quads[3]);
-  const __m512d c = high(quads[0], quads[1]), d = high(quads[2], quads[3]);
-  to[0] = (Vec)_mm512_unpacklo_pd(a, b), to[1] = (Vec)_mm512_unpackhi_pd(a, b);
-  to[2] = (Vec)_mm512_unpacklo_pd(c, d), to[3] = (Vec)_mm512_unpackhi_pd(c, d);
+// Number of the tile's first keys that are computed for `count` rows from `r` on: up to the last that one of them sees.
+inline long keys_seen(const QueryRows& rows, long r, long count, long start) {
+  return rounded_up(std::min(TILE - 1, rows.position_of(r + count - 1) - start) + 1, SCORED_KEYS);
 }
 
-// Computes scores of a tile's first `keys` keys, a multiple of 32, for rows `first` … `first` + `count` - 1 of transposed
-// queries. `keys_from(j)` returns the address of 16 keys from j on, `stride` bytes apart, or null if no row sees any of
-// them: their scores are undefined. The tile unit must be set for `count` and 16 rows.
-template <class KeysFrom>
-inline void score_in_place(const uint32_t* columns, long words, long first, long count, KeysFrom keys_from, long stride,
-                           long keys, float (*scores)[TILE], TilePrefetcher& prefetcher) {
-  alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // four columns of a row may extend beyond the last one
-  for (long j = 0; j < keys; j += 2 * TILE_ROWS) {
-    const char *first_keys = keys_from(j), *second_keys = keys_from(j + TILE_ROWS);
-    if (!first_keys) first_keys = second_keys;
-    if (!second_keys) second_keys = first_keys;
-    _tile_zero(2);
-    _tile_zero(3);
-    for (long w = 0; w < words && first_keys; w += TILE_WORDS) {
+// Computes scores of up to M × 16 rows from `r` on for the tile's first keys: queries × keys.
+template <int M>
+inline void score_by_amx(const AmxWorkspace& work, long r, float (*scores)[TILE], long keys) {
+  const long words = work.query_words(), stride = words * sizeof(uint32_t);
+  const uint32_t* queries = work.queries + r * words;
+  for (long j = 0; j < keys; j += SCORED_KEYS) {
+    clear_sums<M, 2>();
+    for (long d = 0; d < words; d += TILE_WORDS) {
+      const uint32_t* columns = work.keys + d * TILE + j;
+      multiply_tiles<M, 2>(queries + d, stride, columns, columns + TILE_COLUMNS, TILE * sizeof(uint32_t));
+    }
+    store_sums<M, 2>(scores[0] + j, sizeof scores[0]);
+  }
+}
+
+// Adds weights × values of the tile's first keys to the rows' sums.
+template <int M>
+inline void add_values_by_amx(const uint32_t* values, long width, float* to, const AmxWeights* weights, long keys,
+                              TilePrefetcher& prefetcher) {
+  const long stride = width * sizeof(uint32_t);
+  TileUnit::compiler_barrier(weights);
+  for (long d = 0; d < width; d += 2 * TILE_COLUMNS) {
+    load_sums<M, 2>(to + d, stride);
+    for (long k = 0; k < keys / UNIT; k += TILE_WORDS) {
       prefetcher.fetch(STEP_WEIGHT);
-      _tile_loadd(4, columns + w * TILE_COLUMNS, 4 * TILE_COLUMNS);
-      _tile_loadd(7, first_keys + 4 * w, stride);
-      _tile_dpbf16ps(2, 7, 4);
-      _tile_loadd(5, second_keys + 4 * w, stride);
-      _tile_dpbf16ps(3, 5, 4);
+      const uint32_t* columns = values + k * width + d;
+      multiply_tiles<M, 2>(weights[0].of + k, sizeof(AmxWeights), columns, columns + TILE_COLUMNS, stride);
     }
-    _tile_stored(2, sums + j * TILE_COLUMNS, 4 * TILE_COLUMNS);
-    _tile_stored(3, sums + (j + TILE_ROWS) * TILE_COLUMNS, 4 * TILE_COLUMNS);
+    store_sums<M, 2>(to + d, stride);
   }
-  for (long j = 0; j < keys; j += LANES)
-    for (long i = 0; i < count; i += ROWS) {
-      Vec rows[ROWS];
-      transpose_scores(sums + j * TILE_COLUMNS + first + i, rows);
-      for (long n = 0; n < std::min<long>(ROWS, count - i); n++) store(scores[i + n] + j, rows[n]);
+}
+
+// Whether `count` words of values are all finite.
+inline bool are_finite(const uint32_t* values, long count) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  __mmask32 non_finite = 0;
+  for (long i = 0; i < count; i += LANES)
+    non_finite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(values + i), exponent), exponent);
+  return non_finite == 0;
+}
+
+// The same row by row, with 0 in place of values that the row does not see: their weight of 0 times infinity would be NaN.
+inline void add_seen_values_by_amx(const QueryRows& rows, AmxWorkspace& work, long r, long count, long start, float* to,
+                                   const AmxWeights* weights, long keys) {
+  static thread_local Memory memory;
+  TilePrefetcher no_prefetcher;
+  const long width = work.width;
+  bf16* const seen = (bf16*)memory.of(TILE / UNIT * width * sizeof(uint32_t));
+  work.unit.set_for(1, 0);
+  for (long i = 0; i < count; i++) {
+    memcpy((void*)seen, work.values, keys / UNIT * width * sizeof(uint32_t));
+    for (long j = 0; j < keys; j++) {
+      if (rows.see_all(r + i, 1, start + j, 1)) continue;
+      for (long d = 0; d < width; d++) seen[(j / 2 * width + d) * 2 + j % 2] = bf16{};
     }
+    TileUnit::compiler_barrier(seen);
+    add_values_by_amx<1>((const uint32_t*)seen, width, to + i * width, weights + i, keys, no_prefetcher);
+  }
+}
+
+// Applies the softmax to the scores, and adds the weighted values to the rows' sums.
+template <int M>
+inline void add_scored(const QueryRows& rows, AmxWorkspace& work, long r, long count, long start, long keys,
+                       Scored& scored, const State& state, TilePrefetcher& prefetcher) {
+  for (long i = 0; i < count; i += ROWS) {
+    prefetcher.fetch(keys / LANES * SOFTMAX_WEIGHT);
+    with_rows(std::min<long>(ROWS, count - i), [&](auto some) {
+      softmax_weights<some>(rows, work, r + i, scored.scores + i, start, keys, state, scored.weights + i,
+                            scored.factors + i);
+    });
+  }
+  const long width = work.width;
+  float* const to = state.values + r * width;
+  for (long i = 0; i < count; i++) {
+    if (scored.factors[i] == 1.0f) continue;
+    for (long d = 0; d < width; d += LANES) store(to + i * width + d, load(to + i * width + d) * scored.factors[i]);
+  }
+  if (rows.see_all(r, count, start, keys) || are_finite(work.values, keys / UNIT * width))
+    add_values_by_amx<M>(work.values, width, to, scored.weights, keys, prefetcher);
+  else
+    add_seen_values_by_amx(rows, work, r, count, start, to, scored.weights, keys);
+}
+
+// Processes a rearranged tile for up to M × 16 rows from `r` on.
+template <int M>
+inline void attend_rows_by_amx(const QueryRows& rows, AmxWorkspace& work, long r, long count, long start,
+                               const State& state) {
+  const long keys = keys_seen(rows, r, count, start);
+  Scored scored;
+  TilePrefetcher no_prefetcher;
+  work.unit.set_for(std::min(count, TILE_ROWS), std::max(count - TILE_ROWS, 0l));
+  score_by_amx<M>(work, r, scored.scores, keys);
+  add_scored<M>(rows, work, r, count, start, keys, scored, state, no_prefetcher);
+}
+
+// Processes a rearranged tile for all rows.
+inline void attend_by_amx(const QueryRows& rows, AmxWorkspace& work, long start, const State& state) {
+  auto [r, end] = rows_that_see(rows, start);
+  for (long count; r < end; r += count) {
+    count = std::min(2 * TILE_ROWS, end - r);
+    if (count > TILE_ROWS)
+      attend_rows_by_amx<2>(rows, work, r, count, start, state);
+    else
+      attend_rows_by_amx<1>(rows, work, r, count, start, state);
+  }
 }
 
 }  // namespace

@@ -15,8 +15,9 @@
 #include <vector>
 
 #include "attention/attention_item.h"
-#include "common/memory.h"
 #include "attention/store_tokens.h"
+#include "common/memory.h"
+#include "common/threads.h"
 
 namespace {
 
@@ -170,9 +171,9 @@ void attend(const AttentionCall& call) {
   long rows = 256;
   while (rows > 64 && call.tokens * call.heads < rows * 16 * threads()) rows /= 2;
   const long queries = std::max(1l, rows / group);
-  const long depth = Item<A>::depth_of(call), width = Item<A>::width_of(call);
+  const long width = Workspace<A>::width_of(call);
   const long state_size = State::size(queries * group, width);
-  const long work_size = Workspace::size(queries * group, depth, width);
+  const long work_size = Workspace<A>::size(call, queries * group);
   std::vector<Work> work;
   Decodes decodes(call, queries);
   for (long s = 0; s < call.sequences; s++) {
@@ -204,50 +205,39 @@ void attend(const AttentionCall& call) {
     };
     const auto item_of = [&](long piece) {
       const Work& w = work_of(piece);
-      if (w.part < 0) return Item<A>{call, w.sequence, piece % heads, w.first, w.count, w.position};
+      if (w.part < 0) return Item<A>{{call, w.sequence, piece % heads, w.first, w.count, w.position}};
       const long* query_rows = decodes.query_rows(w);
       return Item<A>{
-          call, w.sequence, piece % heads, *query_rows, w.count, w.position, w.count > 1 ? query_rows : nullptr};
+          {call, w.sequence, piece % heads, *query_rows, w.count, w.position, w.count > 1 ? query_rows : nullptr}};
     };
     const auto first_part_of = [&](long piece, const Item<A>& item) {
-      return work_of(piece).part < 0 ? part_at(item.oldest_of(0)) : work_of(piece).part;
+      return work_of(piece).part < 0 ? part_at(item.oldest()) : work_of(piece).part;
     };
     const long num_adjacent = call.tokens == call.sequences && total >= MIN_ITEMS_PER_THREAD * threads() ? heads : 1;
     parallel(total * heads / num_adjacent, [&](Pieces& pieces) {
       float* states = memory();
-      Workspace space(states + 2 * state_size, queries * group, depth);
+      Workspace<A> space(call, states + 2 * state_size, queries * group);
       Tiles tiles;
       bool is_located = false;
       for (PieceQueue queue(pieces, num_adjacent); !queue.is_done(); queue.advance()) {
         const auto locate_next = [&](Tile& to) {
           if (!queue.is_next_known()) return false;
           const Item<A> next = item_of(queue.next());
-          next.locate_part(first_part_of(queue.next(), next), to);
+          locate_part(next, first_part_of(queue.next(), next), to);
           return true;
         };
         const long piece = queue.current();
         const Work& w = work_of(piece);
         const Item<A> item = item_of(piece);
-        const long first_part = first_part_of(piece, item);
-        if (!is_located) item.locate_part(first_part, tiles.current());
+        if (!is_located) locate_part(item, first_part_of(piece, item), tiles.current());
         is_located = queue.is_next_known();
-        item.read_queries(space);
+        item.prepare(space);
         if (w.part >= 0) {
           item.run_part(w.part, tiles, space, part_of(w, piece % heads), locate_next);
-          continue;
+        } else {
+          const State sum(states, item.num_rows, width), part(states + state_size, item.num_rows, width);
+          item.run(tiles, space, sum, part, locate_next);
         }
-        const State sum(states, item.rows, width), part(states + state_size, item.rows, width);
-        const long last_part = part_at(item.position_of(item.rows - 1));
-        for (long p = first_part; p <= last_part; p++) {
-          const auto locate_after = [&](Tile& to) {
-            if (p == last_part) return locate_next(to);
-            item.locate_part(p + 1, to);
-            return true;
-          };
-          item.run_part(p, tiles, space, p == first_part ? sum : part, locate_after);
-          if (p != first_part) merge(sum, part, item.rows);
-        }
-        item.put(sum);
       }
     });
     parallel((decode - first) * heads, [&](Pieces& pieces) {
@@ -255,11 +245,11 @@ void attend(const AttentionCall& call) {
       for (long piece; pieces.take(piece);) {
         const long index = first + piece / heads, head = piece % heads;
         const Work w = decodes.whole(index);
-        const Item<A> item{call, w.sequence, head, w.first, 1, w.position};
+        const QueryRows rows{call, w.sequence, head, w.first, 1, w.position};
         sum.clear(group);
         decodes.parts_of(index,
                          [&](long i, long query) { merge(sum, part_of(work[i], head).from(query * group), group); });
-        item.put(sum);
+        write_result<A>(rows, sum);
       }
     });
   }
@@ -269,11 +259,11 @@ void attend(const AttentionCall& call) {
 
 void attention(const AttentionCall& call) {
   call.is_bf16 ? store_new<bf16>(call) : store_new<float>(call);
-  if (call.stored == FLOAT) return attend<Singles<float>>(call);
+  if (call.stored == FLOAT) return attend<FloatArithmetic<float>>(call);
 #if defined(__AVX512BF16__)
-  if (call.is_bf16) return attend<Pairs>(call);
+  if (call.is_bf16) return attend<PairArithmetic>(call);
 #endif
-  attend<Singles<bf16>>(call);
+  attend<FloatArithmetic<bf16>>(call);
 }
 
 extern "C" void stoker_attention(const AttentionCall* call) { attention(*call); }

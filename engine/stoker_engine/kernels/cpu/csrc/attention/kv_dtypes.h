@@ -117,7 +117,7 @@ inline WordVec words(const e5m2* from) { return words_of_float8(from); }
 inline WordVec words(const int8* from) {
   HalfVec pairs;
   memcpy(&pairs, from, sizeof pairs);
-  const WordVec both = __builtin_convertvector(pairs, WordVec);
+  const WordVec both = zero_extended(pairs);
   const Vec first = __builtin_convertvector((IntVec)(both << 24) >> 24, Vec);
   const Vec second = __builtin_convertvector((IntVec)(both << 16) >> 24, Vec);
   return ((WordVec)first >> 16) | (WordVec)second;  // the lower half of a float that holds an 8-bit integer is 0

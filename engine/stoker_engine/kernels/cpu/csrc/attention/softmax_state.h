@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "common/simd.h"
 
@@ -41,6 +42,13 @@ inline float exp_of(float x) { return ::exp_of(broadcast(x))[0]; }
 inline float correction(float from, float to) {
   if (from == to) return 1.0f;
   return from == NEG_INF ? 0.0f : exp_of(from - to);
+}
+
+// Calls `run` with `count` as a compile-time constant.
+template <int R = ROWS, class Run>
+inline void with_rows(long count, Run run) {
+  if (count == R) return run(std::integral_constant<int, R>());
+  if constexpr (R > 1) with_rows<R - 1>(count, run);
 }
 
 // Loads one value of each of R rows into a vector, lane i from row i % ROWS; and stores them.

@@ -43,10 +43,19 @@ inline Vec load(const float* from) {
   return v;
 }
 
+// Extends each element to 32 bits.
+inline WordVec zero_extended(HalfVec v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (WordVec)_mm256_cvtepu16_epi32((__m128i)v);  // compilers emit three instructions for the conversion
+#else
+  return __builtin_convertvector(v, WordVec);
+#endif
+}
+
 inline Vec load(const bf16* from) {
   HalfVec half;
   memcpy(&half, from, sizeof half);
-  return (Vec)(__builtin_convertvector(half, WordVec) << 16);
+  return (Vec)(zero_extended(half) << 16);
 }
 
 inline void store(float* to, Vec v) { memcpy(to, &v, sizeof v); }
@@ -287,6 +296,24 @@ inline void transpose(WordVec* v) {
   for (int j = 0; j < 8; j++) {
     v[j] = (WordVec)_mm512_shuffle_i32x4(a[j], a[j + 8], 0x88);
     v[j + 8] = (WordVec)_mm512_shuffle_i32x4(a[j], a[j + 8], 0xdd);
+  }
+}
+#elif defined(__AVX2__)
+inline void transpose(WordVec* v) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {  // words of neighbours, within halves
+    a[i] = _mm256_unpacklo_epi32((__m256i)v[i], (__m256i)v[i + 1]);
+    a[i + 1] = _mm256_unpackhi_epi32((__m256i)v[i], (__m256i)v[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {  // pairs of those: each half holds a column of four rows
+    b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int j = 0; j < 4; j++) {  // whole halves
+    v[j] = (WordVec)_mm256_permute2x128_si256(b[j], b[j + 4], 0x20);
+    v[j + 4] = (WordVec)_mm256_permute2x128_si256(b[j], b[j + 4], 0x31);
   }
 }
 #else

@@ -150,11 +150,12 @@ struct QuantRows {
   bf16* y;
   long y_stride, inner;
 
-  // Adds the products of STEP elements of rows of x and panels of `source` to `sums`; calls `prefetcher` in between.
+  // Multiplies STEP elements of rows of x and panels of `source`; calls `prefetcher` in between.
   template <int M, int N, class Source>
   static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part,
                                Prefetcher& prefetcher, CodeSums<Source::BITS>* sums) {
     constexpr long STEP = Source::STEP;
+    unroll<M * N>([&](auto i) { sums[i] = CodeSums<Source::BITS>(rows[i / N]->initial_sums[part]); });
     unroll<STEP / 4>([&](auto four) {
       if (N == 1 || four == 0) prefetcher.fetch();  // few rows are bound by memory, so prefetch evenly
       Bytes64 codes[N], prepared[N];
@@ -197,18 +198,17 @@ struct QuantRows {
         });
       });
     };
-    const auto multiplied = [&](long group, int part, CodeSums<Source::BITS>* code_sums) {
-      unroll<M * N>([&](auto i) { code_sums[i] = CodeSums<Source::BITS>(rows[i / N]->initial_sums[part]); });
-      multiply<M, N>(source, rows, group, part, prefetcher, code_sums);
-    };
     if constexpr (Source::IN_BLOCKS) {
       for (long group = 0; group < groups;) {
         Bytes64 totals[M * N] = {};
         const long first = group, end = std::min(group + source.block_size / Int8Group::SIZE, groups);
         for (; group < end; group++) {
           CodeSums<Source::BITS> code_sums[M * N];
-          multiplied(group, 0, code_sums);
-          unroll<M * N>([&](auto i) { totals[i] = code_sums[i].added_to(totals[i], rows[i / N]->factor()); });
+          multiply<M, N>(source, rows, group, 0, prefetcher, code_sums);
+          unroll<M>([&](auto i) {
+            const int32_t factor = rows[i]->factor();
+            unroll<N>([&](auto j) { totals[i * N + j] = code_sums[i * N + j].added_to(totals[i * N + j], factor); });
+          });
           if (group + 1 < end) unroll<M>([&](auto i) { rows[i]++; });
         }
         add([&](auto i) { return totals[i]; }, first, 0);
@@ -218,7 +218,7 @@ struct QuantRows {
       for (long group = 0; group < groups; group++) {
         unroll<Int8Group::SIZE / STEP>([&](auto part) {
           CodeSums<Source::BITS> code_sums[M * N];
-          multiplied(group, part, code_sums);
+          multiply<M, N>(source, rows, group, part, prefetcher, code_sums);
           add([&](auto i) { return code_sums[i].words(); }, group, part);
         });
         unroll<M>([&](auto i) { rows[i]++; });
