@@ -35,7 +35,7 @@ SUMMARIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 2 for an invalid command line or a missing package, 130 if interrupted."""
+    """Run one command and return its exit code: 2 for a wrong command line or a missing package, 130 if interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an encoding without characters such as × must not fail a command
     arguments = list(sys.argv[1:] if argv is None else argv)

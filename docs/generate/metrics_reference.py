@@ -39,7 +39,7 @@ _OPERATOR = """## Operator
 _GATEWAY = """## Gateway
 
 `stoker gateway` reports them at `--metrics-port`, with some of Envoy's own (`envoy_…`). The label `key` is a key's id,
-or empty if no keys are needed. The [gateway's guide](../guides/gateway.md#what-it-tells) describes its logs.
+or empty if no keys are needed. The [gateway's guide](../guides/gateway.md#logs-and-metrics) describes its logs.
 """
 
 

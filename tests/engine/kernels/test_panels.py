@@ -171,11 +171,11 @@ def test_blocks_are_multiplied_in_8_bits(
 
 
 @pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
-def test_sums_of_the_largest_codes_are_exact(library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat) -> None:
+def test_sums_of_largest_codes_are_exact(library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat) -> None:
     """All codes of a row are the smallest or the largest, and all of x are ±127: sums of 16 bits may not overflow."""
     inner = whole_numbers(stored, 256)
     blocks = random_stored(stored, 64, inner, seed=3)
-    scales = [place + i for place in places_of_scales(stored) for i in (0, 1)]
+    scales = [offset + i for offset in places_of_scales(stored) for i in (0, 1)]
     for row, byte in enumerate([0x00, 0x7F, 0x80, 0xFF] * 16):
         if isinstance(stored, GGUFFormat):
             kept = blocks[row].view(-1, stored.bytes)[:, scales].clone()

@@ -93,9 +93,9 @@ inline Bytes64 shifted_left(Bytes64 halves, int by) {
 }
 
 inline Bytes64 repeated_byte(Bytes64 bytes, int byte) {
-  const __m256i from = _mm256_add_epi32(
-      _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0),
-      _mm256_set1_epi8(byte));
+  const __m256i from =
+      _mm256_add_epi32(_mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c, 0x08080808, 0x04040404, 0),
+                       _mm256_set1_epi8(byte));
   return each_half([&](int i) { return _mm256_shuffle_epi8(bytes.half[i], from); });
 }
 
@@ -177,9 +177,8 @@ inline Bytes64 pairs_of_products(Bytes64 codes, Bytes64 x) {
 }
 // The same for signed codes.
 inline Bytes64 pairs_of_signed_products(Bytes64 codes, Bytes64 magnitudes, Bytes64 x) {
-  return each_half([&](int i) {
-    return _mm256_maddubs_epi16(magnitudes.half[i], _mm256_sign_epi8(x.half[i], codes.half[i]));
-  });
+  return each_half(
+      [&](int i) { return _mm256_maddubs_epi16(magnitudes.half[i], _mm256_sign_epi8(x.half[i], codes.half[i])); });
 }
 inline Bytes64 magnitudes_of(Bytes64 codes) {
   return each_half([&](int i) { return _mm256_abs_epi8(codes.half[i]); });
@@ -188,9 +187,7 @@ inline Bytes64 sum_of_halves(Bytes64 a, Bytes64 b) {
   return each_half([&](int i) { return _mm256_add_epi16(a.half[i], b.half[i]); });
 }
 inline Bytes64 add_products_of_halves(Bytes64 sum, Bytes64 a, Bytes64 b) {
-  return each_half([&](int i) {
-    return _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(a.half[i], b.half[i]));
-  });
+  return each_half([&](int i) { return _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(a.half[i], b.half[i])); });
 }
 #endif
 

@@ -27,7 +27,8 @@ extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
       for (; k + LANES <= inner / 2; k += LANES)
         for (long first = 0; first < PANEL; first += LANES) {
           WordVec words[LANES];
-          for (long n = 0; n < LANES; n++) memcpy(&words[n], copy.data() + (first + n) * inner / 2 + k, sizeof(WordVec));
+          for (long n = 0; n < LANES; n++)
+            memcpy(&words[n], copy.data() + (first + n) * inner / 2 + k, sizeof(WordVec));
           transpose(words);
           for (long n = 0; n < LANES; n++) memcpy(panel + (k + n) * PANEL + first, &words[n], sizeof(WordVec));
         }

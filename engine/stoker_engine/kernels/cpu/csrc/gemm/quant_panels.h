@@ -45,9 +45,7 @@ struct CodeSums {
   // What is computed once for codes, for all rows of x.
   static Bytes64 prepared(Bytes64 codes) { return codes; }
   // Adds the products of the four-th group of four.
-  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) {
-    sums = add_products(sums, codes, x);
-  }
+  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) { sums = add_products(sums, codes, x); }
   Bytes64 words() const { return sums; }
   // total + the sums × a factor, from 1 to 255.
   Bytes64 added_to(Bytes64 total, int32_t factor) const {
@@ -85,9 +83,7 @@ struct CodeSums<4> {
   CodeSums() = default;
   explicit CodeSums(int32_t initial_sum) : pairs(all_words(initial_sum & 0xffff)) {}
   static Bytes64 prepared(Bytes64 codes) { return codes; }
-  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) {
-    pairs = sum_of_halves(pairs, pairs_of_products(codes, x));
-  }
+  void add(int four, Bytes64 codes, Bytes64, Bytes64 x) { pairs = sum_of_halves(pairs, pairs_of_products(codes, x)); }
   Bytes64 words() const { return added_to(all_words(0), 1); }
   Bytes64 added_to(Bytes64 total, int32_t factor) const {
     return add_products_of_halves(total, pairs, all_words(factor * 0x10001));

@@ -94,7 +94,8 @@ struct SixBits {
     const __m256i scale = first ? bytes(unit, 0, 63) : joined(bytes(unit + 4, 0, 15), bytes(unit - 4, 6, 3));
     const __m256i offset = first ? bytes(unit + 4, 0, 63) : joined(bytes(unit + 4, 4, 15), bytes(unit, 6, 3));
     const Floats16 negative = multiplied(halves_at(block, 1), all_floats(-1));
-    return {multiplied(floats_of_integers(scale), halves_at(block, 0)), multiplied(floats_of_integers(offset), negative)};
+    return {multiplied(floats_of_integers(scale), halves_at(block, 0)),
+            multiplied(floats_of_integers(offset), negative)};
   }
 
   // Two groups of 32 share 32 bytes, in the low and the high halves.

@@ -15,8 +15,7 @@ struct GroupsOf4Bits {
   static constexpr int BITS = 4, ZERO = 8, STORED_ZERO = 8, BYTES = 16;
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
   explicit GroupsOf4Bits(const groups::Layout&) {}
-  Bytes64 codes(const uint8_t* unit, int i) const { return four_bits(bytes_at(unit + i / 2 * 4 * PANEL), i % 2);
-  }
+  Bytes64 codes(const uint8_t* unit, int i) const { return four_bits(bytes_at(unit + i / 2 * 4 * PANEL), i % 2); }
 };
 
 struct GroupsOf8Bits {
