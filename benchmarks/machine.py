@@ -60,8 +60,8 @@ def _kept_up(run: Callable[[], object], seconds: float = 1) -> float:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+    """Return the processor's model name, and the instruction set to which Stoker's kernels are restricted, if any."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    isa = os.environ.get("STOKER_NATIVE_KERNELS", "1")
+    return name if isa == "1" else f"{name} restricted to {isa}"

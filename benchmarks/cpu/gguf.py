@@ -7,24 +7,36 @@ from __future__ import annotations
 import os
 import sys
 import tarfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from machine import cpu_name
 
-from cpu.environments import Step, once, program
+from cpu.environments import CannotRunError, Step, once, program
 from stoker_engine.models.hub.demo import demo_model
 
 PACKAGE = "node-llama-cpp@3.22.1"
 VERSION = "0.5.0"
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+
+_AVX2 = ("-DGGML_NATIVE=OFF", *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")))
+_AVX512 = (*_AVX2, "-DGGML_AVX512=ON")
+#: llama.cpp's options for the instruction sets of Stoker's kernels (`kernels/cpu/isa.py`).
+ISA_OPTIONS = {
+    "1": ("-DGGML_NATIVE=ON",),
+    "avx2": _AVX2,
+    "avx2-vnni": (*_AVX2, "-DGGML_AVX_VNNI=ON"),
+    "avx512": _AVX512,
+    "avx512-vnni": (*_AVX512, "-DGGML_AVX512_VNNI=ON"),
+}
 
 #: llama.cpp's converter. It refuses unknown tokenizers such as that of the random models.
 CONVERT = """
@@ -39,8 +51,19 @@ convert_hf_to_gguf.main()
 
 
 def build(cache: Path) -> Path:
-    """Return llama.cpp's folder, with programs in ``build/bin``. Raises `CannotRunError` if the build fails."""
-    return once(cache / "llama.cpp", f"{PACKAGE} {' '.join(OPTIONS)} for {cpu_name()}", _install)
+    """Return llama.cpp's folder, with programs in ``build/bin``.
+
+    If ``STOKER_NATIVE_KERNELS`` selects an instruction set for Stoker, llama.cpp is built for the same one.
+
+    Raises:
+        CannotRunError: the build failed, or llama.cpp cannot be built for that instruction set.
+    """
+    isa = os.environ.get("STOKER_NATIVE_KERNELS", "1")
+    if isa not in ISA_OPTIONS:
+        raise CannotRunError(f"llama.cpp is not built for STOKER_NATIVE_KERNELS={isa}")
+    options = (*OPTIONS, *ISA_OPTIONS[isa])
+    folder = cache / ("llama.cpp" if isa == "1" else f"llama.cpp-{isa}")
+    return once(folder, f"{PACKAGE} {' '.join(options)} for {cpu_name()}", partial(_install, options))
 
 
 def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
@@ -73,7 +96,7 @@ def gguf_file(shape: str, weights: str, folder: Path, cache: Path) -> Path:
     return once(cache / "models" / f"{shape}-{weights}-llama.cpp", f"{PACKAGE}{CONVERT}, 2", make) / "model.gguf"
 
 
-def _install(folder: Path, step: Step) -> None:
+def _install(options: Sequence[str], folder: Path, step: Step) -> None:
     npm, git, cmake = program("npm"), program("git"), program("cmake")
     program("c++")
     step("llama.cpp's source", [npm, "pack", "--silent", "--pack-destination", str(folder), PACKAGE])
@@ -84,7 +107,7 @@ def _install(folder: Path, step: Step) -> None:
     step("its files", [git, "clone", "--quiet", str(folder / "package/llama/gitRelease.bundle"), str(source)])
     # The package omits this template, which only installations of the library need.
     (source / "ggml" / "ggml.pc.in").touch()
-    step("cmake", [cmake, "-S", str(source), "-B", str(build), *OPTIONS])
+    step("cmake", [cmake, "-S", str(source), "-B", str(build), *options])
     command = [cmake, "--build", str(build), "--parallel", str(os.cpu_count() or 1), "--target"]
     step("llama.cpp (minutes)", [*command, "llama-server", "llama-quantize"])
     archive.unlink()

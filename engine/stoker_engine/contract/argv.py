@@ -104,12 +104,12 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Extend(argparse.Action):
-    """Adds a flag's words to those of its earlier uses."""
+    """Append a flag's values to those of its earlier uses."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        """Add the words of one use of the flag."""
+        """Append the values of one use of the flag."""
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, [*(before if isinstance(before, list) else ()), *values])
 

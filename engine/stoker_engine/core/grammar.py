@@ -19,7 +19,7 @@ class Grammar:
     Attributes:
         source: the validated grammar in llguidance's serialized form.
         begins_after: see `StructuredOutputs`.
-        compiled: the matcher that `grammar.grammars` has compiled, kept while requests may start with it; None: not
+        compiled: matcher compiled by `grammar.grammars`, from which sequences start with a copy; None: not compiled
             yet.
     """
 

@@ -132,7 +132,7 @@ class SlotStacks:
         return a, self._b[slot, :, first : first + size, :rank]
 
     def _factors(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return an adapter's A and B in the shapes of `_views`."""
+        """Return an adapter's factors in the order and shapes of `_views`; for absorbed keys, B precedes A."""
         if self._shape.form is SiteForm.EMBEDDING:
             return a, b.unsqueeze(0)
         if self._shape.form is SiteForm.ABSORBED_KEYS:  # queries are multiplied by B of their heads, then by A

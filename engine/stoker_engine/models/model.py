@@ -19,10 +19,10 @@ class StepInputs:
         token_ids, positions: [tokens] int64.
         attention: the step's plan, made by the attention backend.
         caches: KV cache of each layer of this pipeline stage.
-        rows: int64 [rows], ascending: tokens that need logits; None: all. Other tokens are computed only as far as
-            later tokens attend to them.
-        hidden_states: output, by layer index: [tokens, hidden], the residual stream after each layer of
-            `layers.build.Build.hidden_after`. After the last layer it has only `rows`, if given.
+        rows: int64 [rows], ascending: tokens that need logits; None: all. In the last layer, other tokens are
+            computed only up to attention.
+        hidden_states: output: layer index → residual stream after that layer, [tokens, hidden], for the layers in
+            `layers.build.Build.hidden_after`; after the last layer only `rows`, if given.
     """
 
     token_ids: torch.Tensor

@@ -72,7 +72,7 @@ class Heartbeat:
 
     @property
     def busy_for(self) -> float:
-        """Seconds since the start or last progress of a phase that must end by itself; 0 while the process waits."""
+        """Seconds since the start or last progress of a work phase (see `Phase.is_work`); 0 while the process waits."""
         if not self.phase.is_work:
             return 0.0
         return time.monotonic() - self._since[0]

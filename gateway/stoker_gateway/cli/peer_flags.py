@@ -50,7 +50,7 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         return None
     for flag in ("--peer-listen", "--peer-token-file"):
         if not flags[flag]:
-            parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file beside --peer")
+            parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file in addition to --peer")
     if options.peer and options.peer_service:
         parser.error("argument --peer-service: not allowed with --peer; leave out --peer")
     from stoker_gateway.limits.peer_settings import PeerSettings

@@ -1,6 +1,6 @@
 """Decompression of request bodies in Envoy, so that the picker and the servers get plain bodies.
 
-``max_body_bytes`` limits the decompressed body. Bodies with another encoding than gzip reach the picker unchanged,
+``max_body_bytes`` limits the decompressed body. Bodies with an encoding other than gzip reach the picker unchanged,
 which rejects them.
 """
 

@@ -61,7 +61,7 @@ def error_reply(error: RequestError, path: str, request_id: str | None = None) -
         headers.append(("x-should-retry", "false") if retry_after_s is None else _retry_after(retry_after_s))
         headers.extend(error.denial.standing.headers().items())
     if isinstance(error, MethodError):
-        headers.append(("allow", "POST"))
+        headers.append(("allow", error.allowed))
     if isinstance(error, UnauthorizedError):
         headers.append(("www-authenticate", "Bearer"))
     if _is_anthropic(path):

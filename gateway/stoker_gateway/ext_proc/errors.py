@@ -25,9 +25,17 @@ from stoker_gateway.limits.ratelimit_headers import Denial, duration
 
 
 class MethodError(RequestError):
-    """The path does not support the request's HTTP method."""
+    """The path does not support the request's HTTP method.
+
+    Args:
+        allowed: methods that it supports, for the header Allow.
+    """
 
     status = 405
+
+    def __init__(self, *allowed: str) -> None:
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"this path does not support this HTTP method; use {' or '.join(allowed)}")
 
 
 class MediaTypeError(RequestError):

@@ -61,7 +61,7 @@ class EndpointHold:
         """Whether a request that arrived at `since` is rejected while no server is ready, because servers fail to
         start.
 
-        In another phase than `Phase.ACTIVE`, the known failure belongs to an earlier start. It does not apply to
+        In a phase other than `Phase.ACTIVE`, the known failure belongs to an earlier start. It does not apply to
         requests that arrived after it, because the operator starts servers for them again.
         """
         scaling = self.scaling

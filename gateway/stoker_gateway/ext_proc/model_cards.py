@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-#: Fields that are passed on with the first server's value.
+#: Text fields of a model card that are passed on.
 _TEXTS: Final = ("root", "parent")
 _LONGEST_TEXT: Final = 1024
 _MAX_PERMISSIONS_BYTES: Final = 4096

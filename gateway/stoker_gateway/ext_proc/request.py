@@ -37,7 +37,7 @@ _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
 _BILLING: Final = "x-anthropic-billing-header:"
 #: Maximum number of messages, items and their parts in one body, beyond any model's context.
 MAX_ITEMS: Final = 262_144
-#: Fields of a conversation item that belong to the prompt, beside its content.
+#: Fields of a conversation item, besides its content, that belong to the prompt.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
 
 

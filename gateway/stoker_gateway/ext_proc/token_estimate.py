@@ -29,7 +29,7 @@ MAX_MEDIUM_TOKENS: Final = 1024
 _MAX_TOKENS_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 #: Names for the number of outputs that are generated. If there are several, the largest counts.
 _NUMBER_NAMES: Final = ("n", "best_of")
-#: Caps of the output tokens and of the number of outputs; servers reject larger values.
+#: Upper bounds in the estimate: tokens of one output, and outputs of one prompt.
 _MAX_TOKENS: Final = 2**31
 _MAX_OUTPUTS: Final = 2**10
 

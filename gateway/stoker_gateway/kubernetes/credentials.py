@@ -101,7 +101,7 @@ class Credentials:
             try:
                 key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    problem = "neither its entry api-key nor else its first entry has a usable key in the first line"
+                    problem = "neither the entry api-key nor the first entry has a usable key in its first line"
                 self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))
@@ -136,7 +136,9 @@ class Credentials:
             kept = secret.key is not None
         if problem and problem != previous_error:
             consequence = (
-                "its last key stays in use" if kept else "requests for the endpoints that name it are rejected"
+                "its last key stays in use"
+                if kept
+                else "requests for endpoints that name it are rejected, unless their previous Secret's key is known"
             )
             logger.error(
                 "the Secret %s/%s with the API key of servers cannot be read: %s; %s", *name, problem, consequence

@@ -3,7 +3,7 @@
 A watch runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the
 renewal of tokens. So parsing a long list does not block the event loop that routes requests.
 
-If a watch ends for another reason than its timeout, the objects are listed again, because deletions in between are not
+If a watch ends for a reason other than its timeout, the objects are listed again, because deletions in between are not
 reported. They are also listed periodically, because versions may go back when etcd is restored. The known objects stay
 in use until the next list is complete.
 """

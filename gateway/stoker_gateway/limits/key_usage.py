@@ -30,7 +30,7 @@ class KeyUsage:
         """Record the start of a request and reserve its tokens.
 
         Returns:
-            The second in which the tokens count.
+            The one-second slot that contains the tokens.
         """
         self.requests.add(1, now)
         self.open += 1

@@ -1,4 +1,4 @@
-"""The limits that a replica shares with others: its limiter, its server, and the discovery of other replicas."""
+"""Sharing of limits with other replicas: the limiter, the server for their messages, and their discovery."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ class Denial:
 
     Attributes:
         what: limit that the request would exceed.
-        limit: value of the limit; while replicas do not reach each other, this replica's share of it.
+        limit: limit that applied: while other replicas are unreachable, a share of the key's limit (see `LimitShare`);
+            the whole limit if the request alone exceeds it.
         used: amount in use.
         requested: amount that the request needs.
         retry_after_s: seconds until there is room; None if the request alone exceeds the limit, so there will never be

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-#: Number of seconds that count beside the current one.
+#: Number of seconds that count in addition to the current one.
 MINUTE_S: Final = 60
 
 
@@ -39,7 +39,7 @@ class SlidingMinute:
         """Record usage.
 
         Returns:
-            The second in which it counts.
+            The one-second slot that contains it.
         """
         second = math.floor(now)
         if self.slots:

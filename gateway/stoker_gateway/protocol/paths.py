@@ -22,7 +22,8 @@ GENERATING: Final = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
 FREE: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
 #: Paths whose bodies are forms with a file, and whose responses are generated text.
 FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-#: Paths that only other servers than Stoker's engine have; they use the tokens that their responses report.
+#: Paths that Stoker's engine does not serve but other servers do. Their usage is never estimated: it is 0 unless the
+#: response reports it.
 OTHERS: Final = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/audio/speech", "/v1/images/generations"})
 #: All paths for POST requests whose body names a model.
 POSTED: Final = GENERATING | FREE | FORMS | OTHERS

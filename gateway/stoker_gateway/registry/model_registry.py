@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 
 class Phase(enum.Enum):
-    """Phase of an endpoint with scaling, set by the operator; the values are those of its status."""
+    """Phase of an endpoint with scaling, set by the operator; the values are those of ``status.phase``."""
 
     ACTIVE = "Active"
     """The endpoint's servers get requests."""

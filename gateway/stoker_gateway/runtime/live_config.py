@@ -27,7 +27,7 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
 
-#: Interval of checks whether Envoy has read its files, and maximum time that it may take, in seconds.
+#: Interval at which the gateway checks that Envoy has read its files, and timeout of this wait, in seconds.
 _CHECK_INTERVAL_S: Final = 0.02
 _READ_S: Final = 10.0
 _ON_THE_WAY_S: Final = ON_THE_WAY_S

@@ -1,7 +1,7 @@
 """Count of a model's active requests, from the start and the end of each request, corrected by Envoy's count.
 
 Envoy's count is needed in two cases: a restarted picker does not know the requests that its predecessor sent; and if it
-is unknown whether Envoy has read a request's route, the end of the request may never be reported.
+is unknown whether Envoy has received the decision for a request, the end of the request may never be reported.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class PrefixIndex:
         return names
 
     def find(self, chain: Sequence[bytes]) -> list[int]:
-        """Return the masks of a chain's blocks up to the first unknown one. Bit 0 is `FOLLOWED`."""
+        """Return the server mask of each block of a chain before the first unknown block. Bit 0 is `FOLLOWED`."""
         blocks = self._blocks
         masks = []
         for each in chain:

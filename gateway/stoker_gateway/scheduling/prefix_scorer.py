@@ -74,7 +74,7 @@ class PrefixScorer:
 
     @staticmethod
     def comes_home(key: bytes, masks: list[int]) -> bool:
-        """Whether a new conversation goes to its home, where its shared prefix is recomputed. The probability is lower
-        for a longer prefix, and higher the more servers have it."""
+        """Whether a new conversation is sent to its home server (see `picker`), which recomputes the shared prefix. The
+        probability decreases with the prefix's length and increases with the number of servers that have the prefix."""
         draw = int.from_bytes(key[:4], "little") / 2**32
         return draw * _ENDS[len(masks) - 1] < HOME_BYTES * (masks[-1] & ~FOLLOWED).bit_count()

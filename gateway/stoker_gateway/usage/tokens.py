@@ -23,7 +23,7 @@ from stoker_gateway.protocol.envoy_headers import USAGES
 TOKEN_BYTES: Final = 4
 EVENT_BYTES: Final = 220
 
-#: Names of the output's token count.
+#: Usage fields with the number of output tokens.
 _OUTPUT_NAMES: Final = ("completion_tokens", "output_tokens")
 #: Larger token counts are invalid and ignored.
 _MAX_COUNT: Final = 1 << 31

@@ -2,11 +2,11 @@
 
     Secret  ◄── issue ─── leader ── caBundle ──►  ValidatingWebhookConfiguration
        │                                                     │
-       └──► every replica loads it            API server ◄───┘  trusts these authorities
+       └──► every replica loads it            API server ◄───┘  trusts these CAs
 
-The leader issues one certificate and stores it in the Secret; all replicas serve it. The authority of a new certificate
+The leader issues one certificate and stores it in the Secret; all replicas serve it. The CA of a new certificate
 is announced before the certificate is stored, so that the API server trusts it by the time a replica presents it. The
-bundle also has the older authority, as other replicas may still present the older certificate. If two replicas consider
+bundle also has the older CA, as other replicas may still present the older certificate. If two replicas consider
 themselves the leader, only one can store a certificate, because the write requires the Secret's `resourceVersion`; the
 other one announces that certificate in its next round.
 
@@ -141,7 +141,7 @@ class CertificateKeeper:
         return certificate
 
     def _renew_if_due(self) -> str:
-        """Issue a certificate if one is due, and write its authorities into the webhook's configuration.
+        """Issue a certificate if one is due, and write its CA certificates into the webhook's configuration.
 
         Returns:
             why the API server does not call the webhook; empty if it does.

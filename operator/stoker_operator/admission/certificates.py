@@ -1,10 +1,9 @@
 """Issue and check the webhook's certificate. `certificate_keeper` stores it in a Secret and renews it.
 
-The API server calls the webhook over TLS and trusts exactly the authorities in the webhook's configuration
-(``caBundle``). It is the only client, so each certificate is signed by its own authority, whose key is discarded at
-once and cannot sign another certificate. A new certificate therefore has a new authority. While some replicas still
-serve the older certificate, the API server must trust both, so the bundle of the newer one also includes the older
-authority.
+The API server calls the webhook over TLS and trusts exactly the CAs in the webhook's configuration (``caBundle``). It
+is the only client, so each certificate is signed by its own CA, whose key is discarded at once and cannot sign another
+certificate. A new certificate therefore has a new CA. While some replicas still serve the older certificate, the API
+server must trust both, so the bundle of the newer one also includes the older CA.
 
 No I/O; the time is an argument. Only the keys and serial numbers are random.
 """
@@ -34,12 +33,12 @@ class UnusableCertificate(Exception):  # noqa: N818 - the certificate is wrong, 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate, its key and its authorities, all as PEM.
+    """A certificate, its key and its CA certificates, all as PEM.
 
     Attributes:
-        chain: the server's certificate, then the intermediate certificates up to its authority.
+        chain: the server's certificate, then the intermediate certificates up to its CA.
         key: its private key.
-        authorities: trusted authorities, its own first; empty if another controller provides them.
+        authorities: certificates of the trusted CAs, its own first; empty if another controller provides them.
     """
 
     chain: bytes
@@ -106,15 +105,15 @@ def renewal(certificate: Certificate) -> datetime:
 
 
 def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificate:
-    """Issue a new certificate for `hosts`, with its own authority.
+    """Issue a new certificate for `hosts`, with its own CA.
 
     Args:
         hosts: names and addresses of the server; at least one.
         now: the time, with its zone.
-        older: authorities of the certificate that it replaces, as PEM; the first of them stays trusted.
+        older: CA certificates of the certificate that it replaces, as PEM; the first of them stays trusted.
     """
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    # The date in the name distinguishes the authorities in a bundle.
+    # The date in the name distinguishes the CAs in a bundle.
     authority_name = _common_name(f"stoker-webhook-ca {now:%Y-%m-%dT%H:%M:%SZ}")
     authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (
@@ -143,7 +142,7 @@ def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificat
 
 
 def _still_trusted(older: bytes, now: datetime) -> bytes:
-    """Return the first of the older authorities, as PEM; empty if there is none or it has expired."""
+    """Return the first of the older CA certificates, as PEM; empty if there is none or it has expired."""
     try:
         first = _certificates(older, "ca.crt")[0]
     except UnusableCertificate:

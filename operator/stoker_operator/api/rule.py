@@ -31,7 +31,7 @@ class Rule:
         message: what is wrong.
         remedy: what to write instead.
         explain: returns message and remedy for an object; None if they do not depend on it.
-        explain_cel: the same as a CEL expression; it must yield "message; remedy".
+        explain_cel: `explain` in CEL; it must yield "message; remedy".
     """
 
     field: str

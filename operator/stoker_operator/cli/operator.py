@@ -251,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
         "--webhook-configuration",
         default="",
         metavar="NAME",
-        help="name of the ValidatingWebhookConfiguration whose caBundle gets the certificate's authority",
+        help="name of the ValidatingWebhookConfiguration into whose caBundle the operator writes its own CA",
     )
 
     gateway = parser.add_argument_group(

@@ -32,7 +32,7 @@ from stoker_operator.settings import Settings
 _RECONCILES: Final = 16
 #: Largest length of an error in a condition, in characters.
 _ERROR: Final = 500
-_BUG: Final = "this is a bug in the operator; see the operator's log. A change of the spec is reconciled at once"
+_BUG: Final = "this is a bug in the operator; see the operator's log"
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,10 @@ class Reconciler:
         except Exception as error:
             self._metrics.failed("bug", time.monotonic() - began)
             error_text = f"{type(error).__name__}: {error}"[:_ERROR]
-            problem = f"the operator fails to reconcile this endpoint: {error_text}; {_BUG}"
+            problem = (
+                f"the operator fails to reconcile this endpoint: {error_text}; {_BUG}. "
+                "A change of the spec is reconciled at once"
+            )
             await asyncio.to_thread(self._report, cluster, key, problem)
             raise
         self._metrics.reconciled(outcome.value, time.monotonic() - began)
@@ -125,7 +128,7 @@ class Reconciler:
         reporting.add_done_callback(lambda _: self._wake(key))
 
     def _report(self, cluster: Cluster, key: Key, problem: str) -> None:
-        """Report in the endpoint's status that the operator fails."""
+        """Write a failed or late reconcile (`problem`) into the endpoint's status."""
         with contextlib.suppress(NotLeading):
             try:
                 report_failure(cluster, key, problem, datetime.now(UTC))

@@ -17,7 +17,7 @@ from stoker_engine.contract.argv import human_int
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_operator.api.v1alpha1.workload import Workload
 
-#: Defaults of Stoker's engine. vLLM has the same, except for those in `_batch_defaults`.
+#: Defaults of Stoker's engine. Those that are read for vLLM are the same in vLLM, except for `_batch_defaults`.
 _OURS: Final = EngineArgs(model="")
 _MIB: Final = 1024**2
 #: Exclusive upper bound of numeric arguments.

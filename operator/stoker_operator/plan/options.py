@@ -290,7 +290,7 @@ def _parted(split: Split, sizes: Sizes, bench: Bench) -> Problem:
     message = f"{by} splits {split.dimension}, {split.size:,}, into {split.shards} parts"
     if split.size % split.shards == 0 and split.stored:
         size = split.size // split.shards
-        message += f" of {size:,}, which are not whole blocks of {split.block} as {split.stored} stores them"
+        message += f" of {size:,}, which is not a multiple of {split.stored}'s block size, {split.block}"
     else:
         message += " of unequal size"
     even_shards = [n for n in range(1, split.shards) if bench.shape.heads % n == 0 and split._replace(shards=n).even]

@@ -228,7 +228,7 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Ite
         try:
             formats = on_load_formats(bench.shape.config, "fp8")
         except ModelError:
-            return  # the config states an implausible number of experts
+            return  # the config contains an implausible number of experts
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))
     else:
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=usual_weights("fp8")))

@@ -197,7 +197,7 @@ def _unread(config: Mapping[str, Any]) -> str:
 
 
 def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a KV-cache dtype that uses no scales, if the checkpoint states scales for another dtype.
+    """Refuse a KV-cache dtype that uses no scales, if the checkpoint has scales for another dtype.
 
     Args:
         workload: the workload.
@@ -212,7 +212,7 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
     if engine.runtime == "stoker" and engine.kv_cache_dtype == "fp8_e5m2" and static:
         yield Refusal(
             "spec.engine.kvCacheDtype",
-            "fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3 (kv_cache_scheme)",
+            "fp8_e5m2 uses no scales, but the checkpoint has scales for fp8_e4m3 (kv_cache_scheme)",
             "UnsupportedKVCacheDtype",
             lambda: (
                 Proposal("use fp8", {"engine": {"kvCacheDtype": "fp8"}}),
@@ -247,7 +247,7 @@ def warnings(
     if release.quantizations is not None and quantization and quantization not in release.quantizations:
         lacks.append(f"does not load weights quantized by {quantization}")
     key = workload.hardware.accelerator
-    found = [f"{lack}, and will refuse to start" for lack in lacks]
+    found = [f"{lack}, so it refuses to start" for lack in lacks]
     if (
         quantization
         and release.quantized_on is not None

@@ -72,7 +72,7 @@ def _routed(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
         return {}
     if route.gateway and serving_gateway(decision, seen) is None:
         return {
-            "Routed": ConditionStatus("False", "NoService", "the endpoint has no Service of its own; Ready says why")
+            "Routed": ConditionStatus("False", "NoService", "the endpoint has no Service of its own; Ready reports why")
         }
     return {"Routed": ConditionStatus("True" if route.gateway else "False", route.reason, route.message)}
 
@@ -149,7 +149,7 @@ def _progressing(decision: Decision, seen: Observed, trouble: Diagnosis | None) 
         return ConditionStatus("True", "RollingOut", _HELD)
     if trouble and seen.placed:
         return ConditionStatus(
-            "False", "RolledOut", "every pod runs the newest spec; Ready says why some pods are not ready"
+            "False", "RolledOut", "every pod runs the newest spec; Ready reports why some pods are not ready"
         )
     if not seen.complete:
         return ConditionStatus("True", "RollingOut", _progress(seen.unfinished or NO_ROLLOUT))

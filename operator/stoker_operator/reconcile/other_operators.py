@@ -1,10 +1,10 @@
 """Chooses one operator for an endpoint whose namespace several operators watch. The others yield.
 
-An operator's name is its Lease's, which all its replicas share. The operator that serves an endpoint writes its name
-into an annotation of the object that runs the endpoint's pods. Another operator that finds this name yields while the
-named operator is installed, which it checks by the Deployment with the Lease's name. If it may not read that
-Deployment, it yields once the other name has replaced its own, which proves that the other operator works. So the
-operators stop overwriting each other after one write each, whatever they can read.
+An operator's name is the name of its Lease, which all its replicas share. The operator that serves an endpoint writes
+its name into an annotation of the object that runs the endpoint's pods. Another operator that finds this name yields
+while the Deployment with the Lease's name is installed. Whether or not it can read that Deployment, it also yields once
+the other name has replaced its own, which proves that the other operator works, until the annotation is removed. So the
+operators stop overwriting each other after one write each.
 
 An endpoint with an invalid spec has no such object. If another writer replaces the same status several times, this
 operator stops writing that status for a while.
@@ -21,7 +21,7 @@ from stoker_operator.cluster.kube import Kube, KubeError
 from stoker_operator.objects.facts import Key, Object
 from stoker_operator.objects.owner import OPERATOR, operator_of
 
-#: The label of the chart's Deployment of the operator.
+#: Label of the operator's Deployment in the Helm chart.
 _LABEL: Final = ("app.kubernetes.io/name", "stoker-operator")
 #: Smallest interval between two reads of an operator's Deployment, in seconds.
 _APART: Final = 5.0

@@ -40,9 +40,9 @@ class ScalingSettings:
     """`spec.scaling`, with defaults.
 
     Attributes:
-        min_replicas, max_replicas: bounds of the count.
+        min_replicas, max_replicas: bounds of the number of replicas.
         metric, target: the metric, and its target value for each replica.
-        behavior: limits of how fast the count changes.
+        behavior: limits of how fast the number of replicas changes.
         idle_seconds_to_zero: time without requests before an endpoint scales to zero, if `min_replicas` is 0.
     """
 
@@ -82,12 +82,13 @@ class Recommendation:
     """The result of an update.
 
     Attributes:
-        replicas: the count to write.
+        replicas: number of replicas to write.
         phase, drain: values for the endpoint's status. `drain` identifies the announcement; empty in the phase Active.
         reason, message, status: of the condition ``Scaling``.
         start_seconds: the learned start-up time in seconds, or None if no start has been observed.
-        change: difference of this update's count to the previous one.
-        demand: amount of the metric from which the count is computed; None if unknown, or the phase is not Active.
+        change: difference between this number and the previous one.
+        demand: amount of the metric from which the number of replicas is computed; None if unknown, or if the phase is
+            not Active.
     """
 
     replicas: int
@@ -240,9 +241,9 @@ class Autoscaler:
             f"{settings.metric} is {total:.3g}, target {settings.target:g} per replica: {_replicas(desired)} needed"
         )
         if signals is None or not signals.drained:
-            reason, why = "MissingSignals", "no gateway replica answers, so the count does not go down"
+            reason, why = "MissingSignals", "no gateway replica answers, so no replica is removed"
         elif missing:
-            reason, why = "MissingSignals", f"no report from {missing}, so the count does not go down"
+            reason, why = "MissingSignals", f"no report from {missing}, so no replica is removed"
         elif observation.start_failure:
             reason, why = "StartFailed", f"replicas do not start: {observation.start_failure}"
         elif desired > highest and limited == highest:
@@ -285,7 +286,7 @@ class Autoscaler:
         if not missing and has_missing_engines(signals, settings.metric, observation.ready):
             missing = "some engines"
         ratio = total / settings.target
-        # Bounded at about twice maxReplicas: larger counts have no further effect.
+        # Bounded at about twice maxReplicas: larger numbers have no further effect.
         desired = math.ceil(min(ratio, 2.0 * settings.max_replicas + 1))
         if current == 0:
             by_held = signals.held / settings.target if settings.metric != "kvCacheUsage" else 1.0

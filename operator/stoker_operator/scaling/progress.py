@@ -6,8 +6,8 @@ from typing import Literal
 
 from stoker_operator.scaling.autoscaler import Observation, Recommendation
 
-#: Stages of a start from zero: from the first held request until the count is written, and from then until the first
-#: pod is ready.
+#: Stages of a start from zero: from the first held request until the number of replicas is written, and from then until
+#: the first pod is ready.
 Stage = Literal["written", "ready"]
 
 
@@ -17,7 +17,7 @@ class ScalingProgress:
     Starts that were in progress when this replica began to lead are not measured, because their beginning is unknown.
 
     Attributes:
-        num_up, num_down: number of times that the count was raised and lowered.
+        num_up, num_down: how often the number of replicas was raised and lowered.
         num_starts: number of times that it rose from zero.
         num_failures: number of starts that failed while no replica was ready.
     """
@@ -26,7 +26,7 @@ class ScalingProgress:
         self.num_up = self.num_down = self.num_starts = self.num_failures = 0
         self._before: Observation | None = None
         self._held_at: float | None = None  # since when requests are held at zero
-        self._written_at: float | None = None  # when the count rose from zero, until the start ends
+        self._written_at: float | None = None  # when the number of replicas rose from zero, until the start ends
         self._has_failed = False
 
     def update(self, observation: Observation, recommended: Recommendation, now: float) -> list[tuple[Stage, float]]:

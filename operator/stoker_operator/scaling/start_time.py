@@ -26,7 +26,9 @@ class StartTime:
         self._samples: deque[float] = deque(maxlen=NUM_SAMPLES)
         if known is not None and math.isfinite(known) and 0 <= known <= LONGEST_SECONDS:
             self._samples.append(known)
-        self._awaited: deque[tuple[int, float]] = deque()  # (count, time it was written), ascending
+        self._awaited: deque[tuple[int, float]] = (
+            deque()
+        )  # (number of replicas, time at which it was set), ascending by both
 
     @property
     def seconds(self) -> float | None:
@@ -34,7 +36,7 @@ class StartTime:
         return median(self._samples) if self._samples else None
 
     def change(self, before: int, after: int, now: float) -> None:
-        """Record a change of the count. After a decrease, larger counts are no longer awaited."""
+        """Record a change of the number of replicas. After a decrease, larger numbers are no longer awaited."""
         while self._awaited and self._awaited[-1][0] > after:
             self._awaited.pop()
         if after > before:

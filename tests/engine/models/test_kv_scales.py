@@ -165,7 +165,7 @@ def test_scales_that_are_none(tiny_llama: Path, tmp_path: Path, scale: torch.Ten
 
 def test_e5m2_has_none(tiny_llama: Path, tmp_path: Path) -> None:
     folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"])
-    with pytest.raises(ArgumentError, match="fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3"):
+    with pytest.raises(ArgumentError, match="fp8_e5m2 uses no scales, but the checkpoint has scales for fp8_e4m3"):
         LLM(str(folder), kv_cache_dtype="fp8_e5m2")
 
 

@@ -202,9 +202,13 @@ def test_models_are_listed_without_a_server() -> None:
             for path in ("/v1/models/c", "/v1/models/", "/v1/models/%ff", "/v1/models/org", "/metrics", "/health",
                          "/v1", "/tokenize/x", ""):  # fmt: skip
                 assert (await proxy.get(path)).status == 404, path
-            for method, path in (("POST", "/v1/models"), ("DELETE", "/v1/models/b"), ("GET", "/v1/chat/completions"),
-                                 ("PUT", "/v1/completions")):  # fmt: skip
-                assert (await proxy.ask(method, path, None)).status == 405
+            for method, path, allowed in (
+                ("POST", "/v1/models", "GET, HEAD"), ("DELETE", "/v1/models/b", "GET, HEAD"),
+                ("PUT", "/openapi.json", "GET, HEAD"), ("GET", "/v1/chat/completions", "POST"),
+                ("PUT", "/v1/completions", "POST"),
+            ):  # fmt: skip
+                refused = await proxy.ask(method, path, None)
+                assert (refused.status, refused.headers["allow"]) == (405, allowed), path
             picker.server.update(model_registry({"new": THREE}), pickers_of(model_registry({"new": THREE}), 0))
             assert [card["id"] for card in (await proxy.get("/v1/models")).json["data"]] == ["new"]
             assert (await proxy.post("/v1/completions", {"model": "b", "prompt": ""})).status == 404

@@ -19,7 +19,7 @@ from stoker_engine.architectures.decoder_config import (
 )
 from stoker_engine.architectures.rope_config import read_rope
 
-#: Limits, several times those of the largest models. A larger value is an error that would otherwise be found late.
+#: Upper limits, several times the largest models' values. A larger value is an error that would be found late.
 MOST_LAYERS: Final = 10_000
 MOST_HEADS: Final = 100_000
 

@@ -28,7 +28,7 @@ MOST_ELEMENTS: Final = 10_000
 _ELEMENT: Final = re.compile(r"(\\d|\\[^\w\s]|\[\^?-?[\w.]+(?:-[\w.]+)*-?\]|[^][\\(){}|*+?^$])(?:([*+?])\??)?")
 _GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)(\??)(?![*+?])")
 
-#: Elements: a character in `re`'s syntax, and its quantifier.
+#: Elements of a sequence: (expression for one character, its quantifier).
 _Sequence = tuple[tuple[str, str], ...]
 
 
@@ -67,7 +67,8 @@ class NamePatterns:
         return hash(self.expressions)
 
     def _add(self, index: int, sequence: _Sequence, ends: bool, first: int) -> None:
-        """Add a sequence whose elements are the bits from `first`; the bit before `first` is its start state."""
+        """Add the sequence of expression `index`. Its elements get the bits from `first` on; the bit before is its
+        start state."""
         self._starts |= 1 << (first - 1)
         for bit, (atom, times) in enumerate(sequence, first):
             self._atoms[atom] = self._atoms.get(atom, 0) | 1 << bit

@@ -184,7 +184,7 @@ class ChatRun:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of tokens before the answer so far, over all choices."""
+        """Number of reasoning tokens so far, including markers, over all choices."""
         return sum(choice.reasoning_tokens for choice in self._choices)
 
     def ends_with_call(self, choice: int) -> bool:
@@ -213,7 +213,7 @@ class _Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of tokens before the answer so far."""
+        """Number of reasoning tokens so far, including markers."""
         return self._reasoning.count
 
     @property

@@ -217,7 +217,7 @@ class EngineClient(Protocol):
         ...
 
     def remove_adapter(self, number: int) -> None:
-        """Remove an adapter that no request uses from all engines. Unknown numbers are ignored."""
+        """Remove an unused adapter from all engines. Unknown numbers are ignored."""
         ...
 
     def adapter_error(self, number: int) -> str | None:

@@ -84,7 +84,7 @@ class Restarts:
         self._over.set()
 
     async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
-        """Wait until a current or imminent restart ends, and until the next ends if the engine is not ready by then.
+        """Wait for a current or imminent restart, and for further restarts until the engine is ready or given up.
 
         Waits at most `PATIENCE_S`. Call it when the engine is dead, even if its death is not yet detected: a process
         with much memory takes a while to exit.

@@ -95,7 +95,7 @@ async def _tokenize(body: TokenizeRequest, service: Service) -> TokenizeResponse
         service.check_length(body.prompt)
         tokens = (await tokenizer.encode([body.prompt], body.add_special_tokens is not False))[0]
     else:
-        # In a thread: there may be very many messages.
+        # In a thread, because very many messages would block the event loop.
         conversation = await asyncio.to_thread(body.conversation, body.messages or (), body.add_special_tokens)
         with renamed({"prompt": "messages"}):
             tokens = (await render(conversation, service)).token_ids

@@ -48,7 +48,7 @@ ToolChoice = Annotated[
 
 
 def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """Return the tool use that `tools`, `tool_choice` and `parallel_tool_calls` ask for; None for an unset field.
+    """Return the tool use that these fields of a request demand; None for a field that is unset.
 
     Raises:
         RequestError: see `ToolUse.of`.

@@ -54,7 +54,7 @@ class CallParser(ABC):
         return len(self._begin)
 
     def feed(self, text: str) -> list[Part]:
-        """Return the parts of a further piece of the text."""
+        """Return the parts of the next piece of text."""
         self.text.feed(text)
         return self._parts()
 

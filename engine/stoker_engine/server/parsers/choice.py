@@ -73,7 +73,7 @@ class Parsing:
         reasoning = self.parsers.reasoning
         if reasoning is None or not reasoning.answer_begins_after:
             return None
-        pattern: str | None = getattr(reasoning, "answer_pattern", None)  # set if further texts start the answer
+        pattern: str | None = getattr(reasoning, "answer_pattern", None)  # set if other texts can also start the answer
         return pattern or "|".join(map(re.escape, reasoning.answer_begins_after))
 
     def new_parser(self) -> AnswerParser:

@@ -1,7 +1,7 @@
-"""Parsers of calls that a grammar forces (see `server/parsers/tool_use.py`); they are streamed as they arrive.
+"""Parsers of calls that a grammar forces (see `server/parsers/tool_use.py`). The calls are streamed as they arrive.
 
-The grammar allows only calls, so no text has to be held back. An answer that is cut off ends within a call's arguments;
-text that is cut off before the name of a call is content.
+The grammar allows only calls, so arguments are never held back. If the answer is cut off, the last call's arguments
+may be incomplete; text before an incomplete name is returned as content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NamedCall:
         self._more = False  # whether text follows the arguments
 
     def feed(self, text: str) -> list[Part]:
-        """Return the parts of a further piece of the text."""
+        """Return the parts of the next piece of text."""
         if self._arguments is None:
             text = text.lstrip()
             if not text:
@@ -76,7 +76,7 @@ class RequiredCalls:
         self._arguments = _Arguments()
 
     def feed(self, text: str) -> list[Part]:
-        """Return the parts of a further piece of the text."""
+        """Return the parts of the next piece of text."""
         self._text += text
         parts: list[Part] = []
         while self._text:

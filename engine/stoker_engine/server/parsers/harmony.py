@@ -110,7 +110,7 @@ class HarmonyReader:
             self.header = Header(self.header.text, "")
 
     def feed(self, text: str) -> list[Event]:
-        """Return the events of a further piece of the text."""
+        """Return the events of the next piece of text."""
         self._text.feed(text)
         events: list[Event] = []
         while True:

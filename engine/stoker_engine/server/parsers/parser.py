@@ -25,7 +25,7 @@ class ReasoningParser(Protocol):
         markers: special tokens that must be visible in the text.
         answer_begins_after: texts of token sequences after any of which the answer begins. If other texts start it,
             too, the parser has an `answer_pattern` that matches all of them; grammars apply from there.
-        is_reasoning: whether the answer has not started.
+        is_reasoning: whether the output is still before the answer.
     """
 
     markers: ClassVar[tuple[str, ...]]
@@ -35,7 +35,7 @@ class ReasoningParser(Protocol):
     def __init__(self, prompt: str, calls: bool = False, continued: bool = False) -> None: ...
 
     def feed(self, text: str) -> list[Part]:
-        """Return `Reasoning` and `Content` of a further piece of the text."""
+        """Return `Reasoning` and `Content` of the next piece of text."""
         ...
 
     def end(self) -> list[Part]:
@@ -62,7 +62,7 @@ class ToolParser(Protocol):
     def __init__(self, tools: Sequence[Tool]) -> None: ...
 
     def feed(self, text: str) -> list[Part]:
-        """Return `Content` and calls of a further piece of the text.
+        """Return `Content` and calls of the next piece of text.
 
         A call is returned when it is complete; its arguments are a JSON object.
         """
@@ -82,7 +82,7 @@ class AnswerParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the answer has not started."""
+        """Whether the output is still before the answer; False without a reasoning parser."""
         return self._reasoning is not None and self._reasoning.is_reasoning
 
     @property
@@ -91,7 +91,7 @@ class AnswerParser:
         return getattr(self._tools, "is_within_call", False)  # most parsers emit only complete calls
 
     def feed(self, text: str) -> list[Part]:
-        """Return the parts of a further piece of the text."""
+        """Return the parts of the next piece of text."""
         if not text:
             return []
         return self._called([Content(text)] if self._reasoning is None else self._reasoning.feed(text))

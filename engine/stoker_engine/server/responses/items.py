@@ -213,7 +213,7 @@ def of_output(item: BaseModel) -> Item:
 
 
 def listed(item: Item) -> dict[str, Any]:
-    """Return the item in the form of item lists, with text as a part."""
+    """Return the item as an entry of `ItemList`, with string content as a text part."""
     written = item.model_dump(exclude_none=True)
     if isinstance(item, MessageItem) and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"

@@ -93,7 +93,7 @@ class OpenMessage(OpenItem):
         yield self._part_event("response.content_part.added")
 
     def add(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[Event]:
-        """Yield the event of further text."""
+        """Yield the event with the next piece of text."""
         self._pieces.append(text)
         self._logprobs += logprobs
         yield TextDeltaEvent(
@@ -142,7 +142,7 @@ class OpenReasoning(OpenItem):
         yield self._part_event("response.content_part.added")
 
     def add(self, text: str) -> Iterator[Event]:
-        """Yield the event of further reasoning."""
+        """Yield the event with the next piece of reasoning."""
         self._pieces.append(text)
         yield ReasoningDeltaEvent(sequence_number=self._number(), item_id=self.id, output_index=self._index, delta=text)
 
@@ -190,7 +190,7 @@ class OpenCall(OpenItem):
         )
 
     def add(self, text: str) -> Iterator[Event]:
-        """Yield the event of further arguments."""
+        """Yield the event with the next piece of arguments."""
         self._pieces.append(text)
         yield ArgumentsDeltaEvent(sequence_number=self._number(), item_id=self.id, output_index=self._index, delta=text)
 

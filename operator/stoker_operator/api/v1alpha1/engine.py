@@ -35,7 +35,7 @@ class Engine(Part):
     it is loaded. Absent: the checkpoint's method."""
     kv_cache_dtype: KVCacheDtype | None = None
     """Type of the KV cache. fp8 (fp8_e4m3) uses the checkpoint's scales, or 1 if it has none. fp8_e5m2 has no scales;
-    runtime stoker refuses it with a checkpoint that states scales. fp8_per_token_head and int8_per_token_head keep a
+    runtime stoker refuses it with a checkpoint that has scales. fp8_per_token_head and int8_per_token_head keep a
     scale for each token and head. auto, or absent: the model's type."""
     max_num_seqs: Positive | None = None
     """Maximum number of sequences in one step."""

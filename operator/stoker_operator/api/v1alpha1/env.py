@@ -45,9 +45,9 @@ class FileKeyRef(Part):
     """A variable in a file that an init container wrote. It needs Kubernetes 1.35 or newer."""
 
     volume_name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-    """Name of a volume of the pod, of type emptyDir."""
+    """Name of an emptyDir volume of the pod."""
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    """Path of the file in that volume, relative."""
+    """Relative path of the file in that volume."""
     key: Annotated[str, Field(min_length=1, max_length=256)]
     """Name of the variable in the file."""
     optional: bool | None = None

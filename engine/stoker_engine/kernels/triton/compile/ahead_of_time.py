@@ -104,8 +104,8 @@ def _is_amd(target: str) -> bool:
 def compiled(variant: KernelVariant, target: str) -> Resources:
     """Compile a kernel for a target in `TARGETS`."""
     is_amd, gpu = _is_amd(target), gpu_target(target)
-    # Same specialization as at launch: tensors start at multiples of 16 bytes and strides are multiples of 16 elements,
-    # except arguments that change between steps, and strides of scales.
+    # Same specialization as at launch: tensors are aligned to 16 bytes, and strides (except those of scales) are
+    # multiples of 16 elements. Arguments that change between steps are not specialized.
     aligned = {
         (parameter.num,): [["tt.divisibility", 16]]
         for parameter, kind in zip(variant.kernel.params, variant.signature.values(), strict=True)

@@ -42,7 +42,7 @@ def step_of(dtype: torch.dtype) -> int:
 
 
 def tile_ranks(max_rank: int, dtype: torch.dtype) -> int:
-    """Return the number of ranks of a program of shrink, which expand multiplies at once."""
+    """Return the number of ranks per program of shrink, and per iteration of expand."""
     limit: int = 32 if dtype == torch.float32 else _MAX_RANKS
     return next(ranks for ranks in (16, 32, 64) if ranks >= min(max_rank, limit))
 

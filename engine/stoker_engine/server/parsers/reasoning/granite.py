@@ -33,7 +33,7 @@ class GraniteReasoningParser:
         self._text = MarkedText() if continued and self.is_reasoning else None  # set during reasoning
 
     def feed(self, text: str) -> list[Part]:
-        """Return `Reasoning` and `Content` of a further piece of the text."""
+        """Return `Reasoning` and `Content` of the next piece of text."""
         if self._beginning is not None:
             self._beginning += text
             started = self._beginning.lstrip()

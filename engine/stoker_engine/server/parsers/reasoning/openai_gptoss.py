@@ -41,7 +41,7 @@ class GptOssReasoningParser:
         self._header = header
 
     def feed(self, text: str) -> list[Part]:
-        """Return `Reasoning` and `Content` of a further piece of the text."""
+        """Return `Reasoning` and `Content` of the next piece of text."""
         return self._parts(self._reader.feed(text))
 
     def end(self) -> list[Part]:

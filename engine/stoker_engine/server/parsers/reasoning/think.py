@@ -40,7 +40,7 @@ class ThinkReasoningParser:
         self._markers = Markers(*filter(None, (_OPEN, _CLOSE, self._call_begins)))
 
     def feed(self, text: str) -> list[Part]:
-        """Return `Reasoning` and `Content` of a further piece of the text."""
+        """Return `Reasoning` and `Content` of the next piece of text."""
         if not self.is_reasoning:
             return [Content(text)]
         self._text.feed(text)

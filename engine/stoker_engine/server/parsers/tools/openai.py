@@ -66,7 +66,7 @@ class OpenAIToolParser:
         return {"type": "sequence", "elements": [reasoning, {"type": "or", "elements": calls}]}
 
     def feed(self, text: str) -> list[Part]:
-        """Return `Content` and calls of a further piece of the text."""
+        """Return `Content` and calls of the next piece of text."""
         return self._parts(self._reader.feed(text))
 
     def end(self) -> list[Part]:

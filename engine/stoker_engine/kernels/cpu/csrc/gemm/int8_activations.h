@@ -80,7 +80,7 @@ inline float largest_of(const Elements32& elements) {
 inline __m256i codes_of(const Elements32& elements, float inverse_scale) {
   const __m256 inverse = _mm256_set1_ps(inverse_scale);
   const auto rounded = [&](__m256i widened) { return _mm256_cvtps_epi32(_mm256_mul_ps((__m256)widened, inverse)); };
-  const auto half = [&](__m256i elements) {  // in the order of elements 0 … 3, 8 … 11, 4 … 7, 12 … 15
+  const auto half = [&](__m256i elements) {
     const __m256i zero = _mm256_setzero_si256();
     return _mm256_packs_epi32(rounded(_mm256_unpacklo_epi16(zero, elements)),
                               rounded(_mm256_unpackhi_epi16(zero, elements)));
