@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 
-#: Characters of grammars in the cache, at most.
+#: Maximum total size of the cached grammars and errors: their characters, and 100 for each entry.
 _MAX_LENGTH: Final = 16 * 2**20
 
 
