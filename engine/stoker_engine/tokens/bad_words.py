@@ -1,4 +1,4 @@
-"""Bad words → token sequences: each word at the start of a text and, if its first token differs there, after a space."""
+"""Bad words → token sequences: each word at the start of a text, and after a space if that changes its first token."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class GrammarCache:
         """Return the grammar of `structured`; compile it on a cache miss.
 
         Raises:
-            RequestError: from `compile_grammar`. It is cached if it has no code, i.e. if the grammar itself is invalid.
+            RequestError: from `compile_grammar`. The error is cached if it has no code: the grammar itself is invalid.
         """
         key = await asyncio.to_thread(_key, structured)
         if key not in self._entries:

@@ -35,7 +35,7 @@ class InputProcessor:
     """Creates requests for one engine. Its seeds are drawn in order, so only one thread at a time may use it.
 
     Args:
-        tokenizer: encodes bad words; None: callers pass them encoded.
+        tokenizer: encodes bad words; None: callers pass the bad words' token sequences.
     """
 
     def __init__(self, info: EngineInfo, tokenizer: Encoding | None) -> None:

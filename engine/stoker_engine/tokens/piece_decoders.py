@@ -7,7 +7,7 @@ a *piece decoder*, which receives one piece at a time and returns the text that 
     byte-level      bytes of a character are held until it is complete (GPT-2, Llama 3, Qwen)
     byte fallback   ``<0xE2>`` tokens are held until the end of their run, which one invalid byte invalidates (Gemma)
     strip           the first space of the text is not emitted (Llama 2)
-    metaspace       the same for the first token (T5)
+    metaspace       ``▁`` is a space, which is not emitted for the first token (T5)
     word piece      a space precedes each token that does not continue a word (BERT)
     bpe             the end of a word becomes a space once another token follows (CLIP)
 

@@ -28,7 +28,8 @@ class StopStrings:
         """Add `text`.
 
         Args:
-            watch: whether a stop string may end in this text. One that ends later may start in it in either case.
+            watch: whether a stop string may end in this text. A stop string that ends later may start in this text in
+                either case.
 
         Returns:
             (text to emit, the stop string that ended it or None).

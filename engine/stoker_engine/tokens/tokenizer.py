@@ -1,8 +1,8 @@
 """The model's tokenizer: text → tokens, tokens → text, and chats → tokens.
 
 The tokenizer uses only the ``tokenizers`` library, so that its process needs neither transformers nor torch. The
-additions that transformers makes to a tokenizer.json are read here: further special tokens and the chat template. If a
-tokenizer.json differs from transformers' class for the model, the file takes precedence.
+additions that transformers makes to a tokenizer.json are read here: additional special tokens and the chat template. If
+a tokenizer.json differs from transformers' class for the model, the file takes precedence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tokenizer(Vocabulary):
     Args:
         backend: the tokenizer of the ``tokenizers`` library; must not be modified afterwards.
         special_tokens: name → token; variables of the chat template.
-        chat_template: the model's chat template; None: it has none.
+        chat_template: the model's chat template; None: the model has none.
         chat_template_for_tools: the chat template used if there are tools.
         further_special: tokens to treat as special even if the backend does not.
     """
@@ -157,7 +157,7 @@ class Tokenizer(Vocabulary):
 
         Args:
             messages: their content is a string or a list of parts, converted to the form that the template accepts.
-            chat_template: replaces the model's.
+            chat_template: replaces the model's chat template.
             chat_template_kwargs: further variables of the template.
             chat_template_content_format: the form of all content: strings or parts; ``auto``: as the template accepts.
 

@@ -9,7 +9,7 @@ new worker for each job, so that its memory is returned to the system.
     medium       up to 1 MiB
     large        larger
     untrusted    rendering of a template from a request, with limits of time and memory
-    grammars     compilation of grammars, with a short limit of time and a limit of memory and of waiting jobs
+    grammars     compilation of grammars, with a short limit of time and limits of memory and of waiting jobs
     slow         grammars that exceeded that limit of time, with a longer one
 """
 

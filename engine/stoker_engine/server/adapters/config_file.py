@@ -130,8 +130,8 @@ class AdapterConfigFile:
         """Return the adapters that the file lists.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is malformed.
+            OSError: the file cannot be read.
+            ValueError: the file is malformed.
         """
         stamp = _stamp(self._file)
         with self._file.open("rb") as file:

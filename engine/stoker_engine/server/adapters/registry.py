@@ -5,7 +5,7 @@
                 └──► refused, or recorded as failed if its config lists it
 
 A request holds its adapter from submission to its end (`hold`), so a number is never removed while in use. Operations
-on one name run one after the other; those on different names run concurrently.
+on one name run one after the other; operations on different names run concurrently.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RegisteredAdapter:
 
     Attributes:
         module: name and path as given.
-        source: its identification in the engines.
+        source: number, name and folder by which the engines know the adapter.
         loaded: facts that the engines found in its files.
         num_requests: number of requests that hold it.
         created: load time in Unix seconds.
@@ -155,7 +155,7 @@ class AdapterRegistry:
 
         Raises:
             RequestError: the name is the model's, or another adapter's.
-            AdapterError: it cannot be loaded; the previous adapter stays.
+            AdapterError: the adapter cannot be loaded; an adapter that it should replace stays.
             EngineDeadError: the engine died.
         """
         name = module.name

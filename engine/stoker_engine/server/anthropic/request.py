@@ -201,7 +201,7 @@ class ConversationBody(StrictModel):
 
     @property
     def has_later_system(self) -> bool:
-        """Whether there are system messages among the messages."""
+        """Whether `messages` contains system messages, in addition to `system`."""
         return any(message.role == "system" for message in self.messages)
 
     def to_request(self, *, system_anywhere: bool) -> ChatRequest:

@@ -26,7 +26,7 @@ async def render(conversation: Conversation, service: Service, *, cut: bool = Fa
 
     Raises:
         RequestError: the template rejects the conversation, the prompt is too long, or the conversation has its own
-            template and the server does not trust those.
+            template and the server does not trust such templates.
     """
     args, tokenizer = service.args.frontend, service.client.tokenizer
     if conversation.chat_template is not None and not args.trust_request_chat_template:

@@ -1,6 +1,7 @@
 """API-independent messages of a conversation, made of parts.
 
-Images and audio would be further parts. No supported model reads them, so each API refuses them with its own error.
+Images and audio would be other kinds of parts. No supported model reads them, so each API refuses them with its own
+error.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ChatRequest:
         shortens: whether `max_tokens` is reduced to the rest of the context; else larger values are refused.
         truncate_prompt_tokens: number of prompt tokens to keep (-1: as many as the context allows; None: all).
         truncation_side: side on which the prompt is truncated.
-        sampling: further fields of `SamplingParams` by name; None for the model's recommended value.
+        sampling: other fields of `SamplingParams` by name; None for the model's recommended value.
         beam_search: fields of `BeamSearchParams`, instead of `sampling`.
         priority, cache_salt: see `EngineClient.add_request`.
         field_names: field names in errors (`prompt`, and those of `SamplingParams` and of requests) → the client's

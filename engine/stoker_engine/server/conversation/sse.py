@@ -52,7 +52,7 @@ class Framing:
 
 
 class EventStream(Response):
-    """Sends `events` as they arrive, those of one step in one chunk; closes them when the client disconnects.
+    """Sends `events` as they arrive, all events of a step in one chunk; closes `events` when the client disconnects.
 
     Args:
         usage: returns the token counts so far, over all choices.

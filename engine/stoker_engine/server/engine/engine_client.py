@@ -121,8 +121,9 @@ class EngineClient(Protocol):
         """Wait until all engines are loaded; or, with `engine`, until a replacement of that dead engine is loaded.
 
         Raises:
-            ArgumentError, ModelError: the engine cannot be loaded.
-            EngineDeadError: it died while loading; or, while other engines serve, it cannot be loaded again.
+            ArgumentError, ModelError: an engine cannot be loaded.
+            EngineDeadError: an engine died while loading; or, while other engines serve, `engine` cannot be loaded
+                again.
         """
         ...
 
@@ -212,7 +213,7 @@ class EngineClient(Protocol):
         Engines that restart load it again.
 
         Raises:
-            AdapterError: it cannot be loaded; in that case no engine has it.
+            AdapterError: the adapter cannot be loaded; in that case no engine has it.
             EngineDeadError: the engine is dead, or died while loading it.
         """
         ...

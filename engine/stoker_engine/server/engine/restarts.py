@@ -70,7 +70,7 @@ class Restarts:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Context of one restart. If it fails, another attempt or `give_up` must follow."""
+        """Context of one restart. If the context raises, another restart or `give_up` must follow."""
         self.given_up = False
         self._began.append(self._clock())
         self._over.clear()

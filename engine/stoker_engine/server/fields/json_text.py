@@ -120,7 +120,8 @@ def parsed(text: str) -> Any:
     """Return the value of `text`.
 
     Raises:
-        NotJSONError: it is not JSON, or exceeds the limits of parsers: numbers of thousands of digits, deep nesting.
+        NotJSONError: `text` is not JSON, or exceeds the limits of parsers: numbers of thousands of digits, deep
+            nesting.
     """
     try:
         value = json.loads(text, parse_constant=_refuse)

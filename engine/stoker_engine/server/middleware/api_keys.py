@@ -38,7 +38,7 @@ class APIKeys:
 
     Args:
         keys: keys given on the command line or by the environment.
-        file: holds further keys, one a line; or a folder of such files, which may be empty at first.
+        file: file with more keys, one a line; or a folder of such files, which may be empty at first.
         flag: the flag that names the file, for errors.
         refusal: the message for requests without a valid key.
 

@@ -63,7 +63,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(body: UnloadAdapterRequest) -> PlainTextResponse:
-        """Unload an adapter: new requests cannot name it; those that use it finish."""
+        """Unload an adapter: new requests cannot name it; requests that use it finish."""
         await service.adapters.unload(body.lora_name, Origin.RUNTIME)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

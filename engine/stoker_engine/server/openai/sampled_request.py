@@ -116,7 +116,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
-    # Labels for accounting and logs, without any effect here.
+    # Labels for accounting and logs, without any effect.
     user: str | None = None
     metadata: Metadata | None = None
     store: bool | None = None

@@ -96,7 +96,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments, an object. A tool without `parameters` takes no arguments.
 
     Raises:
-        RequestError: its `parameters` are not the schema of an object.
+        RequestError: the tool's `parameters` are not the schema of an object.
     """
     if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}

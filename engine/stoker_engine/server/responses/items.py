@@ -1,8 +1,8 @@
 """Items of a conversation, and their conversion to messages.
 
-A turn of the assistant is one message for the model, and several items here: reasoning, text, calls. Consecutive items
-in this order become one message; an item out of order starts a new one.
-Format: platform.openai.com/docs/api-reference/responses/create, `input`
+A turn of the assistant is one message for the model, and several items in this API: reasoning, text, calls. Consecutive
+items in this order become one message; an item out of order starts a new one. Format:
+platform.openai.com/docs/api-reference/responses/create, `input`
 """
 
 from __future__ import annotations
