@@ -27,7 +27,7 @@ class ReasoningTokens:
         self._has_any = False
 
     def add(self, token_ids: Sequence[int], parts: Sequence[Part], is_reasoning: bool) -> None:
-        """Add a delta: its tokens, its parts, and whether the output is still before the answer after it."""
+        """Add a delta: its tokens, its parts, and whether the answer has still not started after it."""
         if self._is_over:
             return
         window = [*self._last, *token_ids]
