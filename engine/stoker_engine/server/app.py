@@ -1,6 +1,8 @@
 """The application: routes, error handlers and the middleware stack.
 
-metrics → request id → CORS → in flight → admin key → API key → content encoding → body limit → routes
+root path → metrics → request id → CORS → in flight → admin key → API key → content encoding → body limit → routes
+
+Root path, CORS, admin key and API key are omitted if the arguments do not require them.
 """
 
 from __future__ import annotations

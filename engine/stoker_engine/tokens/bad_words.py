@@ -1,4 +1,4 @@
-"""Bad words → token sequences: each word at the start of a text and, if that differs, after a space."""
+"""Bad words → token sequences: each word at the start of a text, and after a space if that changes its first token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sequences(words: Sequence[str], encoded: Sequence[Sequence[int]], vocab_size
     """Return the token sequences of words.
 
     Args:
-        encoded: the tokens of their `spellings`.
+        encoded: the token ids of the words' `spellings`, two lists per word.
         vocab_size: the model's number of tokens, which may be less than the tokenizer's.
 
     Raises:

@@ -1,9 +1,10 @@
 """Chats → text: the models' Jinja templates, rendered in Jinja's sandbox.
 
 Templates come with models and with requests, and are therefore untrusted code. The sandbox prevents them from reaching
-Python's internals and from modifying their arguments. They are written for transformers' ``apply_chat_template``, whose
-helpers and settings are reimplemented here (``raise_exception``, ``strftime_now``, ``tojson``, ``{% generation %}``,
-loop controls), because importing transformers takes seconds and imports torch. The tests compare the two.
+Python's internals and from modifying their arguments. Templates are written for transformers' ``apply_chat_template``,
+whose helpers and settings are reimplemented here (``raise_exception``, ``strftime_now``, ``tojson``,
+``{% generation %}``, loop controls), because importing transformers takes seconds and imports torch. The tests compare
+this module with transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 #: Marks the end of the message to be continued; the trailing space shows whether the template trims messages.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
-#: Characters to which a template's own error message is truncated.
+#: Maximum length in characters of a template's own error message; longer ones are truncated.
 _MAX_ERROR_LENGTH = 1000
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -50,12 +51,13 @@ def render(
         messages: in OpenAI's format: each has ``role`` and usually ``content``.
         tools: JSON schemas of the functions that the model may call.
         documents: documents that the model may cite.
-        add_generation_prompt: append the start of the assistant's message.
-        continue_final_message: leave the last message open, so that the model continues it.
+        add_generation_prompt: whether to append the start of the assistant's message.
+        continue_final_message: whether to leave the last message open, so that the model continues it.
         variables: further variables of the template.
 
     Raises:
-        RequestError: the template raises an error for these messages, or is invalid.
+        RequestError: the template is invalid, raises an error or runs out of memory; there are no messages; or the last
+            message cannot be continued.
     """
     if not messages:
         raise RequestError("messages is empty; send at least one message", "messages")
@@ -100,7 +102,8 @@ def compile_ahead(template: str) -> bool:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it: without nulls, and with the reasoning under each of its names."""
+    """Return a message as templates expect it: without nulls, and with `thinking` and `reasoning_content` if either
+    or `reasoning` is set."""
     present = {key: value for key, value in message.items() if value is not None}
     reasoning = next((present[name] for name in _REASONING_FIELDS if name in present), None)
     if reasoning is None:

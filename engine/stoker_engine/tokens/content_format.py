@@ -51,7 +51,7 @@ class ContentForms:
         self._writes = functools.cache(self._survives)
 
     def adapt(self, messages: _Messages, content_format: ContentFormat) -> list[dict[str, Any]]:
-        """Return `messages` with their content in a form that the template accepts; unchanged if it accepts that.
+        """Return `messages` with their content in a form that the template accepts; accepted content is unchanged.
 
         Args:
             content_format: ``auto``, or the form of all content.
@@ -76,7 +76,7 @@ class ContentForms:
         return next((form for form in forms if self._writes(role, form)), "string")
 
     def _survives(self, role: str, form: _Form) -> bool:
-        """Whether the template writes exactly the text of a message of `role` whose content has that form."""
+        """Whether the template writes the text, not the parts, of a message of `role` with content in that form."""
         probe = {"role": role, "content": _in_form([_text_part(text) for text in _PROBES], form)}
         if role == "tool":
             probe |= {"tool_call_id": _CALL["id"], "name": "look"}

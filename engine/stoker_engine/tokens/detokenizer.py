@@ -11,7 +11,7 @@ from typing import Protocol
 
 from stoker_engine.tokens.piece_decoders import PieceDecoder, write_through
 
-#: Prompt tokens given to the decoder as context. A character has fewer bytes.
+#: Number of prompt tokens that the decoder gets as context. A character has fewer bytes.
 _CONTEXT = 8
 
 

@@ -4,8 +4,9 @@ A GGUF file contains the vocabulary, token types, special tokens and, for byte-l
 normalization and splitting follow from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``. Unknown names
 are rejected, because a slightly wrong tokenizer degrades the model's output without an error.
 
-The files of SentencePiece models contain no merges. Any two tokens whose concatenation is a token can be merged; the
-merge into the token with the higher score comes first, and for the same token the one with the longer left part.
+Most files of SentencePiece models contain no merges. In these, any two tokens whose concatenation is a token can be
+merged; the merge into the token with the higher score comes first, and for the same token the one with the longer left
+part.
 
 transformers converts in the same way, tens of times slower. The tests compare the two.
 """
@@ -31,7 +32,7 @@ _LONGEST_TOKEN = 4096
 
 
 def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
-    """Write the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat template.
+    """Write the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
     Returns:
         The tokenizer in tokenizer.json.
@@ -119,7 +120,7 @@ def _pre_tokenizer(data: GGUFHeader) -> str:
 
 
 def _gemma(tokens: Sequence[str], special: Mapping[str, str]) -> tokenizers.Tokenizer:
-    # The file spells runs of spaces as spaces, and its scores do not follow the order of the merges.
+    # The file spells runs of spaces as spaces. Its scores do not follow the order of the merges; the token ids do.
     spelled = ["▁" * len(token) if " " in token and not token.strip() else token for token in tokens]
     vocab = {token: token_id for token_id, token in enumerate(spelled)}
     merges = _merges(vocab, {token: -token_id for token, token_id in vocab.items()})
@@ -159,7 +160,7 @@ def _sentencepiece(vocab: dict[str, int], merges: list[tuple[str, str]], unknown
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """``"a b"`` → ("a", "b")."""
+    """Return merges as pairs: ``"a b"`` → ("a", "b")."""
     return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 
-#: Characters of grammars in the cache, at most.
+#: Maximum total size of the cached grammars and errors: their characters, and 100 for each entry.
 _MAX_LENGTH: Final = 16 * 2**20
 
 
@@ -32,7 +32,7 @@ class GrammarCache:
         """Return the grammar of `structured`; compile it on a cache miss.
 
         Raises:
-            RequestError: from `compile_grammar`. It is cached if it has no code, i.e. if the grammar itself is invalid.
+            RequestError: from `compile_grammar`. The error is cached if it has no code: the grammar itself is invalid.
         """
         key = await asyncio.to_thread(_key, structured)
         if key not in self._entries:

@@ -13,7 +13,7 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.tokens.vocabulary import Vocabulary
 
-#: Bytes of stack. Each thread of the engine has more, so a grammar that overflows the stack does so here.
+#: Stack size in bytes. Each thread of the engine has more, so a grammar that overflows a stack does so here.
 _STACK: Final = 4 * 1024**2
 
 

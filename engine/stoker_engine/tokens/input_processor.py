@@ -35,7 +35,7 @@ class InputProcessor:
     """Creates requests for one engine. Its seeds are drawn in order, so only one thread at a time may use it.
 
     Args:
-        tokenizer: encodes bad words; None: callers pass them encoded.
+        tokenizer: encodes bad words; None: callers pass the bad words' token sequences.
     """
 
     def __init__(self, info: EngineInfo, tokenizer: Encoding | None) -> None:
@@ -60,7 +60,7 @@ class InputProcessor:
         """Truncate and check a prompt, and create its request; see `of_prompt`.
 
         Raises:
-            RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
+            RequestError: the request is invalid; `param` names the field, by the names of `SamplingParams`.
         """
         prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.num_wanted, self._info)
         return self.of_prompt(
@@ -92,12 +92,12 @@ class InputProcessor:
 
         Args:
             bad_words: the token sequences of `params.bad_words`; None: not encoded yet.
-            grammar: the compiled `params.structured_outputs`.
+            grammar: the compiled `params.structured_outputs`; None if that is None.
             adapter: the number of the request's LoRA adapter.
             adapter_digest: the digest of the adapter's content.
 
         Raises:
-            RequestError: the engine cannot serve this; `param` names the field, by the names of `SamplingParams`.
+            RequestError: the request is invalid; `param` names the field, by the names of `SamplingParams`.
         """
         max_tokens = self._max_tokens(len(prompt), params)
         self._check_set(params.stop_token_ids, "stop_token_ids")
@@ -170,7 +170,7 @@ class InputProcessor:
                 f"{param} has {ids.num_given} token ids; the vocabulary has {self._info.vocab_size}", param
             )
         if len(ids):
-            check_vocabulary((ids[0], ids[-1]), self._info.vocab_size, param)  # they are ascending
+            check_vocabulary((ids[0], ids[-1]), self._info.vocab_size, param)  # the ids are ascending
 
     def _check_logprobs(self, params: RequestParams) -> None:
         max_logprobs = self._info.max_logprobs

@@ -1,7 +1,7 @@
 """The engine's tokens → text: detokenized, cut at stop strings, logprobs with the text of their tokens.
 
-The engine does not process text, so stop strings are found here, after the step: `process` reports it, and its caller
-has the engine finish the sequence. Tokens that the engine computed in the meantime are discarded.
+The engine does not process text, so stop strings are found here, after the step: `process` reports a stop string, and
+its caller has the engine finish the sequence. Tokens that the engine computed in the meantime are discarded.
 
 Two threads use this module. The event loop adds and forgets requests at any time; the thread that reads the engine's
 pipe processes deltas. They share the table of requests, under a lock that is not held during detokenization. Only the
@@ -107,7 +107,7 @@ class OutputProcessor:
         return output, stop is not None and delta.finish_reason is None
 
     def _done(self, entry: _Request) -> None:
-        """Drop an entry. The event loop may have forgotten it meanwhile, and added another one with its id."""
+        """Drop an entry, unless the event loop has meanwhile forgotten it or added another one with its id."""
         with self._lock:
             if self._requests.get(entry.request.id) is entry:
                 del self._requests[entry.request.id]

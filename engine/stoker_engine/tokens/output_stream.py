@@ -31,8 +31,8 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> bool:
-        """Add a delta. `get` raises one with `FinishReason.ERROR`, after the deltas before it and before later ones,
-        which may belong to other requests that continue.
+        """Add a delta. One with `FinishReason.ERROR` makes `get` raise an error, after the deltas before it and before
+        later ones, which may belong to other requests that continue.
 
         Returns:
             Whether the stream was empty: its reader may be waiting, and `wake` must be called in the event loop.
@@ -108,7 +108,7 @@ class _Merged:
         self._last = delta
 
     def delta(self) -> OutputDelta:
-        """Return the merged delta: the last one's fields, and the concatenated text, tokens and logprobs."""
+        """Return the merged delta: the last delta's fields, and the text, tokens and logprobs of all deltas."""
         return replace(
             self._last,
             text="".join(self._texts),

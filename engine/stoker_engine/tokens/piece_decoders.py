@@ -7,12 +7,12 @@ a *piece decoder*, which receives one piece at a time and returns the text that 
     byte-level      bytes of a character are held until it is complete (GPT-2, Llama 3, Qwen)
     byte fallback   ``<0xE2>`` tokens are held until the end of their run, which one invalid byte invalidates (Gemma)
     strip           the first space of the text is not emitted (Llama 2)
-    metaspace       the same for the first token (T5)
+    metaspace       ``▁`` is a space, which is not emitted for the first token (T5)
     word piece      a space precedes each token that does not continue a word (BERT)
     bpe             the end of a word becomes a space once another token follows (CLIP)
 
 After a decoder that fuses, later decoders see the whole text as a single token; `piece_decoders` accounts for that. If
-a decoder is unknown, or their order cannot be streamed, all text is emitted at the end, late but correct.
+a decoder is unknown, or the order of the decoders cannot be streamed, all text is emitted at the end, late but correct.
 
 The joined pieces always equal ``Tokenizer.decode`` of all tokens; the tests compare the two.
 """
@@ -113,7 +113,7 @@ def _fused_decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
 
 
 class _Local:
-    """A decoder that holds nothing back."""
+    """Base of decoders, with an empty `end` and `mark_emitted`."""
 
     def end(self) -> list[str]:
         return []
@@ -153,7 +153,7 @@ BYTE_LEVEL_ALPHABET = _byte_of_character()
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a byte-level token; of one with other characters (an added token), its UTF-8."""
+    """Return the bytes of a byte-level token; UTF-8 for a token with other characters (an added token)."""
     try:
         return bytes([BYTE_LEVEL_ALPHABET[character] for character in token])
     except KeyError:
@@ -236,7 +236,7 @@ class Metaspace(_Local):
 
 
 class StripEach(_Local):
-    """Removes characters from the start of each token."""
+    """Removes the character `content` from the start of each token, at most `start` times."""
 
     def __init__(self, content: str, start: int) -> None:
         self._content, self._start = content, start
@@ -246,7 +246,7 @@ class StripEach(_Local):
 
 
 class StripText(_Local):
-    """Removes characters from the start of the text."""
+    """Removes the character `content` from the start of the text, at most `start` times."""
 
     def __init__(self, content: str, start: int) -> None:
         self._content, self._start = content, start
@@ -272,7 +272,7 @@ _CLEANUPS = (
 
 
 class WordPiece(_Local):
-    """A token starts a word unless it has the prefix."""
+    """Puts a space before each token except the first; a token with the prefix loses that instead."""
 
     def __init__(self, prefix: str, cleanup: bool) -> None:
         self._prefix, self._cleanup = prefix, cleanup

@@ -1,4 +1,4 @@
-"""Stop strings: they end the text, and no part of them is streamed.
+"""Stop strings: they end the text, and no part of them is emitted, unless they are included.
 
 The stop string that is completed first ends the text; of two completed at the same character, the longer one. The
 result therefore does not depend on how the text was split into deltas.
@@ -28,7 +28,8 @@ class StopStrings:
         """Add `text`.
 
         Args:
-            watch: whether a stop string may end in this text. One that ends later may start in it in either case.
+            watch: whether a stop string may end in this text. A stop string that ends later may start in this text in
+                either case.
 
         Returns:
             (text to emit, the stop string that ended it or None).

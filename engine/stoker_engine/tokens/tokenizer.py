@@ -1,8 +1,8 @@
 """The model's tokenizer: text → tokens, tokens → text, and chats → tokens.
 
-Uses only the ``tokenizers`` library, so that its process needs neither transformers nor torch. The additions that
-transformers makes to a tokenizer.json are read here: further special tokens and the chat template. If a tokenizer.json
-differs from transformers' class for the model, the file takes precedence.
+The tokenizer uses only the ``tokenizers`` library, so that its process needs neither transformers nor torch. The
+additions that transformers makes to a tokenizer.json are read here: additional special tokens and the chat template. If
+a tokenizer.json differs from transformers' class for the model, the file takes precedence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tokenizer(Vocabulary):
     Args:
         backend: the tokenizer of the ``tokenizers`` library; must not be modified afterwards.
         special_tokens: name → token; variables of the chat template.
-        chat_template: the model's chat template; None: it has none.
+        chat_template: the model's chat template; None: the model has none.
         chat_template_for_tools: the chat template used if there are tools.
         further_special: tokens to treat as special even if the backend does not.
     """
@@ -117,7 +117,7 @@ class Tokenizer(Vocabulary):
         return size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`, with the begin-of-sequence token if the model requires one.
+        """Return the token ids of `text`, by default with the special tokens that the tokenizer adds to a prompt.
 
         Raises:
             RequestError: the text is not valid Unicode (it contains a lone surrogate).
@@ -157,7 +157,7 @@ class Tokenizer(Vocabulary):
 
         Args:
             messages: their content is a string or a list of parts, converted to the form that the template accepts.
-            chat_template: replaces the model's.
+            chat_template: replaces the model's chat template.
             chat_template_kwargs: further variables of the template.
             chat_template_content_format: the form of all content: strings or parts; ``auto``: as the template accepts.
 
@@ -224,8 +224,8 @@ def _state(decoder: Any) -> Mapping[str, Any] | None:
 
 
 def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Add the tokens in tokenizer_config.json, as transformers does. Return its named special tokens, and all special
-    tokens in it."""
+    """Add the special and added tokens of `config`, as transformers does. Return its named special tokens (name →
+    token), and all of its special tokens."""
     backend.no_truncation()
     backend.no_padding()
     present = backend.get_added_tokens_decoder().values()
@@ -251,7 +251,7 @@ def _content(token: Any) -> str | None:
 
 
 def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the model's chat templates by name, from all files that may contain them. Most have one, ``default``."""
+    """Return the model's chat templates by name, from all files that may contain them. Most models have one."""
     templates: dict[str, str] = {}
     configured = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(configured, str):

@@ -102,8 +102,8 @@ def _convert_folder(path: Path, target: Path) -> tokenizers.Tokenizer | None:
 def _converted(
     path: Path, source: Path, convert: Callable[[Path, Path], tokenizers.Tokenizer | None]
 ) -> TokenizerFiles:
-    """Return the conversion of `path`, from the cache if possible. The cache's key has the size and mtime of
-    `source`."""
+    """Return the conversion of `path`, from the cache if possible. The cache's key has the path, size and
+    mtime of `source`."""
     stat = source.stat()
     key = hashlib.sha256(f"{_FORMAT}:{source.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache_folder() / "tokenizers" / f"{path.stem}-{key}"

@@ -1,15 +1,15 @@
 """Client of the tokenizer process: sends jobs and receives their results without blocking the event loop.
 
 Jobs wait in lanes by size. Each lane has its own worker, so that small jobs never wait for large ones. A cancelled job
-is not started, or is stopped by killing its worker; the next job gets a new worker. Lanes of larger jobs start a new
-worker for each job, so that its memory is returned to the system.
+is not started, or is stopped by killing its worker; the next job gets a new worker. All lanes but the small one start a
+new worker for each job, so that its memory is returned to the system.
 
     lane         jobs, one at a time
     small        up to 64 KiB; its worker is reused
     medium       up to 1 MiB
     large        larger
     untrusted    rendering of a template from a request, with limits of time and memory
-    grammars     compilation of grammars, with a short limit of time and a limit of memory and of waiting jobs
+    grammars     compilation of grammars, with a short limit of time and limits of memory and of waiting jobs
     slow         grammars that exceeded that limit of time, with a longer one
 """
 
@@ -69,7 +69,7 @@ _EARLY_S: Final = 1.0
 #: Largest result of a worker that ran untrusted code, in bytes.
 _MAX_UNTRUSTED_BYTES = 256 * 1024**2
 
-#: Seconds to wait for a fork before the process counts as hung. It may first read the vocabulary for grammars.
+#: Seconds to wait for a fork before the process counts as hung. The process may first read the vocabulary for grammars.
 _FORK_TIMEOUT_S = 30.0
 
 #: Error code for a grammar whose compilation exceeds a limit.
@@ -128,7 +128,7 @@ class _Lane:
     Attributes:
         timeout: limit of a job, in seconds. For trusted jobs only a hung worker reaches it.
         keeps: whether the worker is reused for the next job.
-        fork: limits of its workers; see `tokenizer_worker.FORK`.
+        fork: limits and kind of the lane's workers; see `tokenizer_worker.FORK`.
         max_jobs: largest number of waiting and running jobs; None: unlimited.
         waiting: number of waiting and running jobs; counted only for grammars.
     """

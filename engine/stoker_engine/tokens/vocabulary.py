@@ -27,10 +27,11 @@ class Vocabulary:
         special: spellings of special tokens.
         special_ids: ids of special tokens that are added tokens.
         decoder: the ``decoder`` of tokenizer.json.
-        backend_decoder: that decoder as an object, used if it cannot be streamed.
+        backend_decoder: the same decoder as an object of the ``tokenizers`` library, used if it cannot be streamed.
         longest_token: largest number of characters of a text that one token can represent; None: no bound.
         ignores_whitespace: whether a token may absorb any number of spaces around it, which then are not counted.
-        chat_template: the model's chat template, or the one for chats with tools if it has one; None: it has none.
+        chat_template: the model's chat template, or the one for chats with tools if there is one; None: the model has
+            none.
     """
 
     tokens: Sequence[str | None]

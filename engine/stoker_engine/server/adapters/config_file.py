@@ -6,9 +6,10 @@
       - name: support
         path: /adapters/support-v3
 
-New adapters are loaded; removed ones are unloaded; one whose path has changed is reloaded in place. An adapter that
-cannot be loaded, or was lost with an engine, is reported and retried when the file changes; the others are served
-meanwhile. A file that cannot be read, or is malformed, changes nothing.
+New adapters are loaded; removed ones are unloaded; one whose entry has changed is reloaded in place. An adapter that
+cannot be loaded, or that a restarted engine could not load again, is reported and retried when the file changes; a load
+that an engine's death interrupted is retried at the next check. The other adapters are served meanwhile. A file that
+cannot be read, or is malformed, changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from stoker_engine.server.adapters.registry import LOADS_AT_ONCE, AdapterRegistr
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between checks of the file. Polled, because few file watchers follow the symlinks of a mounted ConfigMap.
+#: Seconds between checks of the file. It is polled, because few file watchers follow the symlinks of a mounted
+#: ConfigMap.
 INTERVAL_S: Final = 1.0
 #: Maximum size of the file in bytes: some thousand adapters.
 _MAX_BYTES: Final = 4 * 1024**2
@@ -128,8 +130,8 @@ class AdapterConfigFile:
         """Return the adapters that the file lists.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is malformed.
+            OSError: the file cannot be read.
+            ValueError: the file is malformed.
         """
         stamp = _stamp(self._file)
         with self._file.open("rb") as file:

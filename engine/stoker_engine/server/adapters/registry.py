@@ -5,7 +5,7 @@
                 └──► refused, or recorded as failed if its config lists it
 
 A request holds its adapter from submission to its end (`hold`), so a number is never removed while in use. Operations
-on one name run one after the other; those on different names run concurrently.
+on one name run one after the other; operations on different names run concurrently.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RegisteredAdapter:
 
     Attributes:
         module: name and path as given.
-        source: its identification in the engines.
+        source: number, name and folder by which the engines know the adapter.
         loaded: facts that the engines found in its files.
         num_requests: number of requests that hold it.
         created: load time in Unix seconds.
@@ -83,7 +83,7 @@ class AdapterRegistry:
     _served: dict[str, RegisteredAdapter] = field(default_factory=dict)
     _draining: set[RegisteredAdapter] = field(default_factory=set)
     _loading: list[tuple[str, Origin]] = field(default_factory=list)  # loads in progress
-    _failed: dict[str, str] = field(default_factory=dict)  # names of configured, unserved adapters → reason
+    _failed: dict[str, str] = field(default_factory=dict)  # configured adapters whose last load failed → reason
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
@@ -127,7 +127,7 @@ class AdapterRegistry:
         """Hold an adapter, or the model itself, while a request uses it.
 
         Yields:
-            Its number.
+            The adapter's number; `NO_ADAPTER` for the model.
 
         Raises:
             NotFoundError, NotStartedError: see `check`.
@@ -155,7 +155,7 @@ class AdapterRegistry:
 
         Raises:
             RequestError: the name is the model's, or another adapter's.
-            AdapterError: it cannot be loaded; the previous adapter stays.
+            AdapterError: the adapter cannot be loaded; an adapter that it should replace stays.
             EngineDeadError: the engine died.
         """
         name = module.name
@@ -193,7 +193,7 @@ class AdapterRegistry:
 
         Raises:
             NotFoundError: no adapter has that name.
-            RequestError: ``--lora-config`` lists it.
+            RequestError: ``--lora-config`` lists it, and `origin` is another.
         """
         async with self._lock(name):
             self._check_owner(name, origin)
@@ -213,7 +213,8 @@ class AdapterRegistry:
         """
 
         async def load(module: LoRAModule) -> None:
-            # Resolved once: a symlink that changes later must not change the files that are reread after an eviction.
+            # Resolve the path once: a symlink that changes later must not change the files that are reread after an
+            # eviction.
             folder = await asyncio.to_thread(os.path.realpath, module.path)
             try:
                 await self.load(module, Origin.MODULES, folder=folder)
@@ -233,7 +234,7 @@ class AdapterRegistry:
         self._failed = {name: reason for name, reason in self._failed.items() if name in names}
 
     def error_of(self, adapter: RegisteredAdapter) -> str | None:
-        """Return why a loaded adapter is unavailable: a restarted engine cannot load it."""
+        """Return why a loaded adapter is unavailable (a restarted engine cannot load it); None if it is available."""
         return self.client.adapter_error(adapter.source.number)
 
     def _check_owner(self, name: str, origin: Origin) -> None:

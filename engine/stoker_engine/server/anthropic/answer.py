@@ -52,7 +52,7 @@ class OutputTokensDetails(BaseModel):
 
 
 class AnthropicUsage(BaseModel):
-    """Token counts. As at Anthropic, prompt tokens found in the prefix cache do not count as input."""
+    """Token counts. As at Anthropic, prompt tokens reported as found in the prefix cache do not count as input."""
 
     input_tokens: int
     cache_creation_input_tokens: Extra[int] = None

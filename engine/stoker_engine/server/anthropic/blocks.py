@@ -25,7 +25,7 @@ from stoker_engine.server.fields.field_types import StrictModel
 from stoker_engine.server.fields.unsupported import Absent, NoList, OnlyValue
 from stoker_engine.server.parsers.parts import Reasoning
 
-#: Hint where to cache the prompt. Ignored, because the prefix cache covers all shared prefixes.
+#: Hint where to cache the prompt. It is ignored, because the prefix cache covers all shared prefixes.
 CacheHint = dict[str, Any] | None
 
 #: Prefix of a system block that Claude Code adds for Anthropic's billing. It is dropped: it is not meant for the model,
@@ -71,7 +71,7 @@ class ToolUseBlockParam(StrictModel):
 
 
 def of_types(*types: str) -> BeforeValidator:
-    """Return a validator that refuses blocks of other types, and names the type."""
+    """Return a validator that refuses blocks of other types with an error that names the type."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -107,7 +107,7 @@ class ToolResultBlockParam(StrictModel):
     cache_control: CacheHint = None
 
     def to_part(self) -> ToolResult:
-        """Return the result as part of a `Conversation`. Chat templates have no error flag, so the text says it."""
+        """Return the result as part of a `Conversation`. Templates have no error flag, so the text starts with it."""
         texts = [block.text for block in self.content or ()] or [""]
         if self.is_error and not texts[0].lower().startswith("error"):
             texts[0] = f"Error: {texts[0]}" if texts[0] or len(texts) > 1 else "Error"
@@ -155,7 +155,7 @@ class MessageParam(StrictModel):
 
     @property
     def blocks(self) -> Sequence[BlockParam]:
-        """The blocks of the message. Strings are converted only on use, because there may be very many."""
+        """The blocks of the message. A string is converted only on use, because there may be very many messages."""
         if isinstance(self.content, str):
             return [TextBlockParam(type="text", text=self.content)]
         return self.content
@@ -166,7 +166,7 @@ def plain_messages(
 ) -> list[Message]:
     """Return the messages of a conversation.
 
-    Consecutive messages of one role become one message, with its texts as parts.
+    Consecutive messages of one role are joined, with their texts as parts; each tool result becomes its own message.
 
     Args:
         system_anywhere: whether system messages keep their position; else they are merged into one at the start.

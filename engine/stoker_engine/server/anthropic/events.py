@@ -50,14 +50,14 @@ class ContentBlockStart(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """Further text."""
+    """The next piece of the text."""
 
     type: Literal["text_delta"] = "text_delta"
     text: str
 
 
 class ThinkingDelta(BaseModel):
-    """Further reasoning."""
+    """The next piece of the reasoning."""
 
     type: Literal["thinking_delta"] = "thinking_delta"
     thinking: str
@@ -71,7 +71,7 @@ class SignatureDelta(BaseModel):
 
 
 class InputJSONDelta(BaseModel):
-    """Further text of a call's input."""
+    """The next piece of a call's input."""
 
     type: Literal["input_json_delta"] = "input_json_delta"
     partial_json: str
@@ -127,7 +127,7 @@ class BlockEvents:
         self._thought = hashlib.sha256()
 
     def write(self, part: Part) -> Iterator[BaseModel]:
-        """Yield the events of a further part."""
+        """Yield the events of the next part."""
         match part:
             case Content(text):
                 if not isinstance(self._open, TextBlock):

@@ -100,7 +100,7 @@ class ToolChoiceParam(StrictModel):
 class ThinkingConfig(StrictModel):
     """Whether the model reasons before it answers.
 
-    The budget is only a hint: `max_tokens` limits reasoning and answer together.
+    The budget is checked and otherwise ignored: `max_tokens` limits reasoning and answer together.
     """
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -148,7 +148,7 @@ def _no_thread(value: Any) -> None:
 
 
 class ConversationBody(StrictModel):
-    """The fields of both bodies: everything that becomes the prompt."""
+    """The fields that both bodies share, including all that determine the prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)]
@@ -201,7 +201,7 @@ class ConversationBody(StrictModel):
 
     @property
     def has_later_system(self) -> bool:
-        """Whether there are system messages among the messages."""
+        """Whether `messages` contains system messages, in addition to `system`."""
         return any(message.role == "system" for message in self.messages)
 
     def to_request(self, *, system_anywhere: bool) -> ChatRequest:
@@ -249,7 +249,7 @@ class MessagesRequest(ConversationBody):
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     cache_salt: CacheSalt | None = None  # vLLM's
 
-    # Labels, and requests for what is always done.
+    # Labels, and options whose accepted values change nothing.
     metadata: Annotated[dict[str, Any], at_most(MAX_METADATA)] | None = None
     service_tier: Annotated[Any, OnlyValue("auto", "standard_only")] = None
 

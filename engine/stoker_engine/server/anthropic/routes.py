@@ -85,7 +85,7 @@ class _Chats:
         await self._service.wait_ready()
         if body.has_later_system and self._system_anywhere is None:
             self._system_anywhere = await takes_system_anywhere(self._service.client.tokenizer)
-        # In a thread: the body may be long.
+        # In a thread, because a long body would block the event loop.
         return await asyncio.to_thread(body.to_request, system_anywhere=self._system_anywhere is not False)
 
 

@@ -25,7 +25,8 @@ async def render(conversation: Conversation, service: Service, *, cut: bool = Fa
         cut: whether the prompt will be truncated to the model's context, so that any length is allowed.
 
     Raises:
-        RequestError: the template rejects it, it is too long, or it has a template of its own and none is trusted.
+        RequestError: the template rejects the conversation, the prompt is too long, or the conversation has its own
+            template and the server does not trust such templates.
     """
     args, tokenizer = service.args.frontend, service.client.tokenizer
     if conversation.chat_template is not None and not args.trust_request_chat_template:
@@ -34,7 +35,7 @@ async def render(conversation: Conversation, service: Service, *, cut: bool = Fa
             "chat_template",
         )
     text = await tokenizer.chat_text(
-        # In a thread: there may be very many messages.
+        # In a thread, because very many messages would block the event loop.
         await asyncio.to_thread(lambda: [message.for_template() for message in conversation.messages]),
         tools=[tool.for_template() for tool in conversation.tools] or None,
         documents=conversation.documents or None,

@@ -102,6 +102,7 @@ class ChatRun:
 
         Raises:
             RequestError: the request cannot be served.
+            NotStartedError: the model is unavailable.
             ClientGoneError: the client disconnected.
         """
         await service.wait_ready()
@@ -142,10 +143,10 @@ class ChatRun:
 
     @staticmethod
     async def _grammar_of_tools(request: ChatRequest, service: Service, receive: Receive) -> StructuredOutputs | None:
-        """Return the constraint that the tools require, combined with the answer's format.
+        """Return the constraint that the tools require, combined with the answer's format; None if they require none.
 
         Raises:
-            RequestError: it is not possible, or the format is malformed.
+            RequestError: the constraint is not possible, or the format is malformed.
             ClientGoneError: the client disconnected.
         """
         of_tools = await asyncio.to_thread(constraint, request, service.parsers)

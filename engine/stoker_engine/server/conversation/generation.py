@@ -62,9 +62,9 @@ class Generation:
         running: set that contains this object while it runs.
         field_names: the engine's field names → the client's, for errors.
         report_cached: whether usage reports prompt tokens found in the prefix cache.
-        report_output: whether generated tokens are returned; else only the prompt is, and usage counts only the prompt.
+        report_output: whether generated tokens are returned and counted in usage; else only prompt tokens are.
         created: Unix time in seconds.
-        prompt_logprobs: logprobs of each prompt, from its first delta on, if requested.
+        prompt_logprobs: index of a prompt → its logprobs, if requested and received.
     """
 
     client: EngineClient
@@ -95,13 +95,15 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
         """Yield new output as soon as it is available: (index of a choice, delta), at most one per choice and step.
 
-        The first error ends all choices. Closing the generator aborts those that still run.
+        The first error that is raised ends all choices. Closing the generator aborts choices that are still running.
 
         Raises:
             NotStartedError: the engine died before the submission, and no engine is ready in time.
             NotFoundError: the adapter was unloaded before the submission.
             OverloadedError: a queue limit is reached.
-            RequestError: an error of the engine.
+            RequestError: the engine refused a prompt.
+            EngineDeadError: an engine died that had generated tokens of a running prompt, or engines died repeatedly.
+            UnavailableError: an engine died after the submission, and no engine was ready again in time.
         """
         await self.wait_ready()
         with self.hold_adapter(self.model) as self._adapter:
@@ -115,8 +117,9 @@ class Generation:
                     try:
                         deltas = await self._stream.get()
                     except EngineDeadError as death:
-                        # Prompts without any sent token are resubmitted to another engine. Unless the engine was
-                        # killed by a signal from outside, a prompt may be the cause, so they are resubmitted only once.
+                        # Prompts without any sent token are resubmitted, to another engine or after a restart. Unless
+                        # the engine was killed by a signal from outside, a prompt may be the cause, so they are
+                        # resubmitted only once.
                         crashes += not isinstance(death, EngineKilledError)
                         if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
                             raise
@@ -180,7 +183,7 @@ class Generation:
         return choice
 
     async def _submit(self) -> None:
-        """Submit a request for each prompt that has none. Errors are raised to the reader of the stream."""
+        """Submit a request for each unfinished prompt that has none. Errors are raised to the reader of the stream."""
         try:
             for prompt in self._unfinished.keys() - self._prompts_of.values():
                 request_id = f"{self.id}-{next(_serial)}"

@@ -1,6 +1,7 @@
 """API-independent messages of a conversation, made of parts.
 
-Images and audio would be further parts. No model here reads them, so each API refuses them with its own error.
+Images and audio would be other kinds of parts. No supported model reads them, so each API refuses them with its own
+error.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ToolCall:
     """A tool call of the assistant.
 
     Attributes:
-        arguments: an object, or text if the call is incomplete.
+        arguments: an object, or text that is no JSON object, as in an incomplete call; None: no arguments.
         id: id that the tool result refers to.
     """
 
@@ -51,7 +52,7 @@ class ToolResult:
     """Result of a tool.
 
     Attributes:
-        call_id: id of the call that it answers.
+        call_id: id of the call that it answers; None if the client sent none.
     """
 
     texts: Sequence[Text]

@@ -8,14 +8,14 @@ from stoker_engine.server.parsers.parts import Part, Reasoning
 
 
 class ReasoningTokens:
-    """Counts the tokens of one sequence before its answer, including markers, however deltas split them.
+    """Counts the reasoning tokens of one sequence, including markers, however they are split into deltas.
 
     Args:
         ends: token sequences after any of which the answer begins.
-        is_reasoning: whether the output begins with reasoning.
+        is_reasoning: whether the output may begin with reasoning.
 
     Attributes:
-        count: tokens so far.
+        count: reasoning tokens so far.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], is_reasoning: bool) -> None:
@@ -27,7 +27,7 @@ class ReasoningTokens:
         self._has_any = False
 
     def add(self, token_ids: Sequence[int], parts: Sequence[Part], is_reasoning: bool) -> None:
-        """Add a delta: its tokens, its parts, and whether the answer has not started after it."""
+        """Add a delta: its tokens, its parts, and whether the answer has still not started after it."""
         if self._is_over:
             return
         window = [*self._last, *token_ids]

@@ -28,7 +28,7 @@ class Conversation:
         documents: documents that the answer may cite.
         chat_template: template of the request itself.
         template_kwargs: variables for the chat template; see `template_variables`.
-        begins_message: whether the answer is a new message.
+        begins_message: whether the prompt ends with the generation prompt, so that the answer is a new message.
         continue_final_message: whether the answer continues the last message.
         add_special_tokens: whether the tokenizer adds its special tokens; most templates contain them.
     """
@@ -55,10 +55,10 @@ class ChatRequest:
         n: number of choices; `sampling` contains it too, if the client sets it.
         max_tokens: maximum number of tokens per choice; None for the model's recommended maximum, limited by the
             context, or else the rest of the context.
-        shortens: whether `max_tokens` is limited by the context, too, instead of being refused.
-        truncate_prompt_tokens: number of prompt tokens to keep (-1: as many as the context allows).
+        shortens: whether `max_tokens` is reduced to the rest of the context; else larger values are refused.
+        truncate_prompt_tokens: number of prompt tokens to keep (-1: as many as the context allows; None: all).
         truncation_side: side on which the prompt is truncated.
-        sampling: further fields of `SamplingParams` by name; None for the model's recommended value.
+        sampling: other fields of `SamplingParams` by name; None for the model's recommended value.
         beam_search: fields of `BeamSearchParams`, instead of `sampling`.
         priority, cache_salt: see `EngineClient.add_request`.
         field_names: field names in errors (`prompt`, and those of `SamplingParams` and of requests) → the client's
@@ -121,8 +121,8 @@ def template_variables(stated: Mapping[str, Any] | None, effort: str | None = No
 
     Args:
         stated: variables of the client.
-        effort: reasoning effort. It is passed as a variable and switches thinking on or off, as in vLLM; it has no
-            effect on a template that uses neither.
+        effort: reasoning effort. As in vLLM, it sets the variables `reasoning_effort` and, unless `stated` has it,
+            `enable_thinking`; it has no effect on a template that uses neither.
 
     Raises:
         RequestError: a variable is reserved.

@@ -141,12 +141,12 @@ class Service:
         self._metrics.on_loaded_again(self.client.info_of(engine), engine)
 
     async def wait_ready(self) -> None:
-        """Wait while a dead engine is restarted.
+        """Wait until an engine is ready, if restarts may achieve that.
 
         Raises:
             NotStartedError: the model is unavailable.
         """
-        client = self.client  # it may die between two checks
+        client = self.client
         if client.is_ready:
             return
         may_be_again = self.is_loaded and not client.is_stuck
@@ -157,7 +157,7 @@ class Service:
         """Check the model of a request, which may be unset or name an adapter.
 
         Returns:
-            Name in the answer.
+            Name that the answer carries: the model's first name, or the adapter's.
 
         Raises:
             NotFoundError: no model and no adapter has that name.

@@ -4,8 +4,9 @@ Status and headers are sent with the first event, so that a request that the eng
 that an error can only be sent as an event. The stream then lacks its usual end, so that clients see that the answer is
 incomplete.
 
-With the request header ``X-Stoker-Usage: 1`` events carry the token counts so far, so that they are known even for a
-stream that breaks off: ``"stoker_usage": {"prompt_tokens", "completion_tokens", "cached_tokens"}``.
+With the request header ``X-Stoker-Usage: 1`` the last event of each chunk carries the token counts so far, so that they
+are known even for a stream that breaks off: ``"stoker_usage": {"prompt_tokens", "completion_tokens",
+"cached_tokens"}``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Framing:
 
 
 class EventStream(Response):
-    """Sends `events` as they arrive, those of one step in one chunk; closes them when the client disconnects.
+    """Sends `events` as they arrive, all events of a step in one chunk; closes `events` when the client disconnects.
 
     Args:
         usage: returns the token counts so far, over all choices.

@@ -41,10 +41,10 @@ class Admission:
     num_waiting_tokens: int = 0
 
     def admit(self, prompt_lengths: Sequence[int], n: int) -> Ticket:
-        """Admit a request until `release`.
+        """Admit a request and count it as in flight until `release`.
 
         Raises:
-            OverloadedError: a limit is reached.
+            OverloadedError: the request would exceed `max_num_queued_reqs`, or `max_num_queued_tokens` is reached.
         """
         num_requested = len(prompt_lengths) * n
         if self.max_num_queued_reqs is not None and self.num_sequences + num_requested > self.max_num_queued_reqs:
@@ -65,7 +65,7 @@ class Admission:
         return ticket
 
     def on_first_token(self, ticket: Ticket, prompt: int) -> None:
-        """Record that a prompt has its first token; later calls for it do nothing."""
+        """Record that a prompt has its first token; later calls for the same prompt do nothing."""
         self.num_waiting_tokens -= ticket.waiting.pop(prompt, 0)
 
     def release(self, ticket: Ticket) -> None:

@@ -1,7 +1,8 @@
 """The engine as the server uses it: `AsyncLLM` implements it, and tests provide fakes.
 
-Life cycle: constructed (the engine starts to load) → `load` awaited in the event loop → serving → dead, from where
-`load` starts it again, or `shutdown`. Properties return the current state and are cheap: probes read them often.
+Life cycle: constructed (the engine starts to load) → `load` awaited in the event loop → serving → dead. `load` restarts
+a dead engine; `shutdown` ends the life cycle in any state. Properties return the current state and are cheap: probes
+read them often.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class TokenTexts(Protocol):
     """Texts of tokens. Thread-safe.
 
     Attributes:
-        chat_template: the model's; None if it has none.
+        chat_template: the model's chat template; None if the model has none.
     """
 
     chat_template: str | None
@@ -94,7 +95,7 @@ class PromptTokenizer(Protocol):
         """Render a chat with the template.
 
         Args:
-            chat_template: template of the request itself, which is untrusted.
+            chat_template: template of the request, which is untrusted; None: the model's.
 
         Raises:
             RequestError: there is no template, it rejects these messages, or the request's template exceeds its limits.
@@ -120,8 +121,9 @@ class EngineClient(Protocol):
         """Wait until all engines are loaded; or, with `engine`, until a replacement of that dead engine is loaded.
 
         Raises:
-            ArgumentError, ModelError: the engine cannot be loaded.
-            EngineDeadError: it died while loading; or, while other engines serve, it cannot be loaded again.
+            ArgumentError, ModelError: an engine cannot be loaded.
+            EngineDeadError: an engine died while loading; or, while other engines serve, `engine` cannot be loaded
+                again.
         """
         ...
 
@@ -150,7 +152,7 @@ class EngineClient(Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine's process exists but makes no progress, and may never answer again."""
+        """Whether every engine that is not dead is stuck: it makes no progress, and may never answer again."""
         ...
 
     @property
@@ -183,10 +185,10 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> int:
-        """Start a request, whose deltas go to `stream`. The caller must call `abort` in the end.
+        """Start a request, whose deltas go to `stream`. The caller must always call `abort` in the end.
 
         Args:
-            adapter: number of the LoRA adapter.
+            adapter: number of the LoRA adapter, or `NO_ADAPTER`.
 
         Returns:
             Number of sequences, each of which ends with a finish reason.
@@ -198,7 +200,7 @@ class EngineClient(Protocol):
         ...
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has started, is not aborted, and its engine is alive."""
+        """Whether a request has been added, has not been aborted, and its engine is alive."""
         ...
 
     def abort(self, request_id: str) -> None:
@@ -211,7 +213,7 @@ class EngineClient(Protocol):
         Engines that restart load it again.
 
         Raises:
-            AdapterError: it cannot be loaded; in that case no engine has it.
+            AdapterError: the adapter cannot be loaded; in that case no engine has it.
             EngineDeadError: the engine is dead, or died while loading it.
         """
         ...

@@ -1,4 +1,4 @@
-"""Stages of the server's shutdown, which lose no request while its address is still in use.
+"""Stages of the server's shutdown. No request is lost while clients still use the server's address.
 
     serving ──SIGTERM──► leaving ──grace over──► closed ──all answered, or out of time──► the process ends
     /ready 200           /ready 503              /ready 503
@@ -25,7 +25,7 @@ class Lifecycle:
     Attributes:
         leaving: the server has been asked to stop.
         closed: it accepts no new requests.
-        in_flight: requests being answered, without probes.
+        in_flight: number of requests being answered, except probes.
         last_came: event loop time at which the newest request arrived.
     """
 

@@ -5,13 +5,15 @@
                                  requests whose answer has started fail at once;
                                  others, and new ones, wait
 
-If the server ended with its engine, it would refuse connections until the last client knows, which takes seconds in
-a cluster. Above a number of deaths per hour the server ends with its engine, and its supervisor decides what to do. It
-also ends if a new process would not help: if memory ran out, or the engine was stuck, perhaps because of its hardware.
+If the server ended with its engine, it would refuse connections until the last client has learned of it, which takes
+seconds in a cluster. Above a number of deaths per hour the server ends with its engine, and its supervisor decides what
+to do. It also ends if a new process would not help: if memory ran out, or the engine was stuck, perhaps because of its
+hardware.
 
-Data-parallel engines fail and restart independently. While others serve, an engine is restarted whatever the cause, as
-many times an hour as allowed, and at least `BESIDE_OTHERS` times; after that it stays dead. If no engine serves, an
-engine that may not be restarted waits for another engine that may be restarted. The server ends with the last engine.
+Data-parallel engines fail and restart independently. While others serve, an engine is restarted whatever the cause of
+its death, up to the allowed number of times per hour, but at least up to `BESIDE_OTHERS` times; after that it stays
+dead. If no other engine serves, an engine that has died too often waits until another engine is restarted. The server
+ends if no such restart is possible, or if memory ran out or the engine was stuck.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, Engine
 #: Seconds for which a request waits for a restarting engine: a little less than common proxy timeouts.
 PATIENCE_S: Final = 55.0
 
-#: Minimum number of restarts per hour while other engines serve.
+#: Number of restarts per hour that are allowed while other engines serve, even if `max_restarts` is smaller.
 BESIDE_OTHERS: Final = 3
 
 _HOUR_S: Final = 3600.0
@@ -41,7 +43,7 @@ class Restarts:
         max_restarts: maximum number of restarts per hour.
 
     Attributes:
-        given_up: no further restart will follow.
+        given_up: whether no further restart follows, at least until another engine serves.
     """
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +70,7 @@ class Restarts:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Context of one restart. If it fails, another attempt or `give_up` must follow."""
+        """Context of one restart. If the context raises, another restart or `give_up` must follow."""
         self.given_up = False
         self._began.append(self._clock())
         self._over.clear()

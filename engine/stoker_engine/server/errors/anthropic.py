@@ -48,7 +48,7 @@ class AnthropicError(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """The body of every status from 400 on, and the `error` event of a failing stream."""
+    """Body of every response with a status from 400 on, and of the `error` event of a failing stream."""
 
     type: Literal["error"] = "error"
     error: AnthropicError

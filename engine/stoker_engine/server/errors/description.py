@@ -4,6 +4,7 @@ cause                                           status
 invalid JSON, or a body that fails validation   400      (FastAPI's default is 422)
 a RequestError                                  its own: 400, 401, 403, 404, 413, 429, 500, 503
 unknown path, wrong method                      404, 405
+any other HTTPException                         its own
 any other exception                             500      the traceback is logged and never sent to the client
 """
 
@@ -83,7 +84,7 @@ def _invalid(errors: Sequence[Any]) -> ErrorDescription:
 
 
 def _path(where: Sequence[str | int]) -> str:
-    """``("messages", 0, "content")`` → ``messages[0].content``, as OpenAI writes it."""
+    """Return a field's path as OpenAI writes it: ``("messages", 0, "content")`` → ``messages[0].content``."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where)
     return path.removeprefix(".")[:100]
 

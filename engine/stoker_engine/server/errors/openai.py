@@ -19,7 +19,7 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of every status from 400 on, and the last event of a failing stream."""
+    """Body of every response with a status from 400 on, and the last event of a failing stream."""
 
     error: ErrorInfo
 

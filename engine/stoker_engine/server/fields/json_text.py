@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 _SPACE: Final = " \t\n\r"
 
-#: Maximum nesting depth; clients' parsers, and those for returned values, support hardly more.
+#: Maximum nesting depth; clients' parsers, and this server's parsers of returned values, support hardly more.
 _DEEPEST: Final = 200
 
 _SPACES: Final = re.compile(f"[{_SPACE}]*")
@@ -84,7 +84,7 @@ class JSONScanner:
 
     def _structure(self, text: str, at: int) -> int:
         expects = self._expects
-        if self._in_scalar:  # it may continue in this piece
+        if self._in_scalar:  # which may continue in this piece
             at = _end(_SCALAR, text, at)
             self._in_scalar = at == len(text)
         at = _end(_SPACES, text, at)
@@ -120,7 +120,8 @@ def parsed(text: str) -> Any:
     """Return the value of `text`.
 
     Raises:
-        NotJSONError: it is not JSON, or exceeds the limits of parsers: numbers of thousands of digits, deep nesting.
+        NotJSONError: `text` is not JSON, or exceeds the limits of parsers: numbers of thousands of digits, deep
+            nesting.
     """
     try:
         value = json.loads(text, parse_constant=_refuse)

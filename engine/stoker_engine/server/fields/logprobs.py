@@ -17,7 +17,7 @@ _LOWEST = -9999.0
 
 
 class TokenLogprob(BaseModel):
-    """One candidate, in /v1/chat/completions."""
+    """One candidate for a position."""
 
     token: str
     logprob: float
@@ -69,5 +69,5 @@ class LogprobWriter:
 
 
 def finite(entry: Logprob) -> float:
-    """Return a logprob as JSON number: -9999 for minus infinity, as in vLLM."""
+    """Return a logprob as a JSON number: -9999 for minus infinity, as in vLLM."""
     return max(entry.logprob, _LOWEST)

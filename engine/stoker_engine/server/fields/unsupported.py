@@ -1,7 +1,7 @@
 """Types of fields for unsupported features.
 
-Clients often send such fields with their neutral value (`n: 1`, `tools: []`), so that value and null are accepted.
-Other values are refused with an error that names the field: ignoring them silently would be worse.
+Clients often send such fields with their neutral value (`n: 1`, `tools: []`), so they are accepted with that value or
+null. Other values are refused with an error that names the field: ignoring them silently would be worse.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ reading the response                 --send-timeout without reading a byte      
 next request                         keep-alive timeout of idle connections     connection closed
 
 For a client that does not read, the operating system would buffer megabytes, and the engine would keep generating them.
-So at most `_UNSENT_BYTES` are buffered there beyond the client's receive window, and none in this process: a stream
-waits for its reader.
+So the kernel buffers at most `_UNSENT_BYTES` beyond the client's receive window, and this process at most one write: a
+stream waits for its reader.
 
 `uvicorn_internals` lists the undocumented parts of uvicorn that this module uses.
 """

@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals in the event loop, so that they wake it."""
+        """Handle signals in the event loop, so that they wake it. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
                 signal.signal(signum, handler)
 
     async def _engine(self) -> None:
-        """Load the engines, and wait until all are permanently dead; raise the death of the last one."""
+        """Load the engines and restart them when they die; raise the death that ends the server."""
         service = self._service
         info = await service.client.load()
         service.on_loaded(info)
@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
                 restarts.give_up()
 
     async def _keep(self, engine: int) -> None:
-        """Restart an engine whenever it dies, until it may not be restarted. Raise the death of the last engine."""
+        """Restart an engine whenever it dies, until it stays dead; raise its death if the server must end."""
         while True:
             death = await self._service.client.wait_dead(engine)
             if not await self._load_again(engine, type(death)(f"the engine died: {death}")):
@@ -198,8 +198,8 @@ class Server(uvicorn.Server):
     async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
         """Restart an engine, and again if it dies while loading, as long as restarts are left.
 
-        Then it stays dead if other engines serve. If none serves, it waits for the restart of another engine, or, if
-        there will be none, raises its death.
+        Then it stays dead if other engines serve. If none serves, it waits until another engine is restarted, or raises
+        its death if none will be, if memory ran out, or if the engine was stuck.
 
         Returns:
             Whether the engine serves again.
@@ -241,7 +241,7 @@ class Server(uvicorn.Server):
         """Serve during the grace period, then wait for requests in flight.
 
         Both together take at most the grace period plus the shutdown timeout. Late requests restart the grace period,
-        until half of the shutdown timeout has passed.
+        but extend it by at most half of the shutdown timeout.
         """
         service, lifecycle = self._service, self._service.lifecycle
         timeout = service.args.frontend.shutdown_timeout

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class StallTimer:
-    """While it runs, `progress` must grow by `least` in each span of `seconds`; else it calls `on_stall` once.
+    """Timer that stops and calls `on_stall` if `progress()` grows by less than `least` within a span of `seconds`.
 
-    The cost is one event loop timer while it runs, and nothing per step of progress.
+    Otherwise the next span starts. The cost is one event loop timer per span, and nothing per step of progress.
 
     Args:
         seconds: length of a span; 0 disables the timer.
@@ -37,7 +37,7 @@ class StallTimer:
         return self._handle is not None
 
     def run(self, should_run: bool) -> None:
-        """Start a span if none is running, or stop it."""
+        """Start a span if `should_run` and none is running; stop the current span if not `should_run`."""
         if not should_run:
             self.stop()
         elif not self.is_running and self._seconds:

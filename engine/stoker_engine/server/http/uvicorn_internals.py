@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-#: Of `uvicorn.Server`.
+#: Parts of `uvicorn.Server`: name → purpose.
 SERVER: Final[Mapping[str, str]] = {
     "main_loop": "overridden: serves until the engine dies or a signal arrives, then shuts down in stages",
     "capture_signals": "overridden: signals wake the event loop",
@@ -21,7 +21,7 @@ SERVER: Final[Mapping[str, str]] = {
     "server_state": "its `connections` are shut down when the server closes",
 }
 
-#: Of `uvicorn.protocols.http.h11_impl.H11Protocol`.
+#: Parts of `uvicorn.protocols.http.h11_impl.H11Protocol`: name → purpose.
 CONNECTION: Final[Mapping[str, str]] = {
     "conn": "h11's connection, replaced by one that limits headers",
     "cycle": "cycle of the current request; one that is refused during its response ends as if the client had gone",
@@ -38,7 +38,7 @@ CONNECTION: Final[Mapping[str, str]] = {
     "_unset_keepalive_if_required": "stops that timer",
 }
 
-#: Of `uvicorn.protocols.http.h11_impl.RequestResponseCycle`.
+#: Parts of `uvicorn.protocols.http.h11_impl.RequestResponseCycle`: name → purpose.
 CYCLE: Final[Mapping[str, str]] = {
     "response_complete": "whether the request has been answered",
     "disconnected": "the client is gone: nothing more is written",

@@ -1,4 +1,4 @@
-"""Access to loading and unloading adapters: a key of ``--admin-api-key-file`` and ``--allow-runtime-lora-updating``.
+"""Loading and unloading adapters requires ``--allow-runtime-lora-updating`` and a key of ``--admin-api-key-file``.
 
 Keys are checked before the body is read.
 """

@@ -6,7 +6,7 @@ VLLM_API_KEY. Without any key the server is open.
 
 ``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. A mounted
 Secret changes in place, so each request checks the file and rereads it if it has changed. If it can no longer be read,
-the previous keys stay valid; if it holds no key, all requests are refused.
+the previous keys stay valid; if it holds no key, only the keys given by ``--api-key`` are valid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class APIKeys:
 
     Args:
         keys: keys given on the command line or by the environment.
-        file: holds further keys, one a line; or a folder of such files, which may be empty at first.
+        file: file with more keys, one a line; or a folder of such files, which may be empty at first.
         flag: the flag that names the file, for errors.
         refusal: the message for requests without a valid key.
 
@@ -70,7 +70,7 @@ class APIKeys:
 
     @classmethod
     def from_args(cls, args: FrontendArgs, environment: Mapping[str, str] = os.environ) -> APIKeys:
-        """Return the keys of the flags, or of the environment.
+        """Return the keys of the flags, or without such flags those of the environment.
 
         Raises:
             ArgumentError: the file cannot be read, or holds no key.

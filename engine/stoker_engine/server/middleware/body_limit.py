@@ -34,7 +34,7 @@ class BodyLimitMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise HTTPException(TooLargeError.status, sentence)  # FastAPI propagates only this one while reading
+                raise HTTPException(TooLargeError.status, sentence)  # FastAPI propagates no other error while reading
             return message
 
         await self._app(scope, receive_limited, send)

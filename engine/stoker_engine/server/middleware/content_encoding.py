@@ -1,4 +1,4 @@
-"""Compressed request bodies (``Content-Encoding``): decoded in chunks before the size limit applies."""
+"""Compressed request bodies (``Content-Encoding``): decoded in chunks, to whose total the size limit applies."""
 
 from __future__ import annotations
 

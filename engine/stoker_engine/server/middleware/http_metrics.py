@@ -10,13 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker_engine.server.paths import OPEN_PATHS, route_path
 
-#: Endpoints that are polled all the time.
+#: Paths without metrics, because they are polled all the time.
 _EXCLUDED = OPEN_PATHS | {"/load"}
 # fmt: off
 _SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 # fmt: on
 _SECONDS_COARSE = (0.1, 0.5, 1)
-#: Other methods share one label value, because clients may invent any number of them.
+#: Methods with a label value of their own. Others share one, because clients may invent any number of methods.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 

@@ -1,4 +1,4 @@
-"""Requests during shutdown: counted, answered with ``Connection: close``, or refused."""
+"""Requests in flight are counted; during shutdown they are answered with ``Connection: close``, or refused."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ThroughputLog:
         self._stats[report.engine] = report.stats
 
     def on_death(self, engine: int) -> None:
-        """Drop the numbers of a dead engine: it runs no requests."""
+        """Drop the statistics of a dead engine, which runs no requests."""
         self._stats.pop(engine, None)
 
     def log(self) -> None:

@@ -76,7 +76,7 @@ class _Writer:
     async def whole(self) -> ChatCompletion:
         """Return the complete answer, once it is generated."""
         answers = await self.run.collect()
-        # In a thread: logprobs may be long.
+        # In a thread, because long logprobs would block the event loop.
         return await asyncio.to_thread(self._completion, answers)
 
     def _completion(self, answers: Sequence[Answer]) -> ChatCompletion:

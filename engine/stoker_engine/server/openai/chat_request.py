@@ -68,7 +68,7 @@ class ChatRendering(StrictModel):
 
     @property
     def begins_message(self) -> bool:
-        """Whether the answer is a new message, and not a continuation of the last one."""
+        """Whether the prompt ends with the generation prompt, so that the answer is a new message."""
         generate = self.add_generation_prompt
         return not self.continue_final_message if generate is None else generate
 
@@ -135,19 +135,19 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of logprobs per position, or None."""
+        """Number of logprobs per position; None if none are requested."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of logprobs per prompt position, or None: echoed text has logprobs like the answer."""
+        """Number of logprobs per prompt position, or None. Except in streams, `echo` requests as many as the answer."""
         if self.prompt_logprobs is None and self.echo and not self.stream:
             return self.num_logprobs
         return self.prompt_logprobs
 
     @property
     def echoed(self) -> str:
-        """The text that `echo` puts before the answer: the last message, if its role is the answer's."""
+        """The last message's text, which `echo` puts before the answer; empty if the answer has another role."""
         last = self.messages[-1]
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 

@@ -83,7 +83,7 @@ async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]
 
 
 async def _echo(body: CompletionRequest, prompts: Sequence[PromptTokens], tokenizer: PromptTokenizer) -> list[str]:
-    """Return the prompts' texts: as sent, or decoded from their tokens."""
+    """Return the prompts' texts: as sent if they are complete texts, else decoded from their tokens."""
     return [
         prompt_text
         if isinstance(prompt_text, str) and body.truncate_prompt_tokens is None
@@ -97,7 +97,7 @@ class _Writer:
     """Writes an answer as one body or as events.
 
     Attributes:
-        echo: texts of the prompts, if choices begin with them.
+        echo: texts of the prompts, with which the choices begin; None without `echo`.
     """
 
     body: CompletionRequest
@@ -110,7 +110,7 @@ class _Writer:
     async def whole(self) -> Completion:
         """Return the complete answer, once it is generated."""
         outputs = await self.generation.collect()
-        # In a thread: logprobs may be long.
+        # In a thread, because long logprobs would block the event loop.
         return await asyncio.to_thread(self._completion, outputs)
 
     def _completion(self, outputs: Sequence[Output]) -> Completion:

@@ -82,9 +82,9 @@ def _top_by_token(writer: LogprobWriter, candidates: PositionLogprobs) -> dict[s
 
 
 def _key(writer: LogprobWriter, token_id: int) -> str:
-    """Return a token's text, or a unique name if other tokens could have the same text, such as parts of characters.
+    """Return `writer.token`, or a unique name if that is empty or contains U+FFFD, because other tokens may share it.
 
-    Such tokens are written as OpenAI does, ``bytes:\\xe2\\x80``; a token without bytes by its id.
+    The name is the token's bytes in OpenAI's format, ``bytes:\\xe2\\x80``; for a token without bytes, its id.
     """
     token = writer.token(token_id)
     if token and _REPLACEMENT not in token:

@@ -43,7 +43,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(body: LoadAdapterRequest) -> PlainTextResponse:
-        """Load an adapter, which requests may then name. A disconnecting client does not cancel it."""
+        """Load an adapter, which requests may then name. A disconnecting client does not cancel the loading."""
         await service.wait_ready()
         try:
             check_adapter_name(body.lora_name)
@@ -55,7 +55,7 @@ def routes(service: Service) -> APIRouter:
             await service.adapters.load(module, Origin.RUNTIME, folder=folder, in_place=body.load_inplace or False)
         except AdapterError as error:
             raise RequestError(str(error), "lora_path") from None
-        except EngineDeadError:  # it is restarted
+        except EngineDeadError:  # the engine is restarted
             raise UnavailableError(
                 f"the engine died while loading the adapter {body.lora_name!r}, which is not served; retry"
             ) from None
@@ -63,7 +63,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(body: UnloadAdapterRequest) -> PlainTextResponse:
-        """Unload an adapter: new requests cannot name it; those that use it finish."""
+        """Unload an adapter: new requests cannot name it; requests that use it finish."""
         await service.adapters.unload(body.lora_name, Origin.RUNTIME)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

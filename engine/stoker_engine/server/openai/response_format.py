@@ -47,7 +47,7 @@ class ResponseFormat(StrictModel):
 
     @property
     def constraint(self) -> dict[str, Any]:
-        """The constraint, by the names of `StructuredOutputs`."""
+        """The constraint as arguments of `StructuredOutputs`; empty for the type "text"."""
         match self.type:
             case "json_object":
                 return {"json_object": True}
@@ -89,7 +89,7 @@ class Formatted(BaseModel):
 
     @property
     def format_names(self) -> Mapping[str, str]:
-        """Names of this body's fields in errors about `StructuredOutputs`."""
+        """Field names in errors about `StructuredOutputs` → this body's names; empty if they are equal."""
         return format_names("response_format") if self._of_response_format else {}
 
     @property

@@ -1,6 +1,6 @@
 """Response bodies in OpenAI's format, with vLLM's extensions.
 
-Fields that OpenAI always sends are null when empty; empty fields of vLLM's are omitted (`Extra`).
+Fields that OpenAI always sends are null if unset; other unset fields are omitted (`Extra`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
-    """Prompt tokens that were found in the prefix cache."""
+    """Number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(BaseModel):
-    """Generated tokens before the answer."""
+    """Number of generated tokens before the answer."""
 
     reasoning_tokens: int
 
 
 class Usage(BaseModel):
-    """Number of tokens, over all choices."""
+    """Token counts, of all choices or of one."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -47,8 +47,8 @@ _SAMPLING: Final = (
     "allowed_token_ids",
 )
 
-#: Fields that beam search does not support, with their neutral values. It selects the likeliest sequences by the
-#: model's own probabilities, to which a temperature of 0 or 1 is neutral.
+#: Fields that beam search does not support, with their neutral values. Beam search selects the likeliest sequences by
+#: the model's own probabilities, so that a temperature of 0 or 1 changes nothing.
 _NEUTRAL_FOR_BEAMS: Final[Mapping[str, Sequence[Any]]] = {
     "requested_format": (),
     "temperature": (0, 1),
@@ -77,7 +77,7 @@ class StreamOptions(StrictModel):
 
 
 class SampledRequest(Formatted, Unsupported, StrictModel):
-    """Fields of both bodies."""
+    """Fields of the bodies of completions and of chats."""
 
     model: str | None = None
     stream: bool | None = None
@@ -116,7 +116,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
-    # Labels for accounting and logs, without any effect here.
+    # Labels for accounting and logs, without any effect.
     user: str | None = None
     metadata: Metadata | None = None
     store: bool | None = None
@@ -150,7 +150,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Further fields of the endpoint that beam search does not support, with their neutral values."""
+        """Fields of only one endpoint that beam search does not support, with their neutral values."""
         return {}
 
     @property
@@ -169,7 +169,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None) -> dict[str, Any]:
-        """Return the fields of `SamplingParams`; None for unset ones."""
+        """Return fields of `SamplingParams` by name. Unset fields are None, or {} for `logit_bias`."""
         return {
             **{name: getattr(self, name) for name in _SAMPLING},
             "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},

@@ -74,7 +74,7 @@ def routes(service: Service) -> APIRouter:
         await service.wait_ready()
         service.check_model(body.model)
         answer = await until_disconnect(request.receive, _tokenize(body, service))
-        # In a thread: there may be very many tokens.
+        # In a thread, because very many tokens would block the event loop.
         return Response(await asyncio.to_thread(answer.model_dump_json), media_type="application/json")
 
     @router.post("/detokenize")

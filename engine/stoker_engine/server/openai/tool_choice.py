@@ -18,7 +18,7 @@ class ToolName(StrictModel):
 
 
 class NamedToolChoice(StrictModel):
-    """Forces one call of this tool."""
+    """Forces exactly one call, of this tool."""
 
     type: Literal["function"] = "function"
     function: ToolName
@@ -48,7 +48,7 @@ ToolChoice = Annotated[
 
 
 def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """Return the tool use that these fields of a request demand; None for a field that is unset.
+    """Return the tool use that these fields of a request demand; `choice` and `parallel` are None if unset.
 
     Raises:
         RequestError: see `ToolUse.of`.

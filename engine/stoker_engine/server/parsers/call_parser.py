@@ -18,11 +18,12 @@ class CallParser(ABC):
     Text that turns out to be no call is content, unchanged and in its place. Calls of unknown tools are calls, as in
     vLLM: the client that runs the tools reports to the model that the tool does not exist.
 
-    White space next to a call is dropped, including before the first and after the last call; other text is unchanged.
+    Text of `separators` next to a call is dropped, including before the first and after the last; other text is
+    unchanged.
 
     Attributes:
         begins: texts with which calls start.
-        separators: characters between calls that carry no content.
+        separators: characters that are dropped next to a call.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -35,7 +36,7 @@ class CallParser(ABC):
         self._begin = ""
         self._accepted = False  # whether a call has been accepted since `_begin`
         self._called = False
-        self._blank: list[str] | None = []  # white space since the last call; None once other content follows it
+        self._blank: list[str] | None = []  # separators since the start or last call; None after other content
 
     @abstractmethod
     def calls(self, begin: str) -> Reading[None]:
@@ -50,7 +51,7 @@ class CallParser(ABC):
         return self._blank is not None and not self._called
 
     def content_of_no_call(self) -> int:
-        """Return how many characters of rejected text are content; the rest may contain another call."""
+        """Return how many characters of rejected text are content; the rest is searched for another call."""
         return len(self._begin)
 
     def feed(self, text: str) -> list[Part]:

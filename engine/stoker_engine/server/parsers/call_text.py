@@ -42,7 +42,7 @@ class CallText:
         self._ended = False
 
     def feed(self, text: str) -> None:
-        """Append a further piece."""
+        """Append the next piece of text."""
         if self._begin < self._at:
             self._earlier.append(self._text[self._begin : self._at])
         self._text = self._text[self._at :] + text
@@ -53,7 +53,7 @@ class CallText:
         self._ended = True
 
     def before(self, begins: Markers) -> tuple[str, str | None]:
-        """Return the text before a call, and the one of `begins` that starts it; None if no call starts in the text."""
+        """Return the text before a call, and the one of `begins` that starts it; None if none does so far."""
         at = self._at
         if (found := begins.find(self._text, at)) is not None:
             self._begin, self._at = found
@@ -128,7 +128,7 @@ class CallText:
     def closing(self, text: str) -> Reading[None]:
         """Read white space and `text`, which closes a complete call, or the end of all text.
 
-        A model may end its answer there without the closing text, and the call is complete nevertheless.
+        A model may end its answer without the closing text, or within it, and the call is complete nevertheless.
 
         Raises:
             NotACallError: something else follows.

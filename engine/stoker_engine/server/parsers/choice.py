@@ -69,7 +69,7 @@ class Parsing:
 
     @property
     def answer_pattern(self) -> str | None:
-        """Regular expression for the texts after which the answer begins; None for a model without reasoning."""
+        """Regular expression for the texts after which the answer begins; None without a reasoning parser."""
         reasoning = self.parsers.reasoning
         if reasoning is None or not reasoning.answer_begins_after:
             return None
@@ -91,6 +91,6 @@ class Parsing:
         return None if parser is None or use.mode == "none" else parser(use.tools)
 
     def _new_id(self, name: str, call_index: int) -> str | None:
-        """Return the id of a forced call, if the model's chat template requires a certain format."""
+        """Return the id of a forced call, or None if the model's chat template requires no certain format."""
         new_id = getattr(self.parsers.tools, "new_call_id", None)
         return None if new_id is None else new_id(name, self.num_calls_before + call_index)

@@ -100,7 +100,7 @@ class RequiredCalls:
         return parts
 
     def end(self) -> list[Part]:
-        """Return text that was cut off before the name of a call."""
+        """Return unread text as content, without brackets that close the list; nothing right after a call's name."""
         if self._awaited is _PARAMETERS:
             return []
         closed = _CLOSED.match(self._text) if self._awaited is _NEXT else None

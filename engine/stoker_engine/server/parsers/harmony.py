@@ -39,7 +39,7 @@ class Header:
 
     Attributes:
         text: the complete header, including `MESSAGE`.
-        written: the part of it that the model wrote; the rest is from the prompt.
+        written: the part of it that the model wrote; the rest is in the prompt, or implied.
     """
 
     text: str

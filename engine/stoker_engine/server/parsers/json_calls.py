@@ -38,7 +38,7 @@ def read_call(text: str, arguments: tuple[str, ...] = ("arguments",), default: s
         default: arguments of a call without any; None if they are required.
 
     Raises:
-        NotACallError: it describes no call.
+        NotACallError: `text` describes no call.
     """
     try:
         found = members(text)
@@ -56,7 +56,7 @@ def call_name(name: object) -> str:
     """Return `name` if it is a valid tool name.
 
     Raises:
-        NotACallError: it is not.
+        NotACallError: `name` is no valid tool name.
     """
     if not isinstance(name, str) or not name or not _can_be_sent(name):
         raise NotACallError
@@ -67,7 +67,7 @@ def arguments_text(text: str) -> str:
     """Return the text of an arguments object: `text` itself, or the JSON inside if the model wrote a JSON string.
 
     Raises:
-        NotACallError: it is neither.
+        NotACallError: the text is neither.
     """
     try:
         value = parsed(text)

@@ -26,7 +26,7 @@ class Markers:
         return None if found is None else found.span()
 
     def started(self, text: str, start: int = 0) -> int:
-        """Return the index of a possible partial marker at the end of `text`, or its length; no marker precedes it."""
+        """Return the index of a possible partial marker at the end of `text`, which has no marker; else its length."""
         found = self._partial.search(text, max(start, len(text) - self._longest + 1))
         return len(text) if found is None else found.start()
 
@@ -34,8 +34,8 @@ class Markers:
 class MarkedText:
     """Text that arrives in pieces, read from marker to marker.
 
-    All text can be read until it contains no marker; a possible partial marker at its end is kept for the next piece.
-    Each character is examined a bounded number of times, however the text is split.
+    Call `until` until it returns no marker; a possible partial marker at the end of the text is kept for the next
+    piece. Each character is examined a bounded number of times, however the text is split.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class MarkedText:
         self._at = 0
 
     def feed(self, text: str) -> None:
-        """Append a further piece."""
+        """Append the next piece of text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 

@@ -46,9 +46,10 @@ class ReasoningParser(Protocol):
 class ToolParser(Protocol):
     """The second stage, for one sequence: its input is the content of the first stage.
 
-    Two class methods are optional. ``structural_tag(tools)`` constrains the arguments of voluntary calls to the tools'
+    These members are optional. ``structural_tag(tools)`` constrains the arguments of voluntary calls to the tools'
     schemas. ``forced_call(tools)`` is the format of a complete output with a forced call, including the reasoning
-    before it, for models that can only be forced to call in their own format.
+    before it, for models that can only be forced to call in their own format. ``new_call_id(name, call_index)`` returns
+    an id that the chat template accepts. ``is_within_call`` tells whether the last call is incomplete.
 
     Args:
         tools: tools that may be called.
@@ -64,7 +65,7 @@ class ToolParser(Protocol):
     def feed(self, text: str) -> list[Part]:
         """Return `Content` and calls of the next piece of text.
 
-        A call is returned when it is complete; its arguments are a JSON object.
+        A voluntary call is returned when it is complete; its arguments are a JSON object. Forced calls are streamed.
         """
         ...
 

@@ -36,7 +36,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the arguments of the last started call. All pieces together are the text of a JSON object."""
+    """A piece of the arguments of the last started call. Together they are a JSON object, which may be cut off."""
 
     text: str
 

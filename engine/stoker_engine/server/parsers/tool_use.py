@@ -1,7 +1,8 @@
 """Which tools an answer may call, and whether it must call one.
 
 Forced calls are produced by a grammar for the whole answer, in vLLM's two formats: the arguments of one named tool, or
-a list of ``{"name": …, "parameters": …}``. Voluntary calls are in the model's own format.
+a list of ``{"name": …, "parameters": …}``. Voluntary calls are in the model's own format, and so are forced calls if
+the tool parser has a method ``forced_call``.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class ToolUse:
             parallel: whether it may contain more than one call.
 
         Raises:
-            RequestError: a required or named tool does not exist, or its schema is not an object's.
+            RequestError: a call is required without tools, a named tool does not exist, or the schema of a forced or
+                strict tool is not an object's.
         """
         callable_tools = tuple(tools) if names is None else _named(tools, names)
         if mode == "required" and not tools:
@@ -94,7 +96,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments, an object. A tool without `parameters` takes no arguments.
 
     Raises:
-        RequestError: its `parameters` are not the schema of an object.
+        RequestError: the tool's `parameters` are not the schema of an object.
     """
     if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -136,7 +138,7 @@ _NAMED_SCHEMAS: Final = frozenset(
 def moved(schema: Any, pointer: str) -> Any:
     """Return `schema` with its local references adjusted to its position `pointer` in another schema.
 
-    A schema with an ``$id`` is unchanged, because its references are relative to that.
+    A schema with an ``$id`` is unchanged, because its references are relative to the ``$id``.
     """
     match schema:
         case {"$id": _}:

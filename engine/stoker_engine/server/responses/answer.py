@@ -48,7 +48,7 @@ class OutputReasoning(BaseModel):
 
 
 class OutputFunctionCall(BaseModel):
-    """A tool call; `arguments` is JSON."""
+    """A tool call; `arguments` is JSON, which is cut off if the item is incomplete."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -62,7 +62,7 @@ OutputItem = OutputMessage | OutputReasoning | OutputFunctionCall
 
 
 class InputTokensDetails(BaseModel):
-    """Prompt tokens found in the prefix cache, and those written on the request's demand, which is never done here."""
+    """Numbers of prompt tokens found in the prefix cache, and written to it on request (unsupported, so always 0)."""
 
     cached_tokens: int
     cache_write_tokens: Literal[0] = 0
@@ -109,7 +109,7 @@ class IncompleteDetails(BaseModel):
 
 
 class Response(BaseModel):
-    """Response of /v1/responses, with the fields of the request; in a stream, its state so far."""
+    """Response of /v1/responses, with the fields of the request; in an event, its state so far."""
 
     id: str
     object: Literal["response"] = "response"

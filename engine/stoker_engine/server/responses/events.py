@@ -56,7 +56,7 @@ class PartEvent(BaseModel):
 
 
 class TextDeltaEvent(BaseModel):
-    """Further text of a message."""
+    """The next piece of a message's text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
     sequence_number: int
@@ -80,7 +80,7 @@ class TextDoneEvent(BaseModel):
 
 
 class ReasoningDeltaEvent(BaseModel):
-    """Further reasoning."""
+    """The next piece of the reasoning."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     sequence_number: int
@@ -102,7 +102,7 @@ class ReasoningDoneEvent(BaseModel):
 
 
 class ArgumentsDeltaEvent(BaseModel):
-    """Further text of a call's arguments."""
+    """The next piece of a call's arguments."""
 
     type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
     sequence_number: int

@@ -1,8 +1,8 @@
 """Items of a conversation, and their conversion to messages.
 
-A turn of the assistant is one message for the model, and several items here: reasoning, text, calls. Consecutive items
-in this order become one message; an item out of order starts a new one.
-Format: platform.openai.com/docs/api-reference/responses/create, `input`
+A turn of the assistant is one message for the model, and several items in this API: reasoning, text, calls. Consecutive
+items in this order become one message; an item out of order starts a new one. Format:
+platform.openai.com/docs/api-reference/responses/create, `input`
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def to_json(items: list[Item]) -> bytes:
 
 
 def named(item: Item) -> Item:
-    """Return the item with an id."""
+    """Return the item with its id, or with a new id if it has none."""
     prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[item.type]
     return item if item.id is not None else item.model_copy(update={"id": f"{prefix}_{uuid.uuid4().hex}"})
 
@@ -264,5 +264,5 @@ def _texts(content: str | list[TextPart | RefusalPart]) -> list[Text]:
 
 
 def _joined(content: str | list[TextPart | RefusalPart]) -> str:
-    """Return the concatenated text of a model's message."""
+    """Return the concatenated text of an assistant's message."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

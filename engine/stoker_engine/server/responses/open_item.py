@@ -36,7 +36,7 @@ class OpenItem(abc.ABC):
     """An unfinished item.
 
     Args:
-        index: its index in the output.
+        index: index of the item in the response's output.
         next_number: returns the next event's sequence number.
     """
 
@@ -63,7 +63,7 @@ class OpenItem(abc.ABC):
 
     @abc.abstractmethod
     def add(self, text: str) -> Iterator[Event]:
-        """Yield the events of further text."""
+        """Append the next piece of text, and yield its events."""
 
     def end(self, status: Status) -> Iterator[Event]:
         """Yield the events that end the item."""

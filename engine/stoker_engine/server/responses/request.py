@@ -43,7 +43,7 @@ from stoker_engine.server.responses.request_fields import (
     requested_tool_use,
 )
 
-#: Fields of `SamplingParams`.
+#: Fields with the same name in `SamplingParams`.
 _SAMPLING: Final = (
     "temperature",
     "top_p",
@@ -181,7 +181,7 @@ class ResponsesRequest(StrictModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of logprobs per position, or None."""
+        """Number of logprobs per position; None if none are requested."""
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
     def to_request(self, history: Sequence[Item]) -> ChatRequest:
@@ -256,5 +256,5 @@ def check_include(include: list[str]) -> list[str]:
 
 
 def _is_unfinished(last: Item) -> bool:
-    """Return whether the conversation ends with an unfinished assistant's message, which is continued. vLLM's rule."""
+    """Return whether the conversation ends with an unfinished assistant's message, which is continued, as in vLLM."""
     return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")

@@ -31,7 +31,7 @@ class FunctionTool(StrictModel):
 
 
 class FunctionChoice(StrictModel):
-    """Forces a call of one function."""
+    """Forces exactly one call, of this function."""
 
     type: Literal["function"]
     name: str
@@ -73,7 +73,7 @@ class TextConfig(StrictModel):
 
     @property
     def constraint(self) -> dict[str, Any]:
-        """The constraint, by the names of `StructuredOutputs`."""
+        """The constraint as arguments of `StructuredOutputs`; empty for any text."""
         match self.format:
             case JSONObjectFormat():
                 return {"json_object": True}
@@ -116,7 +116,7 @@ ToolChoice = Annotated[
 
 
 def requested_tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """Return the tool use that `tools`, `tool_choice` and `parallel_tool_calls` ask for; None for an unset field.
+    """Return the tool use that these fields of a request demand; `choice` and `parallel` are None if unset.
 
     Raises:
         RequestError: see `ToolUse.of`.

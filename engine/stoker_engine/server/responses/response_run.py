@@ -25,14 +25,14 @@ from stoker_engine.server.responses.writer import ResponseWriter
 
 
 class ResponseRun:
-    """Iterate `events` once, or call `whole`.
+    """Generation of one response. Iterate `events` once, or call `whole`.
 
     Args:
         body: body of the request.
         history: the conversation that the request continues.
         run: generates the answer.
         model: name in the response.
-        logprobs: writes logprobs, if requested.
+        logprobs: writes logprobs; None if none are requested.
         store: where the response is stored.
         owner: owner of the stored response.
     """
@@ -59,7 +59,7 @@ class ResponseRun:
         async with aclosing(self._generated()) as steps:
             async for _ in steps:
                 pass
-        # In a thread: logprobs may be long.
+        # In a thread, because long logprobs would block the event loop.
         return await asyncio.to_thread(lambda: self._writer.response.model_dump_json().encode())
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
@@ -82,7 +82,7 @@ class ResponseRun:
         return sse.event(event.model_dump_json().encode(), event.type)
 
     async def _generated(self) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of each step: the first after the engine accepts the request, the last after storing."""
+        """Yield each step's events: the first with the first output, the last after the response is stored."""
         has_started = False
         num_tokens = 0
         async with aclosing(self._run.deltas()) as steps:

@@ -43,7 +43,7 @@ def routes(service: Service) -> APIRouter:
         before = None
         if body.previous_response_id is not None:
             before = store.get(owner, body.previous_response_id, "previous_response_id")
-        # In a thread: there may be very many items.
+        # In a thread, because very many items would block the event loop.
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
         run = await ChatRun.prepare(chat, service, request.receive, _response_id(request, body))
@@ -106,13 +106,16 @@ def routes(service: Service) -> APIRouter:
 
 
 def _chat(body: ResponsesRequest, before: StoredResponse | None) -> tuple[list[Item], ChatRequest]:
-    """Return the preceding conversation, and the request for all of it."""
+    """Return the preceding conversation, and the request to continue it with the body's input."""
     history = [] if before is None else items.from_json(before.items)
     return history, body.to_request(history)
 
 
 def _response_id(request: Request, body: ResponsesRequest) -> str:
-    """Return the id of a response. It is unique even if a proxy gives several requests the same id."""
+    """Return the id of a response: the body's `request_id`, the gateway's choice, or one made of the request's id.
+
+    A made id is unique even if a proxy gives several requests the same id.
+    """
     if body.request_id is not None:
         return body.request_id
     requested = request.headers.get(RESPONSE_ID_HEADER, "")
@@ -126,7 +129,8 @@ def _response_id(request: Request, body: ResponsesRequest) -> str:
 def _owner(request: Request) -> bytes:
     """Return the owner of a response, a hash of the API key: only the same key can retrieve it.
 
-    If this server requires no key, a proxy may have checked one, in either header: both must be the same.
+    If this server requires no key, a proxy may have checked one in either header, so the owner is a hash of both
+    headers.
     """
     key: bytes | None = request.scope["state"].get("api_key")
     if key is not None:
@@ -139,7 +143,7 @@ def _listed(stored: StoredResponse, limit: int, order: Literal["asc", "desc"], a
     """Return a page of the items that a response was generated from.
 
     Raises:
-        RequestError: `after` is not the id of such an item.
+        RequestError: `after` is not the id of one of these items.
     """
     found = items.from_json(stored.items)[: stored.num_input]
     if order == "desc":

@@ -1,7 +1,7 @@
 """Stored responses, for retrieval and `previous_response_id`: in memory, and limited in number and size.
 
-Nothing is shared with other servers, and nothing survives a restart. If the store is full, the owner that holds the
-most loses its least recently used response, so that no owner can displace all responses of others.
+Nothing is shared with other servers, and nothing survives a restart. If the store is full, the owner of the most bytes
+loses its least recently used response, so that no owner can displace all responses of others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class StoredResponse:
 
     Attributes:
         response: the response as returned.
-        items: the conversation including its output.
-        num_input: number of items that it was generated from.
+        items: the conversation including the response's output.
+        num_input: number of items, at the start of `items`, that the response was generated from.
     """
 
     response: bytes
@@ -63,7 +63,7 @@ class ResponseStore:
         """Store a response; an older one with the same id is replaced.
 
         Returns:
-            Whether it is stored: too large ones are not, and displace nothing.
+            Whether the response is stored. One that is too large is not, and displaces nothing.
         """
         if response.size > self._max_bytes or len(response.items) > self._max_conversation_bytes:
             return False

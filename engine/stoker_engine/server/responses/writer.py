@@ -34,7 +34,7 @@ class ResponseWriter:
     dropped.
 
     Attributes:
-        response: its state so far; `output` contains the finished items.
+        response: the response so far; its `output` contains the finished items.
     """
 
     def __init__(self, response: Response) -> None:
@@ -53,7 +53,7 @@ class ResponseWriter:
         """Continue the answer with `parts`.
 
         Args:
-            logprobs: logprobs of their tokens.
+            logprobs: logprobs of the new tokens.
             reasoning_tokens: how many of these tokens, at the start, precede the answer.
         """
         if reasoning_tokens:  # all earlier tokens precede the answer, too
@@ -137,6 +137,6 @@ class ResponseWriter:
         return next(self._sequence_numbers)
 
     def _event(self, type: ResponseEventType) -> ResponseEvent:
-        # A copy: events that are sent later must not show later changes.
+        # A copy, because the event must not show changes that are made before it is sent.
         response = self.response.model_copy(update={"output": list(self.response.output)})
         return ResponseEvent(type=type, sequence_number=self._number(), response=response)

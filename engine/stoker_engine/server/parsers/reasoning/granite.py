@@ -19,8 +19,9 @@ _WAITS: Final = 100
 class GraniteReasoningParser:
     """Granite 3.2's format: ``Here is my thought process: … Here is my response: …``, without special tokens.
 
-    The output is reasoning only if the prompt's instructions ask for these sentences, or if it begins with the first of
-    them; both are dropped, as in vLLM. Any other start is the answer.
+    The output is reasoning only if it begins with the first of these sentences, or continues a message that contains
+    it; both sentences are dropped, as in vLLM. Any other start is the answer. Until the start is known, `is_reasoning`
+    is whether the prompt's instructions ask for the sentences.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()

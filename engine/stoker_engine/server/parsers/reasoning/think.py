@@ -16,7 +16,7 @@ _BETWEEN_TURNS: Final = re.compile(r"<[|｜]|<(?:role|assistant|start_of_turn)>|
 
 
 class ThinkReasoningParser:
-    """Treats all text up to ``</think>`` as reasoning, also if it is cut off, unless the prompt has closed it.
+    """Treats all text up to ``</think>`` as reasoning, even without that tag, unless the prompt has closed it.
 
     vLLM's parsers of these formats do the same. Text that continues a message in the prompt is reasoning only if that
     message has opened it. An opening tag at the start is dropped, whether or not the prompt contains one. Later tags

@@ -1,4 +1,4 @@
-"""Calls between markers, in a section between further markers."""
+"""Calls between markers, in a section that has its own start and end markers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SectionMarkers(NamedTuple):
 
 
 class CallSectionParser(CallParser):
-    """Base of parsers for such calls."""
+    """Base of parsers for calls in sections."""
 
     section: ClassVar[SectionMarkers]
 

@@ -26,8 +26,9 @@ _ID_CHARACTERS: Final = re.compile("[a-zA-Z0-9]*")
 class MistralToolParser(CallParser):
     """``[TOOL_CALLS][{"name": "f", "arguments": {…}}, …]``, and since v11 ``[TOOL_CALLS]f[ARGS]{…}`` for each call.
 
-    ``[CALL_ID]`` and an id may precede the arguments (v11), and ``[ARGS]`` may be missing. In arrays, ``arguments`` may
-    be missing. Call ids have nine letters and digits, because Mistral's chat templates reject others.
+    ``[CALL_ID]`` and an id may precede the arguments (v11), and ``[ARGS]`` may be missing. A single object may stand
+    for an array, and ``arguments`` may be missing in objects. An id that is not nine letters and digits is replaced,
+    because Mistral's chat templates reject it.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _ID, _ARGUMENTS)

@@ -18,8 +18,8 @@ _FUNCTIONS: Final = "functions."
 class OpenAIToolParser:
     """Harmony's messages to ``functions.NAME`` on any channel, or to the name alone if a tool has that name.
 
-    The reasoning parser ``openai_gptoss`` passes them on. Without it, this parser reads all messages itself: those that
-    are neither answer nor call are content as written.
+    The reasoning parser ``openai_gptoss`` passes them on. Without it, this parser reads all messages itself; messages
+    that are neither answer nor call are content as written.
     """
 
     markers: ClassVar[tuple[str, ...]] = harmony.MARKERS

@@ -6,4 +6,4 @@ from stoker_engine.server.parsers.tools.qwen3_coder import Qwen3CoderToolParser
 
 
 class Qwen3XMLToolParser(Qwen3CoderToolParser):
-    """The same format."""
+    """Qwen3-Coder's format."""
