@@ -53,6 +53,6 @@ def root_key(number: int, digest: str) -> bytes:
     loads (`CacheKeys.root_key`).
 
     Args:
-        digest: hexadecimal digest of its content.
+        digest: hexadecimal digest of the adapter's files.
     """
     return digest.encode() + number.to_bytes(8, "big")

@@ -54,5 +54,5 @@ class BadWords:
 
 @functools.lru_cache(maxsize=8)
 def bad_words_tree(words: tuple[tuple[int, ...], ...]) -> BadWords:
-    """Return the bad words of a request. The immutable tree is shared between all its prompts."""
+    """Return the tree of a request's bad words, cached so that all prompts of the request share it."""
     return BadWords(words)

@@ -61,5 +61,5 @@ class EngineInfo:
 
     @property
     def kv_tokens(self) -> int:
-        """Number of tokens in these sequences."""
+        """Number of tokens of `max_concurrency` sequences of maximum length."""
         return int(self.max_concurrency * self.max_model_len)

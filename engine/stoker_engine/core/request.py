@@ -28,7 +28,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import TokenLogprobs
 
-#: Row of a sequence without a row.
+#: Value of `Sequence.row` while the sequence has no row.
 NO_ROW = -1
 
 
@@ -114,7 +114,7 @@ class Request:
         arrival_key: sort key of its sequences, without their index.
         live: its unfinished sequences, in order.
         num_started: number of sequences started so far.
-        num_forking: number of sequences that steps in flight start.
+        num_forking: number of sequences that fork when a step in flight is committed.
         num_cached: number of prompt tokens found in the prefix cache when it was first scheduled.
         prompt_logprobs: log-probabilities computed so far, of all prompt tokens but the first.
         beams: state of the beam search, or None.
@@ -123,7 +123,8 @@ class Request:
         num_sequences: number of returned sequences.
         max_length: number of tokens, prompt included, at which a sequence ends.
         stop_token_ids, eos_token_ids: tokens that end a sequence.
-        wants_prompt_logprobs: whether the logits of each prompt token are needed, which excludes prefix caching.
+        wants_prompt_logprobs: whether the logits of each prompt token are needed, so that the whole prompt is computed
+            and no cached prefix is used.
     """
 
     spec: EngineRequest
@@ -160,7 +161,8 @@ class Request:
 
     @property
     def num_to_fork(self) -> int:
-        """Number of sequences still to start once the prompt is computed."""
+        """Number of sequences still to start once the prompt is computed; 0 for a beam search, which forks
+        differently."""
         if self.num_started >= self.num_sequences or self.beams is not None:
             return 0
         return self.num_sequences - self.num_started - self.num_forking

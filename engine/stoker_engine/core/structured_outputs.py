@@ -38,7 +38,8 @@ class StructuredOutputs:
             start.
 
     Raises:
-        RequestError: not exactly one constraint is given, or a value has a wrong type; `param` names it.
+        RequestError: not exactly one constraint is given, a value is invalid, or an option does not apply to the
+            constraint; `param` names it.
     """
 
     json: str | bool | Mapping[str, Any] | None = None
