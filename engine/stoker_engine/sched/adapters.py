@@ -34,7 +34,7 @@ from stoker_engine.core.request import Sequence
 from stoker_engine.core.step_report import AdapterStats
 from stoker_engine.sched.policy import WaitingQueue
 
-#: Largest number of concurrent loads for requests: one running and one queued. Later loads are decided when these end.
+#: Largest number of unfinished loads for requests: one runs and one is queued. Later loads are decided when these end.
 MAX_LOADS: Final = 2
 
 
@@ -90,7 +90,8 @@ class _Slot:
     reserved_from: tuple[int, ...] = ()
 
     def is_closed_to(self, sequence: Sequence) -> bool:
-        """Whether the slot is reserved for a sequence that precedes this one in the queue order."""
+        """Whether the slot is reserved for a sequence that precedes this one in the queue order. A slot is never closed
+        to a request that already runs in it."""
         if self.reserved_for is None or self.reserved_from >= sequence.sort_key:
             return False
         return all(running.request is not sequence.request for running in self.running)
@@ -160,7 +161,7 @@ class AdapterTable:
         return number in self._adapters
 
     def drop_removed(self, is_used: Callable[[int], bool]) -> None:
-        """Unregister removed adapters that no request uses."""
+        """Unregister removed adapters that no request uses and that are not being loaded."""
         if not self._num_removed:
             return
         for number, adapter in list(self._adapters.items()):
@@ -170,14 +171,16 @@ class AdapterTable:
     # --- the scheduler's pass
 
     def begin_pass(self) -> None:
-        """Restart the pass at the front of the queue, and cancel reservations without a waiting sequence."""
+        """Restart the pass at the front of the queue, and cancel reservations for adapters that no waiting sequence
+        uses."""
         self._restart_pass()
         for slot in self._slots:
             if slot.reserved_for is not None and not self._waiting.num_of(slot.reserved_for.source.number):
                 slot.cancel_reservation()
 
     def first_waiting(self) -> Sequence | None:
-        """The first waiting sequence that does not have to wait for its adapter."""
+        """Return the first waiting sequence that does not have to wait for its adapter, or None. For the sequences
+        before it, loads are started and slots reserved as far as possible."""
         while self._num_passed < len(self._waiting):
             sequence = self._waiting[self._num_passed]
             if sequence.request.spec.adapter == NO_ADAPTER or self._find(sequence) is not None:
@@ -249,7 +252,7 @@ class AdapterTable:
         return drops, loads
 
     def source_of(self, number: int) -> AdapterSource:
-        """Return the source of a registered adapter, with the digest of its first load."""
+        """Return the source of a registered adapter. After its first load it has the digest of the files."""
         return self._adapters[number].source
 
     def loaded(self, number: int, loaded: LoadedAdapter) -> None:
@@ -285,7 +288,7 @@ class AdapterTable:
 
     @property
     def has_removed(self) -> bool:
-        """Whether removed adapters are still in use."""
+        """Whether removed adapters are still registered."""
         return self._num_removed > 0
 
     def stats(self) -> AdapterStats:
@@ -327,8 +330,8 @@ class AdapterTable:
         self._is_full = False
 
     def _find(self, sequence: Sequence) -> _Slot | None:
-        """Return the slot that a waiting sequence may run in. None: it is blocked; a load or a slot has been
-        requested."""
+        """Return the slot that a waiting sequence may run in. None: it is blocked; if possible, a load of its adapter
+        was started or a slot was reserved."""
         number = sequence.request.spec.adapter
         adapter = self._adapters[number]
         if adapter.slot is not None:
@@ -345,14 +348,16 @@ class AdapterTable:
         return None
 
     def _takable(self, adapter: _Adapter, sequence: Sequence) -> _Slot | None:
-        """The slot that `adapter` may take: the one reserved for it, else the least recently used one."""
+        """Return the slot without running sequences that `adapter` may take: the one reserved for it, else an empty
+        one, else the least recently used one; None: there is none."""
         if adapter.reserved is not None and not adapter.reserved.running:
             return adapter.reserved
         slots = [slot for slot in self._slots if not slot.running and not slot.is_closed_to(sequence)]
         return min(slots, key=lambda slot: slot.adapter.last_used if slot.adapter else -1, default=None)
 
     def _reserve(self, adapter: _Adapter, sequence: Sequence) -> None:
-        """Reserve a slot for `adapter` if all its running sequences are behind `sequence` in the queue order."""
+        """Reserve for `adapter` a slot whose running sequences are all behind `sequence` in the queue order, if there
+        is one. An existing reservation gets the key of `sequence`."""
         key = sequence.sort_key
         if adapter.reserved is None:
             free = [slot for slot in self._slots if slot.reserved_for is None]
@@ -364,7 +369,8 @@ class AdapterTable:
         adapter.reserved.reserved_from = key
 
     def _load(self, adapter: _Adapter) -> bool:
-        """Start a load, now or when an earlier one ends. False: all adapters in memory are in use."""
+        """Start a load, or leave it to a later pass if `MAX_LOADS` are unfinished. False: memory is full, and no
+        adapter may be evicted."""
         if self._num_loading >= MAX_LOADS:
             return True
         if self._is_full or not self._make_room(lambda resident: resident.source.number not in self._passed):
@@ -384,7 +390,7 @@ class AdapterTable:
 
     def _make_room(self, may_go: Callable[[_Adapter], bool]) -> bool:
         """Evict an adapter if memory is full: the least recently used one that no sequence waits for, else the least
-        recently used. False: all are in use.
+        recently used. False: none may be evicted.
 
         Args:
             may_go: whether an adapter may be evicted; running and loading ones never are. A load for a request keeps

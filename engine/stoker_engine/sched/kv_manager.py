@@ -93,7 +93,8 @@ class KVManager:
         return 1 - self.pool.num_free / self.pool.num_usable
 
     def admit(self, sequence: request.Sequence) -> bool:
-        """Reuse the cached blocks of the sequence's prefix, if enough blocks are free for all its known tokens.
+        """Reuse the cached blocks of the sequence's prefix, if enough blocks are free for all its known tokens; else
+        return False.
 
         At least the last known token is left to compute, since its logits are needed. The blocks of the whole sequence
         must be free, but are not reserved: admitting a sequence that would soon be preempted wastes work.
@@ -135,7 +136,7 @@ class KVManager:
         end = start + num_tokens
         written, within = divmod(start, self.block_size)
         if 0 < within <= self.block_size - num_tokens and not self.has_states:
-            # The common case: the tokens fit into blocks that no other sequence shares.
+            # The common case: the tokens fit into the partly filled blocks, and no other sequence shares these.
             is_shared = self.pool.is_shared
             for table in sequence.blocks:
                 if is_shared(table[written]):
@@ -316,7 +317,8 @@ class KVManager:
         return [self._first_visible(num_blocks * self.block_size, window) for window in self.windows]
 
     def _publish(self, sequence: request.Sequence, num_tokens: int, step: int | None) -> None:
-        """Publish the full blocks within the first `num_tokens` tokens, pending until `step` has run."""
+        """Publish the full blocks within the first `num_tokens` tokens; they are pending until `step` has run (None:
+        already computed)."""
         chain = self._chain(sequence, num_tokens)
         for index in range(sequence.num_published, num_tokens // self.block_size):
             if self._refused is not None and chain[index] in self._refused.hashes:
