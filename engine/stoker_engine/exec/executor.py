@@ -38,12 +38,12 @@ class Executor(Protocol):
         """Wait for the oldest launched step and return its result.
 
         Raises:
-            Exception: the error of the step. Later steps have no result.
+            Exception: the error of the step. Call `discard_in_flight` before the next launch.
         """
         ...
 
     def discard_in_flight(self) -> None:
-        """Wait for all launched steps, and discard their results."""
+        """Wait for all launched steps, and discard their results and errors."""
         ...
 
     def set_token_table(self, table: TokenTable) -> None:

@@ -141,7 +141,7 @@ def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: 
 
 
 def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) -> None:
-    """Process messages until the pipe is closed. All ranks compute the same results; one of them sends them."""
+    """Process messages until the pipe is closed. Only the rank that `answers` sends the results of steps."""
     # Messages are read while a step runs. Otherwise a large step and a large result could deadlock in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()

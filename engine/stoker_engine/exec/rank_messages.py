@@ -28,9 +28,9 @@ class Setup:
     Attributes:
         rank: its number.
         layout: how the ranks split the model.
-        rendezvous: where the ranks meet; see `parallel.torch_communicator.World`.
-        timeout_s: how long it waits for another rank, in seconds.
-        neighbours: number of ranks of all engines on its machine, and its index among them.
+        rendezvous: URL at which the ranks find each other; see `parallel.torch_communicator.World`.
+        timeout_s: how long the rank waits for another rank, in seconds.
+        neighbours: number of ranks of all engines on the rank's machine, and the rank's index among them.
         on_cpu: whether the model runs on the CPU.
         region: file descriptor of the memory shared with the ranks of its stage; None: none. See
             `parallel.shm_communicator.SharedMemory`.
