@@ -26,8 +26,8 @@ class Joined:
     _world: World
 
     def settle(self) -> None:
-        """Close what the steps do not need, once all ranks have loaded. gloo's thread wakes up a hundred times per
-        second, even while the engine is idle."""
+        """Close the connections of torch.distributed, once all ranks have loaded, if steps use only shared memory.
+        gloo's thread would wake up a hundred times per second, even while the engine is idle."""
         if isinstance(self.groups.tensor, ShmCommunicator) and self.groups.pipeline.stage.count == 1:
             self.close()
 

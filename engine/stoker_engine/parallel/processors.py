@@ -3,7 +3,7 @@
 Ranks are distributed over the machine's NUMA nodes, each rank on a single node if possible, so that its weights are in
 node-local memory. Within a node ranks are not bound to cores, because containers often see all processors of the
 machine, and all would choose the first ones. Instead, the ranks of a node together have at most as many threads as it
-has cores.
+has cores, or one thread each if there are more ranks than cores.
 """
 
 from __future__ import annotations
