@@ -68,7 +68,8 @@ class OutputDelta:
         text: final text; empty while a character or a possible stop string is incomplete.
         token_ids: the new tokens. Their text may come in a later delta.
         logprobs: log-probabilities of each of `token_ids`, if requested.
-        prompt_logprobs: log-probabilities of each prompt token; None for the first token.
+        prompt_logprobs: log-probabilities of each prompt token, None for the first one; set in the first delta of
+            sequence 0, if requested.
         finish_reason: set in the last delta of a sequence.
         error: message for `FinishReason.ERROR`.
     """

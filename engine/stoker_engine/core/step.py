@@ -129,8 +129,8 @@ class Sampled:
             draft and one more. The first child is the sequence itself.
         logprobs: log-probabilities of each token, if requested.
         candidates: for a beam, for which nothing is drawn: (token, log-probability), best first.
-        is_corrupted: its logits are NaN or infinite, so nothing was drawn.
-        error: error of its grammar, so nothing was drawn.
+        is_corrupted: whether the sequence's logits are NaN or infinite, so that nothing was drawn.
+        error: error of the sequence's grammar, because of which nothing was drawn; None: no error.
     """
 
     token_ids: list[list[int]]
