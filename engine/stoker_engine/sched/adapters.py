@@ -55,10 +55,10 @@ class _Adapter:
         reserved: the slot reserved for it, or None.
         last_used: value of the table's use counter when a sequence last started or stopped running with it, or it
             was loaded.
-        is_checked: a load of it has succeeded.
-        is_checking: the load in flight checks a registration and serves no request.
-        is_passing: the load in flight is a check whose result is dropped, because memory is full.
-        is_removed: it takes no new requests, and is unregistered when its last request has ended.
+        is_checked: whether a load of it has succeeded.
+        is_checking: whether the load in flight checks a registration and serves no request.
+        is_passing: whether the load in flight is a check whose result is dropped, because memory is full.
+        is_removed: whether it takes no new requests, and is unregistered when its last request has ended.
     """
 
     source: AdapterSource
@@ -109,7 +109,7 @@ class AdapterTable:
 
     Args:
         num_slots: largest number of adapters in a step.
-        num_resident: largest number of adapters in memory, including those in slots.
+        num_resident: largest number of adapters in memory, including the adapters in slots.
         waiting: the queue of waiting sequences.
     """
 

@@ -1,4 +1,4 @@
-"""Allocates the KV-cache blocks of sequences, shares blocks of equal content, and frees those outside the windows.
+"""Allocates the KV-cache blocks of sequences, shares blocks of equal content, and frees blocks outside sliding windows.
 
 A sequence has a block table for each group of layers (`sizing.cache_groups`). In a group with a sliding window, blocks
 that have left the window are released while the sequence still runs; the null block replaces them in the table. In a
@@ -232,7 +232,7 @@ class KVManager:
                 assert NULL_BLOCK not in table[self._first_visible(sequence.num_computed, group.sliding_window) :]
 
     def _first_visible(self, num_computed: int, window: int | None) -> int:
-        """Index of the oldest block that the token after `num_computed` others still attends to."""
+        """Return the index of the oldest block that the token at position `num_computed` attends to."""
         return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
     def _extend(self, sequence: request.Sequence, end: int) -> None:
@@ -260,7 +260,7 @@ class KVManager:
         return any(map(self.pool.is_shared, table))
 
     def _table_length(self, group: CacheGroup, num_tokens: int) -> int:
-        """Number of entries in a sequence's table once it has computed `num_tokens`."""
+        """Return the number of entries in a sequence's table for `num_tokens` tokens; for states it is fixed."""
         return group.blocks_per_sequence if group.kind == "state" else -(-num_tokens // self.block_size)
 
     def _release_passed(self, sequence: request.Sequence) -> None:
@@ -276,7 +276,8 @@ class KVManager:
             self.pool.release(reversed(passed))
 
     def _match(self, sequence: request.Sequence) -> list[list[int]]:
-        """Block tables of the longest cached prefix; in a group with a window, only visible blocks must be cached."""
+        """Return the block tables of the longest cached prefix. In a group with a window, only the blocks that the next
+        token attends to must be cached. The tables are empty without prefix caching."""
         if not self.enable_prefix_caching or sequence.request.wants_prompt_logprobs:
             return [[] for _ in self.windows]
         length = (len(sequence.token_ids) - 1) // self.block_size
@@ -313,7 +314,8 @@ class KVManager:
         return found
 
     def _all_first_visible(self, num_blocks: int) -> list[int]:
-        """By group: index of the oldest block that the token after `num_blocks` full blocks still attends to."""
+        """Return for each group the index of the oldest block that the token after `num_blocks` full blocks attends
+        to."""
         return [self._first_visible(num_blocks * self.block_size, window) for window in self.windows]
 
     def _publish(self, sequence: request.Sequence, num_tokens: int, step: int | None) -> None:
@@ -329,7 +331,8 @@ class KVManager:
             sequence.num_published = index + 1
 
     def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:
-        """Hashes of the sequence's full blocks, at least of those within the first `num_tokens` tokens."""
+        """Return the hashes of the sequence's full blocks: all within the first `num_tokens` tokens, and possibly later
+        ones."""
         chain = self._hashes.setdefault(sequence, [])
         num_blocks = num_tokens // self.block_size
         if len(chain) < num_blocks:

@@ -1,9 +1,9 @@
 """Continuous batching under one token budget.
 
 In each step, sequences catch up: each has known tokens and computed tokens, and the step computes part of the
-difference. Running sequences come first, in queue order (`policy`); the rest of the budget (`step_budget`) admits
-waiting ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long
-prompt therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
+difference. Running sequences come first, in queue order (`policy`); the remaining budget (`step_budget`) admits waiting
+ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long prompt
+therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
 tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
 
 A sequence is in one of these states (`sequence_queues` moves it from one to another):
@@ -11,7 +11,7 @@ A sequence is in one of these states (`sequence_queues` moves it from one to ano
     state      row, blocks   transition
     waiting    no            to running, when blocks and a row are free
     running    yes           to ended; if blocks run out and it is the last in order: to waiting or blocked
-    blocked    no            (a beam whose candidates are computed) to waiting, when those of all beams are
+    blocked    no            (preempted beam with candidates) to waiting, when all beams of its search have candidates
     ended      no            never
 
 An abort or an error ends a sequence in any state. Failed steps and corrupted shared blocks also requeue running ones.
