@@ -163,7 +163,7 @@ class StepGraphs:
         has_adapters: whether to capture graphs with adapters, too.
 
     Attributes:
-        captured: graphs by shape, those for shorter sequences first.
+        captured: graphs by shape; of each shape, the graphs for shorter sequences come first.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class BatchRow:
         rules: changes of its logits; None: none.
         counts: counts of its tokens, if penalties need them.
         num_prompt_logprobs: number of prompt tokens whose log-probabilities are computed.
-        is_plain: its next token is the most likely one, without log-probabilities, rules or grammar.
+        is_plain: whether its next token is the most likely one, without log-probabilities, rules or grammar.
         matcher: state of its grammar; None: no grammar, or not used yet.
     """
 

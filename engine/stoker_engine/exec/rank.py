@@ -55,15 +55,16 @@ class Rank(ABC):
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Whether it is alive and currently stopped."""
+        """Whether the rank's process is alive and currently stopped (SIGSTOP)."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended, for at most `timeout_s`. Returns whether it has."""
+        """Wait until the rank has ended or its node is lost, for at most `timeout_s` seconds. Returns whether that
+        happened."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it in any state; `wait` returns when it has ended."""
+        """Kill the rank in any state, without waiting; `wait` returns when it has ended."""
 
     @abstractmethod
     def cause_of_death(self, last: Died | None) -> StokerError:

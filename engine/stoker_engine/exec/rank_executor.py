@@ -86,8 +86,8 @@ _START_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
 
-#: Seconds for ranks to end after they lost another one, to end on request, and to be ended by the kernel after a kill.
-#: The first and the last are limited by the step timeout, since a frozen node cannot kill its ranks.
+#: Seconds for ranks to end after they lost another rank, to end on request, and to disappear after a kill. The first
+#: and the last are limited by the step timeout, since a frozen node cannot kill its ranks.
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _KILL_S: Final = 5.0
@@ -304,8 +304,8 @@ class RankExecutor:
                 raise self._end(EngineStuckError(problem))
 
     def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
-        """Wait until all ranks have loaded. Each must make progress; a rank that waits for another one reports that
-        itself in time."""
+        """Wait until all ranks have loaded. Each must send progress within `_patience_s`; a rank that waits for another
+        rank reports that earlier by itself."""
         loading = {rank.connection: rank for rank in self._ranks}
         silent_for = dict.fromkeys(self._ranks, 0.0)
         weights = dict.fromkeys(self._ranks, Progress(0, 0))

@@ -1,7 +1,8 @@
 """The process of one rank: loads its part of the model, runs each step that it receives, and sleeps in between.
 
-It ends when its pipe is closed, and at once if the other end is gone. An error in a step ends the process: other ranks
-wait for it in the middle of a layer, and later steps would compute wrong results.
+When the executor shuts down its sending side of the pipe, the process ends after the messages already received; when
+the executor's end is gone, it ends immediately. An error in a step ends the process: other ranks wait for it in the
+middle of a layer, and later steps would compute wrong results.
 """
 
 from __future__ import annotations

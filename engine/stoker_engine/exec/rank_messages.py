@@ -34,8 +34,8 @@ class Setup:
         on_cpu: whether the model runs on the CPU.
         region: file descriptor of the memory shared with the ranks of its stage; None: none. See
             `parallel.shm_communicator.SharedMemory`.
-        labels: fields of its log lines besides its rank.
-        device: index of its accelerator among those that its process sees.
+        labels: fields of the rank's log lines besides its rank.
+        device: index of its accelerator among the accelerators that are visible to its process.
     """
 
     rank: int
@@ -64,10 +64,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Loaded:
-    """This rank's part of the model is loaded.
+    """The sending rank has loaded its part of the model.
 
     Attributes:
-        on_cpu: whether it runs on the CPU.
+        on_cpu: whether the model runs on the CPU.
     """
 
     plan: KVCachePlan
@@ -129,6 +129,6 @@ class DropAdapter:
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank ends because another one ended or did not respond. This indicates the cause, but is not the cause."""
+    """A rank ends because another rank ended or did not respond, so this message does not report the first cause."""
 
     message: str

@@ -104,7 +104,8 @@ class Runner:
         return _Prepared(inputs, finish, graph)
 
     def _forward(self, step: Step, prepared: _Prepared) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """Compute this stage's part: hidden states, see `Model.forward`, and those requested by `hidden_after`."""
+        """Compute this stage's part: the hidden states of `Model.forward`, and the hidden states of inner layers, see
+        `StepInputs.hidden_states`."""
         inputs, graph = prepared.inputs, prepared.graph
         if graph is not None:
             count = len(step.rows)
