@@ -1,4 +1,4 @@
-"""Node 0's side of an engine: listens for the other nodes that have ranks of it.
+"""Node 0's side of an engine: listens for the other nodes that have ranks of this engine.
 
 It listens as long as the engine lives. A node that is already connected, or was connected when the engine started, is
 turned away, and connections from other programs are closed, without effect on the engine. A connection that does not
@@ -149,7 +149,8 @@ class Head:
         """Tell the nodes that this head will not return, so that they exit.
 
         Args:
-            because: why it could not serve; nodes that are about to connect receive it, too. Empty: a normal shutdown.
+            because: why the head could not serve; nodes that are about to connect receive this reason, too. Empty: a
+                normal shutdown.
         """
         with self._news:
             if because and not self._complete and self._refused is None:

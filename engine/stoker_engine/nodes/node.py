@@ -36,7 +36,7 @@ class RankState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has exited, or could not be started."""
+        """Whether the rank has exited, or could not be started."""
         return self.code is not None or self.error is not None
 
 
