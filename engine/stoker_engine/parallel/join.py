@@ -16,10 +16,10 @@ from stoker_engine.parallel.torch_communicator import World
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank's connections to the others.
+    """A rank's connections to the other ranks.
 
     Attributes:
-        groups: the communicators that it uses.
+        groups: the communicators that the rank uses.
     """
 
     groups: RankGroups
