@@ -321,7 +321,7 @@ class Engine:
         """Add a request with a compiled grammar to the scheduler. Returns its final deltas if that fails."""
         try:
             self._timelines.arrived(self.scheduler.add(request))
-        except Exception:  # an internal error, as in requests without a grammar, affects only this request
+        except Exception:  # an internal error affects only this request, as in `processes.main._add`
             logger.exception("the engine cannot take request %s", request.id)
             self.scheduler.finish(request.id, FinishReason.ABORT)
             return [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
