@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Node:
-    """A node of the tree: `last` holds the tokens that complete a word here, `before` the children by previous
-    token."""
+    """A node of the tree, which stands for the last tokens of an output: `last` holds the tokens that complete a word
+    after them, `before` the children by the token before them."""
 
     last: list[int] = field(default_factory=list)
     before: dict[int, _Node] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Interface between the engine and the processes and devices that run the model.
 
-Steps run in the order of their launch, each one completely. Two may be launched before the first is collected; the
-host's work on one step then overlaps with the model's work on the next.
+Each process runs steps one after the other, in the order of their launch. Several steps may be launched before the
+first is collected; the host's work on one step then overlaps with the model's work on the next.
 """
 
 from __future__ import annotations

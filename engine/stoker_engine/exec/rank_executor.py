@@ -7,9 +7,9 @@
 Every rank gets every step from the scheduler, and computes it with its part of the weights. One rank, the first of the
 last stage, samples and sends results.
 
-Ranks live and die together. A thread monitors them, even while no step runs: when a rank has ended or is stopped, all
-ranks are killed. The first cause, determined from all last messages and exit codes, is raised by the next call and
-reported to the supervisor.
+If one rank ends, all ranks are ended. A thread monitors them, even while no step runs: when a rank has ended, or was
+stopped for `_STOPPED_S`, all ranks are killed. The first cause, determined from all last messages and exit codes, is
+raised by the next call and reported to the supervisor.
 
 A hanging rank is detected by a process that waits for it. The timeouts are staggered, so that the process with the most
 specific information reports first: other ranks know which rank they wait for, this executor knows which rank did not

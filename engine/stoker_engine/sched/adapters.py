@@ -1,6 +1,6 @@
 """LoRA adapters of the scheduler: which are in memory, and which a step may use.
 
-    registered   files were read once; unlimited in number
+    registered   usable by requests; unlimited in number; the files are read once to check them
     resident     in memory: at most `num_resident`; a new one evicts the least recently used
     in a slot    usable by steps: at most `num_slots`; a new one takes the least recently used slot
 

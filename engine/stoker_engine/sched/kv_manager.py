@@ -162,7 +162,7 @@ class KVManager:
         return True
 
     def computed(self, sequence: request.Sequence) -> None:
-        """Publish the sequence's blocks that are full, known and computed."""
+        """Publish the sequence's full blocks whose tokens are known and computed."""
         if self.enable_prefix_caching and sequence.num_computed // self.block_size > sequence.num_published:
             self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)), None)
 
