@@ -112,7 +112,7 @@ class AsyncLLM:
         threading.Thread(target=self._find_files, name="locate-model", daemon=True).start()
 
     async def load(self, engine: int | None = None) -> EngineInfo:
-        """Wait until all engines are loaded. Called once, and again to replace the process of a dead engine.
+        """Load engines, and wait until they are loaded. Called once, and again to replace the process of a dead engine.
 
         Args:
             engine: index of the dead engine; None: all engines that are not loaded.
@@ -197,7 +197,7 @@ class AsyncLLM:
 
     @property
     def adapters(self) -> Mapping[int, DPAdapter]:
-        """The LoRA adapters by number."""
+        """The loaded LoRA adapters by number."""
         return self._adapters.by_number
 
     @property
@@ -211,13 +211,14 @@ class AsyncLLM:
 
     @property
     def is_live(self) -> bool:
-        """Whether an engine's process runs, and neither a step nor a phase of loading exceeds the timeout."""
+        """Whether the process of at least one engine runs, and neither its step nor its phase of loading exceeds the
+        timeout."""
         return any(engine.is_live for engine in self.engines)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether all engines that are not dead are stuck: their processes are stopped, or a step exceeds the
-        timeout."""
+        """Whether all engines that are not dead, at least one, are stuck: their processes are stopped, or a step or a
+        phase of loading exceeds the timeout."""
         return any(engine.is_stuck for engine in self.engines) and all(
             engine.is_stuck or engine.is_dead for engine in self.engines
         )
@@ -313,6 +314,7 @@ class AsyncLLM:
 
         Raises:
             RequestError: the request is invalid.
+            RequestFailedError: no serving engine could load the request's LoRA adapter again.
             EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
         """
         self._check_serving()
@@ -359,7 +361,8 @@ class AsyncLLM:
         self._adapters.remove(number)
 
     def adapter_error(self, number: int) -> str | None:
-        """Return why a loaded adapter is no longer usable: no serving engine could load it again. Thread-safe."""
+        """Return why a loaded adapter is no longer usable: no serving engine could load it again. None: it is usable,
+        or not loaded. Thread-safe."""
         return self._adapters.error_of(number)
 
     def _route(self, request: EngineRequest) -> DPEngine:
@@ -382,7 +385,8 @@ class AsyncLLM:
         return self.engines[self._router.begin(request.id, prompt, request.num_sequences, keys, among=able)]
 
     async def _grammar(self, params: RequestParams) -> Grammar | None:
-        """Return the validated grammar of a request, after all serving engines have received the vocabulary."""
+        """Return the validated grammar of a request, after all serving engines have received the vocabulary. None: the
+        request has no grammar."""
         structured = params.structured_outputs
         if structured is None:
             return None
@@ -397,7 +401,7 @@ class AsyncLLM:
         return Grammar(source, structured.begins_after)
 
     def has(self, request_id: str) -> bool:
-        """Whether a request is running on a live engine."""
+        """Whether a request is running on an engine."""
         return any(request_id in engine.streams for engine in self.engines)
 
     def abort(self, request_id: str) -> None:
@@ -466,7 +470,7 @@ class AsyncLLM:
 
 
 def _in_event_loop(future: Future[_T]) -> asyncio.Future[_T]:
-    """The result of a thread, for the running event loop. Cancelling it leaves the thread alone."""
+    """Return a future of the running event loop for a thread's result. Cancelling it does not affect the thread."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[_T] = loop.create_future()
 

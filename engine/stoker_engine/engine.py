@@ -4,7 +4,7 @@
     two of them            … schedule 2 ─ launch 2 ─ collect 1 ─ commit 1 ─ schedule 3 ─ launch 3 ─ collect 2 …
 
 With two (``--async-scheduling``), the host's work on one step overlaps with the model's work on the next. A pipeline
-has as many steps in flight as stages, plus one with ``--async-scheduling``.
+has at most as many steps in flight as stages, plus one with ``--async-scheduling``.
 
 An engine is not thread-safe. `LLM` drives it offline, and the engine process drives it for the server.
 """
@@ -52,7 +52,7 @@ from stoker_engine.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-#: Error of a request whose adapter was removed before the request arrived.
+#: Error of a request whose adapter is unknown, or was removed before the request arrived.
 NO_SUCH_ADAPTER: Final = "the LoRA adapter of this request is not loaded; it may have been removed meanwhile"
 
 
@@ -153,7 +153,7 @@ class Engine:
         Args:
             on_progress: called whenever loading progresses.
             supervision: how ranks are supervised, if there are several.
-            head: connections to other nodes; None: created if there are other nodes.
+            head: connections to other nodes; None: created if other nodes have ranks of this engine.
 
         Raises:
             ArgumentError: an argument is not supported on this machine.
@@ -198,8 +198,8 @@ class Engine:
         """Register a LoRA adapter, and load it during calls of `step`. Later loads must find the same content.
 
         Returns:
-            Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded; the adapter is then
-            unregistered.
+            Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded (the adapter is then
+            unregistered), or if the adapter is removed before its load ends.
 
         Raises:
             AdapterError: LoRA is off.
@@ -243,7 +243,8 @@ class Engine:
             self._timelines.ended(request, time.monotonic())
 
     def step(self) -> StepOutputs:
-        """Launch steps as far as possible, commit the result of one step, and return its outputs."""
+        """Launch steps as far as possible, commit the result of one step, and return its outputs. If no step is in
+        flight, wait for loads or grammars if necessary, and return pending errors or a report."""
         try:
             return self._step()
         except BaseException:
@@ -320,7 +321,7 @@ class Engine:
         """Add a request with a compiled grammar to the scheduler. Returns its final deltas if that fails."""
         try:
             self._timelines.arrived(self.scheduler.add(request))
-        except Exception:  # an internal error, as in requests without a grammar, affects only this request
+        except Exception:  # an internal error affects only this request, as in `processes.main._add`
             logger.exception("the engine cannot take request %s", request.id)
             self.scheduler.finish(request.id, FinishReason.ABORT)
             return [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]

@@ -41,8 +41,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
-    """A model for use in a script. With several engines (``data_parallel_size``) each runs in its own process. They end
-    with `close`, a ``with`` block, this object or the script, whichever ends first.
+    """A model for use in a script. Several engines (``data_parallel_size``) each run in their own process. These
+    processes end with `close`, a ``with`` block, this object or the script, whichever ends first.
 
     Args:
         model: a local folder, a GGUF file, ``demo://NAME`` or a hub id.
@@ -120,7 +120,8 @@ class LLM:
 
         Raises:
             RequestError: a prompt or its parameters are invalid; no prompt is run.
-            AdapterError: an adapter cannot be loaded, or its id refers to another one; no prompt is run.
+            AdapterError: LoRA is off, an adapter cannot be loaded, or its id refers to another adapter; no prompt is
+                run.
         """
         texts, encoded = self._encode(_as_prompts(prompts))
         params = self._params(sampling_params, len(encoded))
@@ -297,7 +298,7 @@ class LLM:
         return ready.result().digest
 
     def _grammar(self, params: RequestParams) -> Grammar | None:
-        """Return the grammar of `params`, compiled, or None."""
+        """Return the validated grammar of `params`, or None if they have no structured outputs."""
         structured = params.structured_outputs
         if structured is None:
             return None
@@ -322,7 +323,7 @@ def _empty(request: EngineRequest, text: str | None) -> RequestOutput:
 
 
 def _add(output: RequestOutput, delta: OutputDelta) -> int:
-    """Append a delta to the output. Returns 1 if it is the request's last one, else 0."""
+    """Append a delta to the output. Returns 1 if it is the request's last delta, else 0."""
     completion = output.outputs[delta.index]
     completion.text += delta.text
     completion.token_ids += delta.token_ids

@@ -7,7 +7,8 @@ Intervals of a request (vLLM's definitions):
        ├────────time to first token──────────────┘                                  │
        └────────────────────────────────────e2e─────────────────────────────────────┘
 
-Preemptions are part of these intervals. A request that is aborted early has only the intervals that it completed.
+Preemptions are part of these intervals. An aborted request has only the intervals that it completed; its last token is
+then the last one before the abort.
 """
 
 from __future__ import annotations
@@ -256,7 +257,7 @@ class DPEngineMetrics:
             "inter_token_latency_seconds", "Time between tokens of a request.", _SECONDS_A_TOKEN
         )
 
-        # From here on: one observation per finished request.
+        # From here on: at most one observation per finished request.
         self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", tokens)
         self._request_computed = self._histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens computed, without cached ones.", tokens
@@ -322,7 +323,8 @@ class DPEngineMetrics:
             self._adapter_load_seconds.observe(seconds)
 
     def on_death(self) -> None:
-        """Reset the gauges of a dead engine; its successor's counters start from zero."""
+        """Reset the gauges of a dead engine. The counts in its successor's reports start from zero; Prometheus'
+        counters continue."""
         self._reported = _NOTHING
         self._show(_NOTHING)
 
@@ -415,7 +417,7 @@ class DPEngineMetrics:
 
 
 def _one_two_five() -> Iterable[int]:
-    """1, 2, 5, 10, 20, 50, 100, …"""
+    """Yield 1, 2, 5, 10, 20, 50, 100, …"""
     for exponent in itertools.count():
         for mantissa in (1, 2, 5):
             yield mantissa * 10**exponent

@@ -1,1 +1,1 @@
-"""What a request is, on its way through the engine. Torch-free."""
+"""Data types of requests, steps and outputs, which the parts of the engine exchange. Torch-free."""

@@ -20,7 +20,7 @@ class AdapterSource:
 
     Attributes:
         number: serial number of the load in the server; an adapter that is reloaded in place gets a new number.
-        name: name by which requests select it.
+        name: name by which requests select the adapter.
         path: folder of its files.
         digest: hexadecimal digest that the files must have; empty: any.
     """
@@ -49,10 +49,10 @@ class LoadedAdapter:
 
 
 def root_key(number: int, digest: str) -> bytes:
-    """Return the key that separates an adapter's prefix-cache blocks from those of other adapters and of its previous
-    loads (`CacheKeys.root_key`).
+    """Return the key (`CacheKeys.root_key`) that separates an adapter's prefix-cache blocks from the blocks of other
+    adapters and of earlier loads of the same adapter.
 
     Args:
-        digest: hexadecimal digest of its content.
+        digest: hexadecimal digest of the adapter's files.
     """
     return digest.encode() + number.to_bytes(8, "big")

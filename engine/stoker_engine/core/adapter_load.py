@@ -10,12 +10,13 @@ from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 
 
 class AdapterLoad:
-    """A load in progress.
+    """The load of one adapter in progress.
 
     Args:
-        processes: names of the processes in messages. If several fail, the error of the first in this order is
-            reported.
-        if_different: predicate of the error message if the processes have read different files, with the remedy.
+        processes: names, for messages, of the processes that load the adapter. If several fail, the error of the first
+            in this order is reported.
+        if_different: verb phrase of the error message for the case that the processes have read different files, with
+            the remedy.
 
     Attributes:
         ready: future of the load; its result is that of the process with the longest load.

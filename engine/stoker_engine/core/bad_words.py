@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Node:
-    """A node of the tree: `last` holds the tokens that complete a word here, `before` the children by previous
-    token."""
+    """A node of the tree, which stands for the last tokens of an output: `last` holds the tokens that complete a word
+    after them, `before` the children by the token before them."""
 
     last: list[int] = field(default_factory=list)
     before: dict[int, _Node] = field(default_factory=dict)
@@ -54,5 +54,5 @@ class BadWords:
 
 @functools.lru_cache(maxsize=8)
 def bad_words_tree(words: tuple[tuple[int, ...], ...]) -> BadWords:
-    """Return the bad words of a request. The immutable tree is shared between all its prompts."""
+    """Return the tree of a request's bad words, cached so that all prompts of the request share it."""
     return BadWords(words)

@@ -1,8 +1,8 @@
 """Beam search: selects the beams that continue and those that are finished, and decides when to stop.
 
 Pure functions with the rules of Hugging Face transformers, so that the results agree. Each running beam offers its most
-likely next tokens. Of all offers, the best (1 + number of end tokens) × width by summed log-probability are processed
-in order:
+likely next tokens. Of all offers, the best max(2, 1 + number of end tokens) × width by summed log-probability are
+processed in order:
 
     ends (end token, or maximum length)   if among the best `width`: a finished beam; else dropped
     continues                             the best `width` of these are the next running beams

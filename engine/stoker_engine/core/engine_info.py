@@ -26,7 +26,8 @@ class EngineInfo:
         dtype: compute dtype.
         quantization: quantization method, as a value of ``--quantization``; empty: not quantized, or a GGUF file.
         weights, kv_cache_dtype: storage formats of the weights, and of keys and values; for display.
-        load_laps: parts of the engine's start; the first ends when its process started.
+        load_laps: parts of the engine's start; if the engine has its own process, the first part ends when that process
+            started.
     """
 
     max_model_len: int
@@ -61,5 +62,5 @@ class EngineInfo:
 
     @property
     def kv_tokens(self) -> int:
-        """Number of tokens in these sequences."""
+        """Number of tokens of `max_concurrency` sequences of maximum length."""
         return int(self.max_concurrency * self.max_model_len)

@@ -17,7 +17,7 @@ class EngineRequest:
 
     Attributes:
         max_tokens: largest number of tokens of each output; prompt and output fit the model's length.
-        seed: seed of the sampler; sequence i of n draws from the seed and i.
+        seed: seed of the sampler; sequence i draws with seed + i.
         eos_token_ids: tokens that end a sequence, unless the parameters ignore them.
         bad_words: token sequences that must not appear in the output.
         grammar: grammar of the output; None: unconstrained.

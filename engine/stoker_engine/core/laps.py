@@ -20,12 +20,12 @@ class Laps:
         self.ended: list[Lap] = []
 
     def end(self, part: str) -> None:
-        """`part` ends now."""
+        """Record that `part` ends now."""
         self.ended.append((part, time.monotonic()))
 
 
 def describe(start: float, laps: Iterable[Lap]) -> str:
-    """How long each part took, for the log; the parts add up to the whole.
+    """Format the duration of the whole start and of each part, for the log.
 
     Args:
         start: when the first part began, in seconds on the monotonic clock.

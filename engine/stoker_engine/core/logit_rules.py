@@ -70,5 +70,6 @@ class LogitRules:
 
 
 def _as_ids(token_ids: Sequence[int]) -> TokenIds:
-    """Return a `TokenIds` unchanged: prompts of a request share it and its cached mask."""
+    """Convert to `TokenIds`. A `TokenIds` is returned itself, so that a request's prompts share it and its cached
+    mask."""
     return token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)

@@ -26,7 +26,7 @@ class Logprob:
 
     Attributes:
         logprob: natural log-probability of the token.
-        rank: rank by probability; 1 is the most likely.
+        rank: rank by probability; 1 is the most likely. None: unknown.
         decoded_token: text of the token.
     """
 

@@ -16,7 +16,8 @@ class LoRARequest:
         lora_path: folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
 
     Raises:
-        ValueError: the id is not an integer of at least 1, or the name or path is not a non-empty string.
+        ValueError: the id is not an integer of at least 1, the name is not a non-empty string, or the path is empty or
+            neither a string nor an `os.PathLike`.
     """
 
     lora_name: str

@@ -17,7 +17,8 @@ class TokenDelta:
         index: index of the sequence in its request.
         token_ids: the new tokens.
         logprobs: log-probabilities of each of `token_ids`, if requested.
-        prompt_logprobs: log-probabilities of each prompt token but the first, if requested; in a first delta.
+        prompt_logprobs: log-probabilities of each prompt token but the first, if requested; set in the first delta of
+            sequence 0.
         cumulative_logprob: summed log-probability of a finished beam.
         finish_reason: set in the last delta of a sequence.
         stop_reason: the stop token that ended the sequence.
@@ -67,7 +68,8 @@ class OutputDelta:
         text: final text; empty while a character or a possible stop string is incomplete.
         token_ids: the new tokens. Their text may come in a later delta.
         logprobs: log-probabilities of each of `token_ids`, if requested.
-        prompt_logprobs: log-probabilities of each prompt token; None for the first token.
+        prompt_logprobs: log-probabilities of each prompt token, None for the first one; set in the first delta of
+            sequence 0, if requested.
         finish_reason: set in the last delta of a sequence.
         error: message for `FinishReason.ERROR`.
     """

@@ -11,5 +11,6 @@ class Proposer(Protocol):
     """Proposes drafts. Drafts change the speed of generation, never its output."""
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-        """Return up to `max_tokens` tokens that may follow `token_ids` (prompt and output of a sequence), or none."""
+        """Return up to `max_tokens` tokens that may follow `token_ids` (prompt and output of a sequence). An empty
+        list: no draft."""
         ...

@@ -28,7 +28,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.logprobs import TokenLogprobs
 
-#: Row of a sequence without a row.
+#: Value of `Sequence.row` while the sequence has no row.
 NO_ROW = -1
 
 
@@ -42,15 +42,16 @@ class Sequence:
         token_ids: prompt and output so far.
         num_computed: number of tokens whose keys and values are in the cache.
         num_launched: `num_computed` after all steps in flight have run.
-        num_inflight_tokens: number of tokens that steps in flight sample.
+        num_inflight_tokens: number of its next tokens that steps in flight sample.
         num_published: number of its blocks that were offered to the prefix cache.
         epoch: incremented at a preemption, an abort or the end; results from an earlier epoch are discarded.
-        row: its row in the runner's batch while it runs.
+        row: its row in the runner's batch while it runs, else `NO_ROW`.
         blocks: for each group of layers, the KV-cache blocks in order; block i holds the tokens from i × block_size on.
             `NULL_BLOCK` replaces blocks outside a sliding window.
         candidates: next tokens offered by a beam that waits for the other beams.
-        is_blocked: it cannot be scheduled before the step in flight is committed, which determines its state.
-        adapter_slot: slot of its adapter while it runs.
+        is_blocked: whether the sequence cannot be scheduled before its step in flight is committed, because the result
+            determines its state.
+        adapter_slot: slot of its adapter while it runs, else `NO_ADAPTER`.
     """
 
     request: Request
@@ -114,8 +115,8 @@ class Request:
         arrival_key: sort key of its sequences, without their index.
         live: its unfinished sequences, in order.
         num_started: number of sequences started so far.
-        num_forking: number of sequences that steps in flight start.
-        num_cached: number of prompt tokens found in the prefix cache when it was first scheduled.
+        num_forking: number of sequences that fork when a step in flight is committed.
+        num_cached: number of prompt tokens found in the prefix cache when the request was first scheduled; None before.
         prompt_logprobs: log-probabilities computed so far, of all prompt tokens but the first.
         beams: state of the beam search, or None.
         id: unique id among all requests.
@@ -123,7 +124,8 @@ class Request:
         num_sequences: number of returned sequences.
         max_length: number of tokens, prompt included, at which a sequence ends.
         stop_token_ids, eos_token_ids: tokens that end a sequence.
-        wants_prompt_logprobs: whether the logits of each prompt token are needed, which excludes prefix caching.
+        wants_prompt_logprobs: whether the logits of each prompt token are needed, so that the whole prompt is computed
+            and no cached prefix is used.
     """
 
     spec: EngineRequest
@@ -160,7 +162,8 @@ class Request:
 
     @property
     def num_to_fork(self) -> int:
-        """Number of sequences still to start once the prompt is computed."""
+        """Number of sequences still to start once the prompt is computed; 0 for a beam search, which forks
+        differently."""
         if self.num_started >= self.num_sequences or self.beams is not None:
             return 0
         return self.num_sequences - self.num_started - self.num_forking

@@ -24,7 +24,7 @@ class _Timeline:
 
 
 class RequestTimelines:
-    """Keeps the timelines of the unfinished requests, and the results of those that ended since the last report."""
+    """Keeps the timelines of unfinished requests, and the results of requests that ended since the last report."""
 
     def __init__(self) -> None:
         self._timelines: dict[str, _Timeline] = {}

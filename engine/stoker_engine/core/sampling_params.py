@@ -24,7 +24,7 @@ MAX_BAD_WORDS_LENGTH = 16_384
 #: Largest number of entries in logit_bias; OpenAI's limit.
 MAX_LOGIT_BIAS = 300
 
-#: Largest number of next tokens that a beam offers: (number of stop tokens + 1) × number of beams.
+#: Largest (number of `stop_token_ids` + 1) × number of beams, which bounds the next tokens that each beam offers.
 MAX_CANDIDATES = 1024
 
 
@@ -95,7 +95,8 @@ class BaseParams:
         return None
 
     def scoring_only(self) -> Self:
-        """Return these parameters without the token after the prompt, if this kind can do without it."""
+        """Return parameters that compute the prompt and discard the token after it, if this kind supports that; else
+        these parameters."""
         return self
 
     def with_structured_outputs(self, outputs: StructuredOutputs | None) -> Self:
@@ -139,7 +140,7 @@ class SamplingParams(BaseParams):
             model's own distribution before any of the changes above.
         prompt_logprobs: like `logprobs`, for the prompt's tokens.
         truncate_prompt_tokens: keep only this many last tokens of the prompt (-1: as many as the model accepts).
-        structured_outputs: constraint on the output.
+        structured_outputs: constraint on the output; None: unconstrained.
         only_scores: the single token of `max_tokens` is discarded, so the prompt may have the model's full length.
 
     Raises:

@@ -13,9 +13,10 @@ decodes therefore takes a few integers per sequence, independent of their length
     copies     copies of whole blocks                       ┘
     batch      which rows compute which of their tokens, decodes first
 
-The runner itself writes the tokens that a step samples into their rows. A step refers to positions rather than tokens,
-so the next step can be scheduled and launched before they are known. In a pipeline only the last stage has the sampled
-tokens. A sequence with a token in flight is therefore not scheduled there, and all stages receive the token in `known`.
+Without a pipeline, the runner itself writes the tokens that a step samples into their rows. A step refers to positions
+rather than tokens, so the next step can be scheduled and launched before they are known. In a pipeline only the last
+stage has the sampled tokens. A sequence with a token in flight is therefore not scheduled there, and all stages receive
+the token in `known`.
 """
 
 from __future__ import annotations
@@ -93,9 +94,11 @@ class Step:
         known: entries of `KNOWN_ENTRY` integers, in the order of positions; only for the stages of a pipeline.
         copies: (source, destination) blocks; all are read before any is written.
         rows: row of each sequence in the batch; the first `num_decodes` compute one token each.
-        starts: position of the first token that each sequence computes; all earlier ones are in the cache.
+        starts: position of the first token that each sequence computes; all earlier ones are in the cache when the step
+            runs.
         lengths: number of tokens each sequence computes, including drafts.
-        num_samples: number of next tokens drawn for each sequence; 0 if known tokens remain uncomputed.
+        num_samples: for each sequence, number of children (itself and its forks) that draw next tokens; 1 for a beam; 0
+            if known tokens remain uncomputed.
         drafts: drafts that follow the last known token of some sequences.
         num_tokens: sum of `lengths`.
     """
@@ -126,8 +129,8 @@ class Sampled:
             draft and one more. The first child is the sequence itself.
         logprobs: log-probabilities of each token, if requested.
         candidates: for a beam, for which nothing is drawn: (token, log-probability), best first.
-        is_corrupted: its logits are NaN or infinite, so nothing was drawn.
-        error: error of its grammar, so nothing was drawn.
+        is_corrupted: whether the sequence's logits are NaN or infinite, so that nothing was drawn.
+        error: error of the sequence's grammar, because of which nothing was drawn; None: no error.
     """
 
     token_ids: list[list[int]]
@@ -147,8 +150,8 @@ class StepResult:
 
     Attributes:
         sampled: one entry for each sequence of the batch with `num_samples` above 0, in order.
-        prompt_logprobs: by batch index, log-probabilities of the prompt tokens after the computed ones; None if they
-            are NaN or infinite.
+        prompt_logprobs: by batch index, log-probabilities of each prompt token whose predecessor the step computed;
+            None if they are NaN or infinite.
         prepare_time, model_time, sample_time: durations in seconds.
         pooled: by batch index, the vector of each sequence whose hidden states were pooled.
     """
@@ -162,5 +165,5 @@ class StepResult:
 
     @property
     def is_corrupted(self) -> bool:
-        """Whether a result is NaN or infinite."""
+        """Whether logits of a sequence, or log-probabilities of its prompt, are NaN or infinite."""
         return any(drawn.is_corrupted for drawn in self.sampled) or None in self.prompt_logprobs.values()

@@ -14,10 +14,10 @@ class AdapterStats:
     Attributes:
         running: names of the running sequences' adapters, sorted.
         waiting: names of the waiting sequences' adapters, sorted.
-        loads: number of adapters read into memory.
+        loads: number of successful loads.
         evictions: number of adapters dropped from memory to free space for others.
         failures: number of failed loads.
-        load_seconds: duration of each load that has finished since the previous report.
+        load_seconds: duration of each load that has succeeded since the previous report.
     """
 
     running: tuple[str, ...] = ()
@@ -57,14 +57,14 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class FinishedRequest:
-    """A request that ended with all its sequences. Times are in seconds, None for a phase that it did not complete.
+    """A request whose sequences have all ended. Times are in seconds.
 
     Attributes:
         num_output_tokens: number of tokens of all sequences.
         longest_output: number of tokens of the longest sequence.
-        queue: from arrival to the first step.
-        prefill: from the first step to the first token.
-        decode: from the first token to the last.
+        queue: from arrival to the first step; None: it was never scheduled.
+        prefill: from the first step to the first token; None: it has no token.
+        decode: from the first token to the last one generated; None: it has no token.
         http_request_id: see `EngineRequest`.
     """
 
@@ -104,7 +104,8 @@ class StepReport:
         num_prompt_tokens: number of computed prompt tokens.
         num_new_tokens: number of generated tokens.
         first_tokens: first tokens of requests.
-        inter_token: seconds between a new token and the previous one of its sequence, if it has one.
+        inter_token: for each sequence that got tokens in this step and had some before: seconds since its previous
+            tokens.
         finished: requests that ended in this step or since the previous report, including aborted ones.
         engine: index of the DP engine.
     """

@@ -29,7 +29,7 @@ class StructuredOutputs:
         choice: allowed outputs.
         grammar: context-free grammar of the output, in Lark's or GBNF (EBNF) syntax.
         json_object: the output is any JSON object.
-        structural_tag: JSON between tags within free text: vLLM's description of it, an object or its text.
+        structural_tag: description, in vLLM's format, of JSON between tags within free text: an object, or its text.
         disable_any_whitespace: JSON has no whitespace between its tokens.
         disable_additional_properties: objects have only the properties that the schema names.
         whitespace_pattern: regular expression for the whitespace of JSON.
@@ -38,7 +38,8 @@ class StructuredOutputs:
             start.
 
     Raises:
-        RequestError: not exactly one constraint is given, or a value has a wrong type; `param` names it.
+        RequestError: not exactly one constraint is given, a value is invalid, or an option does not apply to the
+            constraint; `param` names it.
     """
 
     json: str | bool | Mapping[str, Any] | None = None

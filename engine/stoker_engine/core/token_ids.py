@@ -16,7 +16,8 @@ class TokenIds(Sequence[int]):
         token_ids: integers in any order; duplicates are allowed.
 
     Raises:
-        TypeError: an element is not an integer, or exceeds 64 bits.
+        TypeError: an element is not an integer.
+        OverflowError: an element exceeds 64 bits.
 
     Attributes:
         array: int64; must not be modified.
@@ -84,7 +85,7 @@ class TokenIds(Sequence[int]):
         return f"TokenIds([{first}])" if len(self) <= 8 else f"TokenIds([{first}, … {len(self)} in all])"
 
 
-#: Unpickled sets by content, so that the prompts of a request share theirs.
+#: Unpickled sets by content, so that the prompts of a request share one object per set.
 _known: WeakValueDictionary[bytes, TokenIds] = WeakValueDictionary()
 
 

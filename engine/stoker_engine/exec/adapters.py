@@ -23,7 +23,7 @@ class Adapters(Protocol):
         ...
 
     def drop(self, number: int) -> None:
-        """Free the memory of an adapter. Called between steps."""
+        """Free the memory of an adapter that no later step uses. Called between steps."""
         ...
 
     def activate(self, slot: int, number: int) -> None:
@@ -35,7 +35,7 @@ def load_adapter(adapters: Adapters | None, source: AdapterSource) -> LoadedAdap
     """Load an adapter into this rank.
 
     Raises:
-        AdapterError: it cannot be loaded, or LoRA is off.
+        AdapterError: the adapter cannot be loaded, or LoRA is off.
     """
     if adapters is None:
         raise AdapterError(LORA_IS_OFF)

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCES: Final = 16
 _TOKENS: Final = 256
-#: Beyond the range of 32-bit offsets, as on a real GPU.
+#: Size of the KV cache, in bytes: beyond the range of 32-bit offsets, as on a real GPU.
 _CACHE_BYTES: Final = 8 << 30
 
 
@@ -157,7 +157,7 @@ def _sample(logits: torch.Tensor) -> None:
 
 
 class _FakeCommunicator:
-    """Rank 0 of `size` ranks that all compute the same values."""
+    """Communicator of rank 0 of `size` ranks, for shapes only: every rank is treated as if it had the same values."""
 
     rank = 0
 

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 #: Creates the finish of steps, from a model and the batch.
 MakeFinish = Callable[[Model, InputBatch], Finish]
 
-#: Tokens per row beyond the longest sequence, for tokens that a step in flight samples after the last one.
+#: Tokens per row beyond the longest sequence, for tokens that a step in flight samples after a sequence's last token.
 _SPARE_TOKENS: Final = 16
 
 #: Upper bound of a chunk of greedy logits on a CPU, in bytes. glibc returns larger allocations to the system each time,
@@ -235,7 +235,8 @@ def _sampling(
 
 
 def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: OnProgress) -> None:
-    """Run warm-up steps, so that kernels are compiled before the first request. Compiled kernels are cached."""
+    """Run warm-up steps on a GPU, so that kernels are compiled before the first request. Compiled kernels are
+    cached."""
     started = time.monotonic()
     use_prebuilt()
     limits = args.max_num_seqs, args.max_num_batched_tokens, runner.plan.max_model_len
@@ -259,8 +260,8 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
 
 def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bool:
     """Whether decodes can be captured as CUDA graphs. Not supported: several ranks, models that keep a state per
-    sequence, and adapters for which the host waits within a step, which are those without grouped kernels and those
-    of experts."""
+    sequence, models of the Transformers backend, attention backends that cannot be captured, and adapters for which the
+    host waits within a step (those without grouped kernels, and those of experts)."""
     waits = runner.adapters is not None and (kernels.lora is None or runner.rows.extends_experts)
     is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and not waits
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)

@@ -12,7 +12,7 @@ from stoker_engine.parallel.device import resolve_device
 from stoker_engine.sizing.sharding import objection, tensor_sizes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 
-#: Flag that causes a problem, if not --tensor-parallel-size.
+#: Flag that causes a problem, by `sizing.sharding.Objection.reason`; for other reasons it is --tensor-parallel-size.
 _FLAGS: Final = {"TooFewLayers": "--pipeline-parallel-size", "NotMixtureOfExperts": "--enable-expert-parallel"}
 
 
@@ -20,7 +20,7 @@ def refuse_indivisible(args: EngineArgs, checkpoint: Checkpoint) -> None:
     """Refuse parallel sizes that cannot split the model.
 
     Raises:
-        ArgumentError: names the flag and the sizes that are possible.
+        ArgumentError: the sizes cannot split the model; the message names the flag and the remedy.
     """
     config, tensor, pipeline = checkpoint.config, args.tensor_parallel_size, args.pipeline_parallel_size
     whole = args.enable_expert_parallel

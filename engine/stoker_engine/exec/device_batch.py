@@ -4,9 +4,9 @@
                                                   ▲ a step's changes
     for each token of a step                  its row ──► token id, position, adapter, …
 
-A step sends only the rows of its tokens, and a CUDA graph gathers the rest, so a captured graph is valid for any
-sequences in its rows. The last entry is for padding: a token in row -1 (`layers.batch_rows.PADDING`) reads token 0 at
-position 0, without an adapter. On a CPU these are the input batch's own arrays.
+A CUDA graph reads only the rows of a step's tokens from its inputs and gathers the other values, so it is valid for any
+sequences in these rows. The last entry is for padding: a token in row -1 (`layers.batch_rows.PADDING`) reads token 0 at
+position 0, without an adapter. On a CPU the per-row values are the input batch's own arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUM_VALUES: Final = 4
 
 
 def empty_values(num_rows: int) -> np.ndarray:
-    """Return int64 [values, rows + 1]: rows that are not in use, and the padding entry."""
+    """Return int64 [values, rows + 1]: the values of unused rows, and of the padding entry."""
     values = np.zeros((NUM_VALUES, num_rows + 1), dtype=np.int64)
     values[ADAPTER] = -1
     return values
@@ -59,7 +59,7 @@ class DeviceBatch:
         Args:
             rows: int64 [tokens], the row of each, or `layers.batch_rows.PADDING`.
             token_ids: int64 [tokens], if known on the host; None: each row's last token.
-            offsets: int64 [tokens], position of each relative to its row's first uncomputed token; None: 0.
+            offsets: int64 [tokens], position of each token relative to its row's first uncomputed token; None: 0.
         """
         positions = self._num_computed[rows] + self._position_deltas[rows]
         if token_ids is None:

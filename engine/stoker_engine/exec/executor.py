@@ -1,7 +1,7 @@
 """Interface between the engine and the processes and devices that run the model.
 
-Steps run in the order of their launch, each one completely. Two may be launched before the first is collected; the
-host's work on one step then overlaps with the model's work on the next.
+Each process runs steps one after the other, in the order of their launch. Several steps may be launched before the
+first is collected; the host's work on one step then overlaps with the model's work on the next.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Executor(Protocol):
         """Wait for the oldest launched step and return its result.
 
         Raises:
-            Exception: the error of the step. Later steps have no result.
+            Exception: the error of the step. Call `discard_in_flight` before the next launch.
         """
         ...
 
     def discard_in_flight(self) -> None:
-        """Wait for all launched steps, and discard their results."""
+        """Wait for all launched steps, and discard their results and errors."""
         ...
 
     def set_token_table(self, table: TokenTable) -> None:

@@ -91,7 +91,7 @@ class GraphInputs:
         self._slots = [zeros(max_seqs) - 1 for _ in plan.groups]
 
     def token_rows(self, size: int) -> torch.Tensor:
-        """Return the rows of `size` decodes."""
+        """Return the fixed tensor of the rows of `size` decodes, int64 [size]."""
         return self._token_rows[:size]
 
     def metadata(self, planned: np.ndarray) -> AttentionMetadata:
@@ -128,10 +128,10 @@ class StepGraph:
     """The captured forward pass of steps of one shape.
 
     Attributes:
-        planned: [sequences], largest number of tokens of each.
+        planned: int32 [sequences], length in tokens of each sequence for which attention was planned.
         inputs: the inputs that it reads.
         hidden: [sequences, hidden], the hidden states that it writes.
-        states: further hidden states that it writes, see `StepInputs.hidden_states`.
+        states: hidden states of inner layers that it writes, see `StepInputs.hidden_states`.
     """
 
     planned: np.ndarray
@@ -163,7 +163,7 @@ class StepGraphs:
         has_adapters: whether to capture graphs with adapters, too.
 
     Attributes:
-        captured: graphs by shape, those for shorter sequences first.
+        captured: graphs by shape; of each shape, the graphs for shorter sequences come first.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class StepGraphs:
         self._inputs = GraphInputs(max(sizes), max_blocks, plan, device)
 
     def capture(self, capture: Capture, on_captured: Callable[[], None] = lambda: None) -> None:
-        """Capture all graphs, those that need most memory first."""
+        """Capture all graphs, those that need the most memory first."""
         for shape in sorted(self.captured, reverse=True):
             for planned in self._plans(shape.sequences):
                 states: dict[int, torch.Tensor] = {}
@@ -191,8 +191,8 @@ class StepGraphs:
                 on_captured()
 
     def find(self, step: Step, has_adapters: bool = False) -> StepGraph | None:
-        """Return the smallest graph that fits a step. None: there is none, or experts' adapters are computed one by
-        one, for which the host waits.
+        """Return the smallest graph that fits a step. None: there is none, or the step uses adapters and the engine
+        accepts adapters of experts, for which the host waits.
 
         Args:
             has_adapters: whether a sequence of the step uses an adapter.
@@ -209,8 +209,9 @@ class StepGraphs:
         return next((each for each in self.captured[shortest] if self._backend.fits(seq_lens, each.planned)), None)
 
     def _plans(self, size: int) -> list[np.ndarray]:
-        """Lengths to capture for `size` sequences, the longest first, without those that a shorter plan covers. They
-        are limited to twice the cache's tokens, since longer sequences occur only with shared prefixes."""
+        """Return the lengths to capture for `size` sequences, the shortest last, without lengths that the plan for a
+        shorter one covers. Their sum is limited to twice the cache's tokens, since more tokens occur only with shared
+        prefixes."""
         tokens = 2 * self._plan.num_blocks * self._plan.block_size
         longest = min(self._plan.max_model_len, -(-tokens // size))
         plans: list[np.ndarray] = []
@@ -240,7 +241,7 @@ def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     """Capture all graphs on the current GPU, which takes seconds.
 
     Returns:
-        Whether they were captured. A model whose forward pass synchronizes with the device cannot be captured.
+        Whether they were captured; False: the model's forward pass synchronizes with the device.
     """
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()

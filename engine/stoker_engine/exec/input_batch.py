@@ -4,8 +4,8 @@
      0    t0 t1 t2 t3 t4 …              4 9 2 7 0 0 …               greedy, without options
      1    t0 t1 t2 …                    5 1 0 …                     temperature 0.7, seed 5, …
 
-These are NumPy arrays to which steps add: a step's inputs are built by a few array operations, regardless of the rows'
-content. Memory that no sequence has needed yet is never touched.
+Tokens and block tables are NumPy arrays, which each step updates in place. A step's inputs are built by a few array
+operations, regardless of the rows' content. Memory that no sequence has needed yet is never touched.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class BatchRow:
     """State of a row besides tokens and blocks.
 
     Attributes:
-        new: the message that started it or its parent.
+        new: the message that started the row or, if the row was forked, its parent.
         rules: changes of its logits; None: none.
         counts: counts of its tokens, if penalties need them.
         num_prompt_logprobs: number of prompt tokens whose log-probabilities are computed.
-        is_plain: its next token is the most likely one, without log-probabilities or rules.
+        is_plain: whether its next token is the most likely one, without log-probabilities, rules or grammar.
         matcher: state of its grammar; None: no grammar, or not used yet.
     """
 
@@ -67,7 +67,7 @@ class InputBatch:
         token_ids: int32 [rows, tokens].
         tables: int32 [groups, rows, blocks], `NULL_BLOCK` in empty entries.
         values: int64 [values, rows + 1], the host's copy of `exec.device_batch`. Last tokens and numbers of computed
-            tokens are only set for the rows of a step that sends them.
+            tokens are set when a step's inputs are built, for its rows only, and only if the device gathers inputs.
         states: state of each row that has been started.
         asking: rows that need more than the most likely token, see `BatchRow.is_plain`.
         wants_prompt_logprobs: rows whose requests ask for prompt log-probabilities.
@@ -111,7 +111,7 @@ class InputBatch:
                 self._num_blocks[row] = max(self._num_blocks[row], last + 1)
 
     def append(self, row: int, position: int, token_ids: list[int]) -> None:
-        """Write tokens from `position` on."""
+        """Write tokens of the output from `position` on, and count them."""
         self.token_ids[row, position : position + len(token_ids)] = token_ids
         counts = self.states[row].counts
         if counts is not None:

@@ -26,7 +26,7 @@ class Inputs:
     """A step's inputs.
 
     Attributes:
-        token_rows: [tokens] int64, the row of each token; `PADDING` after the step's tokens.
+        token_rows: [tokens] int64, the row of each token; with padding, `PADDING` after the step's tokens.
         token_ids, positions: [tokens] int64; empty if a graph gathers them.
         logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token of each
             sequence that samples, and its draft.
@@ -136,7 +136,8 @@ class InputBuilder:
         offsets: np.ndarray | None,
         query_starts: np.ndarray,
     ) -> list[np.ndarray]:
-        """Return the arrays from which the device gets token ids and positions; on a CPU these themselves."""
+        """Return the arrays from which the device gathers token ids and positions; on a CPU, token ids and positions
+        themselves."""
         values = self.batch.values
         if not self.gathers:
             return [token_ids, positions + values[POSITION_DELTA, token_rows]]

@@ -41,7 +41,7 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
-#: Longest time that memory is claimed in the background, in seconds, so that first prompts need not wait for it.
+#: Longest time that memory is claimed in the background, in seconds, so that the first prompts need not wait for it.
 _CLAIM_S = 0.5
 
 
@@ -74,17 +74,17 @@ def plan_kv_cache(
 ) -> KVCachePlan:
     """Compute the size of the KV cache by the contract's memory arithmetic.
 
-    An unset `--max-model-len` becomes the longest that fits. Ranks that share a model use the smallest number of
-    blocks that fits any of them.
+    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. Ranks
+    that share a model use the smallest number of blocks that fits any of them.
 
     Args:
-        groups: communicators of these ranks, each of which calls this; None: a single rank.
+        groups: communicators of the ranks that share the model, each of which calls this function; None: a single rank.
         formats: storage formats of the weights.
 
     Raises:
         OutOfMemoryError: the model, or a sequence of `--max-model-len` tokens, does not fit; with the remedy.
         ModelError: `--max-model-len` exceeds the model's own limit.
-        ArgumentError: chunked prefill is off, and a step cannot hold the longest prompt.
+        ArgumentError: chunked prefill is off, and `--max-num-batched-tokens` is less than the longest sequence.
     """
     ranks, layout = (groups or RankGroups()).engine, RankLayout.of(args)
     kv = kv_format(args.kv_cache_dtype, str(dtype))
@@ -236,7 +236,8 @@ def _num_blocks(
 
 
 def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> memory.AdapterNumbers | None:
-    """Size of the adapters in the device's memory. They are stored in the model's dtype, even if rounded to another."""
+    """Return the size of the adapters in the device's memory; None: LoRA is off. They are stored in the model's dtype,
+    even if their values are rounded to another."""
     if not args.enable_lora:
         return None
     count = args.num_resident_adapters if device.type == "cpu" else args.max_loras
@@ -261,7 +262,8 @@ def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
                 f"the KV cache needs {_gib(math.prod(shape))}, but only {_gib(free)} of the GPU's {_gib(whole)} are "
                 "free; stop other processes on this GPU, or reduce --gpu-memory-utilization"
             ) from error
-    # numpy requests huge pages if the kernel supports them. The first blocks are used first, so they are claimed.
+    # NumPy requests huge pages if the kernel supports them. Memory is claimed from the first block on, which is used
+    # first.
     pool = torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
     claim_in_background(pool, within_s=_CLAIM_S)
     return pool

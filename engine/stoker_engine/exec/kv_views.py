@@ -3,8 +3,8 @@
     part of a block      scales of keys │ of values │ keys │ values │ up to 3 bytes unused
 
 On CPUs keys and values are [kv_heads, block_size, d], so that attention, which processes one head at a time, reads a
-contiguous part of each block; this takes 7 to 9 % less time. On GPUs they are [block_size, kv_heads, d], as external
-attention packages require. Scales are [kv_heads, block_size] float32; blocks contain them only if
+contiguous part of each block; attention then takes 7 to 9 % less time. On GPUs they are [block_size, kv_heads, d], as
+external attention packages require. Scales are [kv_heads, block_size] float32; blocks contain them only if
 `KVFormat.scale_bytes` is set.
 """
 
@@ -32,7 +32,7 @@ def layer_view(
     Args:
         part: uint8 [blocks, bytes], the layer's part of each block.
         group: index of the layer's group of block tables.
-        scales: the layer's scales, if scales are not per token; None: 1.
+        scales: the layer's scales of keys and values, used for quantized formats without scales per token; None: 1.
         heads_first: whether a block is ordered by head rather than by token.
     """
     shape = len(part), block_size, spec.num_kv_heads

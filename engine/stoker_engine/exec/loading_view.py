@@ -28,7 +28,7 @@ class LoadingView:
         self._last_logged = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """Report `done` of `total` bytes."""
+        """Report that `done` of `total` bytes are loaded. `total` 0: progress without bytes, which is not shown."""
         self._on_progress()
         if not total:
             return

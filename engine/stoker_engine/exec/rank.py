@@ -26,11 +26,12 @@ class Rank(ABC):
     Args:
         name: for example "rank 1 of 2".
         pipe: this end.
-        setup: the rank's identity. Its timeout also limits how long sends and receives here wait for the rank.
+        setup: the rank's identity, which is sent to it. `timeout_s` also limits how long a send or receive of this
+            object waits for the rank.
         model: path of the model's files for the rank; None: the same as the executor's.
 
     Attributes:
-        lost: set if it ended because of another rank.
+        lost: the message that the rank ends because of another rank, if received.
         was_killed: whether the executor killed it.
         was_stopped: whether it was stopped (SIGSTOP) when it was killed.
     """
@@ -54,19 +55,20 @@ class Rank(ABC):
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Whether it is alive and currently stopped."""
+        """Whether the rank's process is alive and currently stopped (SIGSTOP)."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended, for at most `timeout_s`. Returns whether it has."""
+        """Wait until the rank has ended or its node is lost, for at most `timeout_s` seconds. Returns whether that
+        happened."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it in any state; `wait` returns when it has ended."""
+        """Kill the rank in any state, without waiting; `wait` returns when it has ended."""
 
     @abstractmethod
     def cause_of_death(self, last: Died | None) -> StokerError:
-        """Return why it ended by itself; `last` is its last message."""
+        """Return why the rank ended by itself; `last` is its last message, or None."""
 
     def send(self, data: bytes) -> None:
         """Send a pickled message.
@@ -78,10 +80,11 @@ class Rank(ABC):
         self.connection.send_bytes(data)
 
     def receive(self) -> Any:
-        """Return the next message. None: it was the rank's last one, which is stored.
+        """Return the next message. None: it was the rank's last one (`Lost`, `Died` or `LoadFailed`), which is stored.
 
         Raises:
-            EOFError, OSError: the rank has ended, or stalls in the middle of a message.
+            EOFError, OSError: the rank has ended.
+            BlockingIOError: the rank stalls in the middle of a message.
             Exception: the message cannot be unpickled.
         """
         with self._reading:
@@ -110,7 +113,8 @@ class Rank(ABC):
         self._socket.close()
 
     def cause(self) -> StokerError | None:
-        """Return why the rank ended by itself; None if other ranks or the executor ended it. Called after its end."""
+        """Return why the rank ended by itself; None if it ended because of another rank, or the executor killed it.
+        Called after its end."""
         with self._reading:
             self._read_last_message()
         if isinstance(self._last, LoadFailed):

@@ -1,19 +1,19 @@
 """Runs steps in several rank processes, each of which computes its part of the model.
 
     Engine ─► RankExecutor ──── steps ──┬─► rank 0: Runner ──► results ─► Engine
-                                        │      ↕ sums, tokens (parallel.groups)
+                                        │      ↕ sums, tokens (`parallel`)
                                         └─► rank 1: Runner
 
-Every rank gets every step from the scheduler, and computes it with its part of the weights. One rank samples and sends
-results.
+Every rank gets every step from the scheduler, and computes it with its part of the weights. One rank, the first of the
+last stage, samples and sends results.
 
-Ranks live and die together. A thread monitors them, even while no step runs: when a rank has ended or is stopped, all
-ranks are killed. The first cause, determined from all last messages and exit codes, is raised by the next call and
-reported to the supervisor.
+If one rank ends, all ranks are ended. A thread monitors them, even while no step runs: when a rank has ended, or was
+stopped for `_STOPPED_S`, all ranks are killed. The first cause, determined from all last messages and exit codes, is
+raised by the next call and reported to the supervisor.
 
 A hanging rank is detected by a process that waits for it. The timeouts are staggered, so that the process with the most
 specific information reports first: other ranks know which rank they wait for, this executor knows which rank did not
-answer, and the server knows none of them:
+answer, and the server, which waits for `--step-timeout`, knows neither:
 
     0 ────────── other ranks ── this executor ── --step-timeout
                      0.6 ×           0.8 ×
@@ -78,20 +78,21 @@ logger = logging.getLogger(__name__)
 _RANKS_WAIT: Final = 0.6
 _EXECUTOR_WAITS: Final = 0.8
 
-#: Minimum time for a rank's process to start, in seconds, for any step timeout: many processes load torch at once.
+#: Minimum limit for the start of the ranks' processes, in seconds, for any step timeout: many processes load torch at
+#: once.
 _START_S: Final = 60.0
 
 #: Seconds between two checks of the ranks, and after which a stopped rank is killed.
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
 
-#: Seconds for ranks to end after they lost another one, to end on request, and to be ended by the kernel after a kill.
-#: The first and the last are limited by the step timeout, since a frozen node cannot kill its ranks.
+#: Seconds for ranks to end after they lost another rank, to end on request, and to disappear after a kill. The first
+#: and the last are limited by the step timeout, since a frozen node cannot kill its ranks.
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _KILL_S: Final = 5.0
 
-#: Predicate of the error if ranks have read different files of an adapter.
+#: Verb phrase of the error if ranks have read different files of an adapter; see `AdapterLoad`.
 _DIFFERENT_FILES: Final = "differ between nodes; each node needs the same files"
 
 
@@ -99,7 +100,7 @@ class RankExecutor:
     """See `exec.executor.Executor`. The constructor returns once all ranks have loaded.
 
     Args:
-        args: the engine's arguments, which determine the number of ranks and how they split the model.
+        args: the engine's arguments, which determine the number of ranks and how these split the model.
         checkpoint: the model; every rank reads its part of the files.
         on_progress: called whenever loading progresses in any rank, with the total bytes of all.
         supervision: how the ranks are supervised.
@@ -172,7 +173,7 @@ class RankExecutor:
         """See `Executor`.
 
         Raises:
-            EngineDeadError: the reason why a rank, and with it all others, ended.
+            EngineDeadError: the ranks have ended; the error is the reason of the first one.
         """
         waited = 0.0
         while True:
@@ -228,7 +229,7 @@ class RankExecutor:
         self._close()
 
     def _dismiss_nodes(self, _: object, error: BaseException | None, __: object) -> None:
-        """Dismiss the other nodes if a further attempt would fail in the same way, or if none follows."""
+        """Dismiss the other nodes if another attempt would fail in the same way, or (Ctrl-C) if no attempt follows."""
         if self._head is not None and isinstance(error, ArgumentError | ModelError):
             self._head.dismiss(str(error))
         elif self._head is not None and not isinstance(error, Exception):  # Ctrl-C
@@ -303,8 +304,8 @@ class RankExecutor:
                 raise self._end(EngineStuckError(problem))
 
     def _loaded(self, on_progress: OnProgress) -> tuple[KVCachePlan, bool]:
-        """Wait until all ranks have loaded. Each must make progress; a rank that waits for another one reports that
-        itself in time."""
+        """Wait until all ranks have loaded. Each must send progress within `_patience_s`; a rank that waits for another
+        rank reports that earlier by itself."""
         loading = {rank.connection: rank for rank in self._ranks}
         silent_for = dict.fromkeys(self._ranks, 0.0)
         weights = dict.fromkeys(self._ranks, Progress(0, 0))
@@ -456,7 +457,7 @@ def _ran(since: float) -> float:
 
 
 def _wait_all(ranks: Iterable[Rank], timeout_s: float) -> list[Rank]:
-    """Return the ranks that have not ended in time."""
+    """Wait for the ranks to end, and return those that have not ended within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     return [rank for rank in ranks if not rank.wait(deadline - time.monotonic())]
 

@@ -1,7 +1,8 @@
 """The process of one rank: loads its part of the model, runs each step that it receives, and sleeps in between.
 
-It ends when its pipe is closed, and at once if the other end is gone. An error in a step ends the process: other ranks
-wait for it in the middle of a layer, and later steps would compute wrong results.
+When the executor shuts down its sending side of the pipe, the process ends after the messages already received; when
+the executor's end is gone, it ends immediately. An error in a step ends the process: other ranks wait for it in the
+middle of a layer, and later steps would compute wrong results.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: 
 
 
 def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) -> None:
-    """Process messages until the pipe is closed. All ranks compute the same results; one of them sends them."""
+    """Process messages until the pipe is closed. Only the rank that `answers` sends the results of steps."""
     # Messages are read while a step runs. Otherwise a large step and a large result could deadlock in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()

@@ -28,14 +28,14 @@ class Setup:
     Attributes:
         rank: its number.
         layout: how the ranks split the model.
-        rendezvous: where the ranks meet; see `parallel.torch_communicator.World`.
-        timeout_s: how long it waits for another rank, in seconds.
-        neighbours: number of ranks of all engines on its machine, and its index among them.
+        rendezvous: URL at which the ranks find each other; see `parallel.torch_communicator.World`.
+        timeout_s: how long the rank waits for another rank, in seconds.
+        neighbours: number of ranks of all engines on the rank's machine, and the rank's index among them.
         on_cpu: whether the model runs on the CPU.
         region: file descriptor of the memory shared with the ranks of its stage; None: none. See
             `parallel.shm_communicator.SharedMemory`.
-        labels: fields of its log lines besides its rank.
-        device: index of its accelerator among those that its process sees.
+        labels: fields of the rank's log lines besides its rank.
+        device: index of its accelerator among the accelerators that are visible to its process.
     """
 
     rank: int
@@ -64,10 +64,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Loaded:
-    """This rank's part of the model is loaded.
+    """The sending rank has loaded its part of the model.
 
     Attributes:
-        on_cpu: whether it runs on the CPU.
+        on_cpu: whether the model runs on the CPU.
     """
 
     plan: KVCachePlan
@@ -129,6 +129,6 @@ class DropAdapter:
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank ends because another one ended or did not respond. This indicates the cause, but is not the cause."""
+    """A rank ends because another rank ended or did not respond, so this message does not report the first cause."""
 
     message: str

@@ -65,7 +65,7 @@ class RemoteRank(Rank):
         return self.name
 
     def _pipe_is_over(self) -> bool:
-        """Whether the rank has closed its end, or the connection is broken."""
+        """Whether the rank has closed its end of the connection, or the connection is broken."""
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLRDHUP)
         return bool(poll.poll(0))

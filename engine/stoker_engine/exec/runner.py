@@ -54,7 +54,7 @@ class Runner:
         finish: processes hidden states.
         grammars: the compiled grammars.
         pipeline: the previous and next stages.
-        graphs: captured graphs; None: none.
+        graphs: captured graphs; None: every step runs kernel by kernel.
         adapters: the LoRA adapters; None: LoRA is off.
         num_torch_threads: number of threads for torch's operators; None: torch's current setting.
     """
@@ -75,8 +75,8 @@ class Runner:
     num_torch_threads: int | None = None
 
     def run(self, step: Step) -> StepResult:
-        """Run a step. Without pipeline stages, the tokens of the first child of each sequence are then written in its
-        row. Only one of all ranks has a result, see `RankGroups.samples`."""
+        """Run a step. If the pipeline has a single stage, the sampled tokens of each sequence are then written into its
+        row. Only the rank with `RankGroups.samples` has complete results."""
         with torch.inference_mode(), torch_threads(self.num_torch_threads):
             started = time.monotonic()
             prepared = self._prepare(step)
@@ -104,7 +104,8 @@ class Runner:
         return _Prepared(inputs, finish, graph)
 
     def _forward(self, step: Step, prepared: _Prepared) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """Compute this stage's part: hidden states, see `Model.forward`, and those requested by `hidden_after`."""
+        """Compute this stage's part: the hidden states of `Model.forward`, and the hidden states of inner layers, see
+        `StepInputs.hidden_states`."""
         inputs, graph = prepared.inputs, prepared.graph
         if graph is not None:
             count = len(step.rows)

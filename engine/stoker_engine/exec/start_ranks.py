@@ -56,7 +56,7 @@ def start_ranks(
 def _start_local_ranks(
     args: EngineArgs, ranks: list[Rank], timeout_s: float, supervision: Supervision, program: Sequence[str]
 ) -> Iterator[None]:
-    """Start ranks that share memory within a stage, on CPUs."""
+    """Start all ranks on this node. On CPUs, the ranks of a stage share memory."""
     from stoker_engine.parallel.device import (  # imports torch, which not all importers of this module need
         check_devices,
         resolve_device,

@@ -32,8 +32,8 @@ class StepMasks:
         self._thread: ThreadPoolExecutor | None = None
 
     def launch(self, step: Step, rows: InputBatch) -> Future[MasksByBatchIndex] | None:
-        """Start to compute the masks of a step whose changes `rows` already contain. None: no sequence has a grammar.
-        The rows must not be modified until the future is done."""
+        """Start to compute the masks of a step whose changes `rows` already contain. None: no sequence that samples has
+        a grammar. The rows must not be modified until the future is done."""
         batch_indices = (
             [
                 batch_index
@@ -80,7 +80,8 @@ class StepMasks:
         return found
 
     def _find_again(self, rows: InputBatch, row: int, worn: Matcher, drafted: list[int]) -> Mask:
-        """Compute a mask after a row's output and part of its draft again, because the matcher is exhausted."""
+        """Compute the mask after a row's output and the draft tokens `drafted` again, because the matcher `worn` is
+        exhausted."""
         state = rows.states[row]
         spec, matcher = state.new.spec, state.matcher
         assert spec.grammar is not None and matcher is not None

@@ -16,7 +16,8 @@ class Supervision:
         step_timeout: seconds after which a step, or loading without progress, counts as stuck.
         log_format: format of the ranks' logs; see `logs.configure`.
         engine: index of the data-parallel engine; None: the only one.
-        on_death: called in a separate thread with the reason when ranks have ended, even if no step runs.
+        on_death: called in a separate thread with the reason when the ranks have ended without request, even if no step
+            runs.
         on_missing_ranks: called during loading whenever a rank has loaded, with the ranks that have not.
     """
 

@@ -35,7 +35,7 @@ def warm_up_steps(
     adapter_slot: int = NO_ADAPTER,
 ) -> Iterator[Step]:
     """Yield steps with prompts, with decodes, and with both, as far as the limits allow. Their block tables are empty:
-    keys and values go to the null block, which is never read.
+    keys and values go to the null block, whose content affects no request.
 
     Args:
         max_model_len: largest number of tokens of a sequence.

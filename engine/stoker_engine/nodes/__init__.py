@@ -5,6 +5,6 @@
           Head                                                                                  ▼
           RankExecutor ─────── steps, results ───────────────────────────────────────────────► rank
 
-The head of each engine listens. An agent connects to it, and opens a further connection for each rank that it starts:
-that connection is passed to the rank as its pipe, directly to the executor. Ranks connect to each other themselves.
+The head of each engine listens. An agent connects to it, and opens another connection for each rank that it starts. The
+rank gets this connection as its pipe, which leads directly to the executor. Ranks connect to each other themselves.
 """

@@ -14,7 +14,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on TCP at `host`, or at all addresses if `host` is a name that does not resolve to a local address.
+    """Listen on TCP at `host`, or at all addresses if `host` does not resolve to an address of this machine.
 
     Args:
         port: 0: any free port.

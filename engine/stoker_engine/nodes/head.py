@@ -1,8 +1,8 @@
-"""Node 0's side of an engine: listens for the other nodes that have ranks of it.
+"""Node 0's side of an engine: listens for the other nodes that have ranks of this engine.
 
-It listens as long as the engine lives. Nodes that connect too late or twice are rejected, and connections from other
-programs are closed, without effect on the engine. A connection that does not complete the handshake is closed after
-seconds; if there are many, the oldest are closed first.
+It listens as long as the engine lives. A node that is already connected, or was connected when the engine started, is
+turned away, and connections from other programs are closed, without effect on the engine. A connection that does not
+complete the handshake is closed after `_GREETING_S`; if there are more than `_MAX_GREETINGS`, the oldest are closed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PORT_S: Final = 10.0
 #: Upper limit of the timeout, in seconds, in the printed deadline.
 _LONGEST_S: Final = 10**9
 
-#: Seconds within which all running nodes connect, because they retry.
+#: Time that `dismiss` waits for missing nodes, in seconds: running nodes retry more often, so they connect within it.
 _COME_S: Final = 2.0
 
 
@@ -108,7 +108,7 @@ class Head:
         return cls(args, model, engine, on_waiting) if RankPlacement.of(args).nodes_of(engine) != range(1) else None
 
     def nodes(self, on_progress: Callable[[], None] = lambda: None) -> dict[int, Node]:
-        """Wait until all nodes with ranks of this engine have connected.
+        """Wait until all other nodes with ranks of this engine have connected, and return them by index.
 
         Raises:
             ArgumentError: a node was rejected.
@@ -149,7 +149,8 @@ class Head:
         """Tell the nodes that this head will not return, so that they exit.
 
         Args:
-            because: why it could not serve; nodes that are about to connect receive it, too. Empty: a normal shutdown.
+            because: why the head could not serve; nodes that are about to connect receive this reason, too. Empty: a
+                normal shutdown.
         """
         with self._news:
             if because and not self._complete and self._refused is None:

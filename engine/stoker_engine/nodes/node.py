@@ -24,7 +24,7 @@ class RankState:
         pipe: the connection to the rank, until `Node.start` returns it.
         is_stopped: whether its process is alive and stopped (SIGSTOP).
         code: its exit code; None while it runs.
-        killed_for_memory: whether the node's kernel killed a process for lack of memory meanwhile.
+        killed_for_memory: whether the node's kernel killed a process for lack of memory while the rank ran.
         error: why it could not be started.
     """
 
@@ -36,7 +36,7 @@ class RankState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has exited, or could not be started."""
+        """Whether the rank has exited, or could not be started."""
         return self.code is not None or self.error is not None
 
 
@@ -88,7 +88,8 @@ class Node:
         self._send(farewell=because)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until the node's reports make `condition` true, or the node is lost. Return whether either happened."""
+        """Wait until the node's reports make `condition` true, or the node is lost. Return False if neither happens
+        within `timeout_s`."""
         with self._news:
             return self._news.wait_for(lambda: condition() or self.cause_of_loss is not None, max(0.0, timeout_s))
 

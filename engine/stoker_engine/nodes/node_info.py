@@ -13,8 +13,9 @@ from stoker_common.errors import ArgumentError
 from stoker_engine.contract.argv import flag_name
 from stoker_engine.contract.engine_args import EngineArgs
 
-#: Arguments that may differ between nodes: the node's index, the sources of the model, and the address of the head.
-#: Ranks do not read the others: only the head's scheduler does, and their defaults offline differ from the server's.
+#: Arguments that may differ between nodes: the node's index, the sources of the model, the address of the head, and the
+#: timeout of the connection. `long_prefill_token_threshold` and `max_itl_ms` may differ, too: only the head's scheduler
+#: reads them, and their offline defaults differ from the server's.
 _MAY_DIFFER: Final = frozenset(
     {
         "model",
@@ -85,7 +86,8 @@ class NodeInfo:
 
 
 def _digest(model: Path) -> str:
-    """Return a quick digest of a model: of its config.json, and of its weight files' names and sizes."""
+    """Return a quick digest of a model: of its config.json and its safetensors files' names and sizes, or of the size
+    of a model that is a single file."""
     digest = hashlib.sha256()
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     for file in files:

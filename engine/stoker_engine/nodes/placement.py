@@ -6,7 +6,7 @@ All ranks of all engines, one engine after the other, are divided into equal par
     1 engine of 2 stages × 2, 2 nodes   node 0: stage 0       node 1: stage 1
     1 engine of 1 stage × 4, 2 nodes    node 0: ranks 0, 1    node 1: ranks 2, 3 of the same layers
 
-An engine that fits is on a single node. Otherwise its stages are distributed over consecutive nodes.
+If all ranks of an engine are in one part, the engine is on a single node. Otherwise its ranks are on consecutive nodes.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def use_device(device: torch.device, index: int) -> None:
 
 
 def memory_bytes(device: torch.device, sharers: int = 1) -> int:
-    """Return the memory of `device` in bytes; on the CPU the container's limit or, if less, the machine's memory.
+    """Return this rank's memory on `device` in bytes; on the CPU its share of the container's limit or, if less, of the
+    machine's memory.
 
     Args:
         sharers: number of ranks of all engines on this machine. On the CPU they share the memory equally; each

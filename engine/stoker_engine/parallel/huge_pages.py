@@ -19,7 +19,8 @@ _MADV_COLLAPSE: Final = 25
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Request huge pages for tensors before the first write to them. Only the whole huge pages within them change."""
+    """Request huge pages for tensors before the first write to them. Only whole huge pages within ranges of adjacent
+    tensors change."""
     _advise(tensors, _MADV_HUGEPAGE)
 
 

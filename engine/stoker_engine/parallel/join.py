@@ -16,18 +16,18 @@ from stoker_engine.parallel.torch_communicator import World
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank's connections to the others.
+    """A rank's connections to the other ranks.
 
     Attributes:
-        groups: the communicators that it uses.
+        groups: the communicators that the rank uses.
     """
 
     groups: RankGroups
     _world: World
 
     def settle(self) -> None:
-        """Close what the steps do not need, once all ranks have loaded. gloo's thread wakes up a hundred times per
-        second, even while the engine is idle."""
+        """Close the connections of torch.distributed, once all ranks have loaded, if steps use only shared memory.
+        gloo's thread would wake up a hundred times per second, even while the engine is idle."""
         if isinstance(self.groups.tensor, ShmCommunicator) and self.groups.pipeline.stage.count == 1:
             self.close()
 

@@ -3,7 +3,7 @@
 Ranks are distributed over the machine's NUMA nodes, each rank on a single node if possible, so that its weights are in
 node-local memory. Within a node ranks are not bound to cores, because containers often see all processors of the
 machine, and all would choose the first ones. Instead, the ranks of a node together have at most as many threads as it
-has cores.
+has cores, or one thread each if there are more ranks than cores.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ProcessorShare:
     Attributes:
         processors: its CPU affinity; other processes on the same NUMA node may have the same.
         threads: number of threads that compute.
-        is_crowded: whether there is less than one core, or one core's CPU limit, per process.
+        is_crowded: whether there are fewer cores than processes, or the CPU limit is lower than one core per process.
     """
 
     processors: Processors
@@ -99,8 +99,8 @@ def deal(machine: Machine, count: int) -> list[ProcessorShare]:
 
 
 def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
-    """Return the share of one of `count` processes of this machine. The first one logs a warning if there are too few
-    processors.
+    """Return the share of one of `count` processes of this machine. On the CPU, the first process logs a warning if
+    there are too few processors.
 
     Args:
         count: number of processes.

@@ -49,7 +49,7 @@ class RankGroups:
 
     Attributes:
         tensor: ranks that share its layers.
-        pipeline: ranks with the layers before and after.
+        pipeline: the ranks of the previous and the next stage with the same index.
         engine: all ranks of the engine; usable only while the model loads.
     """
 

@@ -1,8 +1,8 @@
 """Communication between ranks on the CPUs of one machine, by shared memory.
 
 The collectives are in ``kernels/cpu/csrc/comm/shm_collectives.h``. A reduction is one call with one or two waits, each
-of about a microsecond if no rank is late. A waiting rank spins for 50 µs and then sleeps until the others arrive. The
-memory is anonymous, and is freed when the last process closes it.
+of about a microsecond if no rank is late. By default a waiting rank spins for 50 µs and then sleeps until the others
+arrive. The memory is anonymous, and is freed when the last process closes it.
 
 Sums are computed in float32 in the order of ranks, as in `parallel.torch_communicator`: both give the same bits.
 """

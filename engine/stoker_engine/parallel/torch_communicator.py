@@ -25,7 +25,7 @@ from stoker_engine.parallel.communicator import RankLostError
 #: Backends by device. ROCm's RCCL is called nccl, too.
 _BACKENDS: Final = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
-#: Dtypes that are summed in float32.
+#: Dtypes that are summed in float32 on the CPU; other dtypes are summed as they are.
 _NARROW: Final = (torch.bfloat16, torch.float16)
 
 

@@ -1,6 +1,7 @@
 """Transfers of a step's values between host and device.
 
-Apart from these, only sampling waits for the device, where it branches on computed values (`sampling.logits`).
+`to_host` waits for the device, the other functions do not. `sampling.logits` also calls it where it branches on
+computed values.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _ALIGNMENT: Final = 16
 def to_device(
     numbers: np.ndarray | Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return values of the host as a tensor; on the CPU it shares an array's memory. Does not wait for the copy."""
+    """Return values of the host as a tensor; on the CPU it shares an array's memory, unless `dtype` differs. Does not
+    wait for the copy."""
     tensor = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else torch.tensor(numbers, dtype=dtype)
     if dtype is not None:
         tensor = tensor.to(dtype)
@@ -43,5 +45,5 @@ def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[to
 
 
 def to_host(tensor: torch.Tensor) -> Any:
-    """Return a tensor's values as lists. Waits until the device has computed them."""
+    """Return a tensor's values as nested lists, or the value of a scalar. Waits until the device has computed them."""
     return tensor.tolist()

@@ -1,5 +1,6 @@
-"""Assigns parts of a machine to the engines of the model: to each as many accelerators as it has ranks, in the order of
-engines, or a share of the processors. The ranks of an engine with several ranks take their shares themselves."""
+"""Assigns parts of this machine to the engines of the model: to each as many accelerators as it has ranks here, in the
+order of engines, or a share of the processors. The ranks of an engine with several ranks take their shares of the
+processors themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def assign_devices(args: EngineArgs, engine: int) -> None:
-    """Hide other engines' accelerators from this process, or limit it to its share of the processors.
+    """Hide other engines' accelerators from this process, or limit it to its share of the processors. Does nothing if
+    this machine has a single engine.
 
     Must be called before CUDA or compute threads start.
 

@@ -21,8 +21,8 @@ class DPAdapter:
 
     Attributes:
         source: its source, with the digest that all engines must find.
-        loaded_by: by engine, the process that has loaded it.
-        errors: by engine, the error of its process.
+        loaded_by: by engine, the process that has loaded the adapter, or has an error in `errors`.
+        errors: by engine, why its process could not load the adapter again.
     """
 
     source: AdapterSource
@@ -64,10 +64,11 @@ class DPAdapters:
             raise
 
     async def reload(self, engine: DPEngine) -> None:
-        """Load all adapters into an engine that was reloaded.
+        """Load all adapters into an engine that was loaded, for the first time or again. The error of an adapter that
+        cannot be loaded is logged and kept.
 
         Raises:
-            EngineDeadError: it died meanwhile.
+            EngineDeadError: the engine died meanwhile.
         """
         for adapter in self.by_number.values():
             adapter.errors.pop(engine.number, None)
@@ -101,7 +102,7 @@ class DPAdapters:
     async def _load_into(
         self, engines: Sequence[DPEngine], adapter: DPAdapter | None, source: AdapterSource
     ) -> DPAdapter:
-        """Load an adapter into some engines. Engines that die meanwhile load it when they are reloaded.
+        """Load an adapter into some engines, and return it. Engines that die meanwhile load it when they are reloaded.
 
         Args:
             adapter: the adapter as loaded by other engines; None: these engines are the first.

@@ -1,7 +1,7 @@
 """The client's view of one engine of the model: its process, its requests, and the replacement of a dead process.
 
 Liveness is determined on request from reliable sources: the state of the process, and the start time of its current
-step. While requests wait for the engine, a `Watchdog` checks it, too.
+step. While requests or loads wait for the engine, a `Watchdog` checks it, too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DPEngine:
 
     Args:
         number: index of the engine.
-        name: name in messages if there are several engines; empty: a single engine.
+        name: name in messages and logs; empty: the only engine.
         ranks: number of its ranks.
         start: starts a process.
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
@@ -89,15 +89,15 @@ class DPEngine:
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
-        """Wait until it is loaded; `serve` must follow. Called once, and again after its death to start another
-        process.
+        """Wait until the engine is loaded; `serve` must follow. Called once, and after each death of the engine, to
+        start another process.
 
         Args:
             args: future of the engine's arguments with the path of the model's files.
 
         Raises:
             ArgumentError, ModelError: loading failed.
-            EngineDeadError: it died during loading.
+            EngineDeadError: the engine died during loading, or its process cannot be started.
         """
         if self._dead_of is not None:
             self.process.close()
@@ -146,12 +146,12 @@ class DPEngine:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its process is stopped, or a step exceeds the timeout."""
+        """Whether its process is stopped, or a step or a phase of loading exceeds the timeout."""
         return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is loaded and not known to be dead."""
+        """Whether it is loaded, not known to be dead, and not shut down."""
         return self._serving and not self._closed
 
     @property
@@ -209,8 +209,8 @@ class DPEngine:
         self._die(self.process, cause)
 
     def watch_if_stopped(self) -> None:
-        """Watch a stopped process, which is killed if it stays stopped even without requests: others get its
-        requests."""
+        """Watch the process if it is stopped. It is killed if it stays stopped, even if no request waits for it: new
+        requests go to other engines."""
         if self.takes_requests and self.process.is_stopped:
             self.watchdog.watch(self.process, self._death)
 
@@ -285,8 +285,10 @@ class DPEngine:
         self._token_table_sent_to = self.process
 
     def check_serving(self) -> None:
-        """Raises:
-        EngineDeadError: it is dead, or was never loaded.
+        """Check that the engine takes requests.
+
+        Raises:
+            EngineDeadError: the engine is dead, shut down, or was never loaded.
         """
         if not self.takes_requests:
             raise EngineDeadError(DEAD)

@@ -41,7 +41,7 @@ from stoker_engine.processes.watchdog import INTERVAL_S, StuckDetector
 #: Seconds after which a step, or loading without progress, counts as stuck.
 STEP_TIMEOUT_S: Final = 300.0
 
-#: Predicate of the error if engines, which share their files, have read different ones.
+#: Verb phrase of the error if engines, which share their files, have read different files; see `AdapterLoad`.
 _CHANGED_FILES: Final = "changed while it was loaded; load it again"
 
 _News = queue.SimpleQueue[tuple[int, Any]]
@@ -107,8 +107,8 @@ class DPEngines:
         )
 
     def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
-        """Return the next message of any engine. Engines that are waited for are checked meanwhile: a stopped or stuck
-        one is killed, and its death is then the message."""
+        """Return the index of an engine and its next message. The engines in `waited_for` are checked meanwhile: a
+        stopped or stuck one is killed, and its `EngineDeadError` is then a message."""
         while True:
             if (now := time.monotonic()) >= self._next_check:
                 self._next_check = now + INTERVAL_S
@@ -139,7 +139,8 @@ class DPEngines:
         """Load a LoRA adapter into all engines, during calls of `step`.
 
         Returns:
-            Future of the loaded adapter. It raises `AdapterError` if loading failed; no engine keeps the adapter then.
+            Future of the loaded adapter. It raises `AdapterError` if loading failed (no engine keeps the adapter then),
+            and `EngineDeadError` if an engine died.
         """
         names = [_name(engine) for engine in range(len(self._processes))]
         load = self._adapter_loads[source.number] = AdapterLoad(source, names, _CHANGED_FILES)
@@ -185,7 +186,8 @@ class DPEngines:
             self._ended(request_id, index)
 
     def step(self) -> StepOutputs:
-        """Wait for a step of any engine, and return its outputs.
+        """Wait for a step of any engine, and return its outputs. The outputs are empty if an answer to a load of an
+        adapter arrives instead.
 
         Raises:
             EngineDeadError: an engine died, or was stuck and killed. All requests are then dropped, because their state

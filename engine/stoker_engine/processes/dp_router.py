@@ -1,13 +1,14 @@
 """Chooses the engine of the model for a request: the one with the least work until it could answer.
 
-    work of an engine  =  prompt tokens of its requests that wait for their first token
+    work of an engine  =  prompt tokens to compute for its requests that wait for their first token
                        +  the request's prompt tokens, without the prefix that the engine has seen
                        +  SEQUENCE_TOKENS × its sequences in flight
 
 The engine with the longest prefix wins, unless its additional load exceeds what the prefix saves. A conversation
 therefore stays where its keys and values are, and a prefix shared by all requests spreads over as many engines as the
-load needs. Engines without capacity come last: if the request's sequences would exceed those of a step, or if the KV
-cache was full and sequences waited at the last report. Ties go to the engine whose last request is the oldest.
+load needs. Engines without capacity come last: if the request's sequences would exceed the largest number of sequences
+in a step, or if the KV cache was full and sequences waited at the last report. Ties go to the engine whose last request
+is the oldest.
 
 An engine's seen prefixes are recorded by the contract's block-hash chain over chunks of `CHUNK_TOKENS` or a block, so
 that a prompt needs few hashes. The number of chunks corresponds to the size of its KV cache, with LRU eviction as in
@@ -55,9 +56,9 @@ class _Engine:
     """The router's record of an engine.
 
     Attributes:
-        seen: chunks of prompts sent to it, in LRU order with the most recent last.
+        seen: hashes of the chunks of prompts sent to it, in LRU order with the most recent last.
         sequences, waiting: sequences in flight, and prompt tokens to compute for them.
-        was_full: whether its KV cache was full at the last report.
+        was_full: whether its KV cache was full and sequences waited at the last report.
         chosen: value of the choice counter when it was last chosen.
     """
 
@@ -68,7 +69,7 @@ class _Engine:
     chosen: int = 0
 
     def num_seen(self, chunks: Sequence[BlockHash]) -> int:
-        """Return the length of the prefix of a prompt that was sent to it, in chunks."""
+        """Return how many of a prompt's first chunks were sent to the engine before."""
         seen = self.seen
         for index, chunk in enumerate(chunks):
             if chunk not in seen:

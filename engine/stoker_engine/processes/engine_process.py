@@ -1,4 +1,4 @@
-"""The server's handle of an engine process: start, messages, state, and termination."""
+"""The handle of an engine process in its parent, the server or a script: start, messages, state, and termination."""
 
 from __future__ import annotations
 
@@ -110,8 +110,9 @@ class EngineProcess:
 
     @property
     def busy_for(self) -> float:
-        """Seconds since the engine started work that must end by itself; 0 while it waits. Sending cannot end while
-        this side does not read, so only time in which this side reads is counted for it."""
+        """Seconds since the engine's current work started or made progress (`Heartbeat.busy_for`); 0 while it waits.
+        The engine cannot finish sending while this side does not read, so only time in which this side reads counts for
+        sending."""
         busy_for, reading_since = self.status.busy_for, self._reading_since
         if self.status.phase is not Phase.SENDING:
             return busy_for
@@ -131,7 +132,7 @@ class EngineProcess:
         return state
 
     def kill(self, because: EngineDeadError) -> None:
-        """Kill the process in any state. `because` is then reported as its cause of death."""
+        """Kill the process in any state. The `because` of the first call is then reported as its cause of death."""
         self._killed_because = self._killed_because or because
         self._process.kill()
 

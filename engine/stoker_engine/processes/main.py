@@ -111,7 +111,7 @@ def _load(
     at_end: list[Callable[[], None]],
 ) -> Engine | None:
     """Load the engine. None: it failed, and the error was sent to the server. Functions appended to `at_end` are called
-    when the server closes the pipe."""
+    when a living server closes its side of the pipe."""
     laps = Laps()
     laps.ended.append(("server", process_start()))
     with collector_off():

@@ -1,4 +1,4 @@
-"""Checks the memory for the processes of all engines before any of them is started."""
+"""Checks that this machine has memory for the processes of its engines, before any of them is started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_memory(args: EngineArgs) -> None:
     """Refuse to start more engines than memory permits, for a model of any size.
 
     Raises:
-        ArgumentError: names the number of engines that fit.
+        ArgumentError: there are too many engines; the message names the number that fits.
     """
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     engines = -(-args.data_parallel_size // args.nnodes)

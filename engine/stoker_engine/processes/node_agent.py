@@ -33,7 +33,7 @@ from stoker_engine.processes.node_engine import PROGRAM, NodeEngine
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two attempts to reach a head, and between two log lines about them.
+#: Seconds between two attempts to reach a head, and between two log lines about failed attempts.
 _RETRY_S: Final = 0.5
 _LOG_INTERVAL_S: Final = 5.0
 

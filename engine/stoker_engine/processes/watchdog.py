@@ -1,7 +1,7 @@
-"""Kills an engine that is stopped or stuck while requests wait for it, so that they end with an error.
+"""Kills an engine that is stopped or stuck while requests or loads wait for it, so that these end with an error.
 
 It relies on information that a hanging process cannot falsify: the state of the process, and the start time of its
-current step. The watchdog runs only while requests wait.
+current step. The watchdog runs only while something waits for the engine (`has_waiters`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StuckDetector:
     for this process.
 
     Args:
-        process: process that requests wait for, from now on.
+        process: the process to check; time counts from now on.
     """
 
     def __init__(self, process: EngineProcess) -> None:
@@ -60,7 +60,8 @@ class StuckDetector:
 
 
 def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
-    """Describe the work of a process that exceeds its timeout; None: there is none. `lost` seconds do not count."""
+    """Describe the work of a process, or this side's handling of its message, that exceeds its timeout; None: neither
+    does. `lost` seconds do not count."""
     if (seconds := process.busy_for - lost) > step_timeout:
         return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
     if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
@@ -73,7 +74,7 @@ class Watchdog:
 
     Args:
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
-        has_waiters: whether requests wait for the engine.
+        has_waiters: whether requests or loads wait for the engine, or it is stopped.
         on_death: called with a process and the reason why it was killed, even if it could not be killed.
     """
 

@@ -18,7 +18,7 @@ from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
-#: Largest set of tokens that is written by index; a larger set is applied as a mask over the vocabulary.
+#: Largest set of end tokens that is forbidden by index; a larger set is applied as a mask over the vocabulary.
 _FEW = 1000
 
 _Rows = list[tuple[int, SamplingMetadata, LogitRules]]
@@ -75,7 +75,7 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
         logits[_flat_indices(token_lists, logits.device)] = -torch.inf
     for row, ids in many:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
-    # If no allowed token is left, the forbidden tokens are restored, so that a token can be chosen.
+    # If no allowed token is left in a row, its forbidden tokens are restored, so that a token can be chosen.
     choiceless = logits[concerned].amax(dim=-1) == -torch.inf
     if to_host(choiceless.any()):
         logits[concerned[choiceless]] = before[choiceless]

@@ -33,7 +33,7 @@ _NONE: Final = -1
 def sample(
     logits: torch.Tensor, choices: Sequence[SamplingMetadata | None], rows_at_once: int, kernels: Kernels
 ) -> list[Sampled]:
-    """Sample each row.
+    """Sample each row, and return one result per row.
 
     Args:
         logits: [rows, vocabulary] float32, or bfloat16 if `kernels.argmax` supports it, unmodified logits of the model.

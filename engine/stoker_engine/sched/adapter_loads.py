@@ -57,8 +57,8 @@ class AdapterLoads:
         """Register an adapter and load it.
 
         Returns:
-            Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded; the adapter is
-            unregistered then.
+            Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded (the adapter is then
+            unregistered), or if the adapter is removed before its load ends.
         """
         ready = Future[LoadedAdapter]()
         self._table.register(source)

@@ -1,6 +1,6 @@
 """LoRA adapters of the scheduler: which are in memory, and which a step may use.
 
-    registered   files were read once; unlimited in number
+    registered   usable by requests; unlimited in number; the files are read once to check them
     resident     in memory: at most `num_resident`; a new one evicts the least recently used
     in a slot    usable by steps: at most `num_slots`; a new one takes the least recently used slot
 
@@ -34,7 +34,7 @@ from stoker_engine.core.request import Sequence
 from stoker_engine.core.step_report import AdapterStats
 from stoker_engine.sched.policy import WaitingQueue
 
-#: Largest number of concurrent loads for requests: one running and one queued. Later loads are decided when these end.
+#: Largest number of unfinished loads for requests: one runs and one is queued. Later loads are decided when these end.
 MAX_LOADS: Final = 2
 
 
@@ -55,10 +55,10 @@ class _Adapter:
         reserved: the slot reserved for it, or None.
         last_used: value of the table's use counter when a sequence last started or stopped running with it, or it
             was loaded.
-        is_checked: a load of it has succeeded.
-        is_checking: the load in flight checks a registration and serves no request.
-        is_passing: the load in flight is a check whose result is dropped, because memory is full.
-        is_removed: it takes no new requests, and is unregistered when its last request has ended.
+        is_checked: whether a load of it has succeeded.
+        is_checking: whether the load in flight checks a registration and serves no request.
+        is_passing: whether the load in flight is a check whose result is dropped, because memory is full.
+        is_removed: whether it takes no new requests, and is unregistered when its last request has ended.
     """
 
     source: AdapterSource
@@ -90,7 +90,8 @@ class _Slot:
     reserved_from: tuple[int, ...] = ()
 
     def is_closed_to(self, sequence: Sequence) -> bool:
-        """Whether the slot is reserved for a sequence that precedes this one in the queue order."""
+        """Whether the slot is reserved for a sequence that precedes this one in the queue order. A slot is never closed
+        to a request that already runs in it."""
         if self.reserved_for is None or self.reserved_from >= sequence.sort_key:
             return False
         return all(running.request is not sequence.request for running in self.running)
@@ -108,7 +109,7 @@ class AdapterTable:
 
     Args:
         num_slots: largest number of adapters in a step.
-        num_resident: largest number of adapters in memory, including those in slots.
+        num_resident: largest number of adapters in memory, including the adapters in slots.
         waiting: the queue of waiting sequences.
     """
 
@@ -160,7 +161,7 @@ class AdapterTable:
         return number in self._adapters
 
     def drop_removed(self, is_used: Callable[[int], bool]) -> None:
-        """Unregister removed adapters that no request uses."""
+        """Unregister removed adapters that no request uses and that are not being loaded."""
         if not self._num_removed:
             return
         for number, adapter in list(self._adapters.items()):
@@ -170,14 +171,16 @@ class AdapterTable:
     # --- the scheduler's pass
 
     def begin_pass(self) -> None:
-        """Restart the pass at the front of the queue, and cancel reservations without a waiting sequence."""
+        """Restart the pass at the front of the queue, and cancel reservations for adapters that no waiting sequence
+        uses."""
         self._restart_pass()
         for slot in self._slots:
             if slot.reserved_for is not None and not self._waiting.num_of(slot.reserved_for.source.number):
                 slot.cancel_reservation()
 
     def first_waiting(self) -> Sequence | None:
-        """The first waiting sequence that does not have to wait for its adapter."""
+        """Return the first waiting sequence that does not have to wait for its adapter, or None. For the sequences
+        before it, loads are started and slots reserved as far as possible."""
         while self._num_passed < len(self._waiting):
             sequence = self._waiting[self._num_passed]
             if sequence.request.spec.adapter == NO_ADAPTER or self._find(sequence) is not None:
@@ -249,7 +252,7 @@ class AdapterTable:
         return drops, loads
 
     def source_of(self, number: int) -> AdapterSource:
-        """Return the source of a registered adapter, with the digest of its first load."""
+        """Return the source of a registered adapter. After its first load it has the digest of the files."""
         return self._adapters[number].source
 
     def loaded(self, number: int, loaded: LoadedAdapter) -> None:
@@ -285,7 +288,7 @@ class AdapterTable:
 
     @property
     def has_removed(self) -> bool:
-        """Whether removed adapters are still in use."""
+        """Whether removed adapters are still registered."""
         return self._num_removed > 0
 
     def stats(self) -> AdapterStats:
@@ -327,8 +330,8 @@ class AdapterTable:
         self._is_full = False
 
     def _find(self, sequence: Sequence) -> _Slot | None:
-        """Return the slot that a waiting sequence may run in. None: it is blocked; a load or a slot has been
-        requested."""
+        """Return the slot that a waiting sequence may run in. None: it is blocked; if possible, a load of its adapter
+        was started or a slot was reserved."""
         number = sequence.request.spec.adapter
         adapter = self._adapters[number]
         if adapter.slot is not None:
@@ -345,14 +348,16 @@ class AdapterTable:
         return None
 
     def _takable(self, adapter: _Adapter, sequence: Sequence) -> _Slot | None:
-        """The slot that `adapter` may take: the one reserved for it, else the least recently used one."""
+        """Return the slot without running sequences that `adapter` may take: the one reserved for it, else an empty
+        one, else the least recently used one; None: there is none."""
         if adapter.reserved is not None and not adapter.reserved.running:
             return adapter.reserved
         slots = [slot for slot in self._slots if not slot.running and not slot.is_closed_to(sequence)]
         return min(slots, key=lambda slot: slot.adapter.last_used if slot.adapter else -1, default=None)
 
     def _reserve(self, adapter: _Adapter, sequence: Sequence) -> None:
-        """Reserve a slot for `adapter` if all its running sequences are behind `sequence` in the queue order."""
+        """Reserve for `adapter` a slot whose running sequences are all behind `sequence` in the queue order, if there
+        is one. An existing reservation gets the key of `sequence`."""
         key = sequence.sort_key
         if adapter.reserved is None:
             free = [slot for slot in self._slots if slot.reserved_for is None]
@@ -364,7 +369,8 @@ class AdapterTable:
         adapter.reserved.reserved_from = key
 
     def _load(self, adapter: _Adapter) -> bool:
-        """Start a load, now or when an earlier one ends. False: all adapters in memory are in use."""
+        """Start a load, or leave it to a later pass if `MAX_LOADS` are unfinished. False: memory is full, and no
+        adapter may be evicted."""
         if self._num_loading >= MAX_LOADS:
             return True
         if self._is_full or not self._make_room(lambda resident: resident.source.number not in self._passed):
@@ -384,7 +390,7 @@ class AdapterTable:
 
     def _make_room(self, may_go: Callable[[_Adapter], bool]) -> bool:
         """Evict an adapter if memory is full: the least recently used one that no sequence waits for, else the least
-        recently used. False: all are in use.
+        recently used. False: none may be evicted.
 
         Args:
             may_go: whether an adapter may be evicted; running and loading ones never are. A load for a request keeps

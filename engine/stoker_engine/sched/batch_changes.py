@@ -36,13 +36,13 @@ class BatchChanges:
         self._started[sequence.row] = sequence
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Allocate a row for `child` that starts as a copy of `parent`'s, up to their computed tokens."""
+        """Allocate a row for `child` that starts as a copy of the computed tokens in `parent`'s row."""
         child.row = self._free.pop()
         num_blocks = [len(table) for table in child.blocks]
         self._forks.append(Fork(child.row, parent.row, child.index, child.num_computed, num_blocks))
 
     def write(self, sequence: Sequence) -> None:
-        """Send the last token of `sequence`, which the runner did not write itself."""
+        """Send the last token of `sequence`, which the runner did not write itself, if the sequence has a row."""
         if sequence.row != NO_ROW:
             self._written.append((sequence.row, len(sequence.token_ids) - 1, sequence.token_ids[-1:]))
 
@@ -54,7 +54,7 @@ class BatchChanges:
                 entries += (sequence.row, position, sequence.token_ids[position])
 
     def release(self, sequence: Sequence) -> None:
-        """Free the row and drop its pending changes."""
+        """Free the sequence's row, if it has one, and drop the row's pending changes."""
         row = sequence.row
         if row == NO_ROW:
             return

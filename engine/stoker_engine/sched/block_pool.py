@@ -21,7 +21,7 @@ class BlockPool:
 
     Args:
         num_blocks: number of blocks in the KV cache, including the null block.
-        on_evict: called with each block whose content is evicted, before it is allocated.
+        on_evict: called with each block that is allocated, because its previous content is evicted.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int], object] = lambda block: None) -> None:

@@ -66,7 +66,8 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
 
 
 def _append_sampled(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
-    """Append new tokens to `sequence`. At its first sampling, the request's other sequences fork from it."""
+    """Append new tokens to `sequence`. If the step drew tokens for several children, the request's other sequences fork
+    from it."""
     sequence.num_inflight_tokens -= 1
     sequence.is_blocked = False
     children = drawn.token_ids
@@ -123,7 +124,7 @@ def _grow(
 
 def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> list[TokenDelta]:
     """End requests with NaN or infinite logits. Their blocks are removed from the prefix cache, and sequences that
-    share blocks which this step or a later one was to compute are requeued."""
+    share blocks computed by this step or a later one in flight are requeued."""
     corrupted: dict[Request, None] = {}
     sampled = iter(result.sampled)
     shares = zip(scheduled.sequences, scheduled.epochs, scheduled.step.num_samples, strict=True)
@@ -149,7 +150,7 @@ def _fail_corrupted(queues: SequenceQueues, scheduled: Scheduled, result: StepRe
 
 
 def fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelta]:
-    """End a request with an error."""
+    """End a request with an error. Returns one delta for each of its sequences that have not ended."""
     unfinished = [sequence.index for sequence in request.live]
     if request.beams is not None:
         unfinished = list(range(request.spec.num_sequences))
@@ -160,7 +161,8 @@ def fail(queues: SequenceQueues, request: Request, error: str) -> list[TokenDelt
 
 
 def _advance_beams(queues: SequenceQueues, request: Request) -> list[TokenDelta]:
-    """Select the best candidates of all beams of a search, and fork their parents into the next beams."""
+    """Select the best candidates of all beams of a search, and fork their parents into the next beams. Returns the
+    finished beams if the search is over, else no deltas."""
     assert request.beams is not None
     beams = request.live
     outputs = [beam.output_token_ids for beam in beams]

@@ -1,4 +1,4 @@
-"""Allocates the KV-cache blocks of sequences, shares blocks of equal content, and frees those outside the windows.
+"""Allocates the KV-cache blocks of sequences, shares blocks of equal content, and frees blocks outside sliding windows.
 
 A sequence has a block table for each group of layers (`sizing.cache_groups`). In a group with a sliding window, blocks
 that have left the window are released while the sequence still runs; the null block replaces them in the table. In a
@@ -93,7 +93,8 @@ class KVManager:
         return 1 - self.pool.num_free / self.pool.num_usable
 
     def admit(self, sequence: request.Sequence) -> bool:
-        """Reuse the cached blocks of the sequence's prefix, if enough blocks are free for all its known tokens.
+        """Reuse the cached blocks of the sequence's prefix, if enough blocks are free for all its known tokens; else
+        return False.
 
         At least the last known token is left to compute, since its logits are needed. The blocks of the whole sequence
         must be free, but are not reserved: admitting a sequence that would soon be preempted wastes work.
@@ -135,7 +136,7 @@ class KVManager:
         end = start + num_tokens
         written, within = divmod(start, self.block_size)
         if 0 < within <= self.block_size - num_tokens and not self.has_states:
-            # The common case: the tokens fit into blocks that no other sequence shares.
+            # The common case: the tokens fit into the partly filled blocks, and no other sequence shares these.
             is_shared = self.pool.is_shared
             for table in sequence.blocks:
                 if is_shared(table[written]):
@@ -161,7 +162,7 @@ class KVManager:
         return True
 
     def computed(self, sequence: request.Sequence) -> None:
-        """Publish the sequence's blocks that are full, known and computed."""
+        """Publish the sequence's full blocks whose tokens are known and computed."""
         if self.enable_prefix_caching and sequence.num_computed // self.block_size > sequence.num_published:
             self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)), None)
 
@@ -231,7 +232,7 @@ class KVManager:
                 assert NULL_BLOCK not in table[self._first_visible(sequence.num_computed, group.sliding_window) :]
 
     def _first_visible(self, num_computed: int, window: int | None) -> int:
-        """Index of the oldest block that the token after `num_computed` others still attends to."""
+        """Return the index of the oldest block that the token at position `num_computed` attends to."""
         return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
 
     def _extend(self, sequence: request.Sequence, end: int) -> None:
@@ -259,7 +260,7 @@ class KVManager:
         return any(map(self.pool.is_shared, table))
 
     def _table_length(self, group: CacheGroup, num_tokens: int) -> int:
-        """Number of entries in a sequence's table once it has computed `num_tokens`."""
+        """Return the number of entries in a sequence's table for `num_tokens` tokens; for states it is fixed."""
         return group.blocks_per_sequence if group.kind == "state" else -(-num_tokens // self.block_size)
 
     def _release_passed(self, sequence: request.Sequence) -> None:
@@ -275,7 +276,8 @@ class KVManager:
             self.pool.release(reversed(passed))
 
     def _match(self, sequence: request.Sequence) -> list[list[int]]:
-        """Block tables of the longest cached prefix; in a group with a window, only visible blocks must be cached."""
+        """Return the block tables of the longest cached prefix. In a group with a window, only the blocks that the next
+        token attends to must be cached. The tables are empty without prefix caching."""
         if not self.enable_prefix_caching or sequence.request.wants_prompt_logprobs:
             return [[] for _ in self.windows]
         length = (len(sequence.token_ids) - 1) // self.block_size
@@ -312,11 +314,13 @@ class KVManager:
         return found
 
     def _all_first_visible(self, num_blocks: int) -> list[int]:
-        """By group: index of the oldest block that the token after `num_blocks` full blocks still attends to."""
+        """Return for each group the index of the oldest block that the token after `num_blocks` full blocks attends
+        to."""
         return [self._first_visible(num_blocks * self.block_size, window) for window in self.windows]
 
     def _publish(self, sequence: request.Sequence, num_tokens: int, step: int | None) -> None:
-        """Publish the full blocks within the first `num_tokens` tokens, pending until `step` has run."""
+        """Publish the full blocks within the first `num_tokens` tokens; they are pending until `step` has run (None:
+        already computed)."""
         chain = self._chain(sequence, num_tokens)
         for index in range(sequence.num_published, num_tokens // self.block_size):
             if self._refused is not None and chain[index] in self._refused.hashes:
@@ -327,7 +331,8 @@ class KVManager:
             sequence.num_published = index + 1
 
     def _chain(self, sequence: request.Sequence, num_tokens: int) -> list[BlockHash]:
-        """Hashes of the sequence's full blocks, at least of those within the first `num_tokens` tokens."""
+        """Return the hashes of the sequence's full blocks: all within the first `num_tokens` tokens, and possibly later
+        ones."""
         chain = self._hashes.setdefault(sequence, [])
         num_blocks = num_tokens // self.block_size
         if len(chain) < num_blocks:

@@ -3,8 +3,8 @@
 A key is a group of layers and a block hash, which identifies the block's tokens and all tokens before them.
 
     pending    a step in flight computes it. It can be shared already: steps run in order, and within a step each layer
-               writes all keys before it attends. If the step's result is corrupted, the block is removed, and
-               sequences that share it are requeued.
+               writes all keys and values before it attends. If the step's result is corrupted, the block is removed,
+               and sequences that share it are requeued.
     computed   its content is in the cache
 """
 
@@ -34,7 +34,7 @@ class PrefixCache:
     def insert(
         self, group: int, block_hash: BlockHash, block: int, step: int | None = None, owner: object = None
     ) -> None:
-        """Record the content of `block`. If another block already has this content, that one is kept.
+        """Record the content of `block`, unless another block already has this content, or `block` is already recorded.
 
         Args:
             step: the step in flight that computes it; None: already computed.

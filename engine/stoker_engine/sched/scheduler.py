@@ -1,18 +1,20 @@
 """Continuous batching under one token budget.
 
 In each step, sequences catch up: each has known tokens and computed tokens, and the step computes part of the
-difference. Running sequences come first, in queue order (`policy`); the rest of the budget (`step_budget`) admits
-waiting ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long
-prompt therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
+difference. Running sequences come first, in queue order (`policy`); the remaining budget (`step_budget`) admits waiting
+ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long prompt
+therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
 tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
 
-A sequence is in one of these states (`queues` moves it from one to another):
+A sequence is in one of these states (`sequence_queues` moves it from one to another):
 
     state      row, blocks   transition
     waiting    no            to running, when blocks and a row are free
     running    yes           to ended; if blocks run out and it is the last in order: to waiting or blocked
-    blocked    no            (a beam whose candidates are computed) to waiting, when those of all beams are
+    blocked    no            (preempted beam with candidates) to waiting, when all beams of its search have candidates
     ended      no            never
+
+An abort or an error ends a sequence in any state. Failed steps and corrupted shared blocks also requeue running ones.
 
 Several steps may be in flight: launched and not yet committed. `schedule` then looks ahead: launched tokens count as
 computed, and tokens being sampled count as known. Unpredictable results must wait for `commit`: forks, beams and the
@@ -52,7 +54,7 @@ class Scheduler(SequenceQueues):
 
     Args:
         kv: the KV-cache manager.
-        max_num_seqs: largest number of sequences in a step.
+        max_num_seqs: largest number of running sequences.
         max_num_batched_tokens: largest number of tokens in a step.
         enable_chunked_prefill: whether a prompt may take several steps.
         long_prefill_token_threshold: largest number of prompt tokens in a step while sequences decode; 0: all that
@@ -96,7 +98,8 @@ class Scheduler(SequenceQueues):
         return bool(self.requests) or self.num_in_flight > 0
 
     def schedule(self) -> Scheduled | None:
-        """Return the next step. None: nothing to run, or a step in flight must be committed first."""
+        """Return the next step. None: there are no requests, all wait for adapters, or a step in flight must be
+        committed first."""
         if self._must_commit and self.num_in_flight:
             return None
         self._must_commit = False
@@ -253,7 +256,7 @@ class Scheduler(SequenceQueues):
         return waiting is not None and waiting.sort_key < sequence.sort_key
 
     def _first_waiting(self) -> Sequence | None:
-        """The first waiting sequence that does not wait for an adapter."""
+        """Return the first waiting sequence that does not wait for an adapter, or None."""
         if self.adapters is not None:
             return self.adapters.first_waiting()
         return self.waiting.first() if len(self.waiting) else None
@@ -266,7 +269,7 @@ class Scheduler(SequenceQueues):
         self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], batch_index: int
     ) -> bool:
         """Admit the first waiting sequence that does not wait for an adapter, at `batch_index` of the running ones.
-        False: no room."""
+        False: there is none, or no room for it."""
         sequence = self._first_waiting()  # called even without room: it starts the loads that sequences wait for
         if sequence is None or len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
             return False

@@ -26,7 +26,8 @@ class SequenceQueues:
         num_resident_adapters: largest number of adapters in memory.
 
     Attributes:
-        running: sequences that hold blocks, in queue order.
+        running: sequences that hold blocks, in queue order; new forks are at the end until the next
+            `Scheduler.schedule`.
         waiting: sequences without blocks, in queue order.
         blocked_beams: preempted beams that wait for the other beams of their search, and need no blocks until then.
         requests: unfinished requests by id.
@@ -68,7 +69,7 @@ class SequenceQueues:
         return request
 
     def finish(self, request_id: str, reason: FinishReason) -> Request | None:
-        """Finish a request from outside and free its blocks. None: the request is unknown."""
+        """End all unfinished sequences of a request, and return the request. None: the request is unknown."""
         request = self.requests.get(request_id)
         if request is not None:
             for sequence in list(request.live):
@@ -76,7 +77,8 @@ class SequenceQueues:
         return request
 
     def stop(self, request_id: str, index: int) -> Request | None:
-        """Finish one sequence at a stop string. Returns the request if that was its last sequence."""
+        """End one sequence at a stop string. Returns the request if that was its last sequence, else None. Ignored for
+        beams."""
         request = self.requests.get(request_id)
         if request is None or request.beams is not None:
             return None
@@ -117,7 +119,8 @@ class SequenceQueues:
         self.rows.begin(sequence)
 
     def fork(self, parent: Sequence) -> Sequence:
-        """Start a sequence with the same known and computed tokens; it waits if the batch is full."""
+        """Start a sequence with the known and computed tokens of `parent`. It waits, with no computed tokens, if the
+        batch is full or `parent` has no blocks."""
         child = parent.request.start(parent.token_ids)
         parent.request.live.append(child)
         if parent.blocks and len(self.running) < self.max_num_seqs:
@@ -140,7 +143,7 @@ class SequenceQueues:
             self.blocked_beams.append(sequence)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Remove a sequence, and its request with the last one."""
+        """Remove a sequence; if it was its request's last one, also remove the request."""
         sequence.finish_reason = reason
         if sequence.row != NO_ROW:
             self.running.remove(sequence)

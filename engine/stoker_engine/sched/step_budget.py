@@ -1,4 +1,4 @@
-"""How many tokens a step may compute, and how many of them may be prompt tokens.
+"""Limits how many tokens a step may compute, and how many of them may be prompt tokens.
 
     no sequence decodes │ prompts ─────────────────────────────────── max_num_batched_tokens │
     sequences decode    │ prompts, limited by time or by number of tokens │ decodes, one token each │
@@ -6,11 +6,12 @@
 Each decoding sequence waits until the whole step ends, so the prompt tokens beside decodes determine the inter-token
 latency (stall-free batching, Agrawal et al., 2024). Their limit is a time, which `step_cost` converts into a number of
 tokens: as many as fit, at least a block, and rounded down to a quarter of a power of two so that shapes recur. Or it is
-a number of tokens (``--long-prefill-token-threshold``). Prompts share their part in queue order. At least one token of
-each step is left to prompts while sequences decode, so prompts never starve.
+a number of tokens (``--long-prefill-token-threshold``). Prompts share their part in queue order. The limit for prompts
+is at least one token while sequences decode, so prompts do not starve unless decodes use up `max_num_batched_tokens`.
 
 The stages of a pipeline work on several steps at a time, each with other sequences. Decoding sequences are distributed
-over these steps: if all were in one step, the other stages would idle. A stream then waits for all these steps.
+over these steps: if all were in one step, the other stages would idle. Between two of its tokens, a sequence then waits
+for all these steps.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class StepCost:
         self._decodes: Estimate | None = None
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Record the duration of a step."""
+        """Record the duration of a step, in seconds; 0 (not measured) is ignored."""
         if seconds <= 0:
             return
         if work.num_prompt_tokens:
@@ -138,8 +138,8 @@ class StepCost:
         return replace(fit, token=slower * fit.token, pair=slower * fit.pair)
 
     def _slower(self, fit: Estimate) -> float:
-        """Return the median slowdown of the latest steps with prompts against the fit (at least 1), ignoring one
-        outlier."""
+        """Return the median slowdown of the `_LATEST` latest steps with prompts against the fit, at least 1, which one
+        outlier does not affect. 1 if there are fewer such steps."""
         latest = list(self._with_prompts)[-_LATEST:]
         expected = ((step, fit.seconds(step.work)) for step in latest)
         times = sorted(step.seconds / seconds for step, seconds in expected if seconds > 0)

@@ -22,14 +22,15 @@ class StepFinish(Protocol):
 
     @property
     def kept(self) -> torch.Tensor | None:
-        """int64, ascending indices of the tokens whose hidden states it needs; None: all."""
+        """int64, ascending indices of the tokens whose hidden states `finish` needs; None: all."""
         ...
 
     def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
         """Return the step's result, without the times of earlier phases.
 
         Args:
-            hidden: [kept, hidden], or of all tokens; a step of a CUDA graph has all of them.
+            hidden: hidden states of the `kept` tokens, [kept, hidden], or of all tokens, [tokens, hidden]; a CUDA graph
+                computes those of all tokens.
             states: see `models.model.StepInputs.hidden_states`.
         """
         ...

@@ -43,5 +43,5 @@ class Logits:
         return self.gather(self.of(hidden, tokens))
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """Gather the parts of all ranks: [count, vocabulary] float32."""
+        """Gather the parts of all ranks: [count, this rank's part] → [count, vocabulary] float32."""
         return self.ranks.all_gather(logits.float(), self.widths)

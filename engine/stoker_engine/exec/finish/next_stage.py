@@ -20,7 +20,7 @@ class SendToNextStage:
 
     @property
     def kept(self) -> None:
-        """See `StepFinish`: the next stage needs all."""
+        """See `StepFinish`: None, because the next stage needs the hidden states of all tokens."""
 
     def begin(self, step: Step, inputs: Inputs) -> SendToNextStage:
         """See `Finish`."""

@@ -21,7 +21,7 @@ class PromptLogprobs:
 
     Attributes:
         rows_at_once: largest number of rows of logits.
-        samples: whether this rank has the results.
+        samples: whether this rank returns the results.
     """
 
     batch: InputBatch
@@ -34,7 +34,8 @@ class PromptLogprobs:
         return not self.batch.wants_prompt_logprobs.isdisjoint(step.rows)
 
     def find(self, hidden: torch.Tensor, inputs: Inputs, step: Step) -> dict[int, list[TokenLogprobs] | None]:
-        """Return the log-probabilities by batch index, for requests that ask for them; see `StepResult`.
+        """Return the log-probabilities by batch index, for requests that ask for them; see `StepResult`. Lists are
+        empty on ranks other than the sampling one.
 
         Args:
             hidden: hidden states of all the step's tokens.

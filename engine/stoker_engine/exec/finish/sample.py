@@ -32,8 +32,9 @@ class Sampling:
     Attributes:
         vocabulary: this rank's part of the vocabulary.
         rows_at_once: largest number of rows of logits per call of the sampler.
-        logits_at_once: largest number of rows of logits computed at once for greedy sampling.
-        samples: whether this rank has the results; other ranks compute logits and the most likely tokens.
+        logits_at_once: largest number of rows of logits computed at once if each sequence needs only its most likely
+            token.
+        samples: whether this rank returns the results; other ranks compute only logits and the most likely tokens.
         keeps_sampled: whether sampled tokens are written into the rows. In a pipeline the scheduler sends them instead.
     """
 
@@ -100,8 +101,8 @@ class StepSampling:
         return not any(num and row in asking for row, num in zip(step.rows, step.num_samples, strict=True))
 
     def _sample(self, logits: torch.Tensor, masks: MasksByBatchIndex) -> list[Sampled]:
-        """Draw the tokens of each sequence that samples, with drafts verified. If ranks split the vocabulary, all of
-        them have the most likely tokens, and only the sampling rank has the others."""
+        """Draw the tokens of each sequence that samples, and verify drafts. If ranks split the vocabulary, only the
+        sampling rank has the tokens of sequences that need more than the most likely token."""
         step = self._step
         choices: list[SamplingMetadata | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
@@ -145,7 +146,7 @@ class StepSampling:
         return [batch_index for batch_index, num_samples in enumerate(self._step.num_samples) if num_samples]
 
     def _keep_sampled(self, sampled: list[Sampled]) -> None:
-        """Write the tokens of each first child into its row."""
+        """Write the tokens of each sequence's first child, which is the sequence itself, into its row."""
         step, batch, sampling_indices = self._step, self._of.batch, self._sampling_indices
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
         if self._of.logits.ranks.size > 1:

@@ -7,7 +7,7 @@ from stoker_engine.core.step import Sampled
 
 
 def verify_draft(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
-    """Return the drafted tokens that equal the sampled ones, and the token sampled after them.
+    """Return the longest prefix of the draft that equals the sampled tokens, and the token sampled after it.
 
     Each row was sampled as if the preceding drafted tokens were correct. Draws depend only on seed and position, so the
     output is the same as without a draft.
