@@ -21,7 +21,8 @@ from stoker_engine.sizing.named_experts import NamedExperts, first_expert
 from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
 
-#: Matrices that latent attention uses transposed; they are dequantized when they are loaded.
+#: Latent attention's matrices, which one tensor of the checkpoint contains. ``k_b`` is used transposed, so both are
+#: dequantized when they are loaded.
 _NUMBERS: Final = (".k_b", ".v_b")
 
 #: Architecture whose files hold transposed matrices, which blocks along rows do not allow → methods that are supported
