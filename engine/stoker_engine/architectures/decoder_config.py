@@ -67,7 +67,7 @@ class AttentionConfig:
         alibi_slopes: ALiBi slope of each head; None: no ALiBi.
         sliding_window: number of visible tokens, including the current one; None: all.
         logits_soft_cap: scores s become cap × tanh(s / cap); None: no cap.
-        clip_qkv: queries, keys and values are clamped to ± this value after their norms; None: not clamped.
+        clip_qkv: queries and keys (after their norms) and values are clamped to ± this value; None: not clamped.
         sinks: each head has a learned score without a value that takes part in the softmax (gpt-oss).
         latent: latent attention, which stores one latent per token and defines the heads' sizes; None: ordinary
             attention.
