@@ -1,7 +1,7 @@
 """Quantization and dtype from other files of a checkpoint, for a config.json that does not state them.
 
     hf_quant_config.json      quantization, as older versions of Model Optimizer write it
-    safetensors headers       dtype: the one of most elements in the first file of the index
+    safetensors headers       dtype of most elements in the first file by name
 
 The engine and the planner complete a config in the same way, from a folder or from a hub.
 """
@@ -48,7 +48,7 @@ class CheckpointFiles(Protocol):
 
 
 class Folder:
-    """See `CheckpointFiles`."""
+    """The files of a checkpoint in a local folder; see `CheckpointFiles`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -129,7 +129,8 @@ def _dtype(files: CheckpointFiles) -> str | None:
 
 
 def _most_common(header: Mapping[str, Any]) -> str | None:
-    """Return the compute dtype of most elements. Codes of quantized matrices have other dtypes, and scales are few."""
+    """Return the compute dtype that most elements have; None if no tensor has a compute dtype. Codes of quantized
+    matrices have other dtypes, and scales are few."""
     numbers: Counter[str] = Counter()
     for tensor in header.values():
         if not isinstance(tensor, Mapping) or str(tensor.get("dtype")) not in _DTYPES:

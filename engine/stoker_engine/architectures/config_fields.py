@@ -16,7 +16,8 @@ from stoker_common.errors import ModelError
 
 T = TypeVar("T")
 
-#: Largest and smallest positive float32 value. Other values would overflow, or become 0, by which the code divides.
+#: Approximately the largest and the smallest positive float32 value. Larger values would overflow; smaller ones would
+#: become 0, by which the code divides.
 _LARGEST: Final = 3.4e38
 MIN_POSITIVE: Final = 1.2e-38
 
@@ -48,7 +49,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
 class Fields:
     """A parsed config.json whose values are not validated yet.
 
-    All methods except `get` raise `ModelError` if the value has the wrong type.
+    All methods except `get` raise `ModelError` if the value has the wrong type or is out of range.
 
     Args:
         stated: content of the file.
@@ -67,9 +68,9 @@ class Fields:
         self._stated, self._defaults, self._names, self._file = stated, defaults, names or {}, file
 
     def get(self, name: str) -> Any:
-        """Return the field's value, or None.
+        """Return the field's value under any of its names, or the default if the file has none of these names.
 
-        A value under one name takes precedence over a null under another.
+        A null overrides the default, so None is returned. But a value under another name takes precedence over a null.
         """
         names = (self._names.get(name, name), name, *_OTHER_NAMES.get(name, ()))
         stated = [self._stated[alias] for alias in names if alias in self._stated]
@@ -89,18 +90,18 @@ class Fields:
         return value
 
     def integer(self, name: str, lower: int = 1, upper: int = _MOST) -> int:
-        """Return a required integer."""
+        """Return a required integer from `lower` to `upper`."""
         value = self.number(name, lower, upper)
         if value != int(value):
             raise self._wrong(name, "a whole number", value)
         return int(value)
 
     def optional_integer(self, name: str, lower: int = 0) -> int | None:
-        """Return an integer, or None if the field is missing or null."""
+        """Return an integer of at least `lower`, or None if the field is missing or null."""
         return None if self.get(name) is None else self.integer(name, lower)
 
     def number(self, name: str, lower: float = -math.inf, upper: float = math.inf) -> float:
-        """Return a required finite number."""
+        """Return a required finite number from `lower` to `upper`."""
         value = self.required(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number", value)
@@ -110,7 +111,7 @@ class Fields:
         return float(value)
 
     def optional(self, name: str, lower: float = -math.inf) -> float | None:
-        """Return a finite number, or None if the field is missing or null."""
+        """Return a finite number of at least `lower`, or None if the field is missing or null."""
         return None if self.get(name) is None else self.number(name, lower)
 
     def text(self, name: str) -> str:

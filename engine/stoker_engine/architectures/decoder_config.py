@@ -8,9 +8,9 @@
       parallel     x = x + attention(n) + mlp(n')               n = input_norm(x), n' = n or pre_mlp_norm(x)
       post-norm    x = norm(x + attention(x))                   x = norm(x + mlp(x))
 
-The norms of a layer determine the rest: only *before* is pre-norm (Llama), only *after* is OLMo 2's layout, both are
-sandwich norms (Gemma 2). Each family selects among these parts (`architectures.families`); `models.decoder` builds
-them and `sizing.weight_sizes` computes their sizes.
+In the sequential layout *before* and *after* are the identity where a layer has no norm: with norms only before it is
+pre-norm (Llama), only after it is OLMo 2's layout, and both are sandwich norms (Gemma 2). Each family selects among
+these parts (`architectures.families`); `models.decoder` builds them and `sizing.weight_sizes` computes their sizes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class AttentionConfig:
         rope: rotary embedding; None: none.
         alibi_slopes: ALiBi slope of each head; None: no ALiBi.
         sliding_window: number of visible tokens, including the current one; None: all.
-        logits_soft_cap: scores s become cap × tanh(s / cap).
-        clip_qkv: queries, keys and values are clamped to ± this value after their norms.
+        logits_soft_cap: scores s become cap × tanh(s / cap); None: no cap.
+        clip_qkv: queries and keys (after their norms) and values are clamped to ± this value; None: not clamped.
         sinks: each head has a learned score without a value that takes part in the softmax (gpt-oss).
         latent: latent attention, which stores one latent per token and defines the heads' sizes; None: ordinary
             attention.
@@ -93,7 +93,7 @@ class AttentionConfig:
 
     @property
     def cache(self) -> CacheSpec:
-        """Cache entry of one token."""
+        """Cache of the layer: the entry of one token, and the window."""
         if self.latent is not None:
             return self.latent.cache
         return CacheSpec(self.num_kv_heads, self.head_dim, self.value_head_dim or self.head_dim, self.sliding_window)
@@ -197,7 +197,7 @@ class DecoderConfig:
     """All parts of one decoder.
 
     Attributes:
-        norm: configuration of all norms on the residual stream.
+        norm: configuration of all norms except those of queries and keys.
         final_norm: whether there is a norm after the last layer.
     """
 

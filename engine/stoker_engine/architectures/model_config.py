@@ -1,8 +1,9 @@
 """Shape of a model, read from its ``config.json`` without importing torch or transformers.
 
 Both common spellings are supported: the hub's older one (``rope_theta``, ``rope_scaling``, ``n_embd``,
-``torch_dtype``) and transformers 5's (``rope_parameters``, ``layer_types``, ``dtype``). Of a multimodal config only
-``text_config`` is read. `architectures.families` defines each family's defaults and the parts of its decoder.
+``torch_dtype``) and transformers 5's (``rope_parameters``, ``layer_types``, ``dtype``). Of a multimodal config,
+``text_config`` is read, and from the outer config ``eos_token_id`` and, if ``text_config`` has none, the dtype.
+`architectures.families` defines each family's defaults and the parts of its decoder.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class ModelConfig:
     Attributes:
         max_position_embeddings: as stated in the config: the longest sequence before or after RoPE scaling, depending
             on the family.
-        dtype: the checkpoint's dtype.
+        dtype: the dtype that the config states, as spelled there; ``float32`` if it states none.
         decoder: parts of the decoder.
-        num_weights: number of weight elements, if they cannot be counted from the parts (Transformers backend).
+        num_weights: number of weight elements, if they cannot be counted from the parts (Transformers backend);
+            otherwise None.
         encoder_weights: number of weight elements of an image or audio encoder. The planner counts them for runtimes
             that load the encoder, assuming that every device holds all of them.
     """
@@ -158,7 +160,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     from other files (`checkpoint_files`).
 
     Raises:
-        ModelError: the file is missing or invalid.
+        ModelError: config.json is missing, or one of the files is invalid.
     """
     config = _read_json(folder / "config.json")
     if (folder / "generation_config.json").is_file():

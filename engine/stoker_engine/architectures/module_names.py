@@ -43,7 +43,8 @@ _OTHERS: Final = {
 def module_name(architecture: str, module: str) -> str:
     """Return the name in an architecture's checkpoints of Stoker's module `module`: ``layers.3.experts.7.gate`` is
     ``model.layers.3.mlp.experts.7.gate_proj``. If the checkpoint's module merges several of Stoker's modules, its name
-    is returned for each of them. A module that is unknown to the family has its name in Llama's files."""
+    is returned for each of them. A module that is unknown to the family has its name in `_DEFAULT`, or else Stoker's
+    name."""
     family = FAMILIES.get(architecture)
     names = _OTHERS.get(architecture, _DEFAULT) if family is None else family.weight_names
     return names.stored_in(module) or _DEFAULT.stored_in(module) or module

@@ -4,9 +4,9 @@ The routers of all families follow one formula:
 
     scores   s = softmax(logits) or sigmoid(logits)                           over all experts, float32
     choice   the top k of s + correction bias, within the best groups         (groups: DeepSeek-V2 and V3)
-    weights  s at the chosen ÷ their p-norm (p = 1: their sum, or undivided) × routed_scaling_factor
+    weights  s of the chosen experts ÷ their p-norm (p = 1: their sum; None: 1) × routed_scaling_factor
 
-A softmax over only the top k logits (Granite, gpt-oss) equals p = 1.
+A softmax over only the top k logits (Granite, gpt-oss) equals a softmax over all experts with p = 1.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class MoEConfig:
         intermediate_size: inner size of one routed expert, a gated MLP.
         bias: whether the routed experts have biases (gpt-oss).
         scoring: how router logits become scores.
-        normalize: p of the norm that the weights are divided by; None: not normalized.
+        normalize: p of the p-norm that the weights are divided by; None: not normalized.
         router_bias: whether the router's logits have a bias.
         correction_bias: whether a learned load-balancing bias is added to the scores for the selection only.
         num_groups: number of expert groups, of equal size.
-        topk_groups: number of groups that the experts of a token may come from.
-        group_score: a group's score: the sum of its two best experts' (DeepSeek-V3), or its best one (DeepSeek-V2).
+        topk_groups: number of best groups, from which the experts of a token are selected.
+        group_score: a group's score: "top2": the sum of its two best experts' scores (DeepSeek-V3); "max": the score of
+            its best expert (DeepSeek-V2).
         routed_scaling_factor: weights are multiplied by it.
         shared_intermediate_size: total inner size of the shared experts, which process every token; 0: none.
         shared_gate: whether the shared experts' result is weighted by a sigmoid gate (Qwen2-MoE).
@@ -57,8 +58,10 @@ class MoEConfig:
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
-        """Raises:
-        ModelError: the sizes are inconsistent.
+        """Check the sizes.
+
+        Raises:
+            ModelError: the sizes are inconsistent.
         """
         if self.num_experts > MOST_EXPERTS:
             raise ModelError(f"a layer of {self.num_experts} experts; {MOST_EXPERTS} is the maximum")
@@ -79,7 +82,8 @@ class MoEConfig:
             )
 
     def weights(self, hidden_size: int) -> int:
-        """Return the number of elements of the layer's matrices, including the router, without biases."""
+        """Return the number of elements of all matrices of the mixture, including router and shared gate, without
+        biases."""
         experts = 3 * self.num_experts * self.intermediate_size * hidden_size
         shared = 3 * self.shared_intermediate_size * hidden_size + (hidden_size if self.shared_gate else 0)
         return self.num_experts * hidden_size + experts + shared

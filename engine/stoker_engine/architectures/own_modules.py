@@ -28,7 +28,8 @@ def own_modules(config: Mapping[str, Any]) -> str:
 
 
 def why_not_loaded(config: Mapping[str, Any]) -> str:
-    """Return why the Transformers backend cannot load the checkpoint, or an empty string if it can.
+    """Return why the Transformers backend cannot load the checkpoint, or an empty string if its weights are not
+    quantized.
 
     Raises:
         ModelError: ``quantization_config`` is not an object.

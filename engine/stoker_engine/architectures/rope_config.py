@@ -66,11 +66,11 @@ def read_rope(
     """Return the rotary embedding of layers of `kind` with heads of `head_dim` elements.
 
     Args:
-        kind: a name in ``layer_types``; used if each kind has its own parameters.
+        kind: a name in ``layer_types``; relevant if the kinds have different parameters.
         renamed: the family's names of rope types → names in `ROPE_TYPES`.
 
     Raises:
-        ModelError: the rope type is not supported, or a parameter is out of range.
+        ModelError: the rope type is not supported, or a parameter is missing or out of range.
     """
     parameters = _given(c, kind)
     stated = parameters.text("rope_type" if parameters.get("rope_type") else "type")
@@ -137,7 +137,8 @@ def _given(c: Fields, kind: str) -> Fields:
 
 
 def _either(parameters: Fields, c: Fields, name: str, otherwise: float, lower: float, upper: float = math.inf) -> float:
-    """Return a number from `lower` to `upper` that may be in the rope parameters or in the config."""
+    """Return the number `name`, from `lower` to `upper`, of the rope parameters, or else of the config, or else
+    `otherwise`."""
     inner = "rope_theta" if name == "rope_local_base_freq" else name
     if parameters.get(inner) is not None:
         return parameters.number(inner, lower, upper)

@@ -172,12 +172,13 @@ class FileFormat(GroupFormat):
 
     @property
     def block(self) -> tuple[int, int]:
-        """Number of rows and columns that share a scale and cannot be split."""
+        """Numbers of rows and of columns that share a scale and cannot be split; 1 where all rows or columns share one,
+        since they can be split anywhere."""
         return self.rows or 1, self.group or 1
 
     @property
     def column_multiple(self) -> int:
-        """1: other engines split rows evenly, or reject the split (`block`)."""
+        """1, because other engines split rows evenly, or reject a split that `block` does not allow."""
         return 1
 
     def matrix_bytes(self, rows: int, inner: int) -> int:

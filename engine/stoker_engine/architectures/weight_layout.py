@@ -3,8 +3,8 @@
     tensor of the files ── operations ──→ one parameter
                                      └──→ several parameters, split as a `Fused` describes
 
-An operation on rows (the elements along the last dimension) may only reorder them. So it can also be applied to row
-indices, from which a rank learns the rows that it must read.
+`HalfSplitPairs` and most splits only reorder rows (a row: the elements along the last dimension). So they can also be
+applied to row indices, from which a rank learns the rows that it must read (`weight_names.Destination.moves_rows`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ToRow:
 
 Operation = Transpose | AddOne | HalfSplitPairs | ToRow
 
-#: Stored with inputs as rows instead of outputs (GPT-2's Conv1D).
+#: Operation for matrices that are stored with inputs as rows instead of outputs (GPT-2's Conv1D).
 CONV1D = Transpose(0, 1)
 
 
@@ -97,7 +97,8 @@ class Fused:
 
     @property
     def moves_rows(self) -> bool:
-        """Whether splitting only reorders rows. Alternating biases are elements within one row."""
+        """Whether splitting only reorders rows. Alternating biases are elements within one row; a transposition changes
+        rows."""
         alternating_biases = self.split is Split.INTERLEAVED_EXPERTS and self.parts[0].endswith(".bias")
         return not self.transposed and not alternating_biases
 

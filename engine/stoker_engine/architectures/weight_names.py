@@ -47,14 +47,14 @@ class WeightNames:
 
     Attributes:
         names: Stoker's name → file's name. Both omit the suffix ``.weight``, ``.bias`` or, for quantized matrices,
-            ``.columns``; names without such a suffix are complete.
+            ``.columns``. A name may also be complete, with or without suffix.
         fused: file's name (in the same form) → the parameters in that tensor.
-        renames: (pattern, replacement) pairs that are first applied to the files' names, for prefixes that differ by
-            wrapper class.
+        renames: (pattern, replacement) pairs that are first applied to the files' names, for prefixes and other parts
+            that differ between files.
         operations: pattern of the files' names → operation to apply to these tensors.
         ignored: patterns of tensors in the files that are not needed.
         layer: pattern of layers' tensors, with the layer index as its group. Tensors of layers after the last one are
-            ignored (DeepSeek-V3's multi-token prediction). None: there are no such tensors.
+            ignored (DeepSeek-V3's multi-token prediction). None: no tensors are ignored for this reason.
     """
 
     names: Mapping[str, str]
@@ -65,7 +65,7 @@ class WeightNames:
     layer: str | None = None
 
     def canonical(self, name: str) -> str:
-        """Return the file's `name` without wrapper-dependent prefixes."""
+        """Return the file's `name` after `renames`."""
         for pattern, replacement in self.renames:
             name = re.sub(pattern, replacement, name)
         return name
@@ -115,7 +115,7 @@ class WeightNames:
     @cached_property
     def _by_shape(self) -> dict[str, list[str | Fused]]:
         """File's name with # for every number → candidates: parameter names or `Fused`s. A model has the parameters of
-        one of them."""
+        one candidate."""
         table: dict[str, list[str | Fused]] = {}
         for ours, theirs in self.names.items():
             table.setdefault(_shape(theirs), []).append(ours)

@@ -1,1 +1,2 @@
-"""The engine's commands: `serve`, `run_batch`, `chat`, `bench` and others. Each takes the words after its name."""
+"""The engine's commands: `serve`, `run_batch`, `chat`, `bench` and others. Each `main` takes the arguments after the
+command's name."""

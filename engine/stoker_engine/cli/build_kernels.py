@@ -57,7 +57,7 @@ def _main(arguments: list[str]) -> int:
     logs.configure("text")
     if args.output is not None:
         os.environ["TRITON_CACHE_DIR"] = str(Path(args.output).expanduser().absolute())
-    from stoker_engine.exec.build_kernels import build_kernels_of  # torch takes seconds
+    from stoker_engine.exec.build_kernels import build_kernels_of  # imported here: importing torch takes seconds
 
     build_kernels_of(engine, args.target)
     return 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from stoker_engine.cli.chat_tools import Tools
 
-#: Maximum rounds of tool calls for one answer; some models never stop.
+#: Maximum rounds of tool calls for one question; some models never stop calling tools.
 MAX_ROUNDS: Final = 16
 
 
@@ -116,7 +116,8 @@ class _Conversation:
                 del messages[before:]
 
     def _ask(self, messages: list[dict[str, Any]], question: str) -> None:
-        """Print the answer to `question`, after all tool calls, and add both to `messages`.
+        """Print the answers to `question`, run tool calls, and add the question, answers and tool results to
+        `messages`.
 
         Raises:
             StokerError: the server returns an error, or the model exceeds `MAX_ROUNDS` of tool calls.
@@ -144,7 +145,8 @@ class _Conversation:
     def _limited(self, body: dict[str, Any]) -> ChatAnswer:
         """Stream an answer of at most ``--max-tokens``.
 
-        A server refuses a limit beyond the rest of the model's context; then that is the limit.
+        A server refuses a limit that exceeds the rest of the model's context; then the request is repeated without a
+        limit.
         """
         try:
             return stream(self.client, {**body, "max_tokens": self.args.max_tokens})

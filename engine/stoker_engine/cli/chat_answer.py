@@ -32,7 +32,8 @@ class ChatAnswer:
 
     Attributes:
         calls: tool calls, in the API's format.
-        finish_reason: why it ended; "length": a limit cut it off.
+        finish_reason: why the answer ended, as the API reports it; "length": at a limit of its length; None: not
+            reported.
     """
 
     content: str = ""
@@ -43,7 +44,7 @@ class ChatAnswer:
     def message(self) -> dict[str, Any]:
         """Return the answer as a message of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.calls:  # models expect their reasoning between calls
+        if self.calls:  # models expect the reasoning that preceded their tool calls
             message["tool_calls"] = self.calls
             if self.reasoning:
                 message["reasoning"] = self.reasoning
@@ -99,7 +100,7 @@ def print_piece(text: str) -> None:
 
 
 def print_dimmed(text: str) -> None:
-    """Print text other than the answer, dimmed, if the output is a terminal."""
+    """Print text other than the answer if the output is a terminal, dimmed unless NO_COLOR is set."""
     if sys.stdout.isatty():
         print_piece(text if os.environ.get("NO_COLOR") else f"{_DIM}{text}{_PLAIN}")
 

@@ -28,7 +28,8 @@ class Tools:
         definitions: the tools in the API's format.
 
     Raises:
-        ArgumentError: there are no functions, or one is async or has parameters that JSON cannot express.
+        ArgumentError: there are no functions, or one is async, has positional-only parameters, or has parameters that
+            JSON cannot express.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
@@ -56,7 +57,7 @@ class Tools:
         """Return the functions that the Python file at `path` defines, except those with a leading underscore.
 
         Raises:
-            ArgumentError: the file fails to run, or see the class.
+            ArgumentError: the file fails to run, or its functions cannot be tools (see the class).
         """
         try:
             names = runpy.run_path(path)

@@ -18,7 +18,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse `arguments`.
 
     Raises:
-        ArgumentError: an unknown flag, with a suggestion; or an invalid value.
+        ArgumentError: a flag is unknown (the message may suggest another one), or a value is invalid.
     """
     check_flags(parser, arguments)
     return parser.parse_args(list(arguments))
@@ -28,7 +28,7 @@ def check_flags(parser: Parser, arguments: Sequence[str]) -> None:
     """Check that all flags exist.
 
     Raises:
-        ArgumentError: an unknown flag, with a suggestion.
+        ArgumentError: a flag is unknown; the message may suggest another one.
     """
     known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", parser.format_help()))
     for argument in arguments:
@@ -68,7 +68,7 @@ def run(command: str, action: Callable[[], int]) -> int:
 
 
 def with_short_flags(arguments: Sequence[str], short: Mapping[str, str]) -> list[str]:
-    """Return `arguments` with ``-i FILE`` replaced by ``--input-file FILE``, for each entry of `short`."""
+    """Return `arguments` with short flags replaced: for ``{"-i": "input"}``, ``-i`` by ``--input-file``."""
     return [f"--{short[argument]}-file" if argument in short else argument for argument in arguments]
 
 

@@ -1,4 +1,4 @@
-"""vLLM flags that Stoker does not support, with the message for users who migrate a command line."""
+"""vLLM flags that Stoker does not have, with the message for users who migrate a command line."""
 
 from __future__ import annotations
 

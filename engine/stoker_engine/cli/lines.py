@@ -1,4 +1,4 @@
-"""Lines of event streams and of JSON Lines, which only a line feed ends.
+"""Lines of event streams and of JSON Lines. Only a line feed ends a line.
 
 ``str.splitlines`` and httpx's ``iter_lines`` also split at U+2028, U+2029, U+0085, form feeds and more, which JSON may
 contain unescaped.
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of bytes that arrive in pieces, without line ends; the last line may have none."""
+    """Yield the lines of bytes that arrive in pieces, without line feed or CR LF; the last line may lack it."""
     partial_line = b""
     for piece in pieces:
         *whole, partial_line = (partial_line + piece).split(b"\n")

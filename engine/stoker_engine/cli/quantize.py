@@ -35,7 +35,8 @@ class QuantizeArgs:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit code (2: invalid arguments or model, 1: another error)."""
+    """Run the command; return its exit code (2: invalid arguments or model, 1: another error). SIGTERM and SIGINT end
+    the process with exit code 128 + the signal's number."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # shells ignore SIGINT for background jobs
             signal.signal(signum, _end)
@@ -45,8 +46,8 @@ def main(arguments: list[str]) -> int:
 def _end(signum: int, _: FrameType | None) -> None:
     """Remove partial output and end the process immediately.
 
-    An exception from a signal handler could break a lock that is being acquired, and starting threads would never be
-    joined; if they compute while the interpreter shuts down, torch aborts the process.
+    An exception from a signal handler could break a lock that is being acquired, and threads that are being started
+    would never be joined; if such threads compute while the interpreter shuts down, torch aborts the process.
     """
     try:
         remove_partial()
@@ -86,7 +87,7 @@ def _to_folder(args: QuantizeArgs, name: str, scheme: Scheme) -> Path:
     if model.is_file():
         types = ", ".join(each.lower() for each in _GGUF_TYPES)
         raise ModelError(f"{model} is a GGUF file, which can become {types}; {name} requires a folder of safetensors")
-    from stoker_engine.export.compressed_tensors import export  # torch takes seconds
+    from stoker_engine.export.compressed_tensors import export  # imported here: importing torch takes seconds
 
     export(model, scheme, name, target)
     return target

@@ -1,8 +1,9 @@
 """``stoker run-batch -i FILE -o FILE --model M``: answer an OpenAI batch file offline.
 
-Each input line is a request, which the server's application answers in this process, without a network. Each yields an
-output line as soon as it is answered, or an error line. Lines are written in the order of completion and matched by
-``custom_id``; a file with duplicate ids is refused.
+Each input line is a request, which the server's application answers in this process, without a network. For each
+request one output line, with the response or an error, is written as soon as the request is done. So output lines are
+in the order of completion; ``custom_id`` tells to which request a line belongs, and a file with duplicate ids is
+refused.
 Format: platform.openai.com/docs/guides/batch
 """
 
@@ -33,7 +34,8 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 _ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
-#: Requests in flight per batch slot, so that the next requests are always ready.
+#: Requests in flight for each sequence that a step can hold (``--max-num-seqs``), so that the next requests are always
+#: ready.
 _AHEAD = 2
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -67,7 +69,8 @@ class BatchArgs:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit code (1: the engine died, or at least one line has an error)."""
+    """Run the command; return its exit code (1: the engine died, or at least one line failed; 2: invalid arguments or
+    model)."""
     return command_line.run("stoker run-batch", lambda: _main(arguments))
 
 
@@ -111,7 +114,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _open(name: str, mode: str) -> IO[str]:
-    # Lines with invalid UTF-8 are answered like others.
+    # Invalid UTF-8 is replaced, so that such a line gets an answer or an error like other lines.
     return Path(name).open(mode, encoding="utf-8", errors="replace", newline="\n")
 
 
@@ -132,7 +135,7 @@ def _refuse_doubled(source: IO[str], name: str) -> None:
     first_lines: dict[str, int] = {}
     doubled: dict[str, list[int]] = {}
     for line_number, line in enumerate(source, 1):
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # reported as that line's answer
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # the line's output reports the error
             custom_id = _parsed(line).get("custom_id")
             if isinstance(custom_id, str) and (first := first_lines.setdefault(custom_id, line_number)) != line_number:
                 doubled.setdefault(custom_id, [first]).append(line_number)
@@ -235,6 +238,7 @@ def _check(request: dict[str, Any]) -> None:
 
 
 def _key() -> dict[str, str]:
-    """Return the header with the environment's API key, which the application in this process requires, too."""
+    """Return the header with the environment's API key: if one is set, the application in this process requires it,
+    too."""
     key = command_line.api_key()
     return {"authorization": f"Bearer {key}"} if key else {}

@@ -1,8 +1,8 @@
 """``stoker serve MODEL``: serve a model over HTTP. The server answers probes immediately, while the engine loads.
 
-With ``--headless`` it serves no API: it runs ranks for the server on node 0.
+With ``--headless`` the command serves no API: it runs ranks for the server on node 0.
 
-If it ends because it cannot serve, it writes a termination message (`contract.termination_message`).
+If the command ends because it cannot serve, it writes a termination message (`contract.termination_message`).
 """
 
 from __future__ import annotations

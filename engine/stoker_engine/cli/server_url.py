@@ -6,7 +6,8 @@ from stoker_common.errors import ArgumentError
 
 
 def api_url(flag: str, url: str) -> str:
-    """Return the base URL of an OpenAI-compatible API. A URL without a path gets ``/v1``; others stay as they are.
+    """Return the base URL of an OpenAI-compatible API. A URL without a path gets ``/v1``; other URLs only lose slashes
+    at the end.
 
     Raises:
         ArgumentError: it is not an HTTP URL.
@@ -16,7 +17,7 @@ def api_url(flag: str, url: str) -> str:
 
 
 def root_url(flag: str, url: str) -> str:
-    """Return the URL under which a server has ``/v1/…`` and its other paths.
+    """Return the server's URL without ``/v1`` and slashes at the end.
 
     Raises:
         ArgumentError: it is not an HTTP URL.

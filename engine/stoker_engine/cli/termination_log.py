@@ -11,7 +11,7 @@ from stoker_engine.contract.termination_message import TerminationMessage
 
 logger = logging.getLogger(__name__)
 
-#: Environment variable that names the file. If it is unset, Kubernetes' default is used if that exists.
+#: Environment variable that names the file. If it is unset, Kubernetes' default file is used if that file exists.
 VARIABLE: Final = "STOKER_TERMINATION_LOG"
 
 _KUBERNETES: Final = "/dev/termination-log"

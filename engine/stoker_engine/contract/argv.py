@@ -1,8 +1,8 @@
 """Conversion between dataclasses and command lines: one declaration yields the parser, the argv and the help.
 
-A field of an arguments dataclass becomes ``--field-name``. Its type determines the parsing, its metadata holds the help
-and the choices. ``to_argv`` writes only values that differ from the default, so that an argv stays readable in
-``kubectl describe`` and follows changes of defaults.
+A field of an arguments dataclass becomes ``--field-name``, or a positional argument. Its type determines the parsing,
+its metadata holds the help and the choices. `to_argv` writes only flags that differ from the default, so that an argv
+stays readable in ``kubectl describe`` and follows changes of defaults.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ def flag(
     """Declare a dataclass field that is also a command-line flag.
 
     Args:
-        group: starts a group of the help, to which the following fields belong.
-        short: further spelling, such as ``-tp``; `to_argv` does not write it.
+        group: title of a new group of the help, to which this field and the next ones belong; None: the previous
+            field's group.
+        short: second spelling, such as ``-tp``; `to_argv` writes ``--field-name``.
         infinite: whether a float may be ``inf``.
-        repeatable: whether repeating a flag of several words adds to them; else the last one wins.
+        repeatable: for tuples: whether each use of the flag adds its values; otherwise the last use replaces earlier
+            ones.
     """
     metadata = {
         "help": help,
@@ -74,7 +76,7 @@ def human_int(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Parse a finite number such as ``0.5``, ``5`` or ``1e-3``; numbers beyond float's range are infinite."""
+    """Parse a finite number such as ``0.5``, ``5`` or ``1e-3``; numbers beyond float's range are refused."""
     value = number_or_infinity(text)
     if math.isinf(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
@@ -82,7 +84,7 @@ def number(text: str) -> float:
 
 
 def number_or_infinity(text: str) -> float:
-    """Parse a number as `number` does, or ``inf``."""
+    """Parse a number such as ``0.5`` or ``inf``; NaN is refused."""
     try:
         value = float(text)
     except ValueError:
@@ -93,10 +95,10 @@ def number_or_infinity(text: str) -> float:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises `ArgumentError` instead of ending the process."""
+    """An argparse parser that raises `ArgumentError` on invalid arguments instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message as an error that names the flag."""
+        """Raise argparse's message as an error that names the flag, if the message does."""
         match = re.match(r"argument (\S+?)(?:/\S+)?: (.*)", message)
         if match:
             raise ArgumentError(match[1], match[2])
@@ -159,7 +161,7 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
 
 
 def to_argv(args: Any) -> list[str]:
-    """Return the command line for `args`, without fields at their default."""
+    """Return the command line for `args`: positional arguments first, without flags at their default."""
     argv: list[str] = []
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
@@ -172,13 +174,13 @@ def to_argv(args: Any) -> list[str]:
         elif isinstance(value, tuple):
             argv += [flag_name(field.name), *map(str, value)]
         else:
-            # One word, so that a value that begins with a dash is not parsed as a flag.
+            # One argument, so that a value that begins with a dash is not parsed as a flag.
             argv.append(f"{flag_name(field.name)}={value}")
     return argv
 
 
 def _element_type(hint: Any) -> tuple[Any, bool]:
-    """Return the type of one word, and whether the flag takes several words."""
+    """Return the type of one value, and whether the flag takes several values."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     if typing.get_origin(hint) is tuple:

@@ -11,7 +11,7 @@ from stoker_common.errors import ArgumentError
 from stoker_engine.contract import argv, names
 from stoker_engine.contract.argv import flag
 
-#: Why ``--enable-expert-parallel`` is refused with several engines, here and by the planner.
+#: Why ``--enable-expert-parallel`` is refused with several engines, by `EngineArgs` and by the planner.
 ENGINES_SHARE_NO_EXPERTS: Final = (
     "data-parallel engines do not share experts: an engine distributes its experts over its own devices"
 )
@@ -202,9 +202,9 @@ class EngineArgs:
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
     def offline(self) -> EngineArgs:
-        """Return arguments for a caller that does not stream: prompts may fill the steps, unless they are limited.
+        """Return arguments for a caller that does not stream: without an explicit limit, prompts may fill each step.
 
-        Unlike the time-based default, this makes the steps of equal runs equal.
+        The default limit depends on measured times; without it, equal runs have equal steps.
         """
         if self.long_prefill_token_threshold is not None or self.max_itl_ms is not None:
             return self
@@ -235,7 +235,7 @@ class EngineArgs:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address to which no node can connect."""
+    """Refuse an unspecified IP address (``0.0.0.0``, ``::``), and text that is neither an IP address nor a name."""
     try:
         if ipaddress.ip_address(address).is_unspecified:
             raise ArgumentError("--master-addr", f"{address} is not an address to which other nodes can connect")
@@ -248,7 +248,7 @@ def _check_address(address: str) -> None:
 
 
 def _is_name(name: str) -> bool:
-    """Return whether `name` is a valid host name."""
+    """Return whether `name` may be a host name, without URL scheme, port or brackets."""
     try:
         name.encode("idna")
     except UnicodeError:  # a part of it is empty, or too long

@@ -13,12 +13,13 @@ class EngineState:
 
     Attributes:
         number: index of the engine, from 0; the label ``engine`` of its metrics.
-        serves: whether it answers requests.
-        ranks: number of its processes.
+        serves: whether the engine answers requests.
+        ranks: number of the engine's ranks.
         missing_ranks: sorted ranks that have not loaded yet, or have ended.
-        message: what it does, or why it died.
-        kv_blocks: number of KV cache blocks; None if it was never loaded.
-        kv_tokens: number of tokens that fit into them in sequences of maximum length; None if it was never loaded.
+        message: what the engine does, or why it died.
+        kv_blocks: number of KV cache blocks; None if the engine was never loaded.
+        kv_tokens: number of tokens that fit into these blocks in sequences of maximum length; None if the engine was
+            never loaded.
     """
 
     number: int

@@ -12,7 +12,7 @@ from stoker_engine.contract.argv import flag
 from stoker_engine.contract.lora_modules import LoRAModule
 from stoker_engine.contract.names import CONTENT_FORMATS, REASONING_PARSERS, TOOL_CALL_PARSERS, ContentFormat
 
-#: All addresses of IPv6 and IPv4, by one IPv6 socket; only IPv4 on a machine without IPv6.
+#: Listen on all addresses, IPv6 and IPv4, with one IPv6 socket; on a machine without IPv6 on all IPv4 addresses.
 EVERY_ADDRESS: Final = "::"
 
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -31,7 +31,8 @@ class FrontendArgs:
     """How the HTTP server listens, admits requests, renders prompts, logs and stops.
 
     Raises:
-        ArgumentError: a value is out of range; the message names the flag and the remedy.
+        ArgumentError: a value is invalid, or a flag lacks another one that it requires; the message names the flag and
+            the remedy.
     """
 
     host: str = flag("address to listen on; :: means all addresses of IPv6 and IPv4", EVERY_ADDRESS)
@@ -228,7 +229,7 @@ class FrontendArgs:
 
     @property
     def adapters(self) -> tuple[LoRAModule, ...]:
-        """Parsed `lora_modules`."""
+        """The adapters of `lora_modules`, parsed."""
         try:
             return tuple(map(LoRAModule.of_word, self.lora_modules))
         except ValueError as error:
@@ -244,10 +245,10 @@ class FrontendArgs:
         """Check the flags that loading adapters at runtime requires.
 
         Args:
-            source: flag or variable that enables it.
+            source: flag or environment variable that enables loading at runtime, for messages.
 
         Raises:
-            ArgumentError: the key file or the folder is missing.
+            ArgumentError: `admin_api_key_file` or `lora_dir` is not set.
         """
         if self.admin_api_key_file is None:
             raise ArgumentError(
@@ -258,7 +259,7 @@ class FrontendArgs:
 
     @property
     def chat_template_defaults(self) -> dict[str, Any]:
-        """Parsed `default_chat_template_kwargs`."""
+        """The object in `default_chat_template_kwargs`, parsed; empty if it is None."""
         if self.default_chat_template_kwargs is None:
             return {}
         try:
@@ -292,7 +293,7 @@ class FrontendArgs:
 
 
 def _json_list(name: str, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the list; as in vLLM, it may be given as one word of JSON."""
+    """Return the values of a flag; as in vLLM, they may be given as one value that is a JSON list."""
     if len(value) != 1 or not value[0].startswith("["):
         return value
     try:

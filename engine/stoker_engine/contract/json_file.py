@@ -17,7 +17,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ModelError: it cannot be read, or is not a JSON object.
+        ModelError: the file cannot be read, or does not contain a JSON object.
     """
     try:
         content = path.read_bytes()
@@ -36,13 +36,13 @@ def json_object(content: bytes, name: str) -> dict[str, Any]:
         name: name of the file, for errors.
 
     Raises:
-        ModelError: it is not a JSON object.
+        ModelError: the content is not a JSON object in UTF-8.
     """
     try:
         loaded = json.loads(content.decode("utf-8-sig"))
     except RecursionError:
         raise ModelError(f"{name} is not valid JSON: it is nested too deeply") from None
-    except ValueError as error:  # invalid UTF-8 or JSON, or a number of thousands of digits
+    except ValueError as error:  # invalid UTF-8 or JSON, or an integer with thousands of digits
         raise ModelError(f"{name} is not valid JSON: {error}") from None
     if not isinstance(loaded, dict):
         raise ModelError(f"{name} does not contain a JSON object")

@@ -15,9 +15,9 @@ class LoRAModule:
     """An adapter to serve.
 
     Attributes:
-        name: name by which requests select it.
-        path: folder with its files.
-        base_model_name: the `parent` that /v1/models reports; None for the model's first name.
+        name: name by which requests select the adapter.
+        path: folder with the adapter's files.
+        base_model_name: the `parent` that /v1/models reports; None: the model's first name.
     """
 
     name: str
@@ -26,10 +26,10 @@ class LoRAModule:
 
     @classmethod
     def of_word(cls, word: str) -> LoRAModule:
-        """Parse a word of ``--lora-modules``: ``NAME=PATH``, or vLLM's JSON.
+        """Parse one value of ``--lora-modules``: ``NAME=PATH``, or vLLM's JSON.
 
         Raises:
-            ValueError: the word is invalid; the message says why.
+            ValueError: the value is invalid; the message says why.
         """
         if not word.lstrip().startswith("{"):
             name, separator, path = word.partition("=")
@@ -74,10 +74,10 @@ class LoRAModule:
 
 
 def check_adapter_name(name: str) -> None:
-    """Check a name that appears in requests, responses, logs and metrics.
+    """Check the name of an adapter, which appears in requests, responses, logs and metrics.
 
     Raises:
-        ValueError: it is too long, or contains forbidden characters; the message says which.
+        ValueError: the name is empty or too long, or contains forbidden characters; the message says which.
     """
     if not name or len(name) > MAX_NAME:
         raise ValueError(f"an adapter's name must have 1 to {MAX_NAME} characters, got {len(name)}")

@@ -21,8 +21,8 @@ class ServeArgs:
     """Arguments of the engine and the front end.
 
     Raises:
-        ArgumentError: node 0 is headless, or another node is not; LoRA flags are given without ``--enable-lora``; an
-            adapter has the model's name.
+        ArgumentError: node 0 is headless, or another node is not headless; LoRA flags are given without
+            ``--enable-lora``; an adapter has the model's name.
     """
 
     engine: EngineArgs
@@ -60,10 +60,10 @@ class ServeArgs:
 
     @classmethod
     def from_argv(cls, arguments: Sequence[str]) -> ServeArgs:
-        """Parse the words after ``stoker serve``.
+        """Parse the command-line arguments after ``stoker serve``.
 
         Raises:
-            ArgumentError: an unknown flag, or a value out of range.
+            ArgumentError: a flag is unknown, or a value is invalid.
         """
         namespace = cls.parser().parse_args(list(arguments))
         return cls(
@@ -72,5 +72,5 @@ class ServeArgs:
         )
 
     def to_argv(self) -> list[str]:
-        """Return the words after ``stoker serve`` for these arguments, without defaults."""
+        """Return the command line after ``stoker serve`` for these arguments, without flags at their default."""
         return argv.to_argv(self.engine) + argv.to_argv(self.frontend)

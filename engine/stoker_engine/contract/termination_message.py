@@ -1,7 +1,7 @@
 """Cause of an engine's end, written as the pod's termination message.
 
 Reading a pod's logs requires a permission of its own; the termination message is part of the pod's status, which
-everyone who may read the pod can see. It is one line for people (``kubectl describe pod``) that programs can parse:
+everyone who may read the pod can see. People read it in ``kubectl describe pod``; programs parse its form:
 
     REASON: message
 """
@@ -24,7 +24,7 @@ from stoker_common.errors import (
     StokerError,
 )
 
-#: Limit of the kubelet in bytes; it truncates longer messages at the front.
+#: Limit of the kubelet in bytes; of a longer message it keeps only the end.
 MAX_BYTES: Final = 4096
 
 
@@ -36,11 +36,11 @@ class Reason(enum.StrEnum):
     DOWNLOAD_FAILED = "DownloadFailed"
     #: The model was found, but cannot be read or served.
     MODEL_UNSUPPORTED = "ModelUnsupported"
-    #: The model does not fit by the contract's estimate; or memory ran out.
+    #: The model does not fit into the memory according to `sizing`, or memory ran out.
     OUT_OF_MEMORY = "OutOfMemory"
-    #: An argument, a file that the server needs, or its address is invalid.
+    #: An argument, a file that the server needs, or the server's address is invalid.
     START_ERROR = "StartError"
-    #: It ended because of an internal error, or was killed.
+    #: The engine ended because of an internal error, or was killed.
     ENGINE_DIED = "EngineDied"
 
 
@@ -71,13 +71,13 @@ class TerminationMessage:
 
     @classmethod
     def of(cls, error: Exception, otherwise: Reason = Reason.ENGINE_DIED) -> TerminationMessage:
-        """Return the reason and message of an error; `otherwise` is the reason of unlisted error types."""
+        """Return the reason and message of an error; `otherwise`: reason of errors that are not in `_REASONS`."""
         reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), otherwise)
         return cls(reason, str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}")
 
     @classmethod
     def parse(cls, text: str) -> TerminationMessage | None:
-        """Parse the result of `str`; None for other text."""
+        """Parse a message that `__str__` returned; None for other text."""
         reason, separator, message = text.strip().partition(": ")
         if not separator or reason not in list(Reason):
             return None

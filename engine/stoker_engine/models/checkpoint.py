@@ -54,13 +54,13 @@ class Loader(Protocol):
             on_progress: called while loading; see `OnProgress`.
 
         Raises:
-            WeightsError: tensors are missing, unused or have the wrong shape.
+            WeightsError: tensors are missing, unused, duplicated, not finite, or have the wrong shape.
             ModelError: the model needs an unsupported operation.
         """
         ...
 
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
-        """Return the storage formats of the weights, before loading."""
+        """Return the formats of the weights in memory, for a model of `dtype` on `device`. Does not load them."""
         ...
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
@@ -76,7 +76,7 @@ class Checkpoint:
     Attributes:
         path: Hugging Face folder or GGUF file.
         card: the model's own metadata.
-        method: quantization method from config.json; empty if the weights are not quantized or in a GGUF file.
+        method: quantization method that config.json states; empty if it states none, and for GGUF files.
     """
 
     path: Path
@@ -104,7 +104,8 @@ class Checkpoint:
         return known[key]
 
     def weights_stored_as(self, dtype: torch.dtype, device: torch.device) -> str:
-        """Return the weight formats for messages: the matrices' formats with the quantization method, or `dtype`."""
+        """Return the matrices' formats for messages, with the quantization method if there is one; `dtype` if no matrix
+        is stored in blocks."""
         names = self.weight_formats(dtype, device).names or str(dtype).removeprefix("torch.")
         return f"{self.method} ({names})" if self.method else names
 

@@ -11,7 +11,8 @@ Names of the parameters, to which a family's weight names map the checkpoint's t
     layers.{i}.{gate, up, down}, or those of `layers.moe`
 
 A pipeline stage has its own layers, named by their index in the whole model. The first stage also has the parts before
-the layers, the last stage those after them. Stages pass on the residual stream.
+the layers, the last stage the parts after the layers and, if the head is tied, a copy of the embedding. Stages pass on
+the residual stream.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ResidualStream(NamedTuple):
         return self.x if self.added is None else self.x + self.added
 
     def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the residual stream and its normalised value."""
+        """Return the residual stream and its normalised value; the stream twice if `norm` is None."""
         if self.added is None:
             return self.x, _maybe(norm, self.x)
         if norm is None:
@@ -97,8 +98,8 @@ class DecoderLayer(nn.Module):
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
 
     def parts(self, cos_sin: int | None) -> LayerParts | None:
-        """Return the parts from which a backend computes the whole layer in one call; None if it has parts that such a
-        call does not support. Call this after all weights are loaded and prepacked.
+        """Return the parts from which a backend computes the whole layer in one call; None if the layer has parts that
+        such a call does not support. Call this after all weights are loaded and prepacked.
 
         Args:
             cos_sin: index of the layer's rotary embedding among the model's; None: no rotation.
@@ -309,10 +310,11 @@ class Decoder(nn.Module):
     def _keep_hidden(self, inputs: StepInputs, index: int, stream: ResidualStream) -> None:
         """Store a copy of the residual stream after layer `index` of this stage, if `Build.hidden_after` has it."""
         if self._first + index in self._hidden_after:
-            inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers add in place
+            inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers update it in place
 
     def _batch_rows(self, rows: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the input-batch rows of all tokens and of the kept ones (see `WholeLayers`); None where not needed."""
+        """Return the input-batch rows of all tokens, None without adapters; and of the tokens in `rows`, None if all
+        are kept."""
         if self._rows is None:
             return None, None
         return self._rows[RowSpace.TOKENS], None if rows is None else self._rows[RowSpace.KEPT]

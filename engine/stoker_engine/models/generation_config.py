@@ -27,7 +27,7 @@ def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
 
     Args:
         argument: ``auto``: the model's own file, if it exists; ``vllm``: no file; otherwise a folder with the file.
-        model: folder of the model.
+        model: folder or GGUF file of the model; a GGUF file has no defaults.
 
     Raises:
         ArgumentError: the folder does not contain the file.

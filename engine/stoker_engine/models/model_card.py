@@ -1,7 +1,7 @@
 """Licence and title of a model.
 
-In a Hugging Face folder they come from the model card ``README.md``, whose front matter names the licence. If it does
-not, the first line of a licence file is used. A GGUF file has them in its metadata.
+In a Hugging Face folder they come from the model card ``README.md``, whose front matter may name the licence; otherwise
+the first line of a licence file is used. A GGUF file has them in its metadata.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ModelCard:
 
     Attributes:
         licence: name, with the link in parentheses if there is one.
-        title: heading of the card, with the card's path or URL in parentheses.
+        title: heading of the card, with the card's path in parentheses; for GGUF the model's name, with its URL.
     """
 
     licence: str | None = None

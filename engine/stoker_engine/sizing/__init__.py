@@ -3,6 +3,8 @@
 memory                                              memory use of each device, and number of KV-cache blocks
 weight_sizes  quantized_weights  weight_formats  dtype_sizes
                                                     sizes of all tensors, including quantized ones
-cache_groups                                        layers of different kinds share one pool of equal blocks
-pipeline_stages                                     layers of each pipeline stage
+planned_formats  named_experts                      formats of the weights according to config.json
+cache_groups  kv_format  state_layout               layers of different kinds share one pool of equal blocks
+activations  lora                                   memory of a step, and of adapters
+pipeline_stages  sharding                           layers of each pipeline stage; shards of each layer
 """

@@ -85,8 +85,8 @@ def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
 
 
 def _mixing_numbers(attention: AttentionConfig, tensor: int) -> int:
-    """Return the elements of a token's queries, keys, values and results. If the norm is not per head
-    or QKV is clipped, torch operators need extra copies. With a norm over all heads, each device temporarily gathers
+    """Return the elements of a token's queries, keys, values and results. If QKV is clipped, or the norm of queries and
+    keys is not per head, torch operators need extra copies. With a norm over all heads, each device temporarily gathers
     all heads."""
     norm = attention.qk_norm
     if (norm is None or norm.over == "head") and attention.clip_qkv is None:
@@ -98,15 +98,15 @@ def _mixing_numbers(attention: AttentionConfig, tensor: int) -> int:
 
 def _numbers_of_operators(config: ModelConfig, tensor: int) -> int:
     """Return the elements of a token in a layer computed by torch operators. In a mixture of experts, each selected
-    expert has its own result before they are added up."""
+    expert has its own result before the results are added up."""
     experts = max((layer.moe.num_experts_per_tok for layer in config.layers if layer.moe), default=0)
     width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     return (4 + experts) * config.hidden_size + (2 * width + 3 * config.intermediate_size) // tensor
 
 
 def sampler_rows(vocab_size: int, max_num_seqs: int) -> int:
-    """Return the rows of logits that the sampler processes at a time. Its copies take at most twice the logits of the
-    batch, unless the batch is small."""
+    """Return the number of rows of logits that the sampler processes at a time. Unless the batch is small, the
+    sampler's copies take at most twice the memory of the batch's logits."""
     rows = max(2 * max_num_seqs // SAMPLER_COPIES, SAMPLER_LOGITS // vocab_size)
     return max(1, rows // _ROWS_TOGETHER) * _ROWS_TOGETHER
 

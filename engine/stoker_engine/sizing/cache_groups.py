@@ -18,7 +18,7 @@ Layers that keep one *state* for each sequence (`StateSpec`) form another group,
 
 Every step overwrites the state, so its blocks are never in the prefix cache. Cached attention blocks are useless
 without the state at their end, so models with states have no prefix hits. Forked sequences share a state's blocks until
-one of them computes, which requires a copy of all of them.
+one of these sequences computes, which requires a copy of all the state's blocks.
 
 Block 0 is the *null block* (as in vLLM). It belongs to no sequence and fills the entries of block tables without a
 block: those that a window has left, and those past the end of a sequence. Its contents never affect a result.
@@ -45,9 +45,9 @@ class CacheGroup:
     Attributes:
         sliding_window: window of the layers in tokens; None for full attention and for the kind "state".
         layers: indices of the layers, ascending.
-        bytes_per_token: bytes of one token in all layers; 0 for the kind "state".
+        bytes_per_token: bytes of one token in all layers of the group; 0 for the kind "state".
         kind: whether the layers keep data of each token or one state for each sequence.
-        state_bytes: bytes of one sequence's state in all layers; 0 for the kind "tokens".
+        state_bytes: bytes of one sequence's state in all layers of the group; 0 for the kind "tokens".
         blocks_per_sequence: fixed number of blocks of a sequence for the kind "state"; 0 for the kind "tokens".
     """
 
@@ -60,7 +60,7 @@ class CacheGroup:
 
 
 def cache_groups(specs: Sequence[LayerCache], block_size: int, kv: KVFormat) -> tuple[CacheGroup, ...]:
-    """Return the groups of a model: full attention first, states last.
+    """Return the groups of a model: full attention first, then windows in ascending order, states last.
 
     Args:
         specs: cache spec of each layer.

@@ -1,4 +1,4 @@
-"""Bytes of one element, by dtype name (`contract.names`)."""
+"""Bytes of one element, by the dtype's name in torch or config.json."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class KVFormat:
     Attributes:
         dtype: torch's name of the dtype of keys and values.
         element_bytes: bytes of one element of a key or value.
-        state_bytes: bytes of one element of a state (`StateSpec`), which has the model's dtype.
+        state_bytes: bytes of one element of the model's dtype, the default for states (`StateTensor.dtype`).
         scale_bytes: bytes of one scale for a token and head; 0 if there are no such scales.
     """
 
@@ -53,7 +53,8 @@ class KVFormat:
         return self.element_bytes == 1
 
     def token_bytes(self, spec: CacheSpec) -> int:
-        """Return the bytes of one token in a layer, padded so that the next layer's float32 scales are aligned."""
+        """Return the bytes of one token in a layer; with scales, padded so that the next layer's float32 scales are
+        aligned."""
         size = spec.numbers_per_token * self.element_bytes
         if self.scale_bytes:
             size += self.num_scales(spec) * self.scale_bytes

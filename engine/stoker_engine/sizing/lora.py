@@ -1,11 +1,14 @@
 """Memory of LoRA adapters on a rank: the planner predicts with these sums, and the engine reserves as much.
 
-    one operation    A [rank × matrices, inputs]   +   for each matrix B [outputs, rank]    of the shards on this rank
+    one operation    A [r × matrices, inputs]   +   for each matrix B [outputs, r]    of the shards on this rank
+
+`r` is the LoRA rank.
 
 An operation merges matrices, such as those of queries, keys and values. The sums are upper bounds: every matrix that an
 adapter may change counts with the maximum rank and with its own A, although merged matrices may share one. The sums
 include the router, which is replicated, the embedding, the head, and the projections next to them. Latent attention's
-``k_b`` and ``v_b`` have one A and a B for each head. Matrices not in ``--lora-target-modules`` do not count.
+``k_b`` and ``v_b`` each have one A for all heads, and a B for each head. Matrices not in ``--lora-target-modules`` do
+not count.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from stoker_engine.sizing.sharding import dealt, share_of
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 from stoker_engine.sizing.weight_sizes import ONE_DEVICE, MatrixSize, Sharding, WeightSize, layer_sizes
 
-#: Rows of a panel; kernels read whole panels, so the number of rows is padded to a multiple.
+#: Rows of a panel; kernels read whole panels, so numbers of rows are padded to a multiple of this.
 PANEL: Final = 16
 
 #: Matrix → first matrix of the operation that merges it.
@@ -81,7 +84,7 @@ def adapter_bytes(
 
     Args:
         rank: LoRA rank (``--max-lora-rank``).
-        element_bytes: bytes of one element.
+        element_bytes: bytes of one element of the adapter.
         split: devices of the engine.
         formats: formats of the model's weights, since shards begin at block boundaries.
         target_modules: see `changeable`.
@@ -113,8 +116,8 @@ def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[
     """Return the matrices that adapters may change, by `AdapterMatrices.weight`.
 
     Args:
-        target_modules: last components of the files' module names; empty: all. If the family's weight names lack one of
-            them, it could be any matrix, so all are returned.
+        target_modules: last components of module names in adapter files; empty: all. If the family's weight names lack
+            one of these components, it could be any matrix, so all matrices are returned.
     """
     family = FAMILIES.get(config.architecture)
     if not target_modules or family is None:
@@ -184,7 +187,7 @@ def _of_matrix(size: WeightSize, matrix: MatrixSize, split: Sharding, multiple: 
         return AdapterMatrices(matrix.weight, matrix.inner, matrix.rows, len(dealt(size.experts, split.expert, 0)))
     held = share_of(size.units, split.tensor, multiple, 0)
     if matrix.shared_out:
-        # One A for all heads, whose columns are the latent vector.
+        # One A for all heads: its columns are the latent vector's elements.
         latent, each = (matrix.rows, matrix.inner) if matrix.weight == "k_b" else (matrix.inner, matrix.rows)
         return AdapterMatrices(matrix.weight, latent, held * each, in_panels=False)
     if matrix.cut_by_rows:

@@ -5,7 +5,7 @@
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
 All results are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
-them share the block tables, so the stage with the least memory determines the number of blocks.
+them share the block tables, so the stage with room for the fewest blocks determines the number of blocks.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Numbers:
         fused: whether Stoker's GPU kernels compute the step.
         adapters: LoRA adapters; None: none are served.
         kv_cache_memory_bytes: size of the cache; None: the memory that is left.
-        num_blocks: number of cache blocks, including the null block, if it is fixed; None: computed.
+        num_blocks: fixed number of cache blocks, including the null block; None: computed from the size of the cache.
     """
 
     element_bytes: int
@@ -134,8 +134,9 @@ class MemoryUse:
         weights: bytes of the weights, on the stage with most.
         activations: bytes of a step's activations and logits.
         allowances: bytes reserved for everything else.
-        kv_cache: bytes left for the cache, on the stage with the fewest blocks; negative if the model does not fit.
-        num_blocks: number of cache blocks on every device, including the null block.
+        kv_cache: bytes of the cache on the stage with the fewest blocks: `Numbers.kv_cache_memory_bytes`, or the bytes
+            left; negative if the model does not fit.
+        num_blocks: number of cache blocks, the same on every device, including the null block.
         adapters: bytes reserved for LoRA adapters, on the stage with most.
     """
 
@@ -235,7 +236,7 @@ def _part(group: CacheGroup, layers: range, specs: Sequence[LayerCache], kv: KVF
 
 
 def kv_block_bytes(groups: Sequence[CacheGroup], block_size: int) -> int:
-    """Return the bytes of one KV-cache block: the maximum over `block_size` tokens and a block's part of a state."""
+    """Return the bytes of one KV-cache block: the maximum of `block_size` tokens and a block's part of a state."""
     block = bytes_per_position(groups) * block_size
     parts = [-(-group.state_bytes // group.blocks_per_sequence) for group in groups if group.kind == "state"]
     return aligned(max(block, *parts)) if parts else block
@@ -251,8 +252,8 @@ def stage_adapter_bytes(config: ModelConfig, numbers: Numbers, split: Sharding) 
 
 
 def kv_cache_bytes(device: Device, weights: int, activations: int) -> int:
-    """Return the bytes left for the KV cache; `weights` include those of adapters. The result is not positive if the
-    model does not fit."""
+    """Return the bytes left for the KV cache, on CPUs at most `CPU_KV_CACHE_LIMIT`; `weights` include the bytes of
+    adapters. The result is not positive if the model does not fit."""
     available = int(device.memory_bytes * device.utilization) - weights - activations - device.allowances
     return min(available, CPU_KV_CACHE_LIMIT) if device.on_cpu else available
 
@@ -261,7 +262,7 @@ def longest_sequence(
     groups: Sequence[CacheGroup], num_blocks: int, step_tokens: int, block_size: int, limit: int
 ) -> int:
     """Return the length, at most `limit` tokens, of the longest sequence that fits into `num_blocks` usable blocks if
-    at most `step_tokens` tokens are computed in a step."""
+    at most `step_tokens` tokens are computed in a step; 0 if none fits."""
 
     def fits(length: int) -> bool:
         return blocks_per_sequence(groups, length, step_tokens, block_size) <= num_blocks

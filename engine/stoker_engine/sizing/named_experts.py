@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: Experts that are always checked: patterns may depend on the number of digits.
+#: Experts that are always checked (as is the last one): patterns may depend on the number of digits.
 _ALWAYS: Final = (0, 1, 10, 100)
 _LAYER: Final = re.compile(r"layers\.(\d{1,9})\.")
 _EXPERTS: Final = re.compile(r"experts([^A-Za-z]*)")
@@ -25,7 +25,7 @@ class NamedExperts:
 
     Attributes:
         everywhere: experts named without a layer, or by a pattern.
-        layers: experts named together with a layer, by layer index.
+        layers: experts named together with a layer, by layer index; None: none.
     """
 
     everywhere: frozenset[int] = frozenset()
@@ -40,7 +40,7 @@ class NamedExperts:
             for part in _EXPERTS.findall(text):
                 found[None if layer is None else int(layer[1])] |= set(map(int, _NUMBER.findall(part)))
         everywhere = found.pop(None, set())
-        # A number in a pattern may be the first digit of longer ones (``2[0-9]``).
+        # A number in a pattern may be the leading digits of longer numbers (``2[0-9]``).
         started = {number * tens for number in everywhere for tens in (1, 10, 100)}
         return cls(frozenset(started), {layer: frozenset(named) for layer, named in found.items() if layer is not None})
 

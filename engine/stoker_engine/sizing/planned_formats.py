@@ -21,11 +21,12 @@ from stoker_engine.sizing.named_experts import NamedExperts, first_expert
 from stoker_engine.sizing.weight_formats import WeightFormats
 from stoker_engine.sizing.weight_sizes import matrices
 
-#: Matrices that latent attention uses transposed; they are dequantized when they are loaded.
+#: Latent attention's matrices, which one tensor of the checkpoint contains. ``k_b`` is used transposed, so both are
+#: dequantized when they are loaded.
 _NUMBERS: Final = (".k_b", ".v_b")
 
-#: Architectures whose files hold matrices transposed, which blocks along rows do not allow, with the methods whose
-#: files are exempt.
+#: Architecture whose files hold transposed matrices, which blocks along rows do not allow → methods that are supported
+#: nevertheless.
 _TRANSPOSED: Final[dict[str, tuple[str, ...]]] = {"GPT2LMHeadModel": (), "GptOssForCausalLM": ("mxfp4",)}
 
 
@@ -53,7 +54,7 @@ def stated_formats(
 
 
 def file_formats(config: ModelConfig, quantization: QuantizationConfig, given: Mapping[str, Any]) -> WeightFormats:
-    """Return the formats of a quantized checkpoint as its files hold it, which gives its size in other engines.
+    """Return the formats of the matrices in a quantized checkpoint's files, which determine its size in other engines.
 
     Args:
         given: parsed config.json.
@@ -84,7 +85,7 @@ def refuse_transposed(architecture: str, method: str) -> None:
     """Reject a checkpoint quantized by `method` if its architecture stores matrices transposed.
 
     Raises:
-        ModelError: the architecture does and `method` is not supported for it.
+        ModelError: the architecture stores matrices transposed, and `method` is not supported for it.
     """
     computed = _TRANSPOSED.get(architecture)
     if computed is not None and method not in computed:

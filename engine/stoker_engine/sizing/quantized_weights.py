@@ -34,7 +34,7 @@ class QuantizedWeights:
         return int(numbers * self.bits / 8 + scales)
 
 
-#: Formats that methods quantize to while loading.
+#: Method → format that it quantizes to while loading.
 _USUAL: Final = {
     "awq": QuantizedWeights("awq", 4, 128, 2.5),
     "gptq": QuantizedWeights("gptq", 4, 128, 2.5),
@@ -48,7 +48,7 @@ _USUAL: Final = {
     "modelopt_fp4": QuantizedWeights("modelopt_fp4", 4, 16, 1),
     "bitsandbytes": QuantizedWeights("bitsandbytes", 4, 64, 4),
 }
-#: Other names of the methods.
+#: Other name of a method → its canonical name.
 _ALIASES: Final = {
     "awq_marlin": "awq",
     "auto_awq": "awq",

@@ -30,7 +30,7 @@ class Objection(NamedTuple):
     """Why a model cannot be sharded as requested.
 
     Attributes:
-        reason: one CamelCase word.
+        reason: CamelCase, for programs.
         message: sentence without the remedy.
     """
 

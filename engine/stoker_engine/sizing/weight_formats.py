@@ -15,7 +15,8 @@ from typing import Final
 from stoker_engine.architectures.quantization.on_load import MATRICES
 from stoker_engine.architectures.stored_formats import StoredFormat
 
-#: Weights by their names within a layer (``q``, ``down``, ``experts.gate``, ``shared.up``), or outside (``embed``).
+#: Pairs: a weight's name within a layer (``q``, ``down``, ``experts.gate``, ``shared.up``), or outside of layers
+#: (``embed``); its format.
 Formats = frozenset[tuple[str, StoredFormat]]
 
 
@@ -25,7 +26,7 @@ class WeightFormats:
 
     Attributes:
         ends: formats of the weights outside of layers: ``embed``, ``lm_head``.
-        layers: formats of each layer's weights; the tuple may be shorter than the model.
+        layers: formats of each layer's weights; layers past the end of the tuple have none.
     """
 
     ends: Formats = frozenset()
@@ -35,7 +36,8 @@ class WeightFormats:
     def of(cls, by_name: Mapping[str, StoredFormat | None]) -> WeightFormats:
         """Return the formats of weights that are named as in `models.decoder`.
 
-        All experts of a layer count as one matrix. If their formats differ, they are dequantized to the model's dtype.
+        All experts of a layer count as one matrix. If their formats differ, the experts are dequantized to the model's
+        dtype.
         """
         found: dict[int | None, dict[str, StoredFormat | None]] = {}
         for name, stored in by_name.items():
@@ -51,14 +53,15 @@ class WeightFormats:
         return dict(self.ends if layer is None else self.layer(layer)).get(part)
 
     def quantized_on_load(self, layers: int, stored: StoredFormat) -> WeightFormats:
-        """Return a copy in which the matrices of all `layers` have the format `stored` (quantized when loaded)."""
+        """Return a copy in which the matrices of attention, MLP and experts of `layers` layers have the format
+        `stored`."""
         matrices = dict.fromkeys(MATRICES, stored)
         return WeightFormats(
             self.ends, tuple(frozenset((dict(self.layer(index)) | matrices).items()) for index in range(layers))
         )
 
     def layer(self, index: int) -> Formats:
-        """Return the formats of one layer's weights."""
+        """Return the formats of one layer's weights; empty if none is stored in blocks."""
         return self.layers[index] if index < len(self.layers) else frozenset()
 
     @property

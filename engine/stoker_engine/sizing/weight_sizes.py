@@ -4,8 +4,8 @@ these tensors.
 Tensor parallelism splits a matrix by its `units` (heads, columns, rows of the vocabulary). A shard holds a whole number
 of units, rounded up. Norms are replicated. With pipeline parallelism a stage holds its layers
 (`sizing.pipeline_stages`), the first one also the embedding, the last one also the head. With expert parallelism each
-device holds whole experts: in this engine they are spread over the devices of one engine, in others over those of all
-engines (tensor × data).
+device holds whole experts: in Stoker the experts are spread over the devices of one data-parallel engine, in other
+runtimes over those of all engines (tensor × data).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class MatrixSize:
         rows: number of rows (outputs).
         inner: number of columns (inputs); blocks lie along this dimension.
         cut_by_rows: whether tensor parallelism splits the rows; otherwise it splits the columns.
-        count: number of matrices: a layer's routed experts, or the heads of latent attention.
-        shared_out: whether devices hold whole matrices instead of a shard of each.
+        count: number of matrices: a layer's routed experts, the heads of latent attention, or 1.
+        shared_out: whether each device holds some whole matrices instead of a shard of every matrix.
     """
 
     weight: str
@@ -57,10 +57,10 @@ class WeightSize:
         numbers: number of elements of all of them.
         units: number of equal parts they can be split into; 1: replicated on every rank.
         wide: whether they are float32 whatever the model's dtype.
-        linear: whether they belong to the attention or MLP of a layer, which quantization makes smaller.
+        linear: whether `QuantizedWeights` applies to them: matrices of attention, MLP and experts, and QKV biases.
         experts: number of routed experts they belong to, which expert parallelism spreads over devices; 0: none.
         matrix: their shape as a matrix; None if they are never stored in blocks.
-        cut_like: name of the weight that determines the shards: they begin at boundaries of its blocks.
+        cut_like: name of the weight at whose block boundaries the shards begin; empty: at any unit.
     """
 
     numbers: int
@@ -132,7 +132,7 @@ def stage_weight_bytes(
         rank: index of the device within the stage; device 0 holds most.
     """
     if config.num_weights is not None:
-        # The parts do not determine the size, so all weights count as matrices of equal layers.
+        # Only the total is known: all weights count as matrices, distributed equally over the devices.
         share = -(-config.num_weights // (split.tensor * split.pipeline))
         return share * element_bytes if quantized is None else quantized.stored_bytes(share)
     # Most models have only one or two kinds of layers: each kind is counted once.
@@ -237,7 +237,7 @@ def _bytes(
     stored: Mapping[str, StoredFormat],
     rank: int,
 ) -> int:
-    """Return the bytes of a device's shard."""
+    """Return the bytes of a device's shard of the tensors that `size` describes."""
     spread = size.experts and split.expert > 1
     units, parts = (size.experts, split.expert) if spread else (size.units, split.tensor)
     multiple = stored[size.cut_like].column_multiple if size.cut_like in stored and not spread else 1
@@ -251,7 +251,7 @@ def _bytes(
 
 
 def _stored_bytes(matrix: MatrixSize, stored: StoredFormat, held: int, units: int, *, whole_ones: bool) -> int:
-    """Return the bytes of `held` of a matrix's `units`, stored in blocks."""
+    """Return the bytes of `held` of a matrix's `units`, stored in blocks. If `whole_ones`, a unit is a whole matrix."""
     rows, inner, count = matrix.rows, matrix.inner, matrix.count
     if whole_ones or matrix.shared_out:
         count = count // units * held
@@ -341,8 +341,8 @@ def _matrix(
     """Return the size of a layer's matrix.
 
     Args:
-        count: number of matrices, if devices hold whole ones; otherwise 0.
-        experts: number of matrices, if each is split over the devices; otherwise 0.
+        count: number of matrices, if each device holds some of them whole (`MatrixSize.shared_out`); otherwise 0.
+        experts: number of routed experts with such a matrix each; 0: the matrix does not belong to experts.
     """
     matrix = MatrixSize(weight, rows, inner, by_rows, count or experts or 1, shared_out=bool(count))
     return WeightSize(

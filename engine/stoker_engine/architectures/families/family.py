@@ -21,9 +21,10 @@ class GGUFFamily:
         name: GGUF's name of the architecture.
         architecture: the name in config.json's ``architectures``.
         config: returns additional fields of config.json, from the metadata.
-        rotated: whether the rows of queries and keys are reordered to adjacent rotary pairs (`gguf_names`).
-        names: returns the weights' names that differ from the common ones.
-        fused: tensors with several parameters, in addition to those of all families.
+        rotated: whether llama.cpp's converter reorders the rows of queries and keys to adjacent rotary pairs
+            (`gguf_names`).
+        names: returns the weights' names that differ from those in `gguf_names`: Stoker's name → file's name.
+        fused: tensors with several parameters, in addition to those that `gguf_names` lists for all families.
         describes: returns whether a file belongs to this family, if several families share the GGUF name.
     """
 

@@ -156,7 +156,8 @@ _GEMMA3_WEIGHTS: Final = WeightNames(
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Metadata], dict[str, Any]]:
-    """Return a reader of the scores' scale: from the head size, but in the 27B models from hidden size / heads."""
+    """Return a function that returns ``query_pre_attn_scalar``: the head size, but hidden size / heads in the 27B
+    model."""
 
     def config(metadata: Metadata) -> dict[str, Any]:
         size = metadata.get("attention.key_length")

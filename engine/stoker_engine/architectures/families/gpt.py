@@ -1,7 +1,7 @@
 """GPT-2, GPT-J and GPT-NeoX: layer norms with biases, an MLP without gate.
 
 GPT-2 has learned positions. GPT-J and GPT-NeoX rotate all or part of each head, and compute attention and MLP in
-parallel.
+parallel (GPT-NeoX: by default).
 """
 
 from __future__ import annotations

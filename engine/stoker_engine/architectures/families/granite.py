@@ -1,4 +1,4 @@
-"""Granite: Llama with multipliers on the embedding, the residual stream and the logits; and Granite-MoE."""
+"""Granite: Llama with multipliers of embedding, scores, attention and MLP outputs, and logits; and Granite-MoE."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def _llama(c: Fields) -> DecoderConfig:
 
 
 def pre_norm(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> DecoderConfig:
-    """Return a decoder like Llama's, with these heads and the config's rotary embedding."""
+    """Return a decoder like Llama's with attention `heads`, to which the config's rotary embedding is added, and MLP
+    `dense`."""
     return DecoderConfig(rms_norm(c), alike(c, replace(heads, rope=read_rope(c, heads.head_dim)), dense))
 
 

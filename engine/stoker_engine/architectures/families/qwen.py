@@ -45,15 +45,16 @@ from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _qwen1(c: Fields) -> DecoderConfig:
-    # use_dynamic_ntk and use_logn_attn can be ignored: they have no effect up to seq_length, the longest sequence here.
+    # use_dynamic_ntk and use_logn_attn can be ignored: they have no effect up to seq_length, the maximum sequence
+    # length.
     refuse(c, no_bias=True, scale_attn_weights=True)
     heads = attention(c, qkv_bias=True)
     return pre_norm(c, heads, replace(mlp(c), size=c.integer("intermediate_size", lower=2) // 2))
 
 
 def _layers(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> tuple[LayerConfig, ...]:
-    """Return the layers of Qwen 2 and 3. With ``use_sliding_window``, those from ``max_window_layers`` on have a
-    sliding window, unless the config states ``layer_types``."""
+    """Return the layers of Qwen 2 and 3. With ``use_sliding_window``, the layers from ``max_window_layers`` on have a
+    sliding window, or those that ``layer_types`` states."""
     heads = replace(heads, rope=read_rope(c, heads.head_dim))
     slides = c.flag("use_sliding_window") and c.get("sliding_window") is not None
     kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers", lower=0))
@@ -93,7 +94,8 @@ def _qwen3_moe(c: Fields) -> DecoderConfig:
 
 
 def _is_sparse(c: Fields) -> Callable[[int], bool]:
-    """Return the `is_sparse` of Qwen: every ``decoder_sparse_step``-th layer, except those in ``mlp_only_layers``."""
+    """Return the `is_sparse` of `sparse`: every ``decoder_sparse_step``-th layer, except those in
+    ``mlp_only_layers``."""
     step, dense = c.integer("decoder_sparse_step"), set(c.items("mlp_only_layers", int))
     return lambda index: index not in dense and (index + 1) % step == 0
 

@@ -33,7 +33,7 @@ def rms_norm(c: Fields, *, wide: bool = False) -> NormConfig:
 
 
 def layer_norm(c: Fields, *, bias: bool = True, weight: bool = True) -> NormConfig:
-    """Return the config of layer norms."""
+    """Return the config of layer norms. Without weights they have no biases."""
     return NormConfig("layer", c.number("layer_norm_eps", lower=0), weight=weight, bias=bias and weight)
 
 
@@ -51,7 +51,7 @@ def head_dim(c: Fields) -> int:
     """Return the size of one head: as stated, or the hidden size divided by the number of heads.
 
     Raises:
-        ModelError: the hidden size is less than the number of heads.
+        ModelError: no head size is stated, and the hidden size is less than the number of heads.
     """
     size = c.optional_integer("head_dim") or c.integer("hidden_size") // num_heads(c)
     if size < 1:
@@ -87,7 +87,7 @@ def mlp(c: Fields, *, gated: bool = True, bias: bool = False) -> MLPConfig:
 
 
 def alike(c: Fields, attention: AttentionConfig, mlp: MLPConfig) -> tuple[LayerConfig, ...]:
-    """Return the config's number of equal layers."""
+    """Return as many layers as the config states, all equal."""
     return (LayerConfig(attention, mlp),) * num_layers(c)
 
 
@@ -104,7 +104,7 @@ def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
         otherwise: whether the layer with this index has a sliding window, if the config has no ``layer_types``.
 
     Raises:
-        ModelError: a layer type is not supported, or their number differs from the number of layers.
+        ModelError: a layer type is not supported, or the number of layer types differs from the number of layers.
     """
     count = num_layers(c)
     kinds = c.items("layer_types", str)
@@ -119,7 +119,7 @@ def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
 
 
 def windowed(c: Fields, attention: AttentionConfig, kind: str) -> AttentionConfig:
-    """Return `attention`, with the config's sliding window if `kind` is ``sliding_attention``."""
+    """Return `attention`, with the config's sliding window, if any, if `kind` is ``sliding_attention``."""
     if kind != "sliding_attention":
         return attention
     window = c.optional_integer("sliding_window", lower=1)

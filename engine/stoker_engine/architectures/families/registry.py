@@ -1,4 +1,5 @@
-"""Family of each architecture, by the names in config.json's ``architectures``. Another name needs one line here.
+"""Family of each architecture, by the names in config.json's ``architectures``. Another name of a family's architecture
+needs only a line here.
 
 Other architectures may run on the Transformers backend (`models.transformers_backend`).
 """

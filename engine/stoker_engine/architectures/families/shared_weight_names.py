@@ -31,7 +31,7 @@ QK_NORMS: Final = {
     "layers.{i}.k_norm": "model.layers.{i}.self_attn.k_norm",
 }
 
-#: Buffers in older files, which are not needed.
+#: Patterns of buffers in older files, which are not needed.
 ROTARY_BUFFER: Final = r"\.rotary_emb\.inv_freq$"
 IGNORED: Final = (ROTARY_BUFFER, r"\.self_attn\.bias$")
 
@@ -47,7 +47,7 @@ _MLP: Final = "model.layers.{i}.mlp"
 
 
 def head_norms(q: str, k: str) -> dict[str, Fused]:
-    """Return the tensors `q` and `k` that contain each head's own norm weights for queries and keys."""
+    """Return how tensors `q` and `k` are split, which contain each head's own norm weights for queries and keys."""
     counts: tuple[Count, Count] = ("num_attention_heads", "num_key_value_heads")
     return {
         theirs: Fused((f"layers.{{i}}.{norm}.{{j}}",), Split.EACH_ROW, count)
@@ -59,7 +59,7 @@ GGUF_HEAD_NORMS: Final = head_norms("blk.{i}.attn_q_norm", "blk.{i}.attn_k_norm"
 
 
 def expert_names(block: str, gate: str, up: str, down: str) -> dict[str, str]:
-    """Return the names of an expert's matrices in `block`."""
+    """Return the names of an expert's matrices in `block`: Stoker's name → file's name."""
     return {
         "layers.{i}.experts.{j}.gate": f"{block}.experts.{{j}}.{gate}",
         "layers.{i}.experts.{j}.up": f"{block}.experts.{{j}}.{up}",
@@ -79,7 +79,7 @@ def expert_stack(*parts: str, split: Split = Split.EXPERTS, of: str = "weight", 
 
 
 def expert_stacks(block: str) -> dict[str, Fused]:
-    """Return the complete names of the stacked experts in `block`, unquantized and in MXFP4 blocks."""
+    """Return the tensors with stacked experts in `block`, by their complete names: unquantized, and MXFP4 blocks."""
     gates, downs = expert_stack("gate", "up"), expert_stack("down")
     gate_up, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
     return {gate_up: gates, f"{gate_up}_blocks": gates, down: downs, f"{down}_blocks": downs}

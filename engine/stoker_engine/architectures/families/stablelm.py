@@ -1,4 +1,4 @@
-"""StableLM: layer norms, optionally also of each head, and a gated MLP."""
+"""StableLM: layer norms, optionally also of each query and key head, and a gated MLP."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ class Metadata(Protocol):
     """Metadata and tensors of a GGUF file."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of ``{architecture}.{key}``."""
+        """Return the value of ``{architecture}.{key}``, or `default` if it is missing."""
         ...
 
     def has(self, tensor: str) -> bool:

@@ -1,8 +1,8 @@
 """Names of weights in GGUF files: the same for all families (those of the ``gguf`` library's tensor name maps).
 
-The changes of llama.cpp's converter are reverted: for Llama and related families it reorders the rows of queries and
-keys from half-split to adjacent pairs, and it splits or concatenates matrices. It also adds Gemma's offset to norm
-weights, which is the form that Stoker uses.
+Two changes of llama.cpp's converter are reverted: for Llama and related families it reorders the rows of queries and
+keys from half-split to adjacent pairs, and it splits or concatenates matrices. Its addition of 1 to Gemma's norm
+weights is not reverted, because Stoker's parameters include the 1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _FUSED: Final = {
     },
 }
 
-#: Read as part of the config, not as weights.
+#: Tensors that are read as part of the config, not as weights.
 _IGNORED: Final = (r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$")
 
 _OPERATIONS: Final[dict[str, Operation]] = {
@@ -68,7 +68,7 @@ _OPERATIONS: Final[dict[str, Operation]] = {
     r"\.ffn_gate_inp_shexp\.weight$": ToRow(),  # a gate over the shared experts is stored as a vector
 }
 
-#: For families whose rotary pairs are adjacent in llama.cpp.
+#: Operations for families whose rotary pairs are adjacent in llama.cpp.
 _ROTATED: Final[dict[str, Operation]] = {
     r"\.attn_q\.(weight|bias)$": HalfSplitPairs("num_attention_heads"),
     r"\.attn_k\.(weight|bias)$": HalfSplitPairs("num_key_value_heads"),

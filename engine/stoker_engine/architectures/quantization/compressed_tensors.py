@@ -16,10 +16,11 @@ from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, Grou
 
 METHOD: Final = "compressed-tensors"
 
-#: Weights are not quantized, only activations or the KV cache.
+#: ``format`` if weights are not quantized, only activations or the KV cache.
 _DENSE: Final = "dense"
 
-#: Supported values of ``format``, also of a scheme's own. The actual packing is determined from the tensors.
+#: Supported values of ``format``, of the whole config and of a group. The tensors determine the
+#: actual packing.
 _FORMATS: Final = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", _DENSE,
@@ -52,7 +53,7 @@ class Group:
 
     Attributes:
         targets: names, patterns and classes of modules.
-        scheme: storage of their weights; None: not quantized.
+        scheme: storage of the modules' weights; None: not quantized.
     """
 
     targets: tuple[str, ...]
@@ -61,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of all groups, either all names or all patterns.
+    """Targets of all groups: either those that are names, or those that are patterns.
 
     Attributes:
         listed: the targets.

@@ -1,7 +1,7 @@
 """GPTQ (Frantar et al., 2022), as AutoGPTQ, GPTQModel and optimum write it; fields are those of GPTQModel.
 
 With ``desc_act``, a group consists of columns that were quantized in succession, which need not be adjacent in the
-matrix. If ``static_groups`` is also set, they are adjacent. Files state the group of each column.
+matrix. If ``static_groups`` is also set, the columns of a group are adjacent. Files state the group of each column.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class GPTQ:
 
     Attributes:
         settings: settings of modules without an override.
-        named: patterns of modules with an override; the first match counts.
+        named: patterns of modules with an override; the first pattern that matches counts.
         overrides: settings for each pattern of `named`; None: not quantized.
-        parts: the name of a quantized module contains one of these; empty: all matrices of layers are quantized.
+        parts: only modules whose names contain one of these are quantized, except the head; empty: all matrices of
+            layers are.
         head: whether the language-model head is quantized.
         zeros_less_one: whether stored zero points are smaller by 1, as in the first version of the format.
         zeros_by_word: whether the 1 was subtracted from packed words, so that a zero point of 0 borrows from the next

@@ -1,7 +1,7 @@
 """Lists of module names and patterns in a ``quantization_config``.
 
 lm_head                     modules with this name and their submodules, anywhere in the model
-model.layers.*.mlp.router   ``*`` matches anything
+model.layers.*.mlp.router   ``*`` matches any text; otherwise like a name
 re:.*mlp.gate$              a regular expression (`name_patterns`) that matches the start of the full name
 Linear                      modules of this class, if the list may contain classes
 """
@@ -52,8 +52,8 @@ class ListedModules:
     Attributes:
         names: name without ``*`` → its index in the list.
         patterns: all other entries, as patterns of full names.
-        pattern_indexes: index in the list of each pattern.
-        classes: names of classes.
+        pattern_indexes: for each pattern, its index in the list.
+        classes: all entries, if they may be names of classes; otherwise empty.
     """
 
     names: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """Quantization on load: matrices and formats of ``--quantization`` for an unquantized checkpoint.
 
-The matrices of attention, MLP and experts are quantized. Embedding, head, routers and norms are not, nor are latent
-attention's key and value matrices, which are used transposed. The group size is one unit of codes, the smallest, so
-that tensor parallelism can split most rows between groups.
+The matrices of attention, MLP and experts are quantized. Embedding, head, routers and norms are not quantized. Nor are
+latent attention's ``k_b`` and ``v_b``: one tensor of the checkpoint contains both, and ``k_b`` is used transposed. The
+group size is one unit of codes (`stored_formats.UNIT`), so small that tensor parallelism can split most rows between
+groups.
 """
 
 from __future__ import annotations

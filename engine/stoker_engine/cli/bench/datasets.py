@@ -20,7 +20,8 @@ from stoker_engine.contract.argv import flag
 
 _NAMES = ("random", "prefix_repetition", "sharegpt", "custom")
 
-#: vLLM's filter of ShareGPT, in tokens: minimum of prompt and answer, maximum of the prompt, maximum of both together.
+#: vLLM's filter of ShareGPT, in tokens: minimum of the prompt and of the answer, maximum of the prompt, maximum of both
+#: together.
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
 
 
@@ -89,10 +90,10 @@ def load_dataset(args: DatasetArgs, tokenizer: Words, vocab_size: int) -> list[S
     """Return the requests that `args` describe; equal arguments give equal requests.
 
     Args:
-        vocab_size: upper bound (exclusive) of random token ids.
+        vocab_size: size of the model's vocabulary; random token ids are below this and the tokenizer's size.
 
     Raises:
-        ArgumentError: the file cannot be read, or contains no usable request.
+        ArgumentError: the file cannot be read, has another format, or contains no usable request.
     """
     chance = random.Random(args.seed)
     num_token_ids = min(vocab_size, tokenizer.vocab_size)
@@ -161,7 +162,7 @@ def _sharegpt(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
 
 
 def _conversations(args: DatasetArgs) -> Iterator[tuple[str, Any]]:
-    """Yield (location, conversation) of a file that is a JSON list, or JSON Lines."""
+    """Yield (location, conversation) of a file that is a JSON list, a single conversation, or JSON Lines."""
     text = _read(args)
     try:
         whole = json.loads(text)
@@ -190,7 +191,7 @@ def _custom(args: DatasetArgs, tokenizer: Words) -> list[Sample]:
 
 
 def _lines(args: DatasetArgs, text: str) -> Iterator[tuple[str, Any]]:
-    """Yield (location, JSON) of each line."""
+    """Yield (location, parsed JSON) of each line that is not blank."""
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue

@@ -25,8 +25,8 @@ class Run:
     Attributes:
         seconds: wall clock time.
         steps: number of engine steps.
-        times: time of their phases, summed, in seconds.
         num_cached_tokens: prompt tokens found in the prefix cache.
+        times: phase of a step → seconds, summed over all steps.
     """
 
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class OfflineEngine:
     """A loaded engine and its tokenizer.
 
     Raises:
-        ArgumentError, ModelError: it cannot be loaded.
+        ArgumentError, ModelError: the engine or its tokenizer cannot be loaded.
     """
 
     def __init__(self, args: EngineArgs) -> None:
@@ -60,7 +60,8 @@ class OfflineEngine:
     def run(
         self, samples: Sequence[Sample], n: int = 1, beams: bool = False, detokenize: bool = True, show: bool = True
     ) -> Run:
-        """Run requests together to their full length, greedily if `n` is 1, until all are done."""
+        """Run all requests together to their full length: with beam search of width `n` if `beams`, otherwise sampling
+        `n` sequences for each prompt, greedily if `n` is 1."""
         from tqdm import tqdm
 
         from stoker_engine.tokens.output_processor import OutputProcessor

@@ -1,11 +1,11 @@
 """``stoker bench serve``: send requests to a running server, as many clients would.
 
     request ──► first token ─► token ─► token ──► end
-       └─ TTFT ─────┘└─ ITL ─┘└─ ITL ─┘           │       TPOT: mean ITL of a request, by its number of tokens
+       └─ TTFT ─────┘└─ ITL ─┘└─ ITL ─┘           │       TPOT: (E2EL − TTFT) ÷ (tokens − 1)
        └─ E2EL ───────────────────────────────────┘
 
 Arrivals are a Poisson process at ``--request-rate`` (gamma-distributed with ``--burstiness`` other than 1), or all at
-once. Prompts are sent as token ids, so that their lengths are exact; every answer is streamed.
+once (rate ``inf``). Prompts are sent as token ids, so that their lengths are exact; every answer is streamed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _samples(args: BenchServeArgs, dataset: DatasetArgs, models: list[dict[str, 
 
 def models_of(args: BenchServeArgs, model: str, count: int, seed: int) -> list[str]:
     """Return the model of each request: `model`, or a random one of ``--lora-modules``, as in ``vllm bench serve``."""
-    chance = random.Random(f"lora-modules {seed}")  # a separate generator: adapters do not change the arrivals
+    chance = random.Random(f"lora-modules {seed}")  # a separate generator, so that arrivals do not depend on adapters
     return [chance.choice(args.lora_modules) if args.lora_modules else model for _ in range(count)]
 
 
@@ -168,7 +168,7 @@ async def _send_all(
         for model, sample in zip(models, samples, strict=True):
             tasks.append(asyncio.create_task(one(model, sample)))
             if args.request_rate != float("inf"):
-                # Each arrival is relative to the previous due time, so that delays do not lower the rate.
+                # Each arrival is relative to the previous scheduled arrival, so that delays do not lower the rate.
                 at += chance.gammavariate(args.burstiness, 1 / (args.request_rate * args.burstiness))
                 await asyncio.sleep(max(0.0, at - time.perf_counter()))
         return await asyncio.gather(*tasks)

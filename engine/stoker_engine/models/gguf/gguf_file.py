@@ -26,7 +26,7 @@ from stoker_engine.models.loading.weight_source import Part, check_shape
 from stoker_engine.parallel.device import usable_threads
 from stoker_engine.quant.weight_target import WeightTarget
 
-#: ggml's unquantized types, except the 16-bit ones.
+#: ggml's unquantized types, except the 16-bit floating-point ones.
 _PLAIN: Final = ("F32", "F64", "I8", "I16", "I32", "I64")
 
 #: ggml's floating-point types.
@@ -50,7 +50,7 @@ class GGUFFile:
     """A GGUF file as config, `Metadata` and `WeightSource`. For a split model, `path` is the first part.
 
     Raises:
-        ModelError: the file cannot be read.
+        ModelError: the file, or another part of a split model, cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,7 +144,8 @@ class GGUFFile:
         return GGUF_FORMATS.get(self._tensors[name].kind.name)
 
     def other_types(self) -> dict[str, int]:
-        """Return the quantized types without a kernel, which are dequantized, and the number of tensors of each."""
+        """Return the number of tensors of each quantized type without a kernel, by the type's name. They are
+        dequantized."""
         names = [tensor.kind.name for tensor in self._tensors.values()]
         return dict(Counter(name for name in names if name not in GGUF_FORMATS and name not in _PLAIN))
 
@@ -152,7 +153,7 @@ class GGUFFile:
         """See `WeightSource`. Dequantized values are float32.
 
         Raises:
-            WeightsError: the library cannot dequantize the tensor's type.
+            WeightsError: the library cannot dequantize the tensor's type, or the file cannot be read.
         """
         tensor = self._tensors[name]
         part = tensor.whole if part is None else part

@@ -21,8 +21,8 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _STRING, _ARRAY = 8, 9
 _VERSIONS: Final = (2, 3)  # version 1 had 32-bit counts
 
-_DEEPEST: Final = 16  # nested arrays
-_MOST_DIMENSIONS: Final = 4  # ggml's own limit
+_DEEPEST: Final = 16  # maximum depth of nested arrays
+_MOST_DIMENSIONS: Final = 4  # ggml's maximum
 _MOST_KEYS, _MOST_TENSORS = 100_000, 1_000_000
 
 _U32: Final = struct.Struct("<I")

@@ -90,8 +90,8 @@ class StoredTensor:
         self._each(part, take, threads)
 
     def _each(self, part: Part, take: Callable[[int, Bytes], None], threads: ThreadPoolExecutor) -> None:
-        """Call `take` with chunks of the rows of `part`: the index of the first row within the part, and the bytes of
-        the blocks that contain the columns [rows, bytes]."""
+        """Call `take` for each chunk of the rows of `part`, with the index of the chunk's first row within the part
+        and, as uint8 [rows, bytes], the blocks that contain the part's columns."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         columns = part[-1] if part else slice(0, 1)
         row_bytes = (self.shape[-1] if self.shape else 1) // block * block_bytes
@@ -142,7 +142,7 @@ def stored_tensors(path: Path, header: GGUFHeader) -> dict[str, StoredTensor]:
     """Return the tensors of one file by name, after checking that their data lie within the file.
 
     Raises:
-        ModelError: a tensor exceeds the file or has an unknown type.
+        ModelError: a tensor exceeds the file, has an unknown type, or has rows that are not whole blocks.
     """
     file = path.open("rb")
     size, stored = path.stat().st_size, dict[str, StoredTensor]()

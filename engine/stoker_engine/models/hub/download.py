@@ -1,7 +1,7 @@
 """Download models from the Hugging Face hub into its library's cache (HF_HOME), which processes may share.
 
-A lock lets one process download a repository while others wait for it. Large files are downloaded here, to the cache's
-own paths (``blobs/SHA256``), because partial downloads of a killed process can then be resumed; the library would
+A lock lets one process download a repository while others wait for it. This module downloads large files, to the
+cache's own paths (``blobs/SHA256``), so that partial downloads of a killed process can be resumed; the library would
 restart them, which costs hours for weights. The library downloads all other files.
 
     blobs/SHA256.incomplete ─ rename ─► blobs/SHA256 ◄─ link ─ snapshots/COMMIT/model.safetensors
@@ -53,14 +53,15 @@ _T = TypeVar("_T")
 def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """Return the folder with a hub model's files that match `patterns`, downloading missing ones.
 
-    If the hub is unreachable, a complete copy in the cache is used.
+    If the hub is unreachable or the download fails, a complete copy in the cache is used.
 
     Raises:
-        ModelNotFoundError, ModelAccessDeniedError, DownloadError: the message states the remedy.
+        ModelNotFoundError, ModelAccessDeniedError, DownloadError: the download failed, and there is no complete copy;
+            the message states the remedy.
     """
     set_client_factory(_client)
     if not sys.stderr.isatty():
-        disable_progress_bars()  # the log reports it
+        disable_progress_bars()  # the log reports progress
     try:
         return _download(name, revision, patterns)
     except HUB_ERRORS as error:
@@ -102,7 +103,8 @@ def _patiently(action: Callable[[], _T]) -> _T:
 
 
 def _complete(name: str, revision: str, patterns: Sequence[str]) -> Path | None:
-    """Return the folder if the cache has all files of the repository's cached file list, otherwise None."""
+    """Return the folder if the cache has the repository's file list and all files of the list that match `patterns`,
+    otherwise None."""
     try:
         get_cached_repo_tree(name, revision=revision)
     except CachedRepoTreeNotFoundError:
@@ -111,7 +113,8 @@ def _complete(name: str, revision: str, patterns: Sequence[str]) -> Path | None:
 
 
 def _cached(name: str, revision: str | None, patterns: Sequence[str]) -> Path | None:
-    """Return the folder, or None if the cache lacks a file that it knows of. Makes no network requests."""
+    """Return the folder, or None if the cache lacks the revision or a file that its file list contains. Makes no
+    network requests."""
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=True))
     except (LocalEntryNotFoundError, ValueError):
@@ -125,7 +128,7 @@ class _LargeFiles:
         name: repository id.
         commit: commit hash.
         folder: the cache's ``blobs`` folder.
-        files: the repository's large files.
+        files: the large files to download.
     """
 
     def __init__(self, name: str, commit: str, folder: Path, files: Sequence[RepoFile]) -> None:
@@ -139,7 +142,7 @@ class _LargeFiles:
         """Download the missing files.
 
         Raises:
-            DownloadError: the disk is too small.
+            DownloadError: the disk has too little free space.
             OSError, httpx's errors: the download failed.
         """
         missing = [file for file in self._files if not self._blob(file).exists()]
@@ -185,7 +188,7 @@ class _LargeFiles:
                 results.put(None)
 
     def _fetch(self, file: RepoFile) -> None:
-        """Download a file, resuming a partial download."""
+        """Download a file, resuming a partial download. The checksum is verified only after resuming."""
         partial = self._partial(file)
         # Not in append mode: a second writer without the lock then only rewrites the same bytes.
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o664), "r+b") as target:

@@ -32,7 +32,7 @@ def file_lock(file: Path, on_waiting: Callable[[], None]) -> Iterator[None]:
         on_waiting: called at once and every 10 s while another process holds the lock.
 
     Raises:
-        OSError: the file cannot be created.
+        OSError: the file cannot be created, or locking fails for another reason than missing support.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o664)  # closing it releases the lock

@@ -25,8 +25,8 @@ from stoker_common.errors import (
     ModelNotFoundError,
 )
 
-#: All errors that the hub's library raises for failed downloads. Errors of its HTTP client are `OSError`s or have a
-#: base of `HfHubHTTPError`.
+#: All errors that the hub's library raises for failed downloads. Errors of its HTTP client derive from `OSError` or
+#: from a base class of `HfHubHTTPError`.
 HUB_ERRORS: Final[tuple[type[Exception], ...]] = (
     OSError,
     HFValidationError,
@@ -77,8 +77,8 @@ def may_pass(error: Exception) -> bool:
 
 
 def _not_given(error: HfHubHTTPError, name: str) -> ModelError:
-    """Return the error for a model without access. Without a token, the hub returns 401 both for private models and for
-    missing ones."""
+    """Return the error for a response with status 401, 403 or 404. Without a token, the hub returns 401 both for
+    private models and for missing ones."""
     status = error.response.status_code
     if status == 403 or (status == 401 and get_token()):
         return ModelAccessDeniedError(f"the hub denies access to {name} ({status}): {_TOKEN}")
@@ -88,7 +88,7 @@ def _not_given(error: HfHubHTTPError, name: str) -> ModelError:
 
 
 def _cause(error: Exception) -> Exception:
-    """Return the error behind the library's "not found in the cache"."""
+    """Return the error behind the library's "not found in the cache" or "revision cannot be resolved"."""
     while isinstance(error, LocalEntryNotFoundError | RevisionResolutionError) and isinstance(
         error.__cause__, Exception
     ):
@@ -97,5 +97,5 @@ def _cause(error: Exception) -> Exception:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of the error's text."""
+    """Return the first line of the error's text that is not blank, or the name of its type."""
     return next(filter(None, map(str.strip, str(error).split("\n"))), type(error).__name__)

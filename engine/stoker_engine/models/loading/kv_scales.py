@@ -1,10 +1,11 @@
-"""A checkpoint's scales for an fp8 KV cache: for each layer one for keys and one for values, or one per KV head.
+"""A checkpoint's scales for an fp8 KV cache: for each layer one for keys and one for values, or one of each per KV
+head.
 
     layers.{i}.self_attn.k_scale, v_scale                 compressed-tensors, and vLLM's own
     layers.{i}.self_attn.attn.k_scale, v_scale            vLLM's attention layer
     layers.{i}.self_attn.k_proj.k_scale, v_proj.v_scale   ModelOpt
     layers.{i}.self_attn.k_proj.output_scale, …           older compressed-tensors
-    layers.{i}.self_attn.kv_scale                         oldest form: for keys and values
+    layers.{i}.self_attn.kv_scale                         oldest form: one for both keys and values
 
 If only keys or only values have a scale, it applies to both, as in vLLM. Scales of queries and attention weights are
 ignored, because neither is quantized.
@@ -42,6 +43,7 @@ def kv_scales(
     kv_cache_dtype: str, source: WeightSource, config: ModelConfig, build: Build, stated: str = ""
 ) -> dict[int, LayerScales]:
     """Return the KV-cache scales of this rank's layers, by layer index. Layers without an entry have the scale 1.
+    Formats other than fp8 and fp8_e4m3 use none of the checkpoint's scales.
 
     Args:
         stated: see `architectures.quantization.read.kv_cache_of`.
@@ -49,7 +51,8 @@ def kv_scales(
     Raises:
         ArgumentError: fp8_e5m2 with a checkpoint that has scales, which are for e4m3, or fp8 with scales for another
             format.
-        WeightsError: a scale is not a positive number, or the number of scales is not 1 or the number of KV heads.
+        WeightsError: a scale is not a positive number, the number of scales is neither 1 nor the number of KV heads, or
+            a layer with a scale has no KV cache.
     """
     names = _names(source.names(), config.num_hidden_layers)
     if kv_cache_dtype == "fp8_e5m2" and names:

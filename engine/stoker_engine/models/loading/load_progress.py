@@ -12,7 +12,7 @@ class LoadProgress:
     """Counts loaded bytes and reports them.
 
     Args:
-        on_progress: called at every progress.
+        on_progress: called after each change of the counts, and by `tick`.
     """
 
     def __init__(self, on_progress: OnProgress = lambda done, total: None) -> None:
@@ -30,5 +30,5 @@ class LoadProgress:
         self.tick()
 
     def tick(self) -> None:
-        """Report progress although no tensor is complete yet."""
+        """Report the counts. Called alone, it shows that loading proceeds within a tensor."""
         self._on_progress(self._done, self._total)

@@ -14,7 +14,7 @@ from stoker_engine.sizing.quantized_weights import canonical_method
 
 
 def format_on_load(requested: str | None, stated: str | None) -> GroupFormat | None:
-    """Return the format that matrices are quantized to while loading, or None if they keep theirs.
+    """Return the format that matrices are quantized to while loading, or None if matrices keep the checkpoint's format.
 
     Args:
         requested: value of ``--quantization``.
@@ -43,7 +43,7 @@ class QuantizedOnLoad:
     """A `WeightSource` that quantizes matrices as they are read, in groups that share a scale, rounding to nearest.
 
     Args:
-        numbers: source of the unquantized weights. Reads are not cached.
+        numbers: source of the unquantized weights. Each read quantizes again: results are not cached.
     """
 
     def __init__(self, numbers: WeightSource) -> None:
@@ -58,11 +58,11 @@ class QuantizedOnLoad:
         return self._numbers.shape(name)
 
     def stored(self, name: str) -> StoredFormat | None:
-        """See `WeightSource`: the format in the files."""
+        """See `WeightSource`: the format in the files, before quantization."""
         return self._numbers.stored(name)
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
-        """See `WeightSource`. Rows must be split between groups.
+        """See `WeightSource`. If `stored` is a `GroupFormat`, quantize to it; `part` must split rows between groups.
 
         Raises:
             WeightsError: values to quantize include NaN or infinity.

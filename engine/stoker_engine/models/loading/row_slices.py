@@ -33,7 +33,7 @@ def read_rows(
         parts_of: splits the tensor into one part for each target; it may only move rows.
 
     Raises:
-        WeightsError: a part and its target differ in shape.
+        WeightsError: a part and its target differ in shape, or the number of parts is wrong.
     """
     shape = source.shape(name)
     leading = shape[:-1] if len(shape) > 1 else shape  # the rows of a vector are single elements
@@ -76,7 +76,8 @@ def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, target: WeightTar
 
 
 def _grouped(needed: Sequence[_NeededRows]) -> Iterator[list[_NeededRows]]:
-    """Group targets whose row ranges in the file overlap, so that each group is read at once."""
+    """Group consecutive targets, so that each group is read at once. A target starts a new group if its rows in the
+    file follow all rows of the group, or if its columns or format differ from the group's."""
     together: list[_NeededRows] = []
     for each in needed:
         apart = not together or max(int(e.numbers.max()) for e in together) < int(each.numbers.min())

@@ -18,10 +18,10 @@ from stoker_engine.quant.weight_target import WeightTarget
 
 
 class RawTensors:
-    """Tensors of any dtype, found through the index file if there is one; see `Tensors`.
+    """Tensors of any dtype, found through the index file if there is one; see `quant.checkpoints.module.Tensors`.
 
     Raises:
-        WeightsError: the folder has no safetensors, or lacks a file that the index names.
+        WeightsError: the folder has no safetensors, lacks a file that the index names, or has an unreadable file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,7 +107,8 @@ class SafetensorsFolder:
         return tensor
 
     def not_floating(self) -> dict[str, str]:
-        """Return the dtypes of tensors that are not floating-point, by tensor name."""
+        """Return the dtypes of tensors that are not floating-point, by tensor name. Tensors of unknown dtypes are
+        omitted."""
         dtypes = {name: self.tensors.dtype(name) for name in self.names()}
         return {
             name: str(dtype).removeprefix("torch.")

@@ -19,7 +19,7 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
-#: Latent attention uses this matrix transposed, but blocks lie along rows.
+#: Suffix of a parameter that latent attention uses transposed, which blocks along rows do not allow.
 _TRANSPOSED: Final = ".k_b.weight"
 
 
@@ -48,7 +48,7 @@ def stored_weights(
 
 
 def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.device) -> StoredFormat | None:
-    """Return `stored` if the format is faster than dequantized weights, otherwise None."""
+    """Return `stored` if weights are to keep this format in memory, or None if they are to be dequantized."""
     if isinstance(stored, GGUFFormat):
         # Without a kernel the weights would be dequantized in every step; blocks that are not smaller save nothing.
         smaller = stored.bytes < stored.numbers * dtype.itemsize

@@ -38,7 +38,8 @@ class WeightSource(Protocol):
         ...
 
     def read_into(self, name: str, target: WeightTarget) -> None:
-        """Fill `target` with its shard of a tensor, converted to the target's dtype.
+        """Fill `target` with its shard of a tensor: with blocks if the target is stored in blocks, otherwise with
+        values converted to the target's dtype.
 
         Raises:
             WeightsError: the whole tensor has the wrong shape.

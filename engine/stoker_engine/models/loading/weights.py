@@ -1,6 +1,7 @@
 """Strict loading: every parameter of the model is filled exactly once, and every tensor of the files is accounted for.
 
-A missing tensor is an error. An unexpected tensor is also an error unless the family lists it as ignored.
+A missing tensor is an error. An unexpected tensor is also an error, unless the family ignores it or it is known not to
+be needed (KV-cache scales, a copy of the tied head, biases of zeros).
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ def load_weights(
 
     Args:
         progress: counts the loaded bytes.
-        elsewhere: parameters of other pipeline stages; their tensors are not read.
+        elsewhere: parameters that only other ranks hold (other pipeline stages, the head); their tensors are not read.
 
     Raises:
-        WeightsError: tensors are missing, unused, duplicated or have the wrong shape; the message names them.
+        WeightsError: tensors are missing, unused, duplicated, not finite, or have the wrong shape; the message names
+            them.
     """
     targets, config = model.weight_targets(), model.config
     plan, filled = dict[str, Destination](), dict[str, str]()
@@ -161,7 +163,7 @@ def _fill(
     """Fill `targets`, the parameters of `destination`, with the tensor `name` of the files.
 
     Raises:
-        WeightsError: the tensor has the wrong shape.
+        WeightsError: the tensor has the wrong shape, or holds another number of parameters.
     """
 
     operations, fused = destination.operations, destination.fused

@@ -1,4 +1,4 @@
-"""Checks whether a transformers class can run on paged attention, and the cache specs of its layers."""
+"""Check whether a transformers class can run on paged attention, and derive the cache specs of its layers."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def check_class(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
 
 
 def cache_specs(config: PreTrainedConfig, cls: type[PreTrainedModel]) -> list[CacheSpec]:
-    """Return the cache spec of each layer as derived from the config; `model.TransformersModel` verifies it.
+    """Return the cache spec of each layer as derived from the config; `model.TransformersModel` verifies the specs.
 
-    ``layer_types`` states which layers have a sliding window. Without it, all layers have one if the model's code can
-    create a sliding-window mask.
+    ``layer_types`` states which layers have a sliding window. Without it, all layers have a window if the config states
+    one and the model's code can create a sliding-window mask.
     """
     heads = config.num_attention_heads
     kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or heads

@@ -70,10 +70,10 @@ class TransformersModel(nn.Module):
         return logits.float()
 
     def _rehearse(self, specs: list[CacheSpec]) -> None:
-        """Run one token on caches of one block.
+        """Run one token on caches of one block, so that each layer's attention is checked.
 
         Raises:
-            ModelError: a layer does not call the attention interface exactly once.
+            ModelError: a layer does not call the attention interface exactly once, or needs an unsupported feature.
         """
         parameter = next(self.decoder.parameters())
         options: dict[str, Any] = {"dtype": parameter.dtype, "device": parameter.device}
@@ -119,7 +119,7 @@ class _Given(nn.Module):
 
 
 def _fix_rotary(module: nn.Module, max_model_len: int) -> None:
-    """Compute rotary embeddings that depend on the batch's highest position always for `max_model_len`.
+    """If a module's rotary embeddings depend on the batch's highest position, compute them for `max_model_len`.
 
     ``dynamic`` and ``longrope`` choose their factors by that position, but a request's output must not depend on other
     requests. So the position `max_model_len` - 1 is appended to each batch, and its result is dropped.

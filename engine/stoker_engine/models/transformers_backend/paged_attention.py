@@ -46,7 +46,8 @@ class PagedLayer:
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: dict[str, Any]
     ) -> torch.Tensor:
-        """Compute attention: query, key and value [1, heads, tokens, d] → [1, tokens, heads, value d]."""
+        """Store keys and values and compute attention: query, key, value [1, heads, tokens, head size] → [1, tokens,
+        heads, value head size]."""
         if self._shape is None:
             self._shape = self._understand(module, query, key, value, given)
         self.calls += 1
