@@ -45,7 +45,7 @@ class AttentionMetadata:
         query_starts: [sequences + 1] int32.
         seq_lens: [sequences] int32 number of tokens, including those of this step; 0: padding to the batch size of a
             CUDA graph.
-        num_decodes: number of sequences, the first ones, that compute one token.
+        num_decodes: number of decodes; these are the first sequences.
         block_size: tokens per block.
         groups: block tables by group.
         query_starts_host, seq_lens_host: the same values on the host.
