@@ -31,7 +31,8 @@ _CLASSES: Final = {
     "s": _SPACES,
     "S": f"[^{_ALL_SPACES}]",
 }
-#: The same within negated brackets; after the negation, `\s` excludes all white space and `\S` that of all dialects.
+#: Their replacement within negated brackets: ``[^\s]`` excludes the white space of every dialect, and ``[^\S]`` matches
+#: only the white space of all dialects.
 _NEGATED: Final = _CLASSES | {"s": _ALL_SPACES, "S": f"[^{_SPACES}]"}
 
 
