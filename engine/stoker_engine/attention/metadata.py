@@ -25,8 +25,8 @@ class BlockTables:
     Attributes:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` after a sequence's end and before the sliding
             window.
-        slot_mapping: [tokens] int64 slot of each new token: block × block_size + offset; -1: not stored. Empty if the
-            kind is "state".
+        slot_mapping: [tokens] int64 slot of each new token: block × block_size + offset; -1: padding of a CUDA graph,
+            which is not stored. Empty if the kind is "state".
         sliding_window: number of tokens visible to the group's layers, including the current one; None: all.
         kind: "tokens": the blocks hold keys and values; "state": they hold one state per sequence.
     """

@@ -1,8 +1,8 @@
 """Round-to-nearest quantization of a matrix into compressed-tensors' layout.
 
 With zero points, the range of a group's codes spans the group's smallest and largest element, and 0; in symmetric
-schemes and FP8, it spans minus and plus the largest absolute value. Scales are rounded to the weights' dtype (float32 for float64)
-before codes are chosen. Formulas and layout: github.com/vllm-project/compressed-tensors
+schemes and FP8, it spans minus and plus the largest absolute value. Scales are rounded to the weights' dtype
+(float32 for float64) before codes are chosen. Formulas and layout: github.com/vllm-project/compressed-tensors
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Kernels. The files at the top level that are not listed here define operations by reference implementations in torch.
+"""Kernels. Files at the top level that are not listed here define operations, or formats of their arguments, by
+reference implementations in torch.
 
 bundle.py       interface: all operations of a model, as one object
 reference.py    bundle of the reference implementations

@@ -26,7 +26,8 @@ def kv_store(
 ) -> None:
     """Scatter `rows` [tokens, kv_heads, d] to `slot_mapping` [tokens] of `cache` [blocks, block_size, kv_heads, d].
 
-    slot = block × block_size + offset. The cache may be strided: blocks need not be contiguous.
+    slot = block × block_size + offset, never negative here (only Triton's kernels skip slots of -1). The cache may be
+    strided: blocks need not be contiguous.
 
     Args:
         scales: [blocks, block_size, kv_heads] float32, for a cache in float8 or int8.

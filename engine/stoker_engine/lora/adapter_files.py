@@ -185,7 +185,8 @@ def _is_settled(file: _FileId | None) -> bool:
 
 
 def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch.Tensor, _FileId | None]:
-    """Return the content of a regular file, uint8 [bytes], and its identity; None if it changed meanwhile."""
+    """Return the content of a regular file, uint8 [bytes], and its identity. The identity is None if the
+    file changed while it was read."""
     try:
         file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

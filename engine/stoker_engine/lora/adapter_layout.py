@@ -174,8 +174,8 @@ class LayoutReader:
         return pairs
 
     def _is_models_own(self, name: str, tensor: StoredTensor) -> bool:
-        """Whether the tensor is the matrix of the model's embedding or head, which PEFT saves in case that tokens were
-        added.
+        """Whether the tensor is the matrix of the model's embedding or head, which PEFT saves because tokens may have
+        been added.
 
         Raises:
             AdapterError: tokens were added.

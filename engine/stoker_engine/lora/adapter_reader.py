@@ -1,8 +1,7 @@
 """Reads the matrices in adapters' folders and converts them to the dtype of the computation.
 
 For a fused matrix of the checkpoint (such as queries, keys and values) a file has one A, and one B whose rows are split
-like those of the fused matrix. Nothing in
-the files is executed.
+like those of the fused matrix. Nothing in the files is executed.
 """
 
 from __future__ import annotations

@@ -70,6 +70,6 @@ class LazyPrepackConcat:
 
 
 def resolve_prepack(linear: Operation) -> Operation:
-    """Return the operation for the current layout of `linear`'s matrices, without a check for packing at each call. The
-    matrices must not be packed afterwards."""
+    """Return the operation for the current layout of `linear`'s matrices, without a check for packing at each call;
+    `linear` itself if its matrices are never packed. The matrices must not be packed afterwards."""
     return linear.now if isinstance(linear, Resolvable) else linear

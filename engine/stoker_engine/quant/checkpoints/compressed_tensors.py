@@ -165,8 +165,8 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
 
 
 def _order(name: str, parts: dict[str, str], format: GroupFormat, inner: int, tensors: Tensors) -> torch.Tensor | None:
-    """Return the columns in the order of their groups, int64 [inner]; None if they are already in that
-    order, or if no column has a group index (weight_g_idx is missing or all its values are -1).
+    """Return the columns in the order of their groups, int64 [inner]; None if they are already in that order,
+    or if no column has a group index (weight_g_idx is missing or all its values are -1).
 
     Raises:
         WeightsError: group indices are invalid, or groups have the wrong size.

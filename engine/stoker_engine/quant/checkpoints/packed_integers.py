@@ -15,8 +15,8 @@ def words_of(numbers: int, bits: int, padded: bool) -> int:
 
 
 def words_around(numbers: slice, bits: int, padded: bool, words: int) -> tuple[slice, int]:
-    """Return which of a row's `words` words contain the integers `numbers`, and the index of the first
-    integer in these words."""
+    """Return which of a row's `words` words contain the integers `numbers`, and the index of the first integer in
+    these words."""
     if padded:
         each = 32 // bits
         return slice(numbers.start // each, words_of(numbers.stop, bits, padded)), numbers.start // each * each
