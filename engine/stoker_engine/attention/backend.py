@@ -19,6 +19,7 @@ class AttentionShape:
     """Parameters of one layer's attention.
 
     Attributes:
+        num_heads, num_kv_heads: number of query heads, and of key and value heads, on this rank.
         head_dim: size of a query head and of a key head.
         value_head_dim: size of a value head and of each head of the result.
         scale: factor of the scores.
@@ -93,10 +94,10 @@ class RopeCosSin:
 #: A backend's plan of a step, made from the step's metadata. Its type differs by backend.
 AttentionPlan = Any
 
-#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, rows, input-batch rows of the tokens, input-batch
-#: rows of `rows`) → the residual stream after the layers. Without `rows`, x is updated in place and returned; with
-#: `rows`, the result is a new tensor of these tokens. The input-batch rows are int64, or None if no operation needs
-#: them.
+#: (x [tokens, hidden], cos and sin by kind, plan, each layer's cache, kept, input-batch rows of the tokens, input-batch
+#: rows of the kept tokens) → the residual stream after the layers. `kept` has the indices of the tokens whose result is
+#: needed: the result is a new tensor of these tokens. If `kept` is None, x is updated in place and returned. The
+#: input-batch rows are int64, or None if no operation needs them.
 WholeLayers = Callable[
     [
         torch.Tensor,
@@ -181,8 +182,8 @@ class AttentionBackend(Protocol):
         ...
 
     def prepare(self, metadata: AttentionMetadata) -> AttentionPlan:
-        """Plan a step before its first layer runs. Everything that the layers share is computed here, so that `forward`
-        never reads from the device."""
+        """Plan a step before its first layer runs. Whatever needs values on the host is computed from the metadata's
+        host arrays, so that neither this method nor `forward` waits for the device."""
         ...
 
     def forward(

@@ -29,7 +29,7 @@ class AttentionRequirements:
     """Requirements of a model on an attention backend.
 
     Attributes:
-        layers: layers with attention.
+        layers: configs of the layers that have attention.
         dtype: dtype of queries, and of keys and values before they are stored.
         stored: name of the dtype of keys and values in the cache.
         block_size: tokens per block.
@@ -44,7 +44,7 @@ class AttentionRequirements:
 def by_package(
     name: Literal["flash-attn", "flashinfer"], requirements: AttentionRequirements, lacks: str | None
 ) -> AttentionBackend:
-    """Return the backend that uses a package.
+    """Return the backend that uses the package called `name`.
 
     Args:
         lacks: why the Triton kernels, which store keys and values, cannot run; None: they can.

@@ -1,7 +1,7 @@
 """Attention by the package flash-attn (FlashAttention-2: Dao, 2023), on the paged cache.
 
-Triton kernels store keys and values. A step's decodes are one call, so that the package may split their keys; its
-chunks are a second call.
+Triton kernels store keys and values. A step's decodes are one call, so that the package may split their keys; the
+step's chunks are a second call.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _WORKSPACE: Final = 128 << 20
 
 
 class _Kind(NamedTuple):
-    """Parameters of layers that share a plan."""
+    """Parameters that layers have in common if they share a plan."""
 
     group: int
     num_heads: int

@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.attention.rope_and_cache import rope_and_cache
 
 
 class FusedKVStoreBackend(ABC):
-    """Base class of `FusedKVBackend`s: everything except attention. Plans must have the attribute `metadata`."""
+    """Base class of `FusedKVBackend`s, with all operations but attention. Plans must have the attribute `metadata`."""
 
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(fuses_kv=True)
 

@@ -25,8 +25,8 @@ class BlockTables:
     Attributes:
         tables: [sequences, blocks] int32 block numbers; `NULL_BLOCK` after a sequence's end and before the sliding
             window.
-        slot_mapping: [tokens] int64 slot of each new token: block × block_size + offset; -1: not stored. Empty if the
-            kind is "state".
+        slot_mapping: [tokens] int64 slot of each new token: block × block_size + offset; -1: padding of a CUDA graph,
+            which is not stored. Empty if the kind is "state".
         sliding_window: number of tokens visible to the group's layers, including the current one; None: all.
         kind: "tokens": the blocks hold keys and values; "state": they hold one state per sequence.
     """
@@ -45,7 +45,7 @@ class AttentionMetadata:
         query_starts: [sequences + 1] int32.
         seq_lens: [sequences] int32 number of tokens, including those of this step; 0: padding to the batch size of a
             CUDA graph.
-        num_decodes: number of sequences, the first ones, that compute one token.
+        num_decodes: number of decodes; these are the first sequences.
         block_size: tokens per block.
         groups: block tables by group.
         query_starts_host, seq_lens_host: the same values on the host.

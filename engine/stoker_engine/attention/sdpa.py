@@ -26,8 +26,8 @@ class _View:
         blocks: [sequences, blocks] block numbers; shorter sequences repeat their last block.
         distance: [sequences, 1, queries, blocks × block_size] int64, key position - query position.
         visible: same shape, bool: whether the query sees the key.
-        unseen: [sequences, blocks × block_size, 1, 1] bool: keys that no query sees. They are zeroed, because they may
-            be NaN, and the attention weight 0 × NaN would make the result NaN.
+        unseen: [sequences, blocks × block_size, 1, 1] bool: keys that no query sees. Keys and values there are zeroed,
+            because they may be NaN: multiplied by an attention weight of 0, they would make the result NaN.
     """
 
     rows: slice
@@ -116,8 +116,8 @@ def _with_sinks(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
 
 
 def _gather(rows: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, view: _View) -> torch.Tensor:
-    """Gather keys or values: [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d]. Those that no query sees
-    are set to 0.
+    """Gather keys or values: [blocks, block_size, kv_heads, d] → [sequences, kv_heads, L, d], where L is the
+    number of tokens in a sequence's blocks of the view. Tokens that no query sees are set to 0.
 
     The result has `dtype`, or float32 if the cache has scales or if `dtype` cannot represent the cache's dtype.
     """

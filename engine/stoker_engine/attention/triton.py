@@ -1,7 +1,8 @@
 """Attention by Triton kernels, which read keys and values directly from the cache blocks.
 
-A step's decodes are one launch, in which long sequences are split; its chunks are another. Each row's result has the
-same bits in every batch. With `batch_invariant`, they are also the same in a chunk and in a decode.
+A step's decodes are one launch, in which long sequences are split; the step's chunks are another. Each row's result has
+the same bits in every batch. With `batch_invariant`, decodes are computed in the launch of the chunks, so the bits are
+also the same in a chunk and in a decode.
 """
 
 from __future__ import annotations

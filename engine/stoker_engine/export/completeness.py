@@ -50,7 +50,7 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: Weight
 
 
 def _needed(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of the matrices to quantize, by name."""
+    """Return the rows and columns of the matrices to quantize, by parameter name."""
     needed = dict[str, tuple[int, int]]()
     for name, size in matrices(config):
         if is_quantized(f"{name}.weight"):

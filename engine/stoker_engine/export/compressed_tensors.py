@@ -1,7 +1,7 @@
 """Quantizes a Hugging Face folder into compressed-tensors' format, which transformers, vLLM and Stoker read.
 
-Files keep their names and tensors; tensors that are not quantized are copied. Only one tensor and its quantized form
-are in memory at a time.
+Files keep their names. A quantized tensor is replaced by the tensors of its modules, in the same file; other tensors
+are copied. Only one matrix and its quantized form are in memory at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Tensor:
 
 @cache
 def _stored_as(outputs: int, inner: int, dtype: torch.dtype, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Return a quantized matrix's tensors, on the meta device. Cached, as a model has many matrices of few shapes."""
+    """Return a quantized matrix's tensors, on the meta device. They are cached: a model's matrices have few shapes."""
     return quantized(torch.empty(outputs, inner, dtype=dtype, device="meta"), scheme)
 
 
@@ -150,7 +150,7 @@ def _specs(tensors: list[_Tensor], scheme: Scheme) -> dict[str, torch.Tensor]:
 
 
 def _ignored(tensors: list[_Tensor], weight_names: WeightNames, config: ModelConfig) -> list[str]:
-    """Return the linear modules that are not quantized, such as routers and the head (tied or not)."""
+    """Return the names of the linear modules that are not quantized, such as routers and the head (tied or not)."""
     ignored = [weight_names.names["lm_head"]]
     embeddings = {f"{weight_names.names[part]}.weight" for part in ("embed", "positions") if part in weight_names.names}
     for tensor in tensors:

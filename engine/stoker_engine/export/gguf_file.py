@@ -1,7 +1,8 @@
-"""Converts a GGUF file to another type, quantized by the gguf library; metadata are copied.
+"""Converts the matrices of a GGUF file to another type with the gguf library; metadata are copied.
 
-Only matrices are quantized: norms, biases, routers and position embeddings are not, nor are matrices whose rows are no
-whole number of blocks. The embedding and the head get at least 8 bits, as llama.cpp also stores them more precisely.
+Norms, biases, routers and position embeddings are not converted to that type, nor are matrices whose rows are not a
+whole number of its blocks: they keep a floating type, and quantized ones become float32 or float16. The embedding and
+the head get at least 8 bits, as llama.cpp also stores them more precisely.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stoker_engine.export.output import new_output
 from stoker_engine.models.gguf.gguf_file import FLOATING, GGUFFile
 from stoker_engine.models.gguf.gguf_header import GGUFHeader
 
-#: Supported types, and llama.cpp's number of the file type.
+#: Supported types → llama.cpp's number of the file type.
 FILE_TYPES: Final = {
     GGMLQuantizationType.Q8_0: LlamaFileType.MOSTLY_Q8_0,
     GGMLQuantizationType.Q5_1: LlamaFileType.MOSTLY_Q5_1,
@@ -39,7 +40,7 @@ _ENDS: Final = ("token_embd.weight", "output.weight")
 _STAYS: Final = re.compile(r"norm|ffn_gate_inp|position_embd|token_types|^rope_|altup|laurel|per_layer_model_proj")
 #: Approximate number of elements quantized at a time.
 _PIECE: Final = 1 << 22
-#: Number of float16 values at the start of a block: its scale, and its minimum if it has one.
+#: Number of float16 values at the start of a block: its scale, and its minimum if it has one; for F16, the element.
 _SCALES: Final = {
     GGMLQuantizationType.F16: 1,
     GGMLQuantizationType.Q8_0: 1,
@@ -74,11 +75,12 @@ class _Tensor:
 
 
 def export(path: Path, kind: GGMLQuantizationType, target: Path) -> None:
-    """Convert the matrices of the GGUF file at `path` to type `kind`, and write it to `target`: a new file, or a new
-    folder that contains it if the name does not end with ``.gguf``.
+    """Convert the matrices of the GGUF file at `path` to type `kind`, and write the new file to `target`, or into the
+    new folder `target` if its name does not end with ``.gguf``.
 
     Raises:
-        ModelError: the file is already quantized, has nothing to quantize, or cannot be read.
+        ModelError: the file is already quantized and `kind` is not a floating type; no matrix can be of type `kind`; or
+            the file cannot be read.
         WeightsError: it contains NaN, infinity, or values that are too large for `kind`.
         ArgumentError: `target` exists, or the disk is too full.
         StokerError: writing failed.
@@ -159,7 +161,7 @@ def _write(source: GGUFFile, tensor: _Tensor, file: BinaryIO) -> None:
 
 
 def _stored(numbers: torch.Tensor, kind: GGMLQuantizationType) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    with np.errstate(over="ignore"):  # of scales, which the caller checks
+    with np.errstate(over="ignore"):  # overflow of scales, which the caller checks
         array = quantize(np.ascontiguousarray(numbers.numpy()), kind)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 

@@ -63,7 +63,7 @@ def check_new(target: Path) -> None:
     """Check that `target` does not exist, or is an empty folder whose name does not end with ``.gguf``.
 
     Raises:
-        ArgumentError: it exists.
+        ArgumentError: `target` is a file, a symbolic link, or another folder.
     """
     empty = target.is_dir() and target.suffix != ".gguf" and not any(target.iterdir())
     if target.is_symlink() or (target.exists() and not empty):

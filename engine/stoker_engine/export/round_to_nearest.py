@@ -1,7 +1,8 @@
 """Round-to-nearest quantization of a matrix into compressed-tensors' layout.
 
-A group's scale spans from its smallest to its largest element, and is rounded to the weights' dtype (float32 for
-float64) before codes are chosen. Formulas and layout: github.com/vllm-project/compressed-tensors
+With zero points, the range of a group's codes spans the group's smallest and largest element, and 0; in symmetric
+schemes and FP8, it spans minus and plus the largest absolute value. Scales are rounded to the weights' dtype
+(float32 for float64) before codes are chosen. Formulas and layout: github.com/vllm-project/compressed-tensors
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LARGEST_FP8: Final = 448.0
 
 
 def quantized(weights: torch.Tensor, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Quantize the matrix `weights` [outputs, inner]; return a module's tensors by the last part of their names.
+    """Quantize the matrix `weights` [outputs, inner]. Return its module's tensors, by the last part of their names.
 
     Args:
         weights: finite elements of any floating dtype; `scheme.group_size` divides `inner`.

@@ -11,13 +11,13 @@ from stoker_common.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Scheme:
-    """Storage of a checkpoint's matrices.
+    """Format in which a checkpoint's matrices are stored.
 
     Attributes:
         format: compressed-tensors' name of the layout.
         bits: bits of a code.
         type: "int", or "float" for FP8 (e4m3).
-        group_size: elements of a row that share a scale; 0 for all.
+        group_size: number of consecutive elements of a row that share a scale; 0: the whole row.
         symmetric: whether groups have no zero points.
         activations: whether config.json requests that engines also quantize activations, to the same type with a
             dynamic scale for each token.

@@ -12,7 +12,7 @@ from stoker_engine.grammar.grammars import Grammars
 from stoker_engine.grammar.limits import TRIED_STEPS, parser_limits
 from stoker_engine.grammar.matcher import GrammarError
 
-#: Finds the bytes of a mask with an allowed token.
+#: Matches a byte of a mask that has the bit of an allowed token.
 _ANY: Final = re.compile(rb"[^\0]")
 
 #: Characters to which an error is truncated.
@@ -22,7 +22,8 @@ _LONGEST: Final = 300
 def check_grammar(grammars: Grammars, source: str, param: str) -> None:
     """Compile a grammar, and run the first steps of a random valid output.
 
-    Some limits are only reached in these steps. For example, an object with thousands of optional properties compiles.
+    Some limits are only reached in these steps. For example, an object with thousands of optional properties compiles,
+    but exceeds a limit at its first steps.
 
     Raises:
         RequestError: the grammar is malformed, too large, or unsatisfiable.

@@ -21,7 +21,8 @@ from stoker_engine.grammar.structural_tag import StructuralTags
 #: whitespace without end.
 WHITESPACE: Final = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 
-#: Regular expressions that match only JSON whitespace. Quantifiers are excluded from brackets, where they are literals.
+#: Matches regular expressions that match only JSON whitespace. Within brackets, where quantifiers would be literals, it
+#: accepts only whitespace.
 _ONLY_WHITESPACE: Final = re.compile(
     r"(?:[ \t\n\r]|\\[ntrs]|\[(?:[ \t\n\r]|\\[ntrs])+\]|\(\?:|[()|*+?]|\{[0-9]+,?[0-9]*\})*"
 )

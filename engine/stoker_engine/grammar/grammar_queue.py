@@ -57,7 +57,7 @@ class GrammarQueue:
         return any(request.adapter == adapter for request, _ in self._requests.values())
 
     def wait(self) -> None:
-        """Wait until a grammar is compiled, at most `_WAIT_S`."""
+        """Wait until the compilation of a grammar ends, at most `_WAIT_S`."""
         wait([ready for _, ready in self._requests.values()], _WAIT_S, FIRST_COMPLETED)
 
     def pop_ready(self) -> tuple[list[EngineRequest], list[TokenDelta]]:

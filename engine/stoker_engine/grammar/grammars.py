@@ -1,4 +1,4 @@
-"""Compiled grammars: each is compiled once, concurrently with the steps. Each sequence starts with a copy of it."""
+"""Compiled grammars: compiled in threads while steps run, and cached. Each sequence starts with a copy of one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Grammars:
         self._table: TokenTable | None = None
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
-        self._lock = threading.Lock()  # held while the vocabulary is read, or a grammar looked up
+        self._lock = threading.Lock()  # held while the vocabulary is read, or the cache is accessed
         self._threads: ThreadPoolExecutor | None = None
 
     def set_token_table(self, table: TokenTable) -> None:
@@ -71,8 +71,8 @@ class Grammars:
                 logger.exception("cannot read the vocabulary for structured outputs")
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """Compile a grammar in a thread, unless it is cached. The future returns its `Grammar.compiled`, or raises
-        `GrammarError` if it cannot be compiled."""
+        """Compile a grammar in a thread, unless it is cached. The future's result is the value for
+        `Grammar.compiled`; it raises `GrammarError` if the grammar cannot be compiled."""
         self._threads = self._threads or ThreadPoolExecutor(_THREADS, "grammars")
         return self._threads.submit(self._cached, grammar.source)
 
@@ -156,9 +156,9 @@ class _TokenizerWrapper:
 
 
 def unforced(source: str) -> str:
-    """Return the same grammar, in which forced text may consist of any tokens.
+    """Return the same grammar, in which forced text may consist of any tokens that spell it.
 
-    By default llguidance requires the tokens into which a tokenizer encodes forced text, and the engine has none.
+    By default llguidance requires the tokens into which a tokenizer encodes forced text. The engine has no tokenizer.
     """
     # llguidance distinguishes the two formats in the same way: a list of grammars as JSON, or one grammar in Lark.
     grammars = json.loads(source)["grammars"] if source.lstrip().startswith("{") else [{"lark_grammar": source}]

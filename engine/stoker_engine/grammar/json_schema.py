@@ -39,7 +39,7 @@ _UNSUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "unevaluatedProperties": (True, {}),
     "uniqueItems": (False,),
 }
-#: Keywords without effect unless others are present.
+#: Keywords that have no effect unless another keyword is present. They are removed after the check for that keyword.
 _DEPENDENT: Final = ("if", "then", "else", "minContains", "maxContains", "$recursiveAnchor", "$vocabulary")
 
 _SCHEMA: Final = ("additionalProperties", "additionalItems", "items")
@@ -219,7 +219,8 @@ class _Preparation:
             self._refuse(pointer, f"the format {name!r} is not supported; remove it, or use {', '.join(_FORMATS)}")
 
     def _check_min_properties(self, schema: dict[str, Any], pointer: str) -> None:
-        """Reject a minimum number of unnamed properties: an output may repeat one, and it would count only once."""
+        """Reject a `minProperties` that needs two or more unnamed properties: the grammar permits an output to repeat a
+        name, which JSON counts as one property."""
         least = schema.get("minProperties")
         required = schema.get("required")
         named = set(map(str, required)) if isinstance(required, list) else set()

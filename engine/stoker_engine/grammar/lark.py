@@ -14,7 +14,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.grammar.json_schema import prepare_schema
 from stoker_engine.grammar.regex_dialect import in_dialect
 
-#: Supported options of a grammar: those that concern the text.
+#: Supported options of a grammar: those that only affect which text matches.
 _OPTIONS: Final = frozenset({"allow_initial_skip", "ignore_once", "no_forcing"})
 
 #: ``name[options]:``, at the beginning of a line
@@ -29,7 +29,7 @@ def lark_of(grammar: str, param: str) -> str:
     """Return a user's grammar in Lark's syntax, with its JSON Schemas prepared.
 
     Raises:
-        RequestError: the grammar cannot be parsed, or uses options that do not concern the text.
+        RequestError: the grammar cannot be parsed, or uses options that affect more than which text matches.
     """
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -57,7 +57,8 @@ def _in_dialect(piece: re.Match[str], param: str) -> str:
 
 
 def _each_json(lark: str, directive: str, change: Callable[[Any], Any]) -> str:
-    """Apply `change` to the JSON after each `directive`. Invalid JSON stays unchanged, and llguidance rejects it."""
+    """Apply `change` to the JSON after each `directive`. Anything else than a JSON object or boolean stays
+    unchanged, and llguidance rejects it."""
     decoder, parts, end = json.JSONDecoder(), [], 0
     for match in re.finditer(rf"{directive}\s*", lark):
         if match.start() < end:

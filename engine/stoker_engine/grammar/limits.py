@@ -19,13 +19,13 @@ MAX_NESTING: Final = 64
 COMPILE_CPU_S: Final = 2
 COMPILE_MEMORY: Final = 512 * 1024**2
 
-#: Seconds after which a compilation is stopped even if it has used less CPU time, on a busy machine.
+#: Wall-clock seconds after which a compilation is stopped, even if it has used less CPU time than `COMPILE_CPU_S`.
 COMPILE_TIMEOUT_S: Final = 20.0
 
 #: Seconds after which a compilation is stopped and restarted in the lane of slow ones, so that others do not wait.
 QUICK_S: Final = 0.5
 
-#: Largest number of grammars waiting for compilation, and of those in the slow lane.
+#: Largest number of grammars that wait for compilation, and of those that wait in the slow lane.
 MAX_WAITING: Final = 64
 MAX_SLOW: Final = 8
 

@@ -20,7 +20,8 @@ class Mask:
     """The allowed next tokens of one sequence.
 
     Attributes:
-        allowed: int32 [words], one bit per token, set if it is allowed, least significant bit first; None: all tokens.
+        allowed: int32 [words], one bit per token, set if it is allowed, least significant bit first; None: all
+            tokens, unless `error` is set.
         error: why the sequence cannot continue; None: it can.
     """
 

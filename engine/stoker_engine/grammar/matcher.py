@@ -18,7 +18,7 @@ class GrammarError(Exception):
     """A grammar cannot be compiled, or an output cannot continue. The message says why."""
 
 
-#: Largest match of `begins_after`, in bytes.
+#: Number of bytes of the output's text that are kept to find a match of `begins_after` that spans several tokens.
 _LONGEST: Final = 512
 
 
@@ -34,8 +34,8 @@ class Beginning:
         self._tokenizer = tokenizer
 
     def add(self, before: bytes, token_id: int) -> tuple[bytes, bytes | None]:
-        """Append a token to a text. Return the end of the text, and the text after the match; None if there is no
-        match."""
+        """Append a token to a text. Return the last bytes of the text, and the text after the pattern's match (None
+        if there is no match)."""
         text = before + self._tokenizer.decode_bytes([token_id])
         found = self._pattern.search(text)
         return text[-_LONGEST:], None if found is None else text[found.end() :]
@@ -70,8 +70,8 @@ class Matcher:
     def consume(self, token_ids: Sequence[int]) -> None:
         """Consume the next tokens. A token that is not allowed sets `error`.
 
-        A token may contain the end of the match of `begins_after` and further text. Of that text, leading whitespace is
-        ignored, and the rest is consumed by the grammar.
+        A token may contain the end of the match of `begins_after` and additional text. The grammar ignores leading
+        whitespace of that text, and consumes the remainder.
         """
         self.num_consumed += len(token_ids)
         for index, token_id in enumerate(token_ids):

@@ -17,7 +17,8 @@ _BRACED: Final = re.compile(r"\\[pPxuU]\{[^}]*\}")
 #: Flags that select Unicode's classes.
 _UNICODE: Final = re.compile(r"\(\?[a-zA-Z]*u[a-zA-Z-]*[:)]")
 
-#: White space in all dialects, and in any of them: ECMA-262's differs from both ASCII's and Unicode's.
+#: Characters that are white space in all dialects, and those that are in at least one: ECMA-262's white space differs
+#: from both ASCII's and Unicode's.
 _SPACES: Final = r"\t\n\x0B\f\r\x20"
 _ALL_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 
@@ -30,7 +31,8 @@ _CLASSES: Final = {
     "s": _SPACES,
     "S": f"[^{_ALL_SPACES}]",
 }
-#: The same within brackets that are negated.
+#: Their replacement within negated brackets: ``[^\s]`` excludes the white space of every dialect, and ``[^\S]`` matches
+#: only the white space of all dialects.
 _NEGATED: Final = _CLASSES | {"s": _ALL_SPACES, "S": f"[^{_SPACES}]"}
 
 
@@ -38,7 +40,8 @@ def in_dialect(pattern: str) -> str:
     r"""Return `pattern` in Rust's dialect, with its meaning in ECMA-262.
 
     Raises:
-        ValueError: set operations within a class (``[a&&b]``, ``[[a]b]``), or possessive quantifiers (``a++``).
+        ValueError: the pattern has set operations within a class (``[a&&b]``, ``[[a]b]``), or possessive quantifiers
+            (``a++``).
     """
     is_ascii, is_negated = not _UNICODE.search(pattern), False
     in_class, index, last, parts, done = False, 0, "", list[str](), 0

@@ -1,4 +1,4 @@
-"""Structural tags: free text, in which the text between tags is constrained. Supports vLLM's two formats.
+"""Structural tags: free text that may contain tags, whose content is constrained. Supports vLLM's two formats.
 
 The first: after one of `triggers`, the text continues with one of the `structures` that start with it.
 
@@ -6,8 +6,8 @@ The first: after one of `triggers`, the text continues with one of the `structur
 
 The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html). These are supported:
 const_string, any_text, json_schema, regex, grammar, sequence, or, optional, plus, star, repeat, tag, triggered_tags,
-tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for large sets of strings. In them, the
-spelling of a special token stands for text.
+tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for large sets of strings. In its
+strings, the spelling of a special token stands for text, not for the token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class StructuralTags:
     Args:
         json_options: format of JSON in the tag: llguidance's ``x-guidance``.
         closed: see `prepare_schema`.
-        special: the model's special tokens (spelling → id). Their spellings in a text match the tokens, not text.
+        special: the model's special tokens (spelling → id). Their spellings in const_string, begin, end, triggers
+            and separator match the tokens, not text.
     """
 
     def __init__(

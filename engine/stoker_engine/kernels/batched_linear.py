@@ -18,5 +18,5 @@ def batched_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def by_head(linears: Sequence[Operation]) -> Operation:
-    """Return the same operation, computed by a linear operation for each head."""
+    """Return the operation of `batched_linear`, computed by one linear operation for each head."""
     return lambda x: torch.stack([linear(x[:, head]) for head, linear in enumerate(linears)], dim=1)

@@ -21,7 +21,7 @@ def block_linear(
 ) -> torch.Tensor:
     """Return x Wᵀ + b: [..., inner] → [..., outputs], for W in `blocks` (uint8 [outputs, bytes of a row]) and `bias`
     [outputs] in x's dtype: `linear` with W dequantized to that dtype. Results of the CPU kernels for rows (not panels)
-    are bit-identical to it.
+    are bit-identical to those of the CPU kernels' `linear` with the dequantized W.
     """
     return linear(x, dequantize(blocks, stored, inner, x.dtype), bias)
 

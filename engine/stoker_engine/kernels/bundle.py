@@ -156,7 +156,7 @@ class GroupedLora:
     not depend on the rows' adapters.
 
     Attributes:
-        group: (slot of each row, int64 [rows], negative for none; number of slots; dtype of the matrices) → tiles.
+        group: (slot of each row, int64 [rows], negative for none; number of slots; dtype of the matrices) → the tiles.
         shrink: (x [rows, heads, inner]; A [slots, parts, heads or 1, max rank, inner] of the same dtype; ranks int32
             [slots, parts], 0 where an adapter does not change a part; rows and slots of the tiles) → partial sums of
             x Aᵀ, float32 [rows, heads, sums, parts, max rank], whose sum over `sums` is the result.
@@ -178,7 +178,7 @@ class Kernels:
 
     Attributes:
         linear: weight [outputs, inner] and bias [outputs] or None → `linear.linear` with them.
-        batched_linear: weight [heads, outputs, inner] → `batched_linear.batched_linear` with it.
+        batched_linear: weight [heads, outputs, inner] → `batched_linear.batched_linear` with that weight.
         concat_linear: `concat_linear.concat_linear`.
         experts: gate_up [experts, 2 × size, hidden], down [experts, hidden, size], the activation, and biases
             [experts, 2 × size] and [experts, hidden] or None → `moe.experts` with them.

@@ -13,7 +13,7 @@ def watch_compilations(on_compiled: Callable[[], None]) -> Iterator[list[str]]:
     """Call `on_compiled` for each kernel that Triton compiles in this context, except those in its disk cache.
 
     Yields:
-        Names of the kernels compiled so far.
+        List of the names of the kernels compiled so far; it grows while the context is active.
     """
     names: list[str] = []
     if importlib.util.find_spec("triton") is None:

@@ -1,6 +1,6 @@
 """Layout and dequantization of GGUF's types.
 
-    a row     │ block │ block │ …        32 elements a block, or 256, or 1
+    a row     │ block │ block │ …        a block has 32, 256 or 1 elements
 
 Blocks of 32 elements. An element is a scale d times an integer q, in some types plus an offset m. d and m are float16,
 little-endian. In a byte with two codes the low half belongs to one of the first 16 elements, the high half to one of
@@ -70,8 +70,8 @@ _SCALES: Final[dict[str, tuple[int, ...]]] = {
 
 
 def all_finite(blocks: torch.Tensor, format: GGUFFormat) -> bool:
-    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. Checks only the scales, without
-    dequantizing."""
+    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. Only scales are checked, except
+    for BF16, and for MXFP4 blocks with the largest scales."""
     parts = blocks.reshape(-1, format.bytes)
     if format.name == "BF16":
         return bool(parts.contiguous().view(torch.bfloat16).isfinite().all())

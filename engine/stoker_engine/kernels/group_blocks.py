@@ -149,8 +149,8 @@ def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: tor
 
 
 def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
-    """Whether all scales and codes are finite, and their products cannot overflow when rounded to bfloat16, on which
-    the CPU kernels rely. Needs a few MB of temporary memory."""
+    """Whether all scales and codes are finite, and the elements cannot overflow when rounded to bfloat16. The CPU
+    kernels rely on this. Needs a few MB of temporary memory."""
     if blocks.dim() > 2:
         return all(is_finite(each, format, inner) for each in blocks)
     if not blocks.numel():
@@ -176,10 +176,12 @@ def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     that the dtype can represent.
 
         integers with zero point        the range is min(smallest element, 0) to max(largest element, 0)
-        8-bit integers without          the largest magnitude becomes 127
-        integers of fewer bits without  it becomes 2^(bits - 1) - 1, or -2^(bits - 1) with a scale of the other sign,
-                                        whichever has the smaller squared error (as in ggml, scales may be negative)
-        others                          the largest magnitude becomes the largest value; e8m0 rounds the scale up
+        8-bit integers without it       the largest magnitude becomes 127
+        integers of fewer bits without  the largest magnitude becomes 2^(bits - 1) - 1, or -2^(bits - 1) with a scale
+                                        that may be negative (as in ggml; not for e8m0), whichever has the smaller
+                                        squared error
+        other codes                     the largest magnitude becomes the code's largest value
+        scales in e8m0                  rounded up to a power of two
         row scales                      the largest group scale of the row becomes 1; 448 for fp8_e4m3
     """
     inner, rows = weights.shape[-1], weights.reshape(-1, weights.shape[-1])
@@ -274,7 +276,7 @@ def _quotient(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(scaled: torch.Tensor, zeros: torch.Tensor, format: GroupFormat) -> torch.Tensor:
-    """Return the codes, as bytes, whose values minus the zero points are nearest to `scaled`."""
+    """Return the codes (uint8) whose values minus the zero points are nearest to `scaled`."""
     if format.code in _FP8:
         largest = _largest_value(format)
         return _bytes(scaled.clamp(-largest, largest).to(_FP8[format.code]))

@@ -4,9 +4,9 @@ Each 32 elements of a row share a scale, by which the largest becomes ±127, and
 it, as in llama.cpp. Dot products of elements that share a scale are exact integer sums; these are scaled and added in
 float32. Weights keep the scales of their blocks or groups.
 
-Where 128 or 256 weights share a scale, activations also form blocks of that size: the scale of 32 activations is then
-the block's scale times an integer factor of 1 to 255, the smallest with which none of them overflows. Integers are
-accumulated over a whole block.
+Where each 128 or 256 consecutive weights of a row share a scale, activations also form blocks of that size: the scale
+of 32 activations is then the block's scale times an integer factor of 1 to 255, the smallest with which none of them
+overflows. Integers are accumulated over a whole block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST: Final = 255
 
 
 def block_of(stored: StoredFormat, inner: int) -> int:
-    """Return how many activations form a block when multiplied with rows of `inner` elements."""
+    """Return how many activations form a block when multiplied with rows of `inner` elements in the format `stored`."""
     if isinstance(stored, GGUFFormat):
         return GROUP
     one = stored.groups(inner) == 1

@@ -1,12 +1,12 @@
 """Storage of keys and values in the paged cache.
 
-8-bit elements are multiplied by a scale, which is one for the layer, or one for each token and head:
+8-bit elements are stored with a scale: one for the layer, or one for each token and head.
 
     stored = round(x / scale)        within ±448 for e4m3, ±57344 for e5m2, ±127 for int8; to the nearest, ties to even
-    scale  = max |x| / 448 or 127    for each token and head; 1 if all of x is 0
+    scale  = max |x| / 448 or 127    if each token and head has its own; 1 if all of x is 0
 
-Values that are too large are clamped, and never become infinity. NaN and infinity become NaN, so that a broken request
-is still detected: as NaN in float8, or as a NaN scale if each token has its own.
+Finite values that are too large are clamped. NaN and infinity become NaN, so that a broken request is still
+detected: as NaN in float8, or as a NaN scale if each token and head has its own, as with int8.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def kv_store(
 ) -> None:
     """Scatter `rows` [tokens, kv_heads, d] to `slot_mapping` [tokens] of `cache` [blocks, block_size, kv_heads, d].
 
-    slot = block × block_size + offset. The cache may be strided: blocks need not be contiguous.
+    slot = block × block_size + offset, never negative here (only Triton's kernels skip slots of -1). The cache may be
+    strided: blocks need not be contiguous.
 
     Args:
         scales: [blocks, block_size, kv_heads] float32, for a cache in float8 or int8.

@@ -33,7 +33,7 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, adapters: Ma
         y: [rows, outputs], changed in place.
         x: [rows, inner].
         slots: int64 [rows], -1 for none.
-        adapters: parts by slot; without those that do not change this operation.
+        adapters: parts by slot; slots whose adapter does not change this operation are missing.
     """
     for slot in sorted(set(slots.tolist()) & set(adapters)):
         rows = (slots == slot).nonzero().squeeze(1)

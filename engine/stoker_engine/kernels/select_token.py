@@ -1,7 +1,7 @@
 """Samples a token from each row of logits.
 
 The sampling parameters give a threshold for each row, below which no token is drawn; ties at the threshold are kept, so
-that the result does not depend on a sort's order. A token is drawn from the rest by inverting the cumulative
+that the result does not depend on a sort's order. One of the kept tokens is drawn by inverting the cumulative
 distribution, in the order of token ids, at a given number in [0, 1).
 """
 
@@ -45,17 +45,17 @@ def select_token(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor
 
 
 def keep_likely(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
-    """Set the logits of tokens that min-p, then top-k, then top-p exclude to -inf.
+    """Return `logits` with -inf for the tokens that min-p, then top-k, then top-p exclude.
 
     A token is kept if it is at least min-p times as likely as the likeliest one, fewer than k tokens are likelier, and
-    the kept tokens that are likelier have less than top-p of the probability that min-p and top-k leave.
+    the likelier tokens have less than top-p of the probability of all tokens that min-p and top-k keep.
 
     Args:
         logits: [rows, vocabulary], scaled by the temperature; the largest of each row is 0.
         parameters: see `select_token`.
 
     Returns:
-        A tensor of the same shape, or `logits` itself if no row excludes any token.
+        A new tensor of the same shape, or `logits` itself if no row has min-p, top-k or top-p.
     """
     vocabulary = logits.shape[-1]
     threshold = parameters[:, LEAST, None].to(logits)

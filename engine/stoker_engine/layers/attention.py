@@ -77,7 +77,7 @@ class Attention(nn.Module):
 
     @functools.cached_property
     def head_norm(self) -> HeadNorm | None:
-        """RMS norm of each query and key head; None if there is none."""
+        """RMS norm of each query and key head; None if there is none. Only valid if `can_be_fused`."""
         if not isinstance(self.q_norm, RMSNorm) or not isinstance(self.k_norm, RMSNorm):
             return None
         return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
@@ -119,7 +119,8 @@ class Attention(nn.Module):
         return torch.cat((q_norm(query), k_norm(key)), dim=1)
 
     def _all_heads(self, norm: Norm, x: torch.Tensor, heads: Shard) -> torch.Tensor:
-        """Normalise `x`, this rank's heads, over the heads of all ranks: [tokens, heads, d] → [tokens, heads × d]."""
+        """Normalise this rank's heads `x` by a norm over the heads of all ranks: [tokens, heads, d] →
+        [tokens, heads × d]."""
         if heads.is_whole:
             return norm(x.flatten(1))
         size = x.shape[-1]

@@ -69,7 +69,7 @@ class BatchRows:
             self.select(RowSpace.KEPT, RowSpace.TOKENS, kept)
 
     def select(self, space: RowSpace, source: RowSpace, indices: torch.Tensor) -> None:
-        """Define `space` as these rows of `source`, until the next selection or step."""
+        """Define `space` as these rows of `source`, until `space` is selected again or the next step begins."""
         self._selected[space] = source, indices
         before = self._tensors.pop(space, None)
         self._grouped = [each for each in self._grouped if each[0] is not before]

@@ -63,7 +63,7 @@ class Build:
         space: RowSpace = RowSpace.TOKENS,
         form: SiteForm = SiteForm.LINEAR,
     ) -> Operation:
-        """Return `linear`, extended by `extend` if the model has one. For the other arguments see `LinearSite`."""
+        """Return `linear`, extended by `self.extend` if that is not None. For the other arguments see `LinearSite`."""
         if self.extend is None:
             return linear
         return ExtendedLinear(self.extend, linear, LinearSite(outputs, inputs, space, form), self.rows)
@@ -74,7 +74,7 @@ class Build:
 
         Args:
             size: size of the whole dimension.
-            multiple: shards start at multiples of it.
+            multiple: shards start at multiples of this number.
 
         Raises:
             ModelError: the last ranks would have empty shards.

@@ -53,7 +53,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Output head: computes the logits of this rank's shard of the vocabulary.
 
-    WeightTargets: ``name.weight`` [vocabulary, width], unless it is tied, and ``name.bias``.
+    WeightTargets: ``name.weight`` [vocabulary, width], unless the head is tied, and ``name.bias``, if it has a bias.
 
     Args:
         tied: embedding whose matrix the head uses; None: the head has its own matrix.

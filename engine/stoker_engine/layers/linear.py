@@ -33,9 +33,9 @@ class MergedLinear(nn.Module):
     column order.
 
     Args:
-        inputs: this rank's shard of x's columns; if it is not the whole, the results are all-reduced.
+        inputs: this rank's shard of x's columns; if it is not the whole, the results are all-reduced (see `reduce`).
         parts: for each named part, in order, the outputs that this rank computes (``{"q": …, "k": …, "v": …}``).
-        reduce: False: the caller does the all-reduce, and there must be no bias.
+        reduce: if False, the caller does the all-reduce, and there must be no bias.
         space: row space of x.
 
     Raises:
@@ -68,7 +68,7 @@ class MergedLinear(nn.Module):
 
     @property
     def linear(self) -> Operation:
-        """The operation of `forward`, resolved once the weights are loaded and prepacked."""
+        """The operation of `forward`, resolved by `resolve_prepack`; read it after the weights are prepacked."""
         return resolve_prepack(self._linear)
 
     def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Shard) -> None:

@@ -1,7 +1,7 @@
 """Linear operations whose results also depend on the request, such as those with LoRA adapters.
 
 `Build.extend` gets each linear operation of a model, including the embedding and the head, together with its
-`LinearSite`, and returns the operation that replaces it. It is not part of `LinearMethod` for two reasons: a method
+`LinearSite`, and returns the operation that replaces it. This is not a part of `LinearMethod` for two reasons: a method
 knows neither the rows nor the shards, and the CPU backend's call of whole layers must recognise the extended operation
 as its own kernel (`kernels.cpu.matrix.CpuLinear.extended`).
 """
@@ -38,9 +38,10 @@ class LinearSite:
     """Position of a linear operation in the model.
 
     Attributes:
-        outputs: for each merged matrix, by parameter name, the outputs that this rank computes; their results are
-            concatenated. For absorbed matrices: the heads.
-        inputs: this rank's input columns; if they are not all, the result is all-reduced after the operation.
+        outputs: for each merged matrix, by parameter name without ``.weight``, the outputs that this rank computes; the
+            results are concatenated. For absorbed matrices: this rank's heads.
+        inputs: this rank's input columns (for the embedding, the vocabulary; for absorbed matrices, the columns of a
+            head); if they are not all, the result is all-reduced after the operation.
         space: row space of the input.
         form: kind and shapes of the input and result.
     """

@@ -4,7 +4,7 @@ WeightTargets: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, 
 ``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32, because it
 decides between scores that may be close.
 
-Every rank routes all tokens and computes either its columns of every expert (tensor parallelism) or its own experts
+Every rank routes all tokens and computes either its shard of every expert (tensor parallelism) or its own whole experts
 (expert parallelism); one all-reduce adds up the results. If an expert is split across ranks, only rank 0 adds the bias
 of its output.
 """
@@ -28,7 +28,7 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class MoE(nn.Module):
-    """Mixture of experts: each token goes to a few experts chosen by a router, and to the shared experts.
+    """Mixture of experts: each token goes to a few experts chosen by a router, and to the shared experts, if any.
 
     Args:
         act: activation of the gates.

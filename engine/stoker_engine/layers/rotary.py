@@ -1,7 +1,7 @@
 """Rotary position embeddings (RoPE): frequencies of a head's pairs, and cos and sin of a step's positions.
 
-Scaled types depend on the sequence length. Their frequencies are computed once, for the longest sequence the engine
-allows (``--max-model-len``): if they changed later, cached keys would be wrong.
+The frequencies of the types dynamic and longrope depend on the sequence length. They are computed once, for the longest
+sequence that the engine allows (``--max-model-len``): if they changed later, cached keys would be wrong.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ def inverse_frequencies(rope: RopeParameters, max_model_len: int) -> torch.Tenso
         dynamic    raises the base with the length beyond the original one ("NTK-aware", bloc97 and emozilla, 2023)
         llama3     keeps short wavelengths, divides the frequencies of long ones by `factor`, and interpolates in
                    between (Llama 3.1's reference code)
-        yarn       the same, by the number of rotations within the original length (Peng et al., 2023)
-        longrope   divides each frequency by its own factor, found by search (Ding et al., 2024)
+        yarn       like llama3, but interpolates linearly in the pair's index, between two pairs that are given by their
+                   numbers of rotations within the original length (Peng et al., 2023)
+        longrope   divides each frequency by its own factor, found by search; there is a set of factors for lengths up
+                   to the original one, and a set for longer ones (Ding et al., 2024)
+
+    Other types use the frequencies of the base.
     """
     base, dim = rope.rope_theta, rope.rotary_dim
     if rope.rope_type == "dynamic" and max_model_len > rope.max_position_embeddings:

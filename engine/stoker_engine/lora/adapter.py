@@ -1,4 +1,4 @@
-"""An adapter's matrices by the parameters of the model."""
+"""An adapter's matrices, by the model's parameter that they change."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 class Factors:
     """Low-rank update of one matrix: W + B A.
 
-    Matrices that files store fused (queries, keys and values) share the tensor A, and B's rows are split like W's. The
-    embedding's inputs are tokens, so its A has a column for each token of the vocabulary. Latent attention's ``k_b``
-    and ``v_b`` have one A, and a B for each head: [heads, outputs, rank].
+    Parameters that a checkpoint stores as one fused matrix (such as queries, keys and values) share the tensor A; B's
+    rows are split like those of W. The embedding's inputs are tokens, so its A has a column for each token of the
+    vocabulary. Latent attention's ``k_b`` and ``v_b`` have one A, and a B for each head: [heads, outputs, rank].
 
     Attributes:
         a: [rank, inputs].
-        b: [outputs, rank], multiplied by the adapter's scale.
+        b: [outputs, rank], or [heads, outputs, rank]; already multiplied by the adapter's scale.
     """
 
     a: torch.Tensor

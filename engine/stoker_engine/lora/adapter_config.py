@@ -1,6 +1,7 @@
 """PEFT's ``adapter_config.json``: the modules that an adapter changes, and the ranks and scales of its matrices.
 
-Every field of PEFT's `LoraConfig` is applied, ignored because it does not affect a trained adapter, or refused.
+Every field of PEFT's `LoraConfig` is applied, ignored because it does not affect a trained adapter, or refused unless
+it is empty or false.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ FILE: Final = "adapter_config.json"
 
 #: Limit of the ranks in a file; --max-lora-rank is checked later.
 _MAX_RANK: Final = 10**9
-#: Limit of the time in which all patterns of an adapter are compiled and matched, in seconds: they may be malicious.
+#: Limit of the total time for compiling and matching all patterns of an adapter, in seconds. Patterns may be malicious.
 _PATTERNS_S: Final = 2.0
 #: Limits of one pattern. Its compilation, which expands counted repeats, cannot be interrupted.
 _MAX_PATTERN_CHARACTERS: Final = 8 << 10
 _MAX_REPEATS: Final = 1000
 _COUNTED = re.compile(r"\{([0-9]*)(?:,([0-9]*))?\}")
 
-#: Fields with any value: they only describe how the adapter was trained.
+#: Fields that may have any value, because they do not affect how a trained adapter is applied.
 _WITHOUT_EFFECT: Final = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "lora_dropout",
@@ -46,7 +47,7 @@ _HONOURED: Final = frozenset(
     }
 )  # fmt: skip
 
-#: Fields that must be empty → reason.
+#: Fields that are refused unless they are empty or false → reason.
 _REFUSED: Final = {
     "alora_invocation_tokens": "an activated LoRA (aLoRA) applies only from its invocation tokens on",
     "arrow_config": "Arrow routes tokens among adapters",
@@ -107,7 +108,7 @@ class AdapterConfig:
     """The fields of an adapter's config that are applied; see PEFT's `LoraConfig`.
 
     Attributes:
-        target_modules: whole names of modules or their last components, or a pattern of whole names.
+        target_modules: whole names of modules or their last components; or a pattern of whole names; or "all-linear".
         exclude_modules: like `target_modules`; takes precedence over it.
         layers_to_transform: layer indices; None: all layers.
     """
@@ -157,7 +158,8 @@ class AdapterConfig:
 
     @property
     def key(self) -> str:
-        """String that is equal for configs with the same effect: PEFT writes lists of modules in arbitrary order."""
+        """String that is equal for configs that differ only in the order of module and parameter names in their lists,
+        because PEFT writes these in arbitrary order."""
         values = {name: value for name, value in vars(self).items() if name != "_patterns"}
         for name in ("target_modules", "exclude_modules", "target_parameters"):  # layers_pattern is tried in order
             if isinstance(values[name], tuple):
@@ -166,11 +168,11 @@ class AdapterConfig:
 
     @property
     def targets_all_linear(self) -> bool:
-        """Whether all linear modules except the head are targets."""
+        """Whether `target_modules` is "all-linear"; PEFT then adapts all linear modules except the head."""
         return isinstance(self.target_modules, str) and self.target_modules.lower() == "all-linear"
 
     def targets(self, module: str) -> bool:
-        """Whether the adapter changes the module of this name.
+        """Whether the config names this module as a target.
 
         Raises:
             AdapterError: a pattern is invalid, or the time limit is exceeded.
@@ -190,7 +192,7 @@ class AdapterConfig:
         return self._is_named(module, self.exclude_modules)
 
     def is_target_parameter(self, name: str) -> bool:
-        """Whether the adapter changes the parameter of this name."""
+        """Whether `target_parameters` contains the parameter, by its whole name or its last components."""
         return any(name == each or name.endswith(f".{each}") for each in self.target_parameters)
 
     def rank_and_scale(self, name: str) -> tuple[int, float]:
@@ -221,7 +223,8 @@ class AdapterConfig:
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def _of_pattern(self, values: Mapping[str, _Number], name: str, otherwise: _Number) -> _Number:
-        """Return the value of the first pattern that matches the name or its last components."""
+        """Return the value of the first pattern that matches the name or its last components; if none does, the value
+        of the key that equals the name, or else `otherwise`."""
         for pattern, value in values.items():
             if self._patterns.match(rf"(.*\.)?({pattern})$", name):
                 return value
@@ -325,6 +328,6 @@ def _layers(value: object) -> frozenset[int]:
 
 
 def _shown(value: object) -> str:
-    """Return a value of the file for a message, truncated."""
+    """Return the truncated repr of a value of the file, for a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -28,11 +28,12 @@ _MAX_CONFIG_BYTES: Final = 1 << 20
 #: Bytes that are read or hashed between two pauses.
 _CHUNK_BYTES: Final = 1 << 20
 
-#: Size in bytes of the header's length, at the start of a safetensors file.
+#: Size in bytes of the field at the start of a safetensors file that holds the header's length.
 _LENGTH_BYTES: Final = 8
 
-#: Age in seconds of the last change from which on a file's hash is remembered. A file could change again without a new
-#: timestamp within one tick of the file system's clock, or if a file server's clock is behind.
+#: A file's hash is remembered only if its last change is older than this, in seconds. A recently changed file could
+#: change again with the same timestamp: within one tick of the file system's clock, or if a file server's clock is
+#: behind.
 _SETTLED_S: Final = 60
 #: Maximum number of folders whose hash is remembered.
 _MAX_REMEMBERED: Final = 4096
@@ -41,7 +42,7 @@ _DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float
 
 
 class _FileId(NamedTuple):
-    """Identity of a file's content; any write changes it."""
+    """Identity of a file's content; a write changes it unless the timestamp stays the same (see `_SETTLED_S`)."""
 
     device: int
     inode: int
@@ -57,7 +58,7 @@ class StoredTensor:
     Attributes:
         dtype: name of the dtype in the format, such as "BF16".
         shape: size of each dimension.
-        start, end: range of its bytes in the file.
+        start, end: its bytes in the file are `start` … `end - 1`.
     """
 
     dtype: str
@@ -67,21 +68,21 @@ class StoredTensor:
 
     @property
     def is_floating(self) -> bool:
-        """Whether the elements are floating-point numbers that adapters may have."""
+        """Whether the dtype is a floating-point dtype that adapters may have."""
         return self.dtype in _DTYPES
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype of floating-point elements."""
+        """The dtype in torch; only valid if `is_floating`."""
         return _DTYPES[self.dtype]
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the elements are aligned in the file."""
+        """Whether `start` is a multiple of the element size."""
         return self.start % self.torch_dtype.itemsize == 0
 
     def of(self, content: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, a view of the content if it is aligned.
+        """Return the tensor: a view of the content if it is aligned, otherwise a copy.
 
         Args:
             content: content of the file, uint8 [bytes].
@@ -98,7 +99,7 @@ class AdapterFiles:
         config: content of `adapter_config.json`.
         tensors: content of the safetensors file, uint8 [bytes].
         digest: hexadecimal SHA-256 of both.
-        is_known: whether the same files have been read before. Warnings about them have been logged then.
+        is_known: whether the files' hash is remembered from an earlier read, which has logged the warnings about them.
     """
 
     config: bytes
@@ -108,7 +109,7 @@ class AdapterFiles:
 
     @property
     def header(self) -> bytes:
-        """Bytes of the safetensors file before the elements; all of a damaged file, maybe."""
+        """Bytes of the safetensors file before the elements. If the file is damaged, this may be the whole file."""
         length = int.from_bytes(self._bytes(0, _LENGTH_BYTES), "little")
         return self._bytes(0, min(_LENGTH_BYTES + length, len(self.tensors)))
 
@@ -120,11 +121,11 @@ class AdapterFiles:
         """
         content = self._bytes(0, len(self.tensors))
         try:
-            # Checks the header: shapes, ranges, and that each byte belongs to one tensor.
+            # deserialize checks the header: shapes, ranges, and that each byte belongs to exactly one tensor.
             deserialize(content)  # type: ignore[no-untyped-call]
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a damaged file can have the parser panic
+        except BaseException as error:  # the Rust parser may panic on a damaged file
             raise AdapterError(f"{TENSORS} is damaged: {type(error).__name__}: {str(error)[:200]}") from None
         data = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
         header = json.loads(content[_LENGTH_BYTES:data])
@@ -141,7 +142,7 @@ class AdapterFiles:
 
 
 class AdapterFolders:
-    """Reader of adapters' folders, which computes the hash of unchanged files once.
+    """Reader of adapters' folders, which remembers the hashes of files and does not hash unchanged files again.
 
     Args:
         max_bytes: maximum size of a safetensors file, in bytes.
@@ -184,7 +185,8 @@ def _is_settled(file: _FileId | None) -> bool:
 
 
 def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch.Tensor, _FileId | None]:
-    """Return the content of a regular file, uint8 [bytes], and its identity unless it was changed meanwhile."""
+    """Return the content of a regular file, uint8 [bytes], and its identity. The identity is None if the
+    file changed while it was read."""
     try:
         file = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:

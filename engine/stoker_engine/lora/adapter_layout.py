@@ -1,4 +1,4 @@
-"""Reads what an adapter's files describe, without the elements, and checks it against the model.
+"""Reads the names, shapes and dtypes of an adapter's matrices, not their elements, and checks them against the model.
 
     base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight      [rank, inputs]
     base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight      [outputs, rank]
@@ -7,7 +7,7 @@
                                                       [experts × rank, inputs], [outputs, rank × experts]
 
 Modules have the names of the family's checkpoints, so they are mapped to parameters as a checkpoint's tensors are. A
-tensor that belongs to no parameter is an error.
+tensor that belongs to no parameter is an error; the model's own embedding and head, which PEFT may save, are ignored.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class AdapterPair:
         destination: the model's parameters that the pair changes.
         a, b: the matrices in the file.
         is_stack: whether the matrices are those of all experts.
-        rank: rank of the matrices; in a stack, of each expert's matrices.
-        scale: factor of the product B A.
+        rank: rank of the matrices (in a stack, of each expert's matrices); 0 until `LayoutReader` sets it.
+        scale: factor of the product B A; 1 until `LayoutReader` sets it.
     """
 
     name: str
@@ -78,7 +78,7 @@ class AdapterLayout:
     """Checked description of the files of an adapter, without the elements.
 
     Attributes:
-        key: hash that is equal for adapters of equal layout.
+        key: hash of the config's applied fields, the header and the file size; equal keys mean equal layouts.
         pairs: the matrices.
         elements: the range of the file that contains all matrices, as one tensor; None if the matrices differ in dtype
             or are not aligned.
@@ -143,7 +143,11 @@ class LayoutReader:
         return layout
 
     def _pairs(self, config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> list[AdapterPair]:
-        """Return the tensors in pairs."""
+        """Return the tensors in pairs, without ranks and scales.
+
+        Raises:
+            AdapterError: a tensor is not supported, is no part of a pair, or has no parameter in the model.
+        """
         halves: dict[tuple[str, int], dict[str, StoredTensor]] = {}
         for name, tensor in tensors.items():
             if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
@@ -170,8 +174,12 @@ class LayoutReader:
         return pairs
 
     def _is_models_own(self, name: str, tensor: StoredTensor) -> bool:
-        """Whether the tensor is the matrix of the model's embedding or head, which PEFT saves in case that tokens were
-        added."""
+        """Whether the tensor is the matrix of the model's embedding or head, which PEFT saves because tokens may have
+        been added.
+
+        Raises:
+            AdapterError: tokens were added.
+        """
         if (found := _OWN.fullmatch(name)) is None:
             return False
         if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
@@ -185,7 +193,11 @@ class LayoutReader:
         """Return the name, destination and `is_stack` of a pair of a module.
 
         Args:
-            index: 0 for the module, or for the first of its parameters that the adapter changes.
+            index: 0 for a module's own matrix. For stacked parameters of a module: index of the parameter among those
+                that the adapter changes.
+
+        Raises:
+            AdapterError: the model has no such parameter.
         """
         destination = self._known(f"{module}.weight")
         if destination is not None and index == 0:
@@ -199,7 +211,7 @@ class LayoutReader:
         raise AdapterError(f"the model has no linear operation {module}, which the adapter changes")
 
     def _known(self, name: str) -> Destination | None:
-        """Return the parameters that a tensor of that name would belong to."""
+        """Return the parameters that a checkpoint's tensor of that name belongs to; None if the model has none."""
         if name not in self._destinations:
             canonical = self._weight_names.canonical(name)
             self._destinations[name] = self._weight_names.destination(canonical, self._shapes, self._config)
@@ -214,7 +226,7 @@ class LayoutReader:
 
     @cached_property
     def _modules(self) -> dict[str, list[str]]:
-        """Names of the model's modules, by the name with # in place of numbers."""
+        """Names of the model's modules in checkpoints, grouped by the name with # in place of each number."""
         modules: dict[str, list[str]] = {}
         for param in self._shapes:
             stem, _, suffix = param.rpartition(".")
@@ -224,10 +236,14 @@ class LayoutReader:
         return modules
 
     def _check_targets(self, config: AdapterConfig, pairs: Iterable[AdapterPair]) -> None:
-        """Check that the file has exactly the matrices that the config names.
+        """Check that the matrices in the file are those that the config names.
+
+        A pattern of target modules, or "all-linear", may match modules of which the file has no matrices if it has none
+        for any module whose name differs only in numbers (such as the same module of another layer).
 
         Raises:
-            AdapterError: it does not.
+            AdapterError: the config does not name a matrix's module, --lora-target-modules does not permit it, or
+                matrices are missing.
         """
         present = {self._weight_names.canonical(f"{pair.name}.weight").removesuffix(".weight") for pair in pairs}
         for pair in pairs:
@@ -253,7 +269,11 @@ class LayoutReader:
                 raise AdapterError(f"{TENSORS} lacks the matrices of {some(missing)}, which {FILE} names as targets")
 
     def _with_rank(self, config: AdapterConfig, pair: AdapterPair) -> AdapterPair:
-        """Return the pair with its rank and scale, which fit its shapes."""
+        """Return the pair with the rank and scale that the config states.
+
+        Raises:
+            AdapterError: the rank is larger than --max-lora-rank, or does not fit the shapes.
+        """
         rank, scale = config.rank_and_scale(pair.name)
         if rank > self._max_rank:
             raise AdapterError(f"{pair.name} has rank {rank}; start the engine with --max-lora-rank {rank} or more")

@@ -1,7 +1,7 @@
-"""Reads adapters' folders: the matrices that they add to the model's, converted to the dtype of the computation.
+"""Reads the matrices in adapters' folders and converts them to the dtype of the computation.
 
-What a file holds as one matrix (queries, keys and values) has one A, and its B is split as the matrix is. Nothing in
-the files is executed.
+For a fused matrix of the checkpoint (such as queries, keys and values) a file has one A, and one B whose rows are split
+like those of the fused matrix. Nothing in the files is executed.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class OpenedAdapter:
     Attributes:
         folder: the adapter's folder.
         files: content of its files.
-        layout: names, shapes and places of the matrices.
-        is_scaled: whether the B matrices in `files` are multiplied by their scales.
+        layout: names, shapes, ranks, scales and file positions of the matrices.
+        is_scaled: whether the B matrices in `files` have been multiplied by their scales, in memory.
         is_plain: whether the matrices in `files` are those to compute with: scaled, finite, and of the model's dtype.
     """
 
@@ -104,7 +104,7 @@ class AdapterReader:
     ) -> None:
         self._config, self._shapes = config, shapes
         self._dtype, self._rounded_to = dtype, rounded_to or dtype
-        # In float32, the tensors of any adapter of these ranks are smaller.
+        # The limit is twice the size of A and B of all matrices in float32 at the maximum rank, plus the header.
         sizes = (sum(shape[-2:]) * max(1, shape[:-2].numel()) for shape in shapes.values() if len(shape) > 1)
         self._folders = AdapterFolders(4 * 2 * max_rank * sum(sizes) + _MAX_HEADER_BYTES)
         self._layouts = LayoutReader(weight_names, config, shapes, max_rank, target_modules)
@@ -138,7 +138,7 @@ class AdapterReader:
         return OpenedAdapter(folder, files, layout, is_scaled, is_plain)
 
     def adapter(self, opened: OpenedAdapter, pace: Pace) -> Adapter:
-        """Return the matrices. They share the content's memory where possible.
+        """Return the matrices of an opened adapter. They share memory with `opened.files` where possible.
 
         Raises:
             AdapterError: see `read`.
@@ -183,7 +183,7 @@ class AdapterReader:
         """Return the factors of each parameter that a module's pair changes."""
         destination, rank = pair.destination, pair.rank
         for operation in destination.operations:
-            if isinstance(operation, HalfSplitPairs):  # others change columns of the matrix, or vectors
+            if isinstance(operation, HalfSplitPairs):  # other operations change the matrix's columns, or vectors
                 b = apply_operation(operation, b, self._config)
         if destination.fused is None:
             return [Factors(a, b)]
@@ -193,7 +193,7 @@ class AdapterReader:
         return [Factors(a, part.contiguous()) for part in parts]
 
     def _parts_of_stack(self, pair: AdapterPair, a: torch.Tensor, b: torch.Tensor, rank: int) -> list[Factors]:
-        """Return the factors of each expert's matrices, in the order of the parameters."""
+        """Return the factors of each expert's matrices, in the order of `pair.destination.param_names`."""
         fused = pair.destination.fused
         if fused is None or fused.split not in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS):
             raise AdapterError(f"{pair.name} is held in a way that adapters cannot change here")
@@ -210,10 +210,15 @@ class AdapterReader:
         return parts
 
     def _converted(self, name: str, stored: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return a finite matrix, scaled and in the dtype of the computation."""
+        """Return the matrix scaled and converted to the dtype of the computation.
+
+        Raises:
+            AdapterError: an element is not finite after the conversion.
+        """
         converted = stored if scale == 1.0 else stored.float() * scale
         converted = converted.to(self._rounded_to).to(self._dtype)
-        # A sum is fast, and finite only if all elements are. The sum of large finite elements may be infinite.
+        # A sum is fast to compute, and finite only if all elements are. If large finite elements make the sum infinite,
+        # the elements are checked one by one.
         if not torch.isfinite(converted.sum(dtype=torch.float32)) and not torch.isfinite(converted).all():
             raise AdapterError(
                 f"the matrices of {name} hold nan or infinity, as {str(self._dtype).removeprefix('torch.')}"
@@ -223,7 +228,7 @@ class AdapterReader:
 
 @contextlib.contextmanager
 def _errors_of(folder: Path) -> Iterator[None]:
-    """Name the folder in errors."""
+    """Add the folder's name to the message of an `AdapterError`."""
     try:
         yield
     except AdapterError as error:
@@ -231,7 +236,7 @@ def _errors_of(folder: Path) -> Iterator[None]:
 
 
 def _is_finite(elements: torch.Tensor, pace: Pace) -> bool:
-    """Whether all elements are known to be finite. Large finite elements may be reported as not known."""
+    """Whether all elements are finite. May also be False for large finite elements, because their sum overflows."""
     for chunk in elements.split(_CHECKED_ELEMENTS):
         if not math.isfinite(chunk.sum()):
             return False
@@ -246,7 +251,7 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
         dtype: dtype of the computation.
 
     Raises:
-        ArgumentError: adapters of such a model are not supported.
+        ArgumentError: the model runs by transformers' own modules, which do not support adapters.
     """
     if not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(

@@ -3,12 +3,13 @@
     LINEAR            y += (x Aᵀ) Bᵀ
     EMBEDDING         y += Aᵀ[token] Bᵀ
     ABSORBED_KEYS     q Wᵀ += (q Bₕ) A        ┐ for each head h: latent attention multiplies queries by the matrix that
-    ABSORBED_VALUES   c W  += (c Aᵀ) Bₕᵀ      ┘ maps latents to keys, and results by the one that maps them to values
+    ABSORBED_VALUES   c W  += (c Aᵀ) Bₕᵀ      ┘ maps latents to keys, and its result c by the one that maps to values
 
-On a CPU, lora.cpp computes LINEAR, also within calls of whole layers. The other forms, and operations without its
-kernel, use the linear operations of the model's kernels, one adapter after the other. A row's result depends only on
-the row and its adapter. On a GPU, Triton's kernels compute all forms, for all rows and adapters at once
-(`slot_stacks`); if these cannot run, torch's operators compute one adapter after the other.
+On a CPU, lora.cpp computes LINEAR, also within native calls of whole layers. The other forms, and operations that
+lora.cpp cannot compute, use the CPU kernels' linear operations (or torch's, if there are no CPU kernels), one adapter
+after the other. A row's result depends only on the row and its adapter. On a GPU, Triton's kernels compute all forms,
+for all rows and adapters at once (`slot_stacks`); if Triton cannot run, torch's operators compute one adapter after the
+other.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class AdaptedSite:
         site: position of the operation in the model.
         rows: rows of the batch.
         device: device of the model.
-        table, library: slots and library of the CPU's kernels; None: torch's operators are used.
+        table, library: slots and library of the CPU's kernels; None: the CPU's kernels are not used.
         make_stacks: allocates the matrices of all slots for an operation of this shape, if kernels compute all rows at
             once; None: adapters are computed one after the other.
         is_changeable: parameter name without ``.weight`` → whether adapters may change the matrix.
@@ -114,7 +115,7 @@ class AdaptedSite:
             self._native.set(slot, None if factors is None else factors.native)
 
     def extended(self, linear: Operation) -> Operation:
-        """Return the operation extended by the adapters."""
+        """Return the operation extended by the adapters, or `linear` if adapters may change none of its matrices."""
         if isinstance(linear, CpuLinear) and self._native is not None:
             return self._native.extended(linear, lambda: self._rows[self.site.space])
         if not any(map(self._is_changeable, self.site.outputs)):
@@ -141,10 +142,11 @@ class AdaptedSite:
         return StackShape(form, 1, inner, tuple(parts))
 
     def settle(self) -> None:
-        """Use the CPU's kernel for the extended operations if it can compute all of them. Call it after prepacking."""
+        """Use lora.cpp for the site if all operations that were not a `CpuLinear` when they were extended have become
+        one by prepacking; otherwise do not use it. Must be called after prepacking."""
         resolved = [resolve_prepack(adapted.linear) for adapted in self._operations]
         if not all(isinstance(linear, CpuLinear) for linear in resolved):
-            self._native = None  # for example a router, which computes in float32
+            self._native = None  # for example for a router, which computes in float32
             return
         for adapted, linear in zip(self._operations, resolved, strict=True):
             adapted.operation = self.extended(linear)
@@ -174,8 +176,8 @@ class SiteFactors:
 
     Args:
         form: form of the operation.
-        parts: a part for each changed matrix that the operation merges; a single part for forms other than LINEAR,
-            with the shapes of `Factors` (but the embedding's A is [vocabulary, rank]).
+        parts: with LINEAR, one part for each merged matrix that the adapter changes; with other forms, a single part.
+            Shapes are those of `Factors`, except that the embedding's A is [vocabulary, rank].
         linear: weight → linear operation.
         native: the parts in the layout of the CPU's kernel; `parts` is then empty. None: the kernel is not used.
     """
@@ -187,7 +189,8 @@ class SiteFactors:
 
     @functools.cached_property
     def operations(self) -> list[tuple[slice, Operation]]:
-        """Columns of the operation's result (all heads, if it has heads), and the operation whose result is added."""
+        """For each part: the slice of the result's dimension 1 (outputs or heads) that the part changes, and the
+        operation whose result is added to that slice."""
         return [
             (
                 slice(first, first + len(b)) if self._form is SiteForm.LINEAR else slice(None),
@@ -240,7 +243,8 @@ class _AdaptedOperation:
 
 
 def _cut(factors: Factors, site: LinearSite) -> torch.Tensor:
-    """Return A's columns of this rank's inputs; transposed for the embedding, so that tokens are rows."""
+    """Return the columns of A for this rank's inputs, for LINEAR; otherwise all of A, transposed for the embedding, so
+    that tokens are rows."""
     if site.form is SiteForm.EMBEDDING:
         return factors.a.T.contiguous()
     if site.form is SiteForm.LINEAR:

@@ -63,7 +63,7 @@ class LoadedAdapters:
         self._sites: dict[_SiteKey, AdaptedSite] = {}
         self._layouts: OrderedDict[bytes, PackedLayout[_SiteKey]] = OrderedDict()
         self._loaded: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
-        self._active: dict[int, int] = {}  # by slot, the number of the adapter
+        self._active: dict[int, int] = {}  # slot → number of the adapter
         self._in_slots: dict[int, Mapping[_SiteKey, SiteFactors]] = {}
         self._rows: BatchRows | None = None
         self._loading = threading.Lock()
@@ -94,7 +94,7 @@ class LoadedAdapters:
             site.settle()
 
     def load(self, source: AdapterSource) -> LoadedAdapter:
-        """Load an adapter, while steps run.
+        """Load an adapter. Steps may run meanwhile.
 
         Raises:
             AdapterError: the files cannot be read, do not fit the model, or do not match `source`.
@@ -111,8 +111,8 @@ class LoadedAdapters:
         return LoadedAdapter(opened.digest, opened.rank, num_bytes, time.monotonic() - started)
 
     def _packed_again(self, opened: OpenedAdapter, pace: Pace) -> dict[_SiteKey, SiteFactors] | None:
-        """Return the adapter's factors, packed like those of an earlier adapter of the same layout; None if there was
-        none, or the elements need a conversion."""
+        """Return the adapter's factors, packed like those of an earlier adapter of the same layout; None if no such
+        packing is remembered, or if the elements need a conversion."""
         if not opened.is_plain or (layout := self._layouts.get(opened.key)) is None:
             return None
         self._layouts.move_to_end(opened.key)
@@ -159,8 +159,9 @@ class LoadedAdapters:
         self._update_rows()
 
     def _update_rows(self) -> None:
-        """Compute experts one by one while an adapter in a slot changes experts. If a row's bits must not depend on
-        other adapters, do so for all experts that adapters may change."""
+        """Set `BatchRows.extends_experts`: experts are computed one by one while an adapter in a slot changes experts.
+        If a row's bits must not depend on the adapters in the slots, they are always computed one by one, provided
+        that adapters may change experts."""
         assert self._rows is not None
         changed = {key for each in self._in_slots.values() for key in each}
         if self._grouped is not None and self._grouped.is_batch_invariant:

@@ -1,10 +1,12 @@
 """Matrices of all slots for one operation, for kernels that compute all rows at once (`GroupedLora`).
 
-    A      [slots, parts, heads or 1, max rank, inner]           multiplies the rows
+    A      [slots, parts, heads or 1, max rank, inner]           multiplies the rows; for the embedding, A is
+                                                                 [slots, vocabulary, max rank] and is indexed
     B      [slots, heads or 1, outputs of all parts, max rank]   multiplies the results of A
     ranks  [slots, parts]                                        rank of the slot's adapter
 
-Their addresses do not change when adapters are activated, so a captured CUDA graph is valid for all adapters.
+For absorbed keys, an adapter's B is stored in A, and its A in B. The tensors' addresses do not change when adapters are
+activated, so a captured CUDA graph is valid for all adapters.
 """
 
 from __future__ import annotations
@@ -54,10 +56,10 @@ def grouped_adapters(args: EngineArgs, config: ModelConfig, kernels: Kernels) ->
 
 
 class StackShape(NamedTuple):
-    """Sizes of an operation and its parts that adapters may change.
+    """Sizes of an operation and of its parts that adapters may change.
 
     Attributes:
-        form: argument and result of the operation.
+        form: form of the operation.
         heads: number of heads of the argument for absorbed matrices of latent attention; otherwise 1.
         inner: number of input columns; for the embedding, the size of the vocabulary.
         parts: index of the first output of each part, and its number of outputs.
@@ -73,6 +75,8 @@ class SlotStacks:
     """The matrices of one operation in all slots.
 
     Args:
+        shape: sizes of the operation.
+        grouped: kernels and largest rank.
         num_slots: number of adapter slots.
         dtype: dtype of the matrices.
         device: device of the matrices.

@@ -1,7 +1,7 @@
 """Matrices stored in blocks (`architectures.stored_formats`).
 
-Results are those of the matrix dequantized to the model's dtype, but it takes less memory and bandwidth. Where kernels
-have panels for a format, they round activations to 8 bits (`kernels.int8_activations`).
+Operations compute with the matrix dequantized to the model's dtype, while its storage takes less memory and bandwidth.
+Where kernels have panels for a format, they also round activations to 8 bits (`kernels.int8_activations`).
 """
 
 from __future__ import annotations

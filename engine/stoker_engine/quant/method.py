@@ -1,10 +1,10 @@
 """Interface between layers and the storage formats of their matrices.
 
-A layer requests a matrix by its size: outputs and inner dimension. A *method* allocates its storage, provides the
-targets that a loader fills, and creates its operations. A new format is a new file in this folder, and a line where
+A layer requests a matrix by its size: outputs and inner dimension. A *method* allocates the matrix; the matrix provides
+the targets that a loader fills, and creates its operations. A new format is a new file in this folder, and a line where
 the method is chosen (`layers.build.Build.linear`); layers and families do not change.
 
-    rows      the outputs. Merged matrices (q, k, v) are stacked along the rows; a target covers some rows of one.
+    rows      the outputs. Merged matrices (q, k, v) are stacked along the rows; a target covers one of them.
     columns   the inner dimension. Block formats can be cut only between blocks: `column_multiple`.
 """
 
@@ -27,14 +27,14 @@ class Products(Protocol):
 
         Args:
             first: row of this matrix at which the weight starts.
-            rows, columns: shard of the weight that is kept; files hold [rows.full, columns.full].
-            index: index of the matrix, if there are several.
+            rows, columns: shard of the weight that this rank keeps; files hold [rows.full, columns.full].
+            index: index of the matrix, if there are several; None if there is one.
         """
         ...
 
     def columns_target(self, first: int, index: int | None = None) -> WeightTarget | None:
-        """Return the target of a weight's column order, int32 [inner]: the column at each position. None if the format
-        does not reorder columns. For the arguments see `weight_target`."""
+        """Return the target of a weight's column order, int32 [inner]: the column at each position of a row. None if
+        the format does not reorder columns. For the arguments see `weight_target`."""
         ...
 
     def linear(self, bias: torch.Tensor | None = None) -> Operation:
@@ -42,7 +42,7 @@ class Products(Protocol):
         ...
 
     def linears(self, biases: torch.Tensor | None = None) -> list[Operation]:
-        """Return the linear operation of each of several matrices; `biases`: [count, outputs]."""
+        """Return one linear operation for each of several matrices; `biases`: [count, outputs]."""
         ...
 
     def experts(
@@ -52,7 +52,8 @@ class Products(Protocol):
         biases: torch.Tensor | None = None,
         down_biases: torch.Tensor | None = None,
     ) -> Experts:
-        """Return the experts that have these matrices as gate and up projections, see `kernels.moe.experts`.
+        """Return the operation of experts whose merged gate and up projections are these matrices, see
+        `kernels.moe.experts`.
 
         Args:
             down: down projections.
@@ -66,11 +67,7 @@ class Matrix(Products, Protocol):
     """`Products` stored in a single format."""
 
     def stack_target(self, stack: Shard) -> WeightTarget:
-        """Return the target of a weight [stack.full, outputs, inner] that contains the matrices `stack`.
-
-        Raises:
-            ModelError: the format cannot load several matrices at once.
-        """
+        """Return the target of a weight [stack.full, outputs, inner] of which this rank keeps the matrices `stack`."""
         ...
 
     def batched_linear(self) -> Operation:
@@ -90,12 +87,12 @@ class LinearMethod(Protocol):
 
     @property
     def column_multiple(self) -> int:
-        """Columns can be split between ranks only at multiples of this."""
+        """Columns can be split between ranks only at multiples of this number."""
         ...
 
     @property
     def whole_columns(self) -> bool:
-        """Whether columns are reordered, so that they cannot be split between ranks."""
+        """Whether columns may be reordered, so that they cannot be split between ranks."""
         ...
 
     def create(

@@ -21,8 +21,8 @@ class Packable(Protocol):
     is_packed: bool
 
     def pack(self) -> None:
-        """Reorder the elements into the layout that is multiplied fastest. Call it when the matrix is loaded; further
-        calls have no effect."""
+        """Reorder the elements into panels, if the kernels have panels for the matrix; otherwise do nothing. Must be
+        called after the matrix is loaded; repeated calls have no effect."""
         ...
 
 
@@ -37,7 +37,7 @@ class Resolvable(Protocol):
 
 
 class LazyPrepack:
-    """The linear operation with a matrix, before and after it is packed."""
+    """A linear operation that computes with the current layout of its matrix: rows, or panels once it is packed."""
 
     def __init__(self, matrix: Packable, of_rows: Operation, of_panels: Operation) -> None:
         self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
@@ -70,5 +70,6 @@ class LazyPrepackConcat:
 
 
 def resolve_prepack(linear: Operation) -> Operation:
-    """Return `linear` without the check for packing; its matrices must not be packed afterwards."""
+    """Return the operation for the current layout of `linear`'s matrices, without a check for packing at each call;
+    `linear` itself if its matrices are never packed. The matrices must not be packed afterwards."""
     return linear.now if isinstance(linear, Resolvable) else linear

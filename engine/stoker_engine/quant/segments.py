@@ -1,4 +1,4 @@
-"""Merged matrices (such as q, k, v): neighbours of the same format share a matrix."""
+"""Merged matrices (such as q, k, v): consecutive parts of the same format are stored as one matrix."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def merged(
     """Allocate matrices that are multiplied with the same x.
 
     Args:
-        parts: method and outputs of each matrix.
+        parts: method and number of outputs of each matrix.
         inner, dtype, kernels, count: see `LinearMethod.create`.
     """
-    # A matrix with reordered columns has an order of its own, so it is never merged with another.
+    # Each matrix with reordered columns has its own column order, so it is never merged with another.
     runs = groupby(enumerate(parts), lambda part: (part[1][0], part[0] if part[1][0].whole_columns else None))
     sizes = [(method, sum(size for _, (_, size) in run)) for (method, _), run in runs]
     matrices = [method.create(size, inner, dtype, kernels, count) for method, size in sizes]

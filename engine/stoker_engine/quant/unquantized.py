@@ -21,7 +21,7 @@ class UnquantizedMatrix(nn.Module):
 
     Attributes:
         weight: [outputs, inner], or [count, outputs, inner].
-        is_packed: whether its matrices are in panels (`kernels.panels`).
+        is_packed: whether all its matrices are in panels (`kernels.panels`).
     """
 
     def __init__(self, weight: torch.Tensor, kernels: Kernels) -> None:
@@ -88,7 +88,7 @@ class UnquantizedMatrix(nn.Module):
         return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
-        """Return the linear operation with one matrix, before and after it is packed."""
+        """Return the linear operation with one matrix; it is valid before and after the matrix is packed."""
         of_rows = self.kernels.linear(weight, bias)
         return of_rows if self._panels is None else LazyPrepack(self, of_rows, self._panels.linear(weight, bias))
 

@@ -1,9 +1,9 @@
 """Destinations that weights are loaded into.
 
 Files hold whole weights. Under tensor parallelism a rank keeps a shard, along one or several dimensions; a loader need
-not read the rest.
+not read the other elements.
 
-    full_shape [8, 6]      shard (slice(4, 8), slice(0, 6))      tensor [4, 6]: the lower half
+    full_shape [8, 6]      shard (slice(4, 8), slice(0, 6))      tensor [4, 6]: rows 4 to 7
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Shard:
         return slice(self.start, self.stop)
 
     def times(self, size: int) -> Shard:
-        """Return the shard of a dimension with `size` positions for each of this one's, such as the rows of heads."""
+        """Return the shard of a dimension that has `size` positions for each position of this dimension; for example,
+        from heads to their rows."""
         return Shard(self.start * size, self.size * size, self.full * size)
 
 
@@ -53,7 +54,7 @@ class WeightTarget:
     """Destination of one weight in the model.
 
     Attributes:
-        tensor: this rank's shard, to be written to; often a view of a larger tensor. Its shape differs from the
+        tensor: this rank's shard, which a loader writes; often a view of a larger tensor. Its shape differs from the
             shard's if `stored` is set.
         full_shape: shape of the whole weight, in elements.
         shard: slice of each dimension of the weight, with explicit start and stop; None for the whole weight.

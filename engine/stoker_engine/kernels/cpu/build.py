@@ -1,9 +1,9 @@
 """Compiles the kernels into a library for each ISA.
 
 ``python -m stoker_engine.kernels.cpu.build`` builds all ISAs, for images that run on unknown processors; with
-``--levels host`` only the one for this machine's processor. A library's name contains a hash of its sources and flags,
-so an outdated library is never loaded, and one in this machine's cache folder is copied instead of compiled.
-``STOKER_NATIVE_CXXFLAGS`` appends compiler flags, such as those of sanitizers.
+``--levels host`` only the widest tested one that this machine's processor supports. A library's name contains a hash of
+its sources and flags, so an outdated library is never loaded, and one in this machine's cache folder is copied instead
+of compiled. ``STOKER_NATIVE_CXXFLAGS`` appends compiler flags, such as those of sanitizers.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Build libraries into a folder, and remove outdated ones."""
+    """Build libraries into a folder; remove outdated ones, unless it is the cache folder."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels for this processor architecture.")
     parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
     parser.add_argument(

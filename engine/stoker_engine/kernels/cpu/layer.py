@@ -18,8 +18,8 @@ _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_floa
 #: Python can handle signals in between.
 _AT_ONCE: Final = 64
 
-#: (x [tokens, hidden], step by KV cache group, cos and sin [tokens, 1, pairs] by kind of RoPE, rows int64 or None, rows
-#: of the input batch by token and by entry of `rows`, int64 or None) → see `WholeLayers`.
+#: (x [tokens, hidden], step by KV cache group, cos and sin [tokens, 1, pairs] by kind of RoPE, indices of the kept
+#: tokens int64 or None, input-batch rows of the tokens and of the kept tokens, int64 or None) → see `WholeLayers`.
 RunLayers = Callable[
     [
         torch.Tensor,
@@ -75,7 +75,7 @@ class LayerOf:
         multiplier: factor of the results of attention and of the MLP.
         pairs: rotated pairs in each head; 0 for no rotation.
         cos_sin: index of the kind of cos and sin; None for no rotation.
-        group: group of KV cache blocks, see `KVCache`.
+        group: see `KVCache.group`.
         activation: kind in `kernels.cpu.activation`.
     """
 
@@ -102,8 +102,8 @@ class LayerOf:
 
 
 def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
-    """Return consecutive layers as one call, bit-identical to calling their operations one by one. Weights and caches
-    must keep their addresses."""
+    """Return the operation of consecutive layers; results are bit-identical to calling the layers' operations one by
+    one. Weights and caches must keep their addresses."""
     calls = [_layer(each) for each in of]
     dtype, hidden, count = of[0].dtype, of[0].hidden, len(of)
     assert all((each.dtype, each.hidden) == (dtype, hidden) for each in of)

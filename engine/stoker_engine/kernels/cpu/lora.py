@@ -88,11 +88,12 @@ class AdapterMemory:
         self._weights = list[torch.Tensor]()  # keeps the memory of the sources alive
 
     def add(self, matrix: _Matrix, weights: Mapping[int, torch.Tensor], outputs: int, inner: int) -> int:
-        """Add a matrix [outputs, inner] that contains these rows, and zeros elsewhere.
+        """Add a matrix [outputs, inner] that contains `weights`, and zeros elsewhere.
 
         Args:
             matrix: description to fill in. It is valid after `fill`, while this object exists.
-            weights: rows of at most `inner` elements, by the index of the first one in the matrix.
+            weights: blocks of rows, each row of at most `inner` elements, by the index of the block's first row in the
+                matrix.
 
         Returns:
             Size of the matrix in bytes.
@@ -120,7 +121,11 @@ class AdapterMemory:
         return all(start <= weight.data_ptr() < start + content.nbytes for weight in self._weights)
 
     def moved(self, distance: int, content: torch.Tensor | None) -> AdapterMemory:
-        """Return memory for matrices of the same sizes whose sources are `distance` bytes further, in `content`."""
+        """Return memory for matrices of the same sizes, whose sources have addresses that are `distance` bytes larger.
+
+        Args:
+            content: tensor that contains the sources, which the new object keeps alive; None: it keeps nothing alive.
+        """
         memory = AdapterMemory(self._library, self._dtype)
         memory._size = self._size
         memory._sources = [_Source.from_buffer_copy(source) for source in self._sources]
@@ -136,7 +141,7 @@ class AdapterMemory:
             pause: called after each `_PACKED_SOURCES` sources.
         """
         size = -(-max(self._size, 1) // HUGE_PAGE) * HUGE_PAGE  # Linux aligns mappings of whole huge pages to them
-        # A last huge page, used in part, would waste memory.
+        # Huge pages are not requested for the end, because a huge page that is used in part would waste memory.
         self._memory = own_pages(size, self._size // HUGE_PAGE * HUGE_PAGE)
         address, is_bf16 = self._memory.data_ptr(), self._dtype == torch.bfloat16
         for start in range(0, len(self._sources), _PACKED_SOURCES):
@@ -221,7 +226,7 @@ class CpuLoraFactors:
         self._memory = memory  # keeps the matrices
 
     def moved(self, memory: AdapterMemory) -> CpuLoraFactors:
-        """Return factors of the same sizes in `memory`. These must not be filled yet."""
+        """Return factors of the same sizes in `memory`, which must not be filled yet."""
         factors = CpuLoraFactors.__new__(CpuLoraFactors)
         factors._parts = type(self._parts).from_buffer_copy(self._parts)
         factors.factors = _Factors(self.factors.a, len(factors._parts), factors._parts)

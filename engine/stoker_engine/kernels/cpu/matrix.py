@@ -96,8 +96,10 @@ class CpuLinear:
         bias: torch.Tensor | None,
         format: Sequence[int] = (),
     ) -> CpuLinear:
-        """
+        """Return the linear operation with a weight in one tensor.
+
         Args:
+            kind: kind of the layout, such as `ROWS`.
             stored: [outputs, …], may be strided by rows; must keep its address.
             format: see matrix.h.
         """

@@ -1,4 +1,5 @@
-"""Memory in pages of its own, which go back to the system when it is freed, whatever malloc keeps."""
+"""Memory that is mapped separately, so that its pages are returned to the system when it is freed; malloc might keep
+freed memory."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def own_pages(num_bytes: int, num_huge_bytes: int) -> torch.Tensor:
     """Return zeroed memory, uint8 [num_bytes].
 
     Args:
-        num_huge_bytes: size of the first part, for which huge pages are requested.
+        num_huge_bytes: number of bytes from the start for which huge pages are requested; 0: none.
     """
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if num_huge_bytes:

@@ -2,7 +2,7 @@
 
 M.qweight   int32 [inner, outputs / 8]     from the low bits up: rows 0, 2, 4, 6, 1, 3, 5 and 7 of eight
 M.scales    [groups, outputs]
-M.qzeros    int32 [groups, outputs / 8]    zero points, packed like codes; optional if symmetric
+M.qzeros    int32 [groups, outputs / 8]    zero points, packed like codes; optional if config.json states none
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_engine.quant.checkpoints.grouped_matrix import GroupedMatrix, Packed
 from stoker_engine.quant.checkpoints.module import Part, Tensors
 from stoker_engine.quant.checkpoints.tensor_checks import NUMBERS, check_dimensions, check_tensor
 
-#: Position of each of eight rows in a word.
+#: Position of each of eight consecutive rows in their word.
 _PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -35,7 +35,7 @@ def find_modules(config: AWQ, tensors: Tensors) -> dict[str, GroupedMatrix]:
 
 @dataclass(frozen=True)
 class _Interleaved:
-    """Packed integers whose rows are permuted by `_PLACES`, eight at a time; see `Values`."""
+    """Packed integers of a transposed matrix, whose rows are permuted by `_PLACES`, eight at a time; see `Values`."""
 
     packed: Packed
 

@@ -9,9 +9,10 @@ M.weight_format    uint8, optional       0: row-major
 4 bits:
 
 M.weight           [n, 1]: 4-bit codes in row-major order, the first of two in the high half of a byte; the dtype may
-                   be wider than uint8, its bytes are what counts
+                   be wider than uint8: the tensor is read as bytes
 M.weight.absmax    float32 [blocks]      scales; or quantized scales in uint8:
-                                         nested_quant_map[absmax] × nested_absmax of the block + nested_offset
+                                         nested_quant_map[absmax] × nested_absmax + nested_offset, with one
+                                         nested_absmax for nested_blocksize scales
 M.weight.quant_map, .nested_absmax, .nested_quant_map
 M.weight.quant_state.bitsandbytes__nf4   JSON: shape, blocksize, nested_blocksize, nested_offset …
 """
@@ -77,7 +78,7 @@ class _Halves:
     """4-bit codes of a matrix with rows of `inner` elements; reads whole rows and slices them. See `Values`.
 
     Attributes:
-        in_element: codes in one element of the stored tensor.
+        in_element: number of codes in one element of the stored tensor.
     """
 
     tensors: Tensors
@@ -88,7 +89,7 @@ class _Halves:
     def read(self, part: Part) -> torch.Tensor:
         """See `Values`."""
         outputs, columns = part
-        size = self.in_element  # at most 16, and rows are multiples of 16: each starts at an element
+        size = self.in_element  # divides 16, of which `inner` is a multiple: so each row starts at an element
         first, last = outputs.start * self.inner, outputs.stop * self.inner
         elements = self.tensors.read(self.name, (slice(first // size, -(-last // size)), slice(0, 1)))
         octets = elements.contiguous().view(torch.uint8).flatten()
@@ -102,11 +103,11 @@ class _BlockScales:
 
     Attributes:
         name: name of the tensor of codes.
-        inner: elements of a row.
-        group: elements of a group.
-        block: elements of a block.
+        inner: number of elements of a row.
+        group: number of elements of a group.
+        block: number of elements of a block.
         nested: number of blocks whose quantized scales share a second-level scale; 0 if scales are not quantized.
-        offset: added to dequantized scales.
+        offset: added to dequantized scales; unused if scales are not quantized.
     """
 
     tensors: Tensors

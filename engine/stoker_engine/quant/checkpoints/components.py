@@ -35,7 +35,7 @@ def components(names: Iterable[str], parts: Iterable[str], joint: str = ".") -> 
 
 
 def refuse_others(module: str, parts: dict[str, str], known: Iterable[str]) -> None:
-    """Check that a module has only the parts in `known` and those of activations.
+    """Check that a module has only the parts in `known` and `OF_ACTIVATIONS`.
 
     Raises:
         WeightsError: it has a part that the computation would ignore.

@@ -1,9 +1,9 @@
 """Matrices as compressed-tensors stores them.
 
 weight_packed        integers packed into int32, or pairs of fp4; weight_shape holds the unpacked shape
-weight               alternatively, a byte for each element: int8, float8_e4m3fn
-weight_scale         [outputs, groups], [outputs, 1], [1], or one for each block
-weight_zero_point    for asymmetric integers; packed along outputs if the weight is packed
+weight               instead of weight_packed, one byte for each element: int8, float8_e4m3fn
+weight_scale         [outputs, groups], [outputs, 1], [1], or one scale for each block of rows and columns
+weight_zero_point    for asymmetric integers; int8, or packed along the outputs into int32
 weight_global_scale  for NVFP4: divisor of the scales
 weight_g_idx         group of each column, if groups are not consecutive columns
 """
@@ -165,7 +165,12 @@ def _zeros(name: str, parts: dict[str, str], scheme: Scheme, shape: torch.Size, 
 
 
 def _order(name: str, parts: dict[str, str], format: GroupFormat, inner: int, tensors: Tensors) -> torch.Tensor | None:
-    """Return the columns in the order of their groups, int64 [inner]; None if they are in that order already."""
+    """Return the columns in the order of their groups, int64 [inner]; None if they are already in that order,
+    or if no column has a group index (weight_g_idx is missing or all its values are -1).
+
+    Raises:
+        WeightsError: group indices are invalid, or groups have the wrong size.
+    """
     if "weight_g_idx" not in parts:
         return None
     stated = parts["weight_g_idx"]

@@ -1,7 +1,7 @@
 """FP8 matrices as AutoFP8, DeepSeek, fbgemm and Model Optimizer store them.
 
     weight              float8_e4m3fn or float8_e5m2 [outputs, inner]
-    weight_scale        factor of the elements: one, one for each row, or one for each block
+    weight_scale        factors of the elements: one scale for the matrix, for each row, or for each block
     weight_scale_inv    other name of weight_scale, with the same meaning
 
 Stacks of experts, [count, outputs, inner], may have names without ``.weight``: ``gate_up_proj`` and
@@ -55,7 +55,11 @@ def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
 
 
 def _found(tensors: Tensors) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield modules that have a weight, and the names of their tensors by part."""
+    """Yield the modules that have a weight and the stacks that have scales, with the names of their tensors by part.
+
+    Raises:
+        WeightsError: a module has scales but no weight.
+    """
     names = tensors.names()
     for name, parts in components(names, ("weight", *_SCALES, *OF_ACTIVATIONS)).items():
         if "weight" not in parts and any(scale in parts for scale in _SCALES):

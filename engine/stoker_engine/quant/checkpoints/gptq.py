@@ -2,7 +2,7 @@
 
 M.qweight   int32 [inner × bits / 32, outputs]
 M.scales    [groups, outputs]
-M.qzeros    int32 [groups, outputs × bits / 32]    zero points, packed like codes; optional if symmetric
+M.qzeros    int32 [groups, outputs × bits / 32]    zero points, packed along the outputs; optional if symmetric
 M.g_idx     int [inner]                            group of each column; without it, groups are consecutive columns
 """
 
@@ -63,7 +63,8 @@ class _Zeros:
         bits: bits of a zero point.
         outputs: rows of the matrix.
         less_one: whether the stored values are one less than the zero points.
-        by_word: whether that one was subtracted from packed words, so that borrows carry over to neighbours.
+        by_word: whether the 1 was subtracted from packed words, so that a zero point of 0 borrows from the next one in
+            its word; otherwise it was subtracted from each zero point. Only relevant if `less_one`.
     """
 
     tensors: Tensors
@@ -146,7 +147,8 @@ def _order(name: str, tensors: Tensors, format: GroupFormat, inner: int) -> torc
     """Return the columns in the order of their groups, int64 [inner]; None if they are in that order already.
 
     Raises:
-        WeightsError: group indices are out of range, or groups have the wrong size.
+        WeightsError: the tensor has a wrong shape or dtype, group indices are out of range, or groups have the wrong
+            size.
     """
     check_tensor(tensors, name, (inner,), torch.int32, torch.int64)
     stored = tensors.read(name).long()

@@ -1,9 +1,9 @@
 """Quantized matrices with separate tensors of codes, scales and zero points, as most methods store them.
 
     codes   [outputs, inner]      one in each byte, or several in a word
-    scales  [outputs, groups]     or one for each row, for each block of rows, or for the whole matrix
+    scales  [outputs, groups]     or one for each row, for each block of rows and columns, or for the whole matrix
 
-Stacks have a further leading dimension.
+Stacks have an additional leading dimension.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SCALES: Final[dict[torch.dtype, Scale]] = {
 
 
 class Values(Protocol):
-    """A byte or a scale for each position of a matrix, or of a part of it."""
+    """Values at the positions of a matrix: codes or zero points (uint8), or scales."""
 
     def read(self, part: Part) -> torch.Tensor:
-        """Read a part of the values."""
+        """Read the values of a part: slices of rows and columns (or groups), after a slice of matrices for a stack."""
         ...
 
 
@@ -73,7 +73,7 @@ def _shifted(name: str, stored: torch.Tensor, shift: int, bits: int) -> torch.Te
 
 @dataclass(frozen=True)
 class Packed:
-    """Integers of `bits` bits, packed along dimension `dim` (-1: along rows, -2: along columns).
+    """Integers of `bits` bits, packed along dimension `dim`: words hold neighbours of a row (-1) or of a column (-2).
 
     Attributes:
         numbers: number of integers along that dimension.
@@ -178,8 +178,8 @@ class GroupedMatrix:
         name: name of the module.
         codes: uint8, by rows and columns.
         scales: scales, by rows and groups.
-        zeros: uint8 zero points, by rows and groups.
-        row_scale: second-level scale of each matrix, [..., 1, 1].
+        zeros: uint8 zero points, by rows and groups; None for symmetric quantization.
+        row_scale: second-level scale of each matrix, [..., 1, 1]; None if there is none.
         row_scale_divides: whether scales are divided by `row_scale` instead of multiplied.
         order: columns in the order of their groups; None if they are not reordered.
     """
@@ -251,7 +251,7 @@ def check_sizes(name: str, shape: Sequence[int]) -> None:
 
 
 def scale_of(tensors: Tensors, name: str) -> Scale:
-    """Return the format of the scales called `name`; uint8 holds exponents of powers of two.
+    """Return the format of the scales in the tensor `name`; uint8 holds exponents of powers of two.
 
     Raises:
         WeightsError: the dtype is not valid for scales.
@@ -265,7 +265,7 @@ def scale_of(tensors: Tensors, name: str) -> Scale:
 
 
 def scale_of_all(tensors: Tensors, name: str, shape: Sequence[int]) -> Grid:
-    """Return the second-level scale of a matrix of `shape`, one for each matrix of a stack.
+    """Return the second-level scale of a matrix of `shape`, or of each matrix of a stack.
 
     Raises:
         WeightsError: the tensor has a different shape, or a dtype that is not valid for scales.

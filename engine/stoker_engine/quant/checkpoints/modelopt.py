@@ -1,8 +1,8 @@
-"""Matrices as Model Optimizer stores them: FP8 (see `fp8`) and NVFP4.
+"""Matrices as Model Optimizer stores them: FP8 (see `fp8`) and NVFP4, which has these tensors:
 
 weight            uint8 [outputs, inner / 2], pairs of fp4
 weight_scale      float8_e4m3fn [outputs, inner / 16]
-weight_scale_2    float32, factor of all scales
+weight_scale_2    float32, float16 or bfloat16: one factor of all scales of a matrix
 """
 
 from __future__ import annotations

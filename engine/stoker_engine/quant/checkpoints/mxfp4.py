@@ -20,8 +20,8 @@ from stoker_engine.quant.checkpoints.module import Part, Tensors
 
 @dataclass(frozen=True)
 class MXFP4Stack:
-    """See `StoredModule`. Its blocks are units of codes in another order (`kernels.group_blocks`), so `rows` reorders
-    bytes without unpacking the codes, which would be slow for large stacks.
+    """See `StoredModule`. A block in the file holds the same codes as a unit of the format (`kernels.group_blocks`), in
+    another order. So `rows` reorders halves of bytes without unpacking the codes, which would be slow for large stacks.
 
     Attributes:
         blocks: name of the tensor of codes.

@@ -1,7 +1,7 @@
 """Integers of 1 to 8 bits packed into int32 words, from the low bits up.
 
-dense    32 integers in `bits` words; some straddle two words
-padded   no integer straddles words: 10 of 3 bits in each word, for example, and 2 unused bits
+dense    a unit of 32 integers fills `bits` words; an integer may straddle two words
+padded   no integer straddles two words: for example, a word holds 10 integers of 3 bits, and has 2 unused bits
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ def words_of(numbers: int, bits: int, padded: bool) -> int:
 
 
 def words_around(numbers: slice, bits: int, padded: bool, words: int) -> tuple[slice, int]:
-    """Return which of a row's `words` words contain the integers `numbers`, and the index of the first one in them."""
+    """Return which of a row's `words` words contain the integers `numbers`, and the index of the first integer in
+    these words."""
     if padded:
         each = 32 // bits
         return slice(numbers.start // each, words_of(numbers.stop, bits, padded)), numbers.start // each * each
@@ -24,7 +25,8 @@ def words_around(numbers: slice, bits: int, padded: bool, words: int) -> tuple[s
 
 
 def unpack(words: torch.Tensor, bits: int, padded: bool) -> torch.Tensor:
-    """Unpack int32 [..., words] → uint8 [..., integers]; the last unit is padded with zeros."""
+    """Unpack int32 [..., words] → uint8 [..., integers]: all integers that the words can hold, also unused ones at the
+    end. Missing words of an incomplete last unit count as zeros."""
     assert words.dtype == torch.int32
     if 8 % bits == 0:
         # contiguous() would keep the stride of a dimension of size 1, with which view() fails.

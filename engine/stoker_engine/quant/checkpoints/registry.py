@@ -11,7 +11,7 @@ from stoker_engine.quant.checkpoints.module import StoredModule, Tensors
 #: (quantization config of the method, tensors) → quantized matrices by module name.
 FindModules = Callable[[Any, Tensors], Mapping[str, StoredModule]]
 
-#: By `QuantizationConfig.method`.
+#: The function for each value of `QuantizationConfig.method`.
 FIND_MODULES: Final[dict[str, FindModules]] = {
     "awq": awq.find_modules,
     "bitsandbytes": bitsandbytes.find_modules,
