@@ -11,6 +11,7 @@ import pytest
 from stoker_common.errors import ArgumentError
 from stoker_engine.cli.bench.datasets import DatasetArgs, load_dataset
 from stoker_engine.cli.bench.report import percentile, summary
+from stoker_engine.cli.bench.serving import BenchServeArgs
 
 
 class Words:
@@ -138,6 +139,12 @@ def test_what_is_no_json_is_refused_in_a_sentence(name: str, content: str | byte
     words = r"is not UTF-8 \(byte 0 is 0x..\); convert it" if isinstance(content, bytes) else r"line 1 is not JSON"
     with pytest.raises(ArgumentError, match=words):
         load_dataset(DatasetArgs(name, str(path)), Words(), 600)
+
+
+@pytest.mark.parametrize("percents", ["", "50;90", "101", "-1", "half"])
+def test_invalid_percentiles_are_refused_before_the_benchmark(percents: str) -> None:
+    with pytest.raises(ArgumentError, match="--metric-percentiles"):
+        BenchServeArgs(metric_percentiles=percents)
 
 
 def test_percentiles_are_numpys() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from stoker_common import errors
 from stoker_common.subprocesses.load_failed import LoadFailed
+from stoker_engine.cli import termination_log
 from stoker_engine.contract.termination_message import MAX_BYTES, Reason, TerminationMessage
 
 
@@ -27,6 +29,15 @@ def test_a_long_message_keeps_its_reason() -> None:
     assert len(text.encode()) <= MAX_BYTES, "the kubelet cuts what is longer, at the front"
     words = TerminationMessage.parse(text)
     assert words is not None and words.reason is Reason.ENGINE_DIED
+
+
+def test_a_file_with_a_long_message_has_no_more_bytes_than_kubernetes_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "termination-log"
+    monkeypatch.setenv(termination_log.VARIABLE, str(file))
+    termination_log.write(TerminationMessage(Reason.ENGINE_DIED, "x" * MAX_BYTES))
+    assert file.stat().st_size == MAX_BYTES
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,15 @@ def test_keys_in_a_mounted_secret(make_client: MakeClient, tmp_path: Path, caplo
     assert [status(key) for key in ("a-1", "a-2", "b-1", "b-2", "c-1")] == [401, 401, 401, 200, 200]
     mount("3")
     assert [status(key) for key in ("b-2", "c-1", "")] == [401, 401, 401]
-    assert "holds no API key" in caplog.text
+    assert "holds no API key; all requests are refused" in caplog.text
+
+
+def test_a_secret_without_keys_leaves_the_keys_of_the_command_line(
+    make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(api_key_file=str(tmp_path), api_key=("fixed",))
+    assert client.get("/v1/models", headers=_bearer("fixed")).status_code == 200
+    assert "holds no API key; only the keys of --api-key are valid" in caplog.text
 
 
 def test_a_secret_without_keys_lets_nobody_in_until_it_has_some(make_client: MakeClient, tmp_path: Path) -> None:

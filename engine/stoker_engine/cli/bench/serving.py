@@ -69,6 +69,7 @@ class BenchServeArgs:
         unknown = set(self.percentile_metrics.split(",")) - set(_METRICS)
         if unknown:
             raise ArgumentError("--percentile-metrics", f"unknown: {', '.join(unknown)}; known: {', '.join(_METRICS)}")
+        percents(self.metric_percentiles, "--metric-percentiles")
 
 
 @dataclass

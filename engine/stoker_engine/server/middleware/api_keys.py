@@ -125,6 +125,8 @@ class APIKeys:
         self._stamp = stamp
         if self._from_file:
             logger.info("%s holds %d API keys", file, len(self._from_file))
+        elif self._fixed:
+            logger.warning("%s holds no API key; only the keys of --api-key are valid", file)
         else:
             logger.warning("%s holds no API key; all requests are refused until it does", file)
 
