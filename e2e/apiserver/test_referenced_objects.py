@@ -75,7 +75,12 @@ def test_status_names_pods_with_an_earlier_key(
         message = eventually(lambda: ready() if "Secret" in ready() else "", "the condition names the Secret")
         assert f"pod {pod} runs with Secret keys (spec.auth.apiKeysSecretRef) as it was before 2" in message
         assert message.endswith(f"kubectl rollout restart deployment/demo --namespace {ns} updates them")
-        (event,) = (each for each in kube.core.list_namespaced_event(ns).items if "as it was before" in each.message)
+
+        def events() -> list[Any]:
+            found = kube.core.list_namespaced_event(ns).items
+            return [each for each in found if "as it was before" in each.message]
+
+        (event,) = eventually(events, "an Event names the Secret")  # it is written after the condition
         assert (event.reason, event.type) == ("Ready", "Normal")
 
         restart = {"kubectl.kubernetes.io/restartedAt": long_ago}

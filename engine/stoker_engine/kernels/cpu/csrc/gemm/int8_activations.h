@@ -1,6 +1,6 @@
 // Rounds rows of bfloat16 to 8 bits with a scale for each 32 elements, so that products with small integers are exact: an
-// element is about code × scale, where the largest of 32 has the code ±127. NaN or infinity makes the row's outputs NaN or
-// infinite.
+// element is about code × scale, where the largest of 32 has the code ±127. NaN, infinity, and elements whose sum exceeds the
+// largest float make the row's outputs NaN or infinite.
 //
 // If 128 or 256 weights share a scale, as many elements of x form a block: an element is about code × factor × scale, with a
 // factor from 1 to 255 for each 32. So integers can be accumulated over a block, and the rounding error is that of separate

@@ -1,5 +1,5 @@
-// Vectors of 64 bytes, four for each of the 16 rows of a panel (panels.h): a register of AVX-512, or two of AVX2. Processors
-// with VNNI multiply bytes and add the products in one instruction.
+// Vectors of 64 bytes, four for each of the 16 rows of a panel (panels.h): a register of AVX-512 with VNNI, or else two of
+// AVX2. Processors with VNNI multiply bytes and add the products in one instruction.
 #pragma once
 
 #include "gemm/panels.h"

@@ -1,5 +1,5 @@
 // y = x Wᵀ + b for W in panels (kernels/panels.py): 16 rows are interleaved, two elements of each at a time, so that a
-// register holds two inner elements of 16 outputs, which are multiplied with two broadcast elements of x.
+// register holds two inner elements of 16 outputs (8 with AVX2), which are multiplied with two broadcast elements of x.
 //
 //   panel of rows n … n + 15      [inner / 2][16][2]      rows after the last whole panel are not packed
 //

@@ -49,7 +49,8 @@ struct CodeSums {
   Bytes64 words() const { return sums; }
   // total + the sums × a factor, from 1 to 255.
   Bytes64 added_to(Bytes64 total, int32_t factor) const {
-    if constexpr (BITS <= 4) return add_products_of_halves(total, sums, all_words(factor));  // sums fit into 16 bits
+    // The sum of 32 signed codes fits into 16 bits: `block_size` is more than 32 only for codes whose ZERO is 8.
+    if constexpr (BITS <= 4) return add_products_of_halves(total, sums, all_words(factor));
     return sum_of_words(total, product_of_words(sums, all_words(factor)));
   }
 };
@@ -58,7 +59,8 @@ struct CodeSums {
 template <int BITS>
 struct CodeSums {
   static constexpr int PRODUCTS = 32767 / (2 * 127 * ((1 << BITS) - 1));
-  Bytes64 sums, pairs;
+  static_assert(PRODUCTS == 2 || PRODUCTS == 4);  // divides the number of products of a STEP
+  Bytes64 sums, pairs = {};
 
   CodeSums() = default;
   explicit CodeSums(int32_t initial_sum) : sums(all_words(initial_sum)) {}

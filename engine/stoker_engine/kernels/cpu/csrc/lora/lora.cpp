@@ -65,6 +65,10 @@ constexpr long RUN_ROWS = panels::AmxBf16Panels::PAIR;
 constexpr long RUN_ROWS = 24;
 #endif
 
+#if defined(STOKER_PANELS)
+static_assert(ROWS <= panels::Bf16Panels::rows());
+#endif
+
 // Rows of x with one adapter.
 struct Group {
   const LoraFactors* factors;

@@ -11,8 +11,10 @@ using groups::Layout;
 
 bool has_panels(const Layout& layout) {
   const bool integers = layout.code == groups::UINT4 || layout.code == groups::UINT8 || layout.code == groups::INT8;
+  const bool is_signed_with_zeros = layout.code == groups::INT8 && layout.has_zeros;  // no checkpoint has these
   const bool one_group_a_unit = layout.groups == 1 || layout.group % UNIT == 0;
-  return integers && layout.scale_bytes() > 1 && !layout.has_row_scale && layout.inner % UNIT == 0 && one_group_a_unit;
+  return integers && !is_signed_with_zeros && layout.scale_bytes() > 1 && !layout.has_row_scale &&
+         layout.inner % UNIT == 0 && one_group_a_unit;
 }
 
 template <class Packed, class Rows>
