@@ -113,7 +113,10 @@ def test_an_endpoint_goes_to_none_and_back_as_keda_scales_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--endpoint", "a=http://127.0.0.1:1", "--external-scaler-listen", "127.0.0.1:1"], "not allowed without --kubernetes"),
+        (
+            ["--endpoint", "a=http://127.0.0.1:1", "--external-scaler-listen", "127.0.0.1:1"],
+            "not allowed without --kubernetes",
+        ),
         (["--kubernetes", "--namespace", "a", "--external-scaler-listen", "127.0.0.1:1"], "add --metrics-port"),
         (["--kubernetes", "--namespace", "a", "--external-scaler-listen", "nowhere"], "is not HOST:PORT"),
     ],
