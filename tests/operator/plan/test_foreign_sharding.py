@@ -36,8 +36,8 @@ def test_experts_by_blocks_that_do_not_divide(spec: SpecOf, count: int, part: in
     violation = refusal(spec(QWEN_FP8, H100, count))
     assert (violation.field, violation.reason) == ("spec.parallelism", "ExpertsNotDivisible")
     assert violation.message == (
-        f"tensor {count} splits each expert's inner size, 768, into {count} parts of {part}, which are not whole "
-        f"blocks of 128 as fp8 stores them (1 or 2 would work)"
+        f"tensor {count} splits each expert's inner size, 768, into {count} parts of {part}, which is not a multiple "
+        "of fp8's block size, 128 (1 or 2 would work)"
     )
     assert f"expert {count}" in violation.remedy
 
@@ -67,7 +67,7 @@ def test_groups_that_do_not_divide(spec: SpecOf, tensor: int, method: str) -> No
     config = {**AWQ, "quantization_config": stated}
     violation = refusal(spec("hf://org/awq", H100, tensor), config)
     assert violation.reason == "ShardsNotDivisible"
-    assert f"29,568, into {tensor} parts of {29568 // tensor:,}, which are not whole blocks of 128" in violation.message
+    assert f"29,568, into {tensor} parts of {29568 // tensor:,}, which is not a multiple of " in violation.message
     assert "(1 would work)" in violation.message
     assert violation.remedy.startswith(f"use tensor 1, data {tensor} (recommended; better as hardware.count 1")
 
