@@ -12,8 +12,8 @@ UPLOAD_S: Final = 120.0
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """Paths of a certificate and its key, in PEM. Envoy reloads them when they are replaced, as Kubernetes does for a
-    mounted Secret."""
+    """Paths of a certificate and its key, in PEM. Envoy reloads them when they are replaced, as Kubernetes
+    replaces the files of a mounted Secret."""
 
     certificate: Path
     key: Path

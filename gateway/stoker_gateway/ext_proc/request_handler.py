@@ -54,7 +54,7 @@ from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
 #: Methods of the paths that only read.
-_READING: Final = ("GET", "HEAD")
+_READ_METHODS: Final = ("GET", "HEAD")
 #: Retry-After in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
 #: If reading a body takes longer than this, in seconds, the whole time counts as time in the queue, because the proxy's
@@ -275,15 +275,15 @@ class RequestHandler:
         """
         key, path = self._key(head), head.path
         if path == MODELS or path.startswith(f"{MODELS}/"):
-            if head.method not in _READING:
-                raise MethodError(*_READING)
+            if head.method not in _READ_METHODS:
+                raise MethodError(*_READ_METHODS)
             if path == MODELS:
                 endpoints = self._model_registry.endpoints.values()
                 return models_reply((each for each in endpoints if key is None or key.may_use(each.name)), self._cards)
             return model_reply(self._endpoint(unquote(path.removeprefix(f"{MODELS}/")), key), self._cards)
         if path == SCHEMA:
-            if head.method not in _READING:
-                raise MethodError(*_READING)
+            if head.method not in _READ_METHODS:
+                raise MethodError(*_READ_METHODS)
             self._first_endpoint(key)
             return None
         if path not in POSTED and response_id(path) is None:

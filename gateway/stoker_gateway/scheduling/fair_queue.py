@@ -28,7 +28,7 @@ class FairQueue(Generic[Item]):
     def __init__(self, max_items: int, max_wait_s: float) -> None:
         self._max_items = max_items
         self._max_wait_s = max_wait_s
-        # Items by priority and key; the key whose turn is next comes first.
+        # Items by priority and key; the next key comes first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # Item → its priority, its key, and the time at which it expires.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
