@@ -17,8 +17,8 @@ struct Bf16Products {
   static constexpr long ROWS = 96, MAX_TILE_ROWS = 6;
   static constexpr int TILE_PANELS = GROUP;
   static constexpr long STREAMED = 8;  // rows of x up to which a GEMM is bound by memory
-  static constexpr long DEPTH =
-      2048;  // inner elements for which a group of panels and a block of rows fit into the cache
+  // Inner elements for which a group of panels and a block of rows fit into the cache.
+  static constexpr long DEPTH = 2048;
 
   // Adds the products of M rows' elements k and k + 1, and those of N panels, which start at `weights` and are `distance`
   // elements apart.

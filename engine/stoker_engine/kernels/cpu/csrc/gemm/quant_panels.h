@@ -55,7 +55,7 @@ struct CodeSums {
   }
 };
 #else
-// The products of 5 to 7 bits: as many as fit are added in 16 bits.
+// The products of 5 or 6 bits: as many as fit are added in 16 bits.
 template <int BITS>
 struct CodeSums {
   static constexpr int PRODUCTS = 32767 / (2 * 127 * ((1 << BITS) - 1));
