@@ -57,7 +57,7 @@ def kv_scales(
     names = _names(source.names(), config.num_hidden_layers)
     if kv_cache_dtype == "fp8_e5m2" and names:
         raise ArgumentError(
-            "--kv-cache-dtype", "fp8_e5m2 has no scales, and the checkpoint states scales for fp8_e4m3; use fp8"
+            "--kv-cache-dtype", "fp8_e5m2 uses no scales, but the checkpoint has scales for fp8_e4m3; use fp8"
         )
     if kv_cache_dtype not in ("fp8", "fp8_e4m3"):
         if names:
