@@ -31,8 +31,9 @@ from stoker_engine.models.loading.weight_source import some
 
 _MAX_NAME_CHARACTERS: Final = 500
 
-#: Maximum number of file layouts whose checks are remembered. Adapters of one team mostly have the same layout.
-_MAX_LAYOUTS: Final = 16
+#: Maximum number of layouts for which checks, or a packing, are remembered. Adapters of one team mostly have the same
+#: layout.
+MAX_LAYOUTS: Final = 16
 
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+?)(?P<nested>(\.base_layer)*)"
@@ -46,6 +47,9 @@ _FOREIGN: Final = {
     ".weight": "the adapter replaces whole modules; merge it into the model",
     ".bias": "the adapter replaces biases; merge it into the model",
 }
+
+#: Parameters with a row for each token of the vocabulary.
+_VOCABULARY_PARAMS: Final = frozenset({"embed.weight", "lm_head.weight"})
 
 #: Names of parameters that stack the matrices of all experts, in the order of a module's parameters.
 _STACKS: Final = ("gate_up_proj", "down_proj")
@@ -138,7 +142,7 @@ class LayoutReader:
         self._check_targets(config, pairs)
         layout = AdapterLayout.of(key, [self._with_rank(config, pair) for pair in pairs])
         self._layouts[key] = layout
-        if len(self._layouts) > _MAX_LAYOUTS:
+        if len(self._layouts) > MAX_LAYOUTS:
             self._layouts.popitem(last=False)
         return layout
 
@@ -180,7 +184,8 @@ class LayoutReader:
         Raises:
             AdapterError: tokens were added.
         """
-        if (found := _OWN.fullmatch(name)) is None:
+        found = _OWN.fullmatch(name)
+        if found is None or not self._is_embedding_or_head(found["module"]):
             return False
         if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
             raise AdapterError(
@@ -188,6 +193,12 @@ class LayoutReader:
                 "were added; merge the adapter into the model"
             )
         return True
+
+    def _is_embedding_or_head(self, module: str) -> bool:
+        destination = self._known(f"{module}.weight")
+        return module in self._heads or (
+            destination is not None and not _VOCABULARY_PARAMS.isdisjoint(destination.param_names)
+        )
 
     def _destination(self, config: AdapterConfig, module: str, index: int) -> tuple[str, Destination, bool]:
         """Return the name, destination and `is_stack` of a pair of a module.
@@ -250,7 +261,7 @@ class LayoutReader:
             is_target = config.is_target_parameter(f"{pair.name}.weight") or (
                 config.is_target_parameter(pair.name) if pair.is_stack else config.targets(pair.name)
             )
-            if not is_target:
+            if not is_target or (config.targets_all_linear and self._is_embedding_or_head(pair.name)):
                 raise AdapterError(f"{TENSORS} holds matrices of {pair.name}, which {FILE} does not name as a target")
             last = pair.name.rpartition(".")[2]
             if self._allowed and last not in self._allowed:

@@ -104,9 +104,11 @@ class AdapterReader:
     ) -> None:
         self._config, self._shapes = config, shapes
         self._dtype, self._rounded_to = dtype, rounded_to or dtype
-        # The limit is twice the size of A and B of all matrices in float32 at the maximum rank, plus the header.
+        # The limit is twice the size of A and B of all matrices in float32 at the maximum rank, plus the header and the
+        # model's embedding and head, which PEFT saves with adapters of them.
         sizes = (sum(shape[-2:]) * max(1, shape[:-2].numel()) for shape in shapes.values() if len(shape) > 1)
-        self._folders = AdapterFolders(4 * 2 * max_rank * sum(sizes) + _MAX_HEADER_BYTES)
+        num_elements = 2 * max_rank * sum(sizes) + 2 * shapes["embed.weight"].numel()
+        self._folders = AdapterFolders(4 * num_elements + _MAX_HEADER_BYTES)
         self._layouts = LayoutReader(weight_names, config, shapes, max_rank, target_modules)
 
     def read(self, folder: Path) -> Adapter:

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -24,13 +23,11 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.cpu.lora import AdapterMemory, CpuLoraTable, PackedLayout
 from stoker_engine.layers.batch_rows import BatchRows, RowSpace
 from stoker_engine.layers.linear_site import LinearSite
+from stoker_engine.lora.adapter_layout import MAX_LAYOUTS
 from stoker_engine.lora.adapter_reader import AdapterReader, OpenedAdapter
 from stoker_engine.lora.extension import AdaptedSite, SiteFactors
 from stoker_engine.lora.pace import Pace
 from stoker_engine.lora.slot_stacks import GroupedAdapters, SlotStacks
-
-#: Maximum number of file layouts whose packing is remembered. Adapters of one team mostly have the same layout.
-_MAX_LAYOUTS: Final = 16
 
 #: Identifies a site by the names of its parameters.
 _SiteKey = tuple[str, ...]
@@ -134,7 +131,7 @@ class LoadedAdapters:
         packed = {key: factors.native for key, factors in cut.items() if factors.native is not None}
         if opened.is_plain and len(packed) == len(cut) and memory.is_within(opened.files.tensors):
             self._layouts[opened.key] = PackedLayout(memory, packed, opened.files.tensors)
-            if len(self._layouts) > _MAX_LAYOUTS:
+            if len(self._layouts) > MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
         memory.fill(pace.give_way)
         return cut

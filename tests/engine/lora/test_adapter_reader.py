@@ -19,6 +19,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.lora.adapter_reader import AdapterReader, adapter_reader
 from stoker_engine.models.checkpoint import find_checkpoint
 
+from ...support.engine.tiny_configs import VOCABULARY
 from ...support.engine.tiny_models import save_model, tiny_family, tiny_mixture
 from ..models import llama_cpp
 
@@ -184,6 +185,9 @@ def _set(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[
         (_set(f"{_PREFIX}.0.self_attn.q_proj.lora_magnitude_vector", lambda x: x), "DoRA"),
         (_set(f"{_PREFIX}.0.self_attn.q_proj.lora_B.bias", lambda x: x), "bias"),
         (_set("base_model.model.lm_head.weight", lambda x: x), "merge"),
+        (_set("base_model.model.model.embed_tokens.base_layer.weight", lambda x: x), "tokens were added"),
+        (_set(f"{_PREFIX}.0.self_attn.q_proj.base_layer.weight", lambda x: x), "merge"),
+        (_set(f"{_PREFIX}.0.self_attn.q_proj.base_layer.weight", lambda x: torch.ones(VOCABULARY, 4)), "merge"),
         (_set("anything", lambda x: x), "anything"),
         (_set("any\nthing" * 1000, lambda x: x), "no name"),
         (_set(f"{_PREFIX}.{'9' * 400}.self_attn.q_proj.lora_A.weight", lambda x: x), "q_proj"),
@@ -213,6 +217,27 @@ def test_a_config_that_does_not_fit(fields: dict[str, Any], expected: str, files
     path = files / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     assert expected in refusal(reader, files)
+
+
+@pytest.mark.parametrize("module", ["lm_head", "model.embed_tokens"])
+def test_all_linear_modules_are_neither_embedding_nor_head(module: str, tmp_path: Path, reader: AdapterReader) -> None:
+    folder, _ = save(tmp_path, target_modules=[module.removeprefix("model."), "q_proj"])
+    reader.read(folder)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "target_modules": "all-linear"}))
+    assert f"matrices of {module}, which adapter_config.json does not name" in refusal(reader, folder)
+
+
+def test_the_embedding_that_peft_saves_does_not_count_as_too_large(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_engine.lora.adapter_reader._MAX_HEADER_BYTES", 4096)
+    folder, _ = save(tmp_path, r=1, target_modules=["embed_tokens", "lm_head"])
+    saved = load_file(folder / "adapter_model.safetensors")
+    assert {name for name in saved if "base_layer" in name} == {
+        f"base_model.model.{module}.base_layer.weight" for module in ("lm_head", "model.embed_tokens")
+    }
+    assert len(reader_of(base, max_lora_rank=1).read(folder).factors) == 2
 
 
 def test_flags_limit_ranks_and_modules(base: Path, whole: Path) -> None:
