@@ -1,6 +1,6 @@
-// GEMM with panels by AMX: `step` inner elements of a panel, 32 for weights, and the same ones of 16 rows of x are each
-// loaded as a tile without rearranging. Every y[m][n] is one sum, to which the products of a step are added in order, for
-// any number of rows.
+// GEMM with panels by AMX: `step` inner elements of a panel (32, or fewer in LoRA matrices), and the same ones of 16
+// rows of x, are each loaded as a tile without rearranging. Every y[m][n] is one sum, to which the products of a step
+// are added in order, for any number of rows.
 #pragma once
 
 #include "gemm/bf16_panels.h"

@@ -1,6 +1,6 @@
-// AMX GEMM of many rows with codes in panels. Each column of a tile holds the codes of 32 elements; a tile is unpacked once
-// for a block of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they are
-// converted to float, scaled and added in the same order, so results are bit-identical to those for few rows.
+// AMX GEMM of many rows with codes in panels. Each column of a tile holds the codes of 32 elements; a tile is unpacked
+// once for a block of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they
+// are converted to float, scaled and added in the same order, so results are bit-identical to those for few rows.
 #pragma once
 
 #include "gemm/quant_panels.h"
