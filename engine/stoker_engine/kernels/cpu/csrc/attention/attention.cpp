@@ -29,7 +29,7 @@ constexpr long MAX_STATE_BYTES = 32 << 20;
 constexpr long MIN_ITEMS_PER_THREAD = 8;
 
 // The pieces of a thread, `num_adjacent` neighbours at a time. The next piece is known early, so that its data can be
-// prefetched, except for the last ones, which go to the first free thread.
+// prefetched; only the last pieces are left for the first free thread.
 class PieceQueue {
  public:
   PieceQueue(Pieces& pieces, long num_adjacent) : pieces_(pieces), num_adjacent_(num_adjacent) { advance(); }

@@ -1,8 +1,8 @@
 // Storage formats of the KV cache: float, bf16, and three 8-bit formats with scales. Every 8-bit element can be
 // represented in bf16, so keys are multiplied as bf16 without loss.
 //
-//     e4m3     float8: 4 exponent bits from 2⁻⁶, 3 mantissa bits; largest ±448, 0x7f is NaN
-//     e5m2     float8: 5 exponent bits from 2⁻¹⁴, 2 mantissa bits; largest ±57344, codes above 0x7b are read as NaN
+//     e4m3     float8: 4 exponent bits (normal from 2⁻⁶), 3 mantissa bits; largest ±448, 0x7f is NaN
+//     e5m2     float8: 5 exponent bits (normal from 2⁻¹⁴), 2 mantissa bits; largest ±57344; codes above 0x7b are NaN
 //     int8     largest ±127
 #pragma once
 

@@ -11,7 +11,7 @@
 #endif
 
 // Inlines everything that a function calls, for functions whose sums stay in registers: compilers call large lambdas,
-// which spills all registers. Not with sanitizers, where compiling would take minutes.
+// which spills all registers. Empty with sanitizers, with which compiling would take minutes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FLATTEN
 #else
@@ -192,7 +192,7 @@ inline Vec power_of_2(Vec x) {
 // result is 0 for x < −87, and infinity if it is too large (without AVX-512: for x > 88).
 #if defined(__AVX512F__)
 inline Vec exp_of(Vec x) {
-  // This instruction returns the second operand if one is NaN.
+  // This instruction returns the second operand if either is NaN.
   const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200), (__m512)x);
   const __m512 n = _mm512_roundscale_ps(bounded * _mm512_set1_ps(1.44269504088896341f), 0);
   const Vec r = (Vec)(bounded - n * _mm512_set1_ps(0.693359375f) + n * _mm512_set1_ps(2.12194440e-4f));

@@ -1,8 +1,8 @@
 // Work sharing between threads.
 //
 // Threads that are awake join a job and take pieces until none is left; the caller waits only for threads that have
-// joined. On a busy machine, or in a container whose CPU quota is used up, it can do all the work by itself. A
-// fork-join team (OpenMP) would wait at its barrier for a thread that the system does not schedule.
+// joined. On a busy machine, or in a container whose CPU quota is used up, the caller can do all the work. A fork-join
+// team (OpenMP) would wait at its barrier for a thread that the system does not schedule.
 #pragma once
 
 #include <atomic>

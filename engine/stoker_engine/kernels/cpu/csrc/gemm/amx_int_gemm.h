@@ -17,10 +17,10 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Vectors::bias, Vectors::inner, Vectors::w, Vectors::x, Vectors::y, Vectors::y_stride;
   using Unit = TileUnit;
 
-  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
-  static constexpr long BLOCK_BYTES = 512 * 1024;  // rows of x in a block, which stay in the second-level cache
+  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // of a tile: inner elements, bytes
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x in a block, which stay in the second-level cache
 
-  // Scales and sums of a block of TILE_ROWS rows, as vectors.
+  // Scales and sums of one block of each of TILE_ROWS rows.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };

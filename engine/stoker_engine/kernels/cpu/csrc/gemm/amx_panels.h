@@ -20,7 +20,7 @@ struct AmxBf16Panels : Bf16Panels {
 
   long step = STEP;  // inner elements of a step, even
 
-  // The step that divides `inner` into the fewest equal steps, or 0 if that is not an even number.
+  // The step that divides `inner` into the fewest equal steps, or 0 if that is not an even integer.
   static long step_for(long inner) {
     const long steps = (inner + STEP - 1) / STEP;
     return inner % (2 * steps) == 0 ? inner / steps : 0;

@@ -21,7 +21,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
   // Bytes of rows of x in a block, which stay in the second-level cache.
   static constexpr long BLOCK_BYTES = 512 * 1024;
 
-  // Scales and sums of 32 elements of each of TILE_ROWS rows, as vectors.
+  // Scales and sums of 32 elements of each of TILE_ROWS rows.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };

@@ -142,7 +142,7 @@ class Prefetcher {
   Bytes then_;
   const long step_;  // bytes of a step, in units of 1 / PARTS
   long due_ = 0;
-  long steps_left_ = 0, steps_per_line_ = 0;  // of the ranges
+  long steps_left_ = 0, steps_per_line_ = 0;  // of `add_ranges`
   const char* line_ = nullptr;
   const Bytes *range_ = nullptr, *last_ = nullptr;
 };

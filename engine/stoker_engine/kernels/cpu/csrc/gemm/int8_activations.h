@@ -20,7 +20,7 @@ struct Int8Group {
   static constexpr long SIZE = 32;
 
   int8_t codes[SIZE];
-  int32_t initial_sums[2];  // −`zero` × the sum of codes, of all elements or of each half (`step`)
+  int32_t initial_sums[2];  // −`zero` × the sum of all codes, or if `step` is 16 of each half
   float scale, sum;         // sum: scale × the sum of codes (in a block: of codes × factor of the whole block)
 
   int32_t& factor() { return initial_sums[1]; }  // only for blocks of more than 32, which use one initial sum

@@ -42,7 +42,7 @@ struct CodeSums {
 
   CodeSums() = default;
   explicit CodeSums(int32_t initial_sum) : sums(all_words(initial_sum)) {}
-  // What is computed once for codes, for all rows of x.
+  // What is computed from codes once for all rows of x.
   static Bytes64 prepared(Bytes64 codes) { return codes; }
   // Adds the products of the STEP's group of four codes with index `four`.
   void add(int four, Bytes64 codes, Bytes64, Bytes64 x) { sums = add_products(sums, codes, x); }

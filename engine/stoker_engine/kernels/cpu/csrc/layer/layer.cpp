@@ -26,7 +26,7 @@ struct Layer {
   Matrix qkv, out, up, down;
   long pairs, interleaved;  // rotated pairs in each head, 0 for no rotation; their layout
   long activation, gated;
-  AttentionCall attention;  // without the step and the addresses of inputs and output
+  AttentionCall attention;  // the step, inputs and output are set in each call
 };
 
 // A layer, and its indices into `steps` and `cos_sin` (−1 for no rotation).
@@ -184,8 +184,8 @@ void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, c
 
 }  // namespace
 
-// Runs layers on the residual stream x [tokens, hidden], in place. Unless `kept` is −1, the last layer writes only the
-// rows `rows` [kept] of its result, and to out [kept, hidden]. `batch_rows` [tokens] and `kept_batch_rows` [kept]: see
+// Runs layers on the residual stream x [tokens, hidden], in place. Unless `kept` is −1, the last layer writes only rows
+// `rows` [kept] of its result, to out [kept, hidden]. `batch_rows` [tokens] and `kept_batch_rows` [kept]: see
 // LinearArgs; null if no matrix is EXTENDED.
 extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps,
                               const RopeCosSin* cos_sin, void* x, const int64_t* batch_rows, const int64_t* rows,
