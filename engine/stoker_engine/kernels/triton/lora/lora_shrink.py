@@ -1,7 +1,7 @@
 """Shrink: x Aᵀ with the A of each row's adapter, in the tiles of `tiles.group`.
 
-One program computes a tile (rows × ranks) of one part (see `kernels.lora`), over `SPLIT` elements of the inner dimension
-in steps of a fixed size. Programs of unused tiles, and of ranks that the adapter does not have, return immediately.
+One program computes a tile (rows × ranks) of one part (see `kernels.lora`), over `SPLIT` inner elements in steps of a
+fixed size. Programs of unused tiles, and of ranks that the adapter does not have, return immediately.
 """
 
 from __future__ import annotations

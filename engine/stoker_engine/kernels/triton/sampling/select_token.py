@@ -5,8 +5,8 @@ read as integers, have the same order. The distance of the last token that top-k
 interval of integers to a quarter in each pass over the row. (Sampling without sorting: FlashInfer,
 "Sorting-Free GPU Kernels for LLM Sampling", 2025.)
 
-Weights are integers: exp(-distance) in units of 2^-40, rounded down. Sums are exact in any order, so a row's token is the
-same in every batch. Tokens of weight 0 are never drawn.
+Weights are integers: exp(-distance) in units of 2^-40, rounded down. Sums are exact in any order, so a row's token is
+the same in every batch. Tokens of weight 0 are never drawn.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _sample(  # type: ignore[no-untyped-def]
 
 
 def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's largest logit, float32 [rows], and the largest scaled distance of a kept token below it, a float32's
-    bits as int32 [rows]. `logits` must be contiguous in rows, as `select_token` ensures."""
+    """Return each row's largest logit, float32 [rows], and the largest scaled distance of a kept token below it, the
+    bits of a float32 as int32 [rows]. `logits` must be contiguous in rows, as `select_token` ensures."""
     largest = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     last = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     _keep_likely[(len(logits),)](
