@@ -186,7 +186,7 @@ def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     """
     inner, rows = weights.shape[-1], weights.reshape(-1, weights.shape[-1])
     out = torch.empty(len(rows), format.row_bytes(inner), dtype=torch.uint8, device=weights.device)
-    step = max(1, (1 << 22) // max(1, inner))  # limits temporary memory to a few times these elements
+    step = max(1, (1 << 22) // max(1, inner))  # limits temporary memory to a few times as many elements
     for start in range(0, len(rows), step):
         out[start : start + step] = _quantize(rows[start : start + step].float(), format)
     return out.view(*weights.shape[:-1], -1)

@@ -91,8 +91,8 @@ def experts(
 ) -> Experts:
     """Return the operation Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
 
-    A token's results are added in float32 in the order of expert indices, whatever the batch. Indices beyond
-    the given experts are ignored: other ranks compute those experts.
+    A token's results are added in float32 in the order of expert indices, whatever the batch. Indices beyond the given
+    experts are ignored: other ranks compute those experts.
 
     Args:
         gate_up: each expert's linear operation [tokens, hidden] → [tokens, 2 × intermediate].

@@ -26,7 +26,7 @@ def linear(
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
     """Return the linear operation with a matrix uint8 [outputs, row_bytes], which may be strided by rows; bit-identical
-    to `linear` with the dequantized matrix."""
+    to `kernels.cpu.linear` with the dequantized matrix."""
     _check(blocks, format, inner)
     return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, format_args(format, inner))
 

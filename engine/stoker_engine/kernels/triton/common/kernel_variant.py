@@ -39,7 +39,7 @@ class KernelVariant:
         stages: int = 2,
         tensor_cores: bool = False,
     ) -> KernelVariant:
-        """Return a variant of a kernel; arguments in none of the mappings (strides) are int64.
+        """Return a variant of a kernel; arguments in none of the mappings are int64 (strides, sizes).
 
         Args:
             pointers: element types of tensors, by argument.

@@ -2,7 +2,7 @@
 
 Otherwise Triton compiles it at the first kernel launch, which needs a C compiler and Python's headers; images have
 neither. `stoker build-kernels` calls this. AMD's module is not prebuilt, since its source contains the path of ROCm's
-libraries: pods need a compiler.
+libraries; pods on AMD GPUs need a compiler.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def build_driver(folder: Path) -> None:
 
 
 def use_built_driver(folder: Path) -> None:
-    """Make Triton use modules in `folder`, and compile only others."""
+    """Make Triton use modules in `folder`, and compile only missing ones."""
 
     def built(name: str, src: str, srcdir: str, *options: Any) -> str:
         found = folder / _name(Path(src))
