@@ -57,7 +57,7 @@ def private_hub(cluster: Cluster, images: Images, hub_namespace: str, model: dic
 
 
 class ReportedCondition(NamedTuple):
-    """A reported condition, with the time of its report."""
+    """A reported condition, with the seconds until its report."""
 
     condition: Object
     seconds: float

@@ -38,9 +38,9 @@ class Life:
     """An operator process for one namespace, or all.
 
     Args:
-        kubeconfig: the cluster and credentials. The same for all lives of a test run.
+        kubeconfig: the cluster and credentials; the same for all lives of a test run.
         namespace: namespace to watch; empty for all.
-        log: file to which its log is appended; its writes are in the same file name with ``.writes``.
+        log: file to which its log is appended; its writes are in the same path with the suffix ``.writes``.
         death: when it dies; None if it runs until it is stopped.
         options: additional command line arguments.
     """

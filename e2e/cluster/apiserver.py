@@ -186,7 +186,6 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
     def _spawn(self, component: str, *options: str) -> None:
         # In its own session, so that Ctrl-C reaches only this process and `stop` sets the order; with a death signal,
         # so that even `kill -9` of the test run leaves no process behind.
-        # order; with a death signal, so that even `kill -9` of the test run leaves no process behind.
         command = ["setpriv", "--pdeathsig", "KILL", str(self.folder / component), *options]
         command += self.options.get(component, ())
         with (self.folder / f"{component}.log").open("wb") as log:

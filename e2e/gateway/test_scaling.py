@@ -225,7 +225,7 @@ def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, ke
     env = scaled.get()["spec"]["engine"]["env"]
     scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
     try:
-        # Later ones arrive while the pod waits for its restart, and at zero.
+        # The later requests arrive while the pod waits for its restart, and at zero.
         with burst(scaled, images, key, [0.0, 0.2, 0.4, 10.0, 25.0, 40.0]) as answers:
             pass
     finally:
@@ -299,7 +299,7 @@ def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key
         with burst(scaled, images, key, [each * 0.5 for each in range(60)]) as answers:
             pass
         all_answered(answers)
-        # Long requests need one pod; only the missing report keeps the others.
+        # These requests need one pod; only the missing report keeps the others.
         assert scaled.condition("Scaling")["reason"] == "MissingSignals"
         assert (len(scaled.pods()), phase(scaled)) == (3, "Active")
     finally:

@@ -86,7 +86,7 @@ class Asking:
         yield from _texts(self._complete(prompt=prompt, max_tokens=4, stream=True), _text)
 
     def any_length(self) -> Iterator[str]:
-        """Send a prompt: half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 70 longer than 2,000."""
+        """Send a prompt: half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 90 longer than 2,000."""
         tokens = self._output_length()
         length = max(1, min(round(self.dice.lognormvariate(math.log(64), 1.5)), self.max_model_len - tokens))
         prompt = self.dice.choices(_WORDS, k=length)

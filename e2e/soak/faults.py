@@ -147,7 +147,7 @@ class Fault:
     """A fault.
 
     Attributes:
-        strike: triggers it. Returns the blow of a harsh fault.
+        strike: triggers it. Returns the blow of a harsh fault, or None.
         restarts: whether pods of the endpoint may be replaced or restarted.
         needs_root: whether it needs root on a node, which only clusters made by these tests permit.
     """
@@ -240,7 +240,7 @@ def _webhook_down(site: Site) -> None:
 
 
 def _node_drained(site: Site) -> None:
-    """Drain a node with model pods, if there is one that is not sheltered."""
+    """Drain a worker that is not sheltered, preferably one with model pods."""
     nodes = [pod["spec"]["nodeName"] for pod in site.endpoint.pods()]
     other_nodes = [
         each["metadata"]["name"]

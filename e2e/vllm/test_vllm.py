@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def placed(cluster: Cluster) -> Object:
-    """Selector of a node that reports the image: perhaps only one node has this large image."""
+    """Selector of a node that has the image, perhaps the only one; empty if no node reports it."""
     for node in cluster.get("nodes")["items"]:
         if any(IMAGE in name for each in node["status"].get("images", ()) for name in each["names"] or ()):
             return {"kubernetes.io/hostname": node["metadata"]["name"]}
@@ -59,7 +59,7 @@ def placed(cluster: Cluster) -> Object:
 
 
 def secret() -> Object:
-    """Return the Secret with the API key, which both Deployments use."""
+    """Return the Secret with the API key, which all servers use."""
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"api-key": _KEY}}
 
 
