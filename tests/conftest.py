@@ -1,10 +1,10 @@
 """Shared configuration of all tests: hypothesis, selection of slow tests, virtual time.
 
 ``--slow none|drawn|all`` selects among tests marked `slow`. With `drawn`, a slow test with many cases runs a fixed part
-of them, selected by the hash of each case's name: the same in every run, and unaffected by added cases. A slow test
-that loops itself gets its number from `part_of`. Tests marked `slow(drawn=False)` run only with `all`: others find
-the same faults, less directly. Tests in `only_in_test_all.toml` also run only with `all`; the file states what each
-would detect, and which test replaces it.
+of them, selected by the hash of each case's name: the same in every run, and almost the same after cases are added. A
+slow test that loops itself gets its number of iterations from `part_of`. Tests marked `slow(drawn=False)` run only with
+`all`: others find the same faults, less directly. Tests in `only_in_test_all.toml` also run only with `all`; the file
+states what each would detect, and which test replaces it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 settings.register_profile("stoker", deadline=None, derandomize=True)
 settings.load_profile("stoker")
 
-#: One of so many cases is selected, and at least one.
+#: With ``--slow drawn``, one in this many cases runs, but at least one per test.
 _ONE_OF = 12
 
 
@@ -119,7 +119,7 @@ def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.fixture(autouse=True)
 def _log_as_before() -> Iterator[None]:
-    """Restore logging after each test.
+    """Remove the stream handlers that a test added to the root logger, and restore its level.
 
     A command that runs in this process logs to the test's standard error, which is closed afterwards: each later log
     line would print a traceback.

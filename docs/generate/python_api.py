@@ -99,7 +99,7 @@ def _class(
     """Yield a class: its constructor, its text, its fields or arguments, and its public methods.
 
     Args:
-        level: that of the heading.
+        level: level of the heading.
         names: other names of the class.
         is_result: whether scripts only read its objects, so that defaults do not matter.
     """
