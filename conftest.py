@@ -34,7 +34,7 @@ def _cpu_seconds() -> float:
 
 
 class _Stopwatch:
-    """Adds `cpu_seconds` to each report: of the phase, and of what lay between it and the phase before."""
+    """Adds `cpu_seconds` to each report: those since the report before."""
 
     def __init__(self) -> None:
         self._last: float | None = None

@@ -1,4 +1,4 @@
-"""Lifecycle of the chart: installed on a bare cluster, upgraded, rolled back, uninstalled; typos in values are errors.
+"""Lifecycle of the chart: installation, upgrade, rollback, uninstallation; typos in values are errors.
 
 Asserted: after an upgrade, a rollback and an uninstallation, only the CRD and its objects remain, the first release's
 manifest still applies, and its endpoint's Deployment was not replaced. `helm test` succeeds, and the example values

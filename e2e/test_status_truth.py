@@ -1,5 +1,4 @@
-"""The status is true: each fault is reported within seconds with its exact reason and remedy, and disappears once
-fixed.
+"""The status is true: each fault is reported within seconds, and disappears once fixed.
 
 Asserted for each fault: the Ready condition's reason and required parts of its message; an Event with that reason on
 the endpoint; after the fix, the endpoint becomes ready. A fault never affects serving pods: a rollout of pods that

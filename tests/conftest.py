@@ -1,10 +1,9 @@
 """Shared configuration of all tests: hypothesis, selection of slow tests, virtual time.
 
 ``--slow none|drawn|all`` selects among tests marked `slow`. With `drawn`, a slow test with many cases runs a fixed part
-of them, selected by the hash of each case's name: the same in every run, and almost the same after cases are added. A
-slow test that loops itself gets its number of iterations from `part_of`. Tests marked `slow(drawn=False)` run only with
-`all`: others find the same faults, less directly. Tests in `only_in_test_all.toml` also run only with `all`; the file
-states what each would detect, and which test replaces it.
+of them, selected by the hash of each case's name. A slow test that loops itself gets its number of iterations from
+`part_of`. Tests marked `slow(drawn=False)` run only with `all`: others find the same faults, less directly. Tests in
+`only_in_test_all.toml` also run only with `all`; the file states what each would detect, and which test replaces it.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def _shuffle(items: list[pytest.Item], seed: str) -> None:
 def _longest_first(items: list[pytest.Item]) -> None:
     """Sort files so that workers finish together (``--dist loadfile --no-loadscope-reorder`` takes them in this order).
 
-    Files with slow tests or long timeouts come first, those with few tests before those with many; then the others,
-    those with many tests first.
+    Files with tests marked `slow` or `timeout` come first, by ascending number of tests; then the others, by descending
+    number.
     """
     files: dict[Any, list[pytest.Item]] = defaultdict(list)
     for item in items:

@@ -96,7 +96,7 @@ def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) ->
 
 
 def _crashing(method: Callable[..., Any], verb: str, log: Path, death: Death | None) -> Callable[..., Any]:
-    """Wrap a method of the client: record its writes, and kill the process at `death`."""
+    """Wrap a method of the client: record its writes except dry runs, and kill the process at `death`."""
 
     def write(kube: Any, about: Any, *args: Any, **options: Any) -> Any:
         if options.get("dry_run"):

@@ -1,8 +1,6 @@
 """A real Kubernetes API server without a cluster: etcd, API server and controller manager as plain processes.
 
-It corresponds to Go's envtest. There are no nodes, so no pod runs or gets an IP. The API server and its controllers
-are real: schemas and CEL rules, server-side apply, RBAC, owner references with garbage collection, Deployments that
-create ReplicaSets that create Pods. It starts in a few seconds.
+It corresponds to Go's envtest, but also runs the controllers. There are no nodes, so no pod runs or gets an IP.
 
     with ApiServer() as server:
         kubernetes.config.load_kube_config(str(server.kubeconfig))

@@ -1,10 +1,9 @@
-"""An endpoint scaled between zero and three pods, by clients that do not retry.
+"""An endpoint scaled between zero and three pods; clients do not retry.
 
-Asserted: a burst at zero is held, starts pods and is answered completely; then the pods are removed. Requests at any
-moment of the way to zero are answered, also after a restart of all operators and gateways at zero, and while the
-leading operator is killed. If pods cannot start, requests are answered with the reason. Bursts in each phase of the way
-to zero, and during removal of pods, are answered. While a gateway replica does not report, requests are answered and no
-pod is removed.
+Asserted: a burst at zero is held, starts pods and is answered; then the pods are removed. Requests are answered at any
+moment and in each phase of the way to zero, while pods are removed, after a restart of all operators and gateways at
+zero, while the operators are killed, and while a gateway replica does not report, which also keeps all pods. If pods
+cannot start, requests are answered with the reason.
 """
 
 from __future__ import annotations

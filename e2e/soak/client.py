@@ -164,7 +164,7 @@ class Asking:
         return _refused(400, lambda: self._complete(prompt="a", temperature=-1))
 
     def no_such_format(self) -> Iterator[str]:
-        """Request JSON mode, which the engine lacks and must refuse."""
+        """Request JSON mode, and expect a refusal."""
         return _refused(400, lambda: self._chat_as({"type": "json_object"}))
 
     def too_long(self) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Faults and changes during traffic, one at a time, in a seeded random order.
 
-A fault is gentle or harsh. A gentle one fails no request. A harsh one kills or freezes an engine: requests in flight on
-its pod fail. If the pod's server dies too, requests that the Service still routes there fail until its endpoints are
-updated; if the server survives and restarts the engine, no others fail.
+A gentle fault fails no request. A harsh one kills or freezes an engine: requests in flight on its pod fail. If the
+pod's server dies too, requests that the Service still routes there fail until its endpoints are updated; if the server
+survives and restarts the engine, no others fail.
 
 After each fault, everything must recover before the next one (`Site.wait_recovered`), and a change of an endpoint must
 take effect, which detects an operator that only seems to work.

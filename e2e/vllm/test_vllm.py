@@ -37,7 +37,7 @@ _KEY = "key-of-the-application"
 _SHAPE = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 _TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 _CACHE_BYTES = 64 * 2**20
-#: Flags without a field of the endpoint. Nothing can be compiled, because the image has no compiler.
+#: Flags without a field of the endpoint; eager because the image has no compiler.
 _FLAGS = ["--enforce-eager", f"--kv-cache-memory-bytes={_CACHE_BYTES}"]
 _RESOURCES = {"requests": {"cpu": "300m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 _METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:8000/metrics').read().decode())"
