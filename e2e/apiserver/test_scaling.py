@@ -239,7 +239,7 @@ def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, crea
 
 
 def test_an_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
-    """A held request withdraws it; it lapses if a replica does not acknowledge it."""
+    """A held request withdraws an announcement; without each replica's acknowledgement it lapses."""
     held, lapsed = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("held", "lapsed"))
     for each in (held, lapsed):
         each.settle(1)
