@@ -17,6 +17,7 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.gemm import quant_gemm as blocks_of
 from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_linear, float32_linear, linear_of
+from stoker_engine.kernels.triton.moe.experts import block_experts_with
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
 
@@ -35,4 +36,5 @@ BATCH_INVARIANT: Final = replace(
     float32_linear=float32_linear,
     batched_linear=batched_linear,
     quant_linear=quant_linear,
+    block_experts=block_experts_with(quant_linear),
 )

@@ -376,7 +376,7 @@ def _merge_splits(  # type: ignore[no-untyped-def]
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, VALUE_PADDED], tl.float32)
-    for split in range(oldest // KEYS * KEYS // SPLIT_KEYS, (length - 1) // SPLIT_KEYS + 1):
+    for split in range(oldest // KEYS * KEYS // SPLIT_KEYS, (length + SPLIT_KEYS - 1) // SPLIT_KEYS):
         part = (before + split) * NUM_HEADS + head + tl.arange(0, 1)
         part_is_top = tl.load(part_top + part)
         new_top = tl.maximum(top, part_is_top)
