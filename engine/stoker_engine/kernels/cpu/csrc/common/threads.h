@@ -5,6 +5,7 @@
 // team (OpenMP) would wait at its barrier for a thread that the system does not schedule.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
 // Largest number of threads that take part.
@@ -45,7 +46,7 @@ void parallel_for(bool is_parallel, long count, Body body) {
     return;
   }
   // A few pieces for each thread: fewer would finish unevenly, more would be too small for the cost of taking them.
-  const long size = count / 32 + 1;
+  const long size = count / std::max(32L, 4 * threads()) + 1;
   parallel((count + size - 1) / size, [&](Pieces& pieces) {
     for (long piece; pieces.take(piece);)
       for (long i = piece * size; i < count && i < (piece + 1) * size; i++) body(i);
