@@ -164,8 +164,8 @@ class Asking:
         return _refused(400, lambda: self._complete(prompt="a", temperature=-1))
 
     def no_such_format(self) -> Iterator[str]:
-        """Request JSON mode, and expect a refusal."""
-        return _refused(400, lambda: self._chat_as({"type": "json_object"}))
+        """Request a format that does not exist, and expect a refusal."""
+        return _refused(400, lambda: self._chat_as({"type": "yaml"}))
 
     def too_long(self) -> Iterator[str]:
         return _refused(400, lambda: self._complete(prompt=_SYSTEM * 500))
