@@ -83,7 +83,7 @@ def test_forms_of_the_same_prompt_are_the_same_text() -> None:
     assert prompt_text({"tools": TOOLS, "input": "x"}) != prompt_text({"input": "x"})
 
 
-def test_prompts_of_completions() -> None:
+def test_text_of_completion_prompts_keeps_their_prefixes() -> None:
     assert prompt_text({"prompt": "é"}) == "é".encode()
     tokens = list(range(1000))
     assert prompt_text({"prompt": tokens}).startswith(prompt_text({"prompt": tokens[:900]}))
@@ -94,7 +94,7 @@ def test_prompts_of_completions() -> None:
         assert isinstance(prompt_text({"prompt": prompt}), bytes)
 
 
-def test_what_else_counts_for_a_pick() -> None:
+def test_session_salt_and_request_id_are_read_from_the_body() -> None:
     assert _read(COMPLETIONS, prompt="x", prompt_cache_key="k", user="u").session == "k"
     assert _read(CHAT, user="u").session == "u"
     assert _read(MESSAGES, metadata={"user_id": "s"}).session == "s"
@@ -169,7 +169,7 @@ def test_hostile_bodies_are_read_or_refused() -> None:
     assert read_request(CHAT, b'{"model":"a","model":"m"}').model == "m"  # the last one applies, as in engines
 
 
-def test_large_bodies_are_read_elsewhere_and_come_out_the_same() -> None:
+def test_large_bodies_are_parsed_in_a_subprocess_with_equal_results() -> None:
     async def main() -> None:
         reader = BodyReader(at_once=100)
         try:
