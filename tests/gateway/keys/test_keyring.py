@@ -24,9 +24,7 @@ def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(TEXT), TEXT)
-def test_key_permits_models_that_any_pattern_matches_or_all_without_patterns(
-    patterns: list[str], name: str
-) -> None:
+def test_key_permits_models_that_any_pattern_matches_or_all_without_patterns(patterns: list[str], name: str) -> None:
     one_by_one = [Key("k", "", (pattern,)).may_use(name) for pattern in patterns]
     assert Key("k", "", tuple(patterns)).may_use(name) == (any(one_by_one) or not patterns)
 
