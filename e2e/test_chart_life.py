@@ -1,8 +1,8 @@
-"""Lifecycle of the chart: installed on a bare cluster, upgraded, rolled back, uninstalled; typos in values are errors.
+"""Lifecycle of the chart: installation, upgrade, rollback, uninstallation; typos in values are errors.
 
-Asserted: an endpoint with the first release's manifest still applies after the CRD was replaced, and stored objects
-stay readable; running pods are never touched; after uninstalling, only the CRD and its objects remain. `helm test`
-succeeds, and the example values start a model that answers.
+Asserted: after an upgrade, a rollback and an uninstallation, only the CRD and its objects remain, the first release's
+manifest still applies, and its endpoint's Deployment was not replaced. `helm test` succeeds, and the example values
+start a model that answers.
 """
 
 from __future__ import annotations

@@ -58,14 +58,14 @@ def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu
     plan = wait_for(lambda: endpoint.get()["status"].get("workloads"), "a plan", 30)[0]["plan"]
     assert (plan["tensor"], plan["data"]) == (2, 2)
 
-    # The status names the occupied GPUs as the reason of the second one's wait.
+    # The status of a second endpoint names the one that occupies the GPUs.
     second = Endpoint(cluster, namespace, "eight")
     second.apply(gpus("eight", 8, images, tensor=2))
     condition = second.wait_reason("Unschedulable", timeout=90)
     assert GPU in condition["message"]
     assert f"{namespace}/four" in condition["message"]
 
-    # Once GPUs are free, the second one starts by itself.
+    # Once the GPUs are free, its pod is scheduled.
     endpoint.delete()
     wait_for(lambda: any("nodeName" in pod["spec"] for pod in second.pods()), "eight GPUs", 120)
 

@@ -94,7 +94,7 @@ def test_a_second_build_makes_the_same_files(docker: Docker) -> None:
         docker.run(str(ROOT / "images/compare.py"), OPERATOR, "stoker/operator:again")
     finally:
         docker("rmi", "stoker/operator:again")
-        # Removes its stages too: the next build would start from these newest ones, and find no cached layers on them.
+        # The stages too: otherwise the next build would start from them, the newest, and find no cached layers.
         if stages := _dangling(docker) - before:
             docker("rmi", *stages, status=None)
 

@@ -74,7 +74,7 @@ def expected() -> list[int]:
 
 
 def everything(cluster: Cluster, namespace: str) -> set[str]:
-    """Return all objects of all kinds: those in the namespace, and cluster-scoped ones."""
+    """Return all objects except Events: those in the namespace, and cluster-scoped ones."""
     found = set()
     for scope, where in (("true", ["--namespace", namespace]), ("false", [])):
         kinds = cluster.kubectl("api-resources", "--verbs=list", f"--namespaced={scope}", "-o", "name").split()

@@ -22,7 +22,6 @@ from kit.waiting import wait_for
 
 #: Objects of an endpoint without a volume claim, in a cluster without Prometheus' resources. With more than one replica
 #: it also has a PodDisruptionBudget.
-#: has a PodDisruptionBudget.
 CHILDREN = ("deployment", "service", "serviceaccount", "networkpolicy")
 
 
@@ -103,7 +102,7 @@ def test_the_control_plane_fails_under_traffic(
         return cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=2s", check=False) == "ok"
 
     def recovered() -> bool:
-        """Return whether the operator reconciles again, by a change that restarts nothing."""
+        """Return whether all objects exist, and the endpoint is ready with its newest spec."""
         return bool(endpoint.ready()) and complete(cluster, namespace, "demo")
 
     for disturbance, disturb in (
@@ -143,7 +142,7 @@ def pause_etcd(cluster: Cluster, node: str) -> None:
 
 
 def annotation(cluster: Cluster, namespace: str) -> str:
-    """Return the last written annotation of the Service."""
+    """Return the Service's annotation ``example.com/after``; empty if it is missing."""
     service = cluster.get("service", "demo", "--namespace", namespace)
     value: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
     return value

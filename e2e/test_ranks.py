@@ -84,7 +84,7 @@ def kill(endpoint: Endpoint, words: bytes) -> float:
 
 
 def answers(endpoint: Endpoint, model: str, prompts: list[str]) -> list[Any]:
-    """Return each prompt's tokens, and the second most likely token after the first one."""
+    """Return the logprobs of each prompt's completion: its tokens, and the two most likely at each position."""
     pod = endpoint.pods()[0]["metadata"]["name"]
     request = {"model": model, "prompt": prompts, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
     return [each["logprobs"] for each in json.loads(endpoint.run(pod, _ASK.format(request=request)))["choices"]]

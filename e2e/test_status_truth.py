@@ -1,5 +1,4 @@
-"""The status is true: each fault is reported within seconds with its exact reason and remedy, and disappears once
-fixed.
+"""The status is true: each fault is reported within seconds, and disappears once fixed.
 
 Asserted for each fault: the Ready condition's reason and required parts of its message; an Event with that reason on
 the endpoint; after the fix, the endpoint becomes ready. A fault never affects serving pods: a rollout of pods that
@@ -57,7 +56,7 @@ def private_hub(cluster: Cluster, images: Images, hub_namespace: str, model: dic
 
 
 class ReportedCondition(NamedTuple):
-    """A reported condition, with the time of its report."""
+    """A reported condition, with the seconds until its report."""
 
     condition: Object
     seconds: float

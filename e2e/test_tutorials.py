@@ -1,8 +1,7 @@
 """Runs the tutorials that need pods, and the migration of tutorial 06 under traffic, without failed or cut requests.
 
 The migration starts from a plain Deployment of this project's engine: its mechanism, a Service whose selector changes
-to another set of pods, does not depend on their program. `vllm/test_vllm.py` does it with vLLM if an image of vLLM is
-available.
+to another set of pods, does not depend on the pods' program. `vllm/test_vllm.py` starts from vLLM.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _reads_json(statement: ast.stmt) -> bool:
 
 
 def _may(node: ast.Attribute) -> bool:
-    """Return whether the call splits bytes, which have only line feeds and carriage returns, or a file of /proc."""
+    """Return whether the call splits bytes, only at line feeds and carriage returns, or a file of /proc."""
     receiver = ast.unparse(node.value)
     return "read_bytes" in receiver or "/proc/" in receiver
 

@@ -108,7 +108,7 @@ def test_the_cache_stays_what_it_is(kube: Any, document: Any, ns: str, change: C
 
 
 def test_everything_else_can_be_changed(kube: Any, document: Any, ns: str) -> None:
-    """Change each valid spec to the next one, as far as the cache's rules permit."""
+    """Change each valid spec without a cache to the next one."""
     was = kube.create(ns, document())
     for name, spec in RIGHT.items():
         if "cache" in spec.get("storage", {}):

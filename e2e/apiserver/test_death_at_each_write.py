@@ -188,7 +188,7 @@ class Cast:
         return all(each == first for each in rest)
 
     def writes(self) -> dict[str, Counter[str]]:
-        """Count writes per namespace by verb and resource, with those without effect, without status and Events."""
+        """Count writes per namespace by verb and resource, even without effect, except of endpoints and Events."""
         counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
         for event in self.kube.server.requests():
             about = event.get("objectRef", {})

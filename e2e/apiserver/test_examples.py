@@ -29,7 +29,7 @@ def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
 
 
 def changed(written: Any, stored: Any, path: str = "") -> list[str]:
-    """Yield the paths at which the stored value differs from a written one."""
+    """Return where a stored value differs from a written one; a missing empty value does not."""
     if isinstance(written, dict) and isinstance(stored, dict):
         return [each for key, value in written.items() for each in changed(value, stored.get(key), f"{path}.{key}")]
     if isinstance(written, list) and isinstance(stored, list) and len(written) == len(stored):

@@ -1,4 +1,4 @@
-"""A slow model hub: the creation of pods does not wait for it."""
+"""A slow model hub: the operator creates pods only after the hub has answered."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) ->
     kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 16, "env": None}})
     eventually(lambda: "--max-num-seqs=16" in args(kube.deployment(ns, "demo")), "the Deployment is changed")
     container = kube.deployment(ns, "demo")["spec"]["template"]["spec"]["containers"][0]
-    assert "A" not in [variable["name"] for variable in container["env"]]  # removed from the spec, so removed here
+    assert "A" not in [variable["name"] for variable in container["env"]]  # removed with the spec's field
     progressing = eventually(lambda: kube.condition(ns, "demo", "Progressing"), "reported")
     assert progressing["status"] == "True"
     assert kube.condition(ns, "demo", "Available")["status"] == "True"  # the old pod still serves

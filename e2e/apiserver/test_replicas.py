@@ -168,10 +168,9 @@ def test_the_api_server_asks_it(
 def test_judging_takes_no_time(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
-    """Reviews take less than 50 ms by the replica's own clock while it reconciles.
+    """At least half of the reviews take less than 50 ms by the replica's clock while it reconciles.
 
-    Most reviews are checked, since the machine may be busy; benchmarks/operator_scale.py measures all of them on an
-    idle one.
+    The machine may be busy; benchmarks/operator_scale.py measures all reviews on an idle one.
     """
     replica = start()
     configuration.call(replica)

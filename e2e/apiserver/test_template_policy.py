@@ -1,4 +1,4 @@
-"""Restricted templates permit what Kubernetes' restricted standard does; stricter policies stop no running endpoint."""
+"""Restricted templates permit only what Kubernetes' restricted standard does; stricter policies stop no endpoint."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         try:
             objects = render(parse(document(template=template)), Catalogue.load())
         except Refused:
-            return  # the rule duplicates a field
+            return  # the template sets a field of the spec again
         made = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]
         made["spec"]["serviceAccountName"] = "default"
         pod = {"metadata": {"name": "demo", **made["metadata"]}, "spec": made["spec"]}

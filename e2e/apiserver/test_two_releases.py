@@ -77,7 +77,7 @@ def test_an_install_over_namespaces_of_another_release_is_refused(
     assert f"{there}one, two," in run_helm.install("second", ns, "webhook.enabled=true", dry)
     assert f"{there}two," in run_helm.install("second", ns, "watchNamespaces={three,two}", dry)
     assert "STATUS: pending-install" in run_helm.install("second", ns, "watchNamespaces={three}", dry)
-    # Its own webhook does not obstruct other releases.
+    # A release's own webhook does not obstruct its upgrade.
     watch([ns])
     again = run_helm("upgrade", "--install", "stoker", str(CHART), f"--namespace={SYSTEM}", dry)
     assert "STATUS: pending-upgrade" in again

@@ -21,7 +21,7 @@ SEQUENCES = "test/prefill-max-num-seqs"
 
 @pytest.fixture(scope="module")
 def composed(kube: Cluster, operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator with that kind, for the module; it has the chart's rights and those that the kind needs."""
+    """The operator with this workload kind, with the chart's rights and those that the kind needs."""
     rbac: Any = client.RbacAuthorizationV1Api(kube.api)
     verbs = ["get", "list", "watch", "create", "patch", "delete"]
     rule = {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": verbs}

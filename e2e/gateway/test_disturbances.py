@@ -171,7 +171,7 @@ def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images
         flow.wait_for(10)
     results.add("gateway: both pickers killed", flow.result, recovery)
     assert not flow.result.cut, listed(flow.result.cut)
-    # Requests that were being routed, or came before the next picker was ready, may be retried.
+    # Requests that were being routed, or came before the next picker was ready, fail with 503.
     assert all("Error code: 503" in each.error for each in flow.result.failed), listed(flow.result.failed)
     unexcused = [each for each in flow.result.failed if not struck - 5 < each.start < recovered + HEARSAY]
     assert not unexcused, listed(unexcused)

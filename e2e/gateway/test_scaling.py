@@ -1,10 +1,9 @@
-"""An endpoint scaled between zero and three pods, by clients that do not retry.
+"""An endpoint scaled between zero and three pods; clients do not retry.
 
-Asserted: a burst at zero is held, starts pods and is answered completely; then the pods are removed. Requests at any
-moment of the way to zero are answered, also after a restart of all operators and gateways at zero, and while the
-leading operator is killed. If pods cannot start, requests are answered with the reason. Bursts in each phase of the way
-to zero, and during removal of pods, are answered. While a gateway replica does not report, requests are answered and no
-pod is removed.
+Asserted: a burst at zero is held, starts pods and is answered; then the pods are removed. Requests are answered at any
+moment and in each phase of the way to zero, while pods are removed, after a restart of all operators and gateways at
+zero, while the operators are killed, and while a gateway replica does not report, which also keeps all pods. If pods
+cannot start, requests are answered with the reason.
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, ke
     env = scaled.get()["spec"]["engine"]["env"]
     scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
     try:
-        # Later ones arrive while the pod waits for its restart, and at zero.
+        # The later requests arrive while the pod waits for its restart, and at zero.
         with burst(scaled, images, key, [0.0, 0.2, 0.4, 10.0, 25.0, 40.0]) as answers:
             pass
     finally:
@@ -299,7 +298,7 @@ def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key
         with burst(scaled, images, key, [each * 0.5 for each in range(60)]) as answers:
             pass
         all_answered(answers)
-        # Long requests need one pod; only the missing report keeps the others.
+        # These requests need one pod; only the missing report keeps the others.
         assert scaled.condition("Scaling")["reason"] == "MissingSignals"
         assert (len(scaled.pods()), phase(scaled)) == (3, "Active")
     finally:

@@ -17,9 +17,8 @@ from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
 
-#: Time until a Service removes an ended container, in seconds: the kubelet checks every second, then the endpoints and
-#: every node's rules are updated. If a node's rules can be read, they are checked instead.
-#: endpoints, then every node's rules are written. Where a node's rules can be read, they show it.
+#: Time until no Service routes to an ended container, in seconds: the kubelet checks every second, then the endpoints
+#: and every node's rules are updated. If a node's rules can be read, they are checked instead.
 HEARSAY = 6
 
 

@@ -139,7 +139,7 @@ def test_unknown_accelerator_kinds_are_explained(planned: Any) -> None:
     assert code == 2 and found["errors"][0]["field"] == "spec.hardware"
     reasons = {row["resource"]: row["reason"] for row in found["accelerators"]}
     assert reasons[GPU] == (
-        "NVIDIA-NEW is not in the accelerator catalogue; 1 of the nodes lack the label nvidia.com/gpu.product"
+        "not in the accelerator catalogue: NVIDIA-NEW; nodes without the label nvidia.com/gpu.product: 1"
     )
     assert reasons["habana.ai/gaudi"].startswith("the kind is intel-gaudi2 or intel-gaudi3, and no label shows which")
 

@@ -277,7 +277,8 @@ def test_node_fields_are_merged_into_every_term() -> None:
         ),
         (
             {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "web"}]}]},
-            "spec.template.spec.containers[engine].ports: port 8000 is the engine's, with the name http",
+            "spec.template.spec.containers[engine].ports: port 8000 is the engine's; its name http and protocol cannot "
+            "change",
         ),
         ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: the item lacks name; set it"),
         ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: the item lacks name; set it"),

@@ -1,8 +1,7 @@
 """Bundle of batch-invariant Triton kernels: a row's bits do not depend on its batch (``--batch-invariant``).
 
-Most kernels are batch-invariant by construction. Two operations are replaced: linear operations, since the order of
-torch's sums depends on the number of rows; and those with block weights, whose tile width depends on the number of
-tokens.
+Most Triton kernels are batch-invariant by construction. Only linear operations are replaced: torch's order of sums
+depends on the number of rows, and the tile width of the kernel for weights in blocks on the number of tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bundle of the Triton kernels; operations without a kernel use the reference implementation."""
+"""Bundle of the Triton kernels; operations without a kernel use torch's operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated MLPs of the chosen experts (`kernels/moe.py` defines them): six kernels without synchronization."""
+"""Gated MLPs of the chosen experts (`kernels/moe.py` defines them): five kernels without synchronization."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def experts(
 
 
 def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    """See `kernels.bundle.Kernels.block_experts`. Formats without tiles are multiplied expert by expert, which
-    synchronizes with the device.
+    """See `kernels.bundle.Kernels.block_experts`. If a format has no tiles, both matrices are multiplied expert by
+    expert, which synchronizes with the device.
     """
     if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
         return make_block_experts(quant_linear, act_and_mul)(gate_up, down, act, dtype)
