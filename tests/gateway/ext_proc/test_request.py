@@ -106,9 +106,9 @@ def test_session_salt_and_request_id_are_read_from_the_body() -> None:
     assert (request.size, request.request_id) == (9000, "r")
     assert request.chain[0] not in _read(COMPLETIONS, prompt=long).chain
     assert request.chain[0] not in _read(COMPLETIONS, model="n", prompt=long, cache_salt="s").chain
-    gone_on = _read(RESPONSES, input=long, previous_response_id="resp_1")
-    assert (gone_on.previous_response_id, list(gone_on.chain)) == ("resp_1", [])
-    assert gone_on.size >= 9000
+    continued = _read(RESPONSES, input=long, previous_response_id="resp_1")
+    assert (continued.previous_response_id, list(continued.chain)) == ("resp_1", [])
+    assert continued.size >= 9000
     for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"):
         read = _read(path, prompt=long, messages=[], input=long)
         assert replace(read, prompt_tokens=0) == ModelRequest("m", [])

@@ -27,7 +27,7 @@ def test_help_names_the_package_of_foreign_commands() -> None:
     assert "  a-command-with-a-long-name  from stoker_plugin" in dispatcher.usage({long.name: long})
 
 
-def test_help_imports_neither_half() -> None:
+def test_help_imports_neither_engine_nor_operator() -> None:
     code = (
         "import sys; from stoker.main import main; main(['--help']);"
         "print([name for name in sys.modules if name.startswith('stoker_')])"
@@ -36,7 +36,7 @@ def test_help_imports_neither_half() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_plan_does_not_import_the_engines_dependencies() -> None:
+def test_plan_does_not_import_large_dependencies() -> None:
     code = (
         "import sys; from stoker.main import main; main(['plan', '-f', 'examples/01-demo.yaml']);"
         "print([m for m in ('torch', 'kopf', 'kubernetes', 'transformers') if m in sys.modules])"

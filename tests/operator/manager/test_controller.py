@@ -95,9 +95,9 @@ def test_changes_found_by_lists_wake_their_endpoints_once(broken: bool, monkeypa
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("comes", [True, False], ids=["config arrives", "config does not arrive"])
+@pytest.mark.parametrize("arrives", [True, False], ids=["config arrives", "config does not arrive"])
 def test_review_waits_briefly_for_a_pending_config(
-    comes: bool, virtual_time: Any, monkeypatch: pytest.MonkeyPatch
+    arrives: bool, virtual_time: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
@@ -114,10 +114,10 @@ def test_review_waits_briefly_for_a_pending_config(
         waiting = asyncio.create_task(controller._reviews.await_config(document))
         await elapse(1)
         assert not waiting.done()
-        pending = not comes
+        pending = not arrives
         controller._on_hub_attempt(Model("org/model", None), set())
         await waiting
-        assert loop.time() == (1 if comes else 2)
+        assert loop.time() == (1 if arrives else 2)
         await controller._reviews.await_config({"spec": {"model": 5}})
 
     virtual_time(main)

@@ -75,7 +75,7 @@ def message(reported: dict[str, Any], kind: str = "Ready") -> str:
     return next(str(each["message"]) for each in reported["conditions"] if each["type"] == kind)
 
 
-def test_status_of_a_serving_endpoint(document: Any, catalogue: Catalogue) -> None:
+def test_serving_endpoint_is_ready(document: Any, catalogue: Catalogue) -> None:
     engine_facts = Reported(1234, "fp8_e4m3", "int8 in groups of 128")
     reported = report(document(replicas=2), catalogue, reported=engine_facts)
     assert [each["type"] for each in reported["conditions"]] == [
