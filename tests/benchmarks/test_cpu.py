@@ -56,7 +56,7 @@ class Pretended:
     def close(self) -> None: ...
 
 
-def test_workloads_are_what_their_names_say() -> None:
+def test_workloads_match_their_names() -> None:
     names = expand(["W1", "W2", "W3", "decode", "prefill", "long"])
     made = {name: workload(name, seed=0) for name in names}
     assert made["decode-16"].num_output_tokens == 16 * 64

@@ -10,7 +10,7 @@ import pytest
 from stoker_common.bar_chart import Bar, BarChart, bins
 
 
-def test_stacked_bars_mark_the_limit_and_cut_what_is_far_above_it() -> None:
+def test_stacked_bars_mark_the_limit_and_cut_values_far_above_it() -> None:
     bars = [Bar("fits", (2, 1, 1)), Bar("full", (4, 4, 0)), Bar("exceeds", (6, 3, 0)), Bar("huge", (40, 0, 0))]
     assert BarChart(28, ascii_only=True).stacked(bars, 8) == [
         "   fits  ##=-    |",

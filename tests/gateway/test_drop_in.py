@@ -77,7 +77,7 @@ async def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) ->
         await runner.cleanup()
 
 
-def test_servers_are_asked_for_their_models_with_their_key() -> None:
+def test_servers_are_queried_for_their_models_with_their_key() -> None:
     requests: list[tuple[str, str | None]] = []
     heard: list[tuple[str, bytes, str]] = []
     takes = "Bearer k"

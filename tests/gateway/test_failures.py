@@ -44,7 +44,7 @@ async def _until_ready_says(status: int, client: aiohttp.ClientSession, at: Gate
     await until_async(holds)
 
 
-def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> None:
+def test_unanswered_request_is_retried_once_on_the_pickers_next_server() -> None:
     async def main() -> None:
         async with gateway(3) as at, aiohttp.ClientSession() as client:
             first, second, _ = at.servers

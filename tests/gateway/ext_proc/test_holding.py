@@ -327,7 +327,7 @@ def test_outcomes_of_held_requests_are_reported(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-def test_a_server_that_cannot_be_reached_gets_nothing_until_it_reports(virtual_time: Run) -> None:
+def test_unreachable_server_gets_no_requests_until_it_reports(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
         at.report()

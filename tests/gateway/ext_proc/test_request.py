@@ -54,7 +54,7 @@ def _read(path: str, **body: Any) -> ModelRequest:
 
 
 @pytest.mark.parametrize(("name", "items"), [("messages", _TURNS), ("input", _ITEMS), ("messages", _BLOCKS)])
-def test_a_longer_conversation_begins_as_the_shorter_one(name: str, items: list[dict[str, Any]]) -> None:
+def test_text_of_a_longer_conversation_starts_with_the_shorter_ones(name: str, items: list[dict[str, Any]]) -> None:
     before = b""
     for number in range(len(items) + 1):
         text = prompt_text({"tools": TOOLS, "instructions": "be brief", name: items[:number]})

@@ -34,7 +34,7 @@ LONG = "the same beginning of every prompt, " * 200
 @pytest.mark.parametrize("mode", ["buffered", "streamed"])
 @pytest.mark.parametrize("trailers", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 600, 64_511, 64_512, 64_513, 300_000])
-def test_a_request_is_routed_and_its_body_left_as_it_is(mode: str, trailers: bool, size: int) -> None:
+def test_request_is_routed_with_its_body_unchanged(mode: str, trailers: bool, size: int) -> None:
     async def main() -> None:
         async with picking({"org/a": THREE, "b": ("10.0.1.1:80",)}) as picker:
             for model, cluster in (("org/a", "cluster-0"), ("b", "cluster-1")):

@@ -195,7 +195,7 @@ def test_a_pod_without_a_recent_report_fails_the_metrics_of_pods() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_reports_what_changes_and_nothing_while_a_report_is_missing() -> None:
+def test_stream_reports_changes_and_nothing_while_a_report_is_missing() -> None:
     async def main() -> None:
         replicas = _Replicas(a=report(), b=None)
         async with served(replicas) as client:

@@ -43,7 +43,7 @@ def stored(manifest: Any) -> Any:
 
 @settings(max_examples=100)
 @given(KEYS)
-def test_a_key_is_read_as_it_was_written(key: Key) -> None:
+def test_written_key_is_read_back(key: Key) -> None:
     manifest = manifests.write(key)
     assert manifests.read(yaml.safe_load(yaml.safe_dump(manifest))) == key
     assert manifests.read(stored(manifest)) == key

@@ -205,9 +205,9 @@ def test_requests_without_cost_report_zero_tokens() -> None:
 
 def test_picker_learns_of_ended_requests_and_dead_servers() -> None:
     async def main() -> None:
-        with socket.socket() as closed_port:
-            closed_port.bind(("127.0.0.1", 0))  # reserved, without a listener
-            dead_server = f"127.0.0.1:{closed_port.getsockname()[1]}"
+        with socket.socket() as bound_socket:
+            bound_socket.bind(("127.0.0.1", 0))  # reserved, without a listener
+            dead_server = f"127.0.0.1:{bound_socket.getsockname()[1]}"
             more = asyncio.Event()
 
             async def waits(_: web.Request) -> web.Response:

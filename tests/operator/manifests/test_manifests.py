@@ -184,7 +184,7 @@ def test_an_engine_without_key_files_gets_one_key(endpoint: Any) -> None:
     assert {"name": "VLLM_API_KEY", "valueFrom": key} in spec["containers"][0]["env"]
 
 
-def test_the_hubs_token_comes_from_a_secret(endpoint: Any) -> None:
+def test_hub_token_comes_from_a_secret(endpoint: Any) -> None:
     model = {"source": "hf://org/name", "tokenSecretRef": {"name": "hub", "key": "token"}}
     env = pod(endpoint, model=model)["containers"][0]["env"]
     assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}} in env

@@ -167,7 +167,7 @@ def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.Lo
     assert versions.get("ns", KEYS) is None  # it does not exist
 
 
-def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document: Any) -> None:
+def test_status_names_pods_with_an_earlier_object_and_the_remedy(document: Any) -> None:
     world = World(document(**of_vllm(auth=AUTH)))
     known: list[Version | None] = [None]
     looked: list[Any] = []
