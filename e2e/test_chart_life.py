@@ -33,18 +33,18 @@ FIRST_RELEASE: Object = {
 }
 
 
-def test_a_typo_is_an_error(cluster: Cluster) -> None:
+def test_typo_in_values_is_an_error(cluster: Cluster) -> None:
     output = cluster.helm("template", RELEASE, str(CHART), "--set", "replica=3", check=False)
     assert "replica" in output and "rror" in output
 
 
-def test_helm_test_says_that_it_works(cluster: Cluster, chart: None) -> None:
+def test_helm_test_reports_a_working_webhook(cluster: Cluster, chart: None) -> None:
     output = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", "--timeout", "2m")
     assert "refuses one whose hardware is not in the catalogue" in output
 
 
 @pytest.mark.timeout(600)
-def test_a_model_comes_with_the_chart(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
+def test_model_is_installed_with_the_chart(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
     example = CHART / "examples/demo-model.yaml"
     release.install(cluster, images, f"endpoints.demo.namespace={namespace}", values_files=[example])
     endpoint = Endpoint(cluster, namespace)

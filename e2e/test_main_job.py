@@ -155,7 +155,7 @@ def test_main_job(cluster: Cluster, images: Images, chart: None, namespace: str,
         pytest.fail(f"left behind: {sorted(remaining)}")
 
 
-def test_a_wrong_manifest_is_refused_when_it_is_written(cluster: Cluster, chart: None, namespace: str) -> None:
+def test_wrong_manifest_is_refused_on_apply(cluster: Cluster, chart: None, namespace: str) -> None:
     manifest = (ROOT / "examples/02-four-gpus.yaml").read_text()
     for right, wrong, sentence in (
         ("{tensor: 2}", "{tensor: 2, data: 3}", "needs 6 GPUs"),

@@ -60,7 +60,9 @@ def replica_sets(cluster: Cluster, namespace: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, results: Results) -> None:
+def test_operator_killed_at_any_moment_continues(
+    cluster: Cluster, chart: None, namespace: str, results: Results
+) -> None:
     """The endpoints need two pods on nodes that do not exist: their pods never start, which makes the test fast."""
     nowhere = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
     names = []
@@ -86,7 +88,7 @@ def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, res
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_the_control_plane_fails_under_traffic(
+def test_control_plane_failure_costs_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
     endpoint = Endpoint(cluster, namespace)
@@ -149,7 +151,7 @@ def annotation(cluster: Cluster, namespace: str) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> None:
+def test_specs_are_accepted_and_deleted_without_an_operator(cluster: Cluster, chart: None, namespace: str) -> None:
     """Without an operator, the API server accepts specs that the webhook would refuse, and a deleted namespace goes
     away.
 
@@ -185,7 +187,7 @@ def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> N
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_uninstalled_with_live_endpoints(
+def test_uninstall_with_live_endpoints_costs_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
     endpoint = Endpoint(cluster, namespace)

@@ -58,7 +58,7 @@ def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 @pytest.mark.further
-def test_downloaded_once_and_continued_after_a_kill(
+def test_weights_are_downloaded_once_and_continued_after_a_kill(
     cluster: Cluster,
     images: Images,
     chart: None,

@@ -176,7 +176,7 @@ def test_memory_limit(endpoint: Endpoint, hub: str, note: Note) -> None:
 
 
 @pytest.mark.further
-def test_longer_than_the_model(endpoint: Endpoint, hub: str, note: Note) -> None:
+def test_max_model_len_beyond_the_model(endpoint: Endpoint, hub: str, note: Note) -> None:
     document = tiny(hub)
     document["spec"]["engine"]["maxModelLen"] = 1_000_000
     endpoint.apply(document)
@@ -212,7 +212,7 @@ def test_no_gpus(endpoint: Endpoint, images: Images, hub: str, note: Note) -> No
     fixed(endpoint, "Unschedulable")
 
 
-def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hub: str) -> None:
+def test_failing_rollout_keeps_serving_pods(endpoint: Endpoint, hub: str) -> None:
     """Rapid edits and reverts do not affect serving pods either."""
     endpoint.apply(tiny(hub))
     endpoint.wait_ready(_READY_S)
@@ -232,7 +232,7 @@ def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hu
 
 
 @pytest.mark.further
-def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
+def test_no_room_for_an_additional_pod(endpoint: Endpoint, hub: str, note: Note) -> None:
     """A new pod does not fit beside the serving one; the remedy in the status works."""
     (node, *_) = (
         node["metadata"]["labels"]["kubernetes.io/hostname"]
@@ -263,7 +263,7 @@ def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
 
 
 @pytest.mark.further
-def test_a_pod_that_never_comes_to_serve(endpoint: Endpoint, images: Images, hub: str, note: Note) -> None:
+def test_pod_that_never_serves(endpoint: Endpoint, images: Images, hub: str, note: Note) -> None:
     document = tiny(hub)
     sleeper = {"name": "sleeper", "image": images.client, "command": ["sleep", "3600"], "securityContext": _RESTRICTED}
     document["spec"] |= {"template": {"spec": {"initContainers": [sleeper]}}, "rollout": {"startupTimeoutSeconds": 20}}

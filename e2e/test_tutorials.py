@@ -25,7 +25,9 @@ from tutorial import run, tutorials
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tutorial", tutorials("cluster"), ids=lambda path: path.stem)
-def test_a_tutorial_is_true(cluster: Cluster, chart: None, namespace: str, tutorial: Path, tmp_path: Path) -> None:
+def test_tutorial_shows_the_real_output(
+    cluster: Cluster, chart: None, namespace: str, tutorial: Path, tmp_path: Path
+) -> None:
     # The user's kubectl context has its own namespace.
     document = yaml.safe_load(cluster.kubeconfig.read_text())
     for each in document["contexts"]:
@@ -67,7 +69,7 @@ def plain(endpoint: Object, image: str) -> list[Object]:
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_a_move_loses_no_request(
+def test_migration_costs_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
     in_namespace = ("--namespace", namespace)

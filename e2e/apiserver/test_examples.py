@@ -17,7 +17,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
+def test_examples_are_accepted(kube: Any, ns: str, example: Path) -> None:
     document = yaml.safe_load(example.read_text())
     document["metadata"]["namespace"] = ns
     server = Kube(kube.api)

@@ -53,7 +53,7 @@ def hub() -> Iterator[Hub]:
     made.server.server_close()
 
 
-def test_pods_wait_for_the_models_description(
+def test_pods_wait_for_the_models_config(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, hub: Hub, tmp_path: Path
 ) -> None:
     sleeping_operator.stop()

@@ -59,7 +59,7 @@ def used(kube: Any) -> set[tuple[str, str, str]]:
     return found
 
 
-def test_what_is_granted_is_what_is_used(
+def test_granted_rights_equal_the_used_ones(
     kube: Any, helm: str, ns: str, document: Any, start: Any, pod_monitors: None, eventually: Any
 ) -> None:
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}

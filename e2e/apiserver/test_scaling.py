@@ -190,7 +190,7 @@ def wait_polls(replica: ScriptedReplica, count: int = POLLS) -> None:
     wait_for(lambda: replica.num_requests >= until, f"{count} more requests")
 
 
-def test_the_count_goes_to_the_deployment_alone(operator: Operator, create: Callable[..., Scaled]) -> None:
+def test_recommended_count_changes_only_the_deployment(operator: Operator, create: Callable[..., Scaled]) -> None:
     scaled = create(minReplicas=0, idleSecondsToZero=1)
     created = scaled.endpoint()
     scaled.settle(1)
@@ -218,7 +218,7 @@ def test_the_count_goes_to_the_deployment_alone(operator: Operator, create: Call
     )
 
 
-def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, create: Callable[..., Scaled]) -> None:
+def test_zero_requires_the_acknowledgement_of_each_replica(operator: Operator, create: Callable[..., Scaled]) -> None:
     scaled = create(minReplicas=0, idleSecondsToZero=1)
     scaled.settle(1)
     before = scaled.changes()
@@ -238,7 +238,7 @@ def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, crea
     wait_for(lambda: scaled.kube.condition(scaled.namespace, scaled.name)["reason"] == "ScaledToZero", "it is Ready")
 
 
-def test_an_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
+def test_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
     """A held request withdraws an announcement; without each replica's acknowledgement it lapses."""
     held, lapsed = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("held", "lapsed"))
     for each in (held, lapsed):
@@ -472,7 +472,7 @@ def test_changed_scaling_restarts_no_pod(operator: Operator, create: Callable[..
     assert pods < scaled.pods()
 
 
-def test_the_next_leader_continues(
+def test_next_leader_continues(
     operators: tuple[Operator, Operator], operator: Operator, create: Callable[..., Scaled]
 ) -> None:
     """The leader is killed while endpoints grow, go to zero, and are at zero."""

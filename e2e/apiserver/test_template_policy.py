@@ -168,7 +168,7 @@ def refusal_of(kube: Any, namespace: str, pod: Any) -> str:
     return "" if response.status == 201 else str(answer["message"])
 
 
-def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any) -> None:
+def test_permitted_templates_meet_the_restricted_standard(kube: Any, confined: Any, document: Any) -> None:
     counts = {"permitted": 0, "taken": 0, "refused by both": 0, "refused by us alone": 0}
 
     @settings(

@@ -65,7 +65,7 @@ def watch(kube: Any) -> Iterator[Callable[[list[str]], None]]:
     select(before)
 
 
-def test_an_install_over_namespaces_of_another_release_is_refused(
+def test_install_over_another_releases_namespaces_is_refused(
     kube: Any, run_helm: Helm, watch: Callable[[list[str]], None], ns: str
 ) -> None:
     there = f"release stoker in namespace {SYSTEM} already watches "

@@ -84,7 +84,7 @@ def until_ready(kube: Any, ns: str, eventually: Callable[..., Any]) -> None:
     eventually(lambda: serve(kube, ns) and ready(kube, ns), "Ready")
 
 
-def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
+def test_endpoint_of_two_workloads_is_created_reported_and_deleted(
     kube: Any, ns: str, document: Any, eventually: Any, running: Any
 ) -> None:
     # Creation: objects, and status with replicas and pods.
@@ -166,7 +166,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     )
 
 
-def test_templates_that_the_api_server_refuses(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_templates_refused_by_the_api_server_are_reported(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(template={"spec": {"containers": [{"name": "engine", "nothing": 1}]}}))
     condition = eventually(lambda: ready(kube, ns, "False"), "it is reported")
     assert condition["reason"] == "InvalidTemplate"

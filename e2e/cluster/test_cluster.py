@@ -66,7 +66,7 @@ def test_service_answers_by_its_dns_name(cluster: Cluster, images: Images, names
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_that_is_slow_to_answer_is_not_made_anew(cluster: Cluster) -> None:
+def test_slow_cluster_is_not_created_again(cluster: Cluster) -> None:
     (node,) = cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
     name = node["metadata"]["name"]
     stderr = ""

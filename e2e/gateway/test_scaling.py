@@ -159,7 +159,7 @@ def all_answered(answers: list[Answer]) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key: str) -> None:
+def test_burst_at_zero_is_answered(scaled: Endpoint, images: Images, results: Results, key: str) -> None:
     wait_zero(scaled)
     with burst(scaled, images, key, [each * 0.05 for each in range(12)], tokens=200) as answers:
         pods = wait_for(lambda: len(scaled.pods()) == 3 and scaled.pods(), "three pods", 120)
@@ -175,7 +175,7 @@ def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images: Images, key: str) -> None:
+def test_requests_at_any_moment_of_scaling_to_zero_are_answered(scaled: Endpoint, images: Images, key: str) -> None:
     rng, times = random.Random(7), [0.0]
     for _ in range(8):  # from before the announcement to after the end of the last pod
         times.append(times[-1] + rng.uniform(_IDLE_S - 1, _IDLE_S + 12))
@@ -186,7 +186,7 @@ def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: str) -> None:
+def test_requests_at_zero_survive_restarts_of_operator_and_gateway(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     cluster = scaled.cluster
     for name in (release.RELEASE, "stoker-gateway"):
@@ -202,7 +202,7 @@ def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: 
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
+def test_failed_start_is_returned_to_held_requests(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     scaled.patch(engine={"image": "stoker/no-such-image:1"})
     try:
@@ -219,7 +219,7 @@ def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key:
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
+def test_crashing_start_is_returned_to_held_requests(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     env = scaled.get()["spec"]["engine"]["env"]
     scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
@@ -239,7 +239,7 @@ def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, ke
 @pytest.mark.further
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("expected", ["Draining", "Zero"])
-def test_a_burst_in_a_phase_of_the_way_to_zero(
+def test_burst_in_each_phase_of_scaling_to_zero_is_answered(
     scaled: Endpoint, images: Images, results: Results, key: str, expected: str
 ) -> None:
     cluster, name = scaled.cluster, f"burst-{uuid.uuid4().hex[:6]}"
@@ -263,7 +263,7 @@ def test_a_burst_in_a_phase_of_the_way_to_zero(
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: str) -> None:
+def test_bursts_while_pods_are_removed_are_answered(scaled: Endpoint, images: Images, key: str) -> None:
     scaling = scaled.get()["spec"]["scaling"]
     scaled.patch(scaling={"minReplicas": 3, "idleSecondsToZero": None})
     try:
@@ -283,7 +283,7 @@ def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: st
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key: str) -> None:
+def test_silent_gateway_replica_keeps_the_count(scaled: Endpoint, images: Images, key: str) -> None:
     cluster, pod = scaled.cluster, gateway_pods(scaled.cluster)[0]
     rule = ("FORWARD", "--destination", pod["status"]["podIP"], "--protocol", "tcp", "--dport", "8081", "-j", "DROP")
     nodes = [each["metadata"]["name"] for each in cluster.get("nodes")["items"]]

@@ -28,11 +28,11 @@ if hold_at := int(sys.argv[3]):
     hub.hold_at = hold_at * 1024**2
 print("serving", sorted(files), flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-told = 0
+num_printed = 0
 while True:
-    for fetched in hub.fetched[told:]:
+    for fetched in hub.fetched[num_printed:]:
         print(json.dumps(fetched), flush=True)
-        told += 1
+        num_printed += 1
     time.sleep(0.2)
 """
 

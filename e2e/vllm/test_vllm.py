@@ -130,7 +130,7 @@ def same(hub: str, placed: Object, **changes: Any) -> Object:
 
 
 @pytest.mark.timeout(2400)
-def test_a_move_loses_no_request(
+def test_migration_costs_no_request(
     cluster: Cluster,
     images: Images,
     chart: None,
@@ -250,7 +250,7 @@ except urllib.error.HTTPError as error:
     ],
     ids=["no-such-model", "beyond-the-model"],
 )
-def test_what_is_wrong_is_said(
+def test_start_errors_are_reported_with_their_reason(
     cluster: Cluster,
     images: Images,
     chart: None,
