@@ -195,7 +195,7 @@ def test_requests_wait_if_the_last_engine_dies_while_another_restarts(tiny_llama
 
 
 def test_an_engine_stopped_while_idle_is_restarted(crashing: CrashingServer) -> None:
-    """The next request triggers it, which other engines serve."""
+    """The next request triggers the restart; other engines serve it."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
     os.kill(crashing.llm.engines[1].process.pid, signal.SIGSTOP)

@@ -74,7 +74,7 @@ def test_throughput_is_logged_at_intervals_while_busy(
     ]
 
 
-def test_throughput_is_the_sum_of_all_engines(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_throughput_log_covers_all_engines(caplog: pytest.LogCaptureFixture) -> None:
     """A dead engine's counts until its death are included."""
     caplog.set_level(logging.INFO)
 

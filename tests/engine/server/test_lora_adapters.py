@@ -266,7 +266,7 @@ def test_a_reload_leaves_running_requests_alone(make_admin: MakeAdmin, folder: P
 def test_an_adapter_unloaded_during_tokenization_is_404(
     make_admin: MakeAdmin, folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was started, so it is an ordinary 404, streamed or not."""
+    """No response was started, so it is an ordinary 404, streamed or not."""
 
     async def run() -> None:
         service = make_admin()

@@ -220,7 +220,7 @@ def test_stop_reason_names_the_limit(client: Anthropic, engine: ScriptedEngine) 
 @pytest.mark.parametrize(
     ("arguments", "read"),
     [('{"city": "\\ud83d"}', {"city": "\ufffd"}), (f'{{"city": {"[" * 197 + "]" * 197}}}', None)],
-    ids=["half a character", "deep"],
+    ids=["lone surrogate", "deep nesting"],
 )
 def test_calls_with_unusual_json_are_still_calls(
     url: str, engine: ScriptedEngine, arguments: str, read: Any, forced: bool

@@ -182,7 +182,7 @@ def test_items_become_messages(items: list[Any], expected: list[Any]) -> None:
 
 
 def test_no_text_of_an_item_is_lost() -> None:
-    """In any order, each text appears once in the messages, in its place."""
+    """Each text appears once in the messages, in the order of the items, whatever their kinds."""
     rng = random.Random(0)
     for _ in range(300):
         texts = [f"<{number}>" for number in range(rng.randint(1, 9))]

@@ -229,9 +229,7 @@ def test_a_dead_engine_is_restarted_while_requests_wait(tiny_llama: Path) -> Non
         assert _running(metrics) == 0
         assert _value(metrics, "stoker:engine_restarts_total") == 1
         assert _value(metrics, "vllm:generation_tokens_total") >= 4, "the counter continues after the restart"
-        until(
-            lambda: parent.num_fds() <= fds, "the descriptors of the dead engine are closed"
-        )  # connections are being closed
+        until(lambda: parent.num_fds() <= fds, "connections and the dead engine's descriptors are closed")
         again = engine_of(process.pid)
         assert again.pid != engine.pid
         again.kill()

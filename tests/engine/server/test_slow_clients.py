@@ -259,7 +259,7 @@ def test_a_minimum_rate_of_0_accepts_any_body_rate(virtual_time: VirtualTime) ->
 
 
 def test_a_slow_reader_is_served(virtual_time: VirtualTime) -> None:
-    """It reads a byte shortly before each deadline; then it stops."""
+    """The client reads a byte shortly before each deadline; then it stops."""
 
     async def main() -> None:
         connected = Connected()

@@ -80,7 +80,7 @@ def test_changes_of_the_file_reach_the_engine(listed: Listed, engine: FakeEngine
         with listed.registry.hold("one") as old:
             listed.write(one="dir/c", three="dir/b")
             await listed.until_served(one="c", three="b")
-            assert old in engine.adapters, "its request runs"
+            assert old in engine.adapters, "a request still uses the adapter"
         assert old not in engine.adapters
         listed.replace("adapters: []")
         await listed.until_served()

@@ -86,6 +86,6 @@ def test_random_calls_are_parsed_as_by_python() -> None:
         ),
     ],
 )
-def test_calls_without_literal_arguments_are_content(text: str) -> None:
+def test_invalid_python_calls_are_content(text: str) -> None:
     whole = parse("pythonic", [text])
     assert (whole.calls, whole.content) == ([], text)

@@ -128,7 +128,7 @@ def test_malformed_output_is_content_except_for_its_calls(parser: str) -> None:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_text_around_calls_is_kept_without_adjacent_white_space(parser: str) -> None:
+def test_text_around_calls_is_kept_but_white_space_alone_is_not(parser: str) -> None:
     text = next(iter(texts(parser)))
     calls = parse(parser, [text]).calls
     for before, after in (("", " \n"), ("\n\n", ""), (" ", "\n")):
