@@ -66,7 +66,9 @@ def test_devices_after_an_invalid_number_are_not_visible(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "engines, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
+    "engines, ranks, threads",
+    [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)],
+    ids=["two engines", "three engines", "more engines than CPUs", "engines of two ranks"],
 )
 def test_engines_share_the_cpu_quota(engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one node with 8 cores and a CPU quota of 4. Ranks choose their own parts."""

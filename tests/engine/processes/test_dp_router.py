@@ -111,13 +111,13 @@ def test_engines_without_room_come_last() -> None:
     router = DPRouter(2, 16, MANY, max_num_seqs=4)
     prompt = _prompt(("long", 5000))
     first = router.begin("0", prompt, 4, among=range(2))
-    assert router.begin("1", prompt, 1, among=range(2)) != first, "a step has no more sequences"
-    assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one less to do"
+    assert router.begin("1", prompt, 1, among=range(2)) != first, "a step has room for no more sequences"
+    assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one has less work"
     router = DPRouter(2, 16, MANY, 256)
     first = router.begin("0", prompt, 1, among=range(2))
     router.mark_started("0")
     router.report(first, SchedulerStats(3, 0, 1.0, 0, 0, 0))
-    assert router.begin("1", prompt, 1, among=range(2)) == first, "full, but no request waits"
+    assert router.begin("1", prompt, 1, among=range(2)) == first, "the cache is full, but no request waits"
     router.report(first, SchedulerStats(3, 2, 0.97, 0, 0, 0))
     assert router.begin("2", prompt, 1, among=range(2)) != first
 
@@ -130,7 +130,7 @@ def test_remembered_prefixes_are_bounded_by_the_cache_size() -> None:
         router.end(str(number))
         assert len(router._engines[0].seen) <= 10
     router.begin("again", _prompt(("chat49", 8 * CHUNK_TOKENS)), 1, among=[0])
-    assert router.load(0)[1] == CHUNK_TOKENS, "the last chunk is computed, for its last token's sake"
+    assert router.load(0)[1] == CHUNK_TOKENS, "the last chunk is always computed"
     router.end("again")
     router.begin("longer than the cache", _prompt(("book", 100 * CHUNK_TOKENS)), 1, among=[0])
     router.end("longer than the cache")
