@@ -1,4 +1,4 @@
-"""Ranks die, stop or hang: all of them end, and waiting steps get the first one and its cause."""
+"""Ranks die, stop or hang: all of them end, and waiting steps get the error of the first one, with its cause."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_results_come_in_order_with_two_steps_in_flight(make: Make) -> None:
     plan: Any = executor.plan
     threads = [deal(Machine.current(), SIZE)[0].threads]
     assert (plan.num_blocks, plan.model, plan.threads, executor.on_cpu) == (7, "/some/model", threads, True)
-    assert len(calls) > SIZE  # more calls than one per rank, at its end
+    assert len(calls) > SIZE  # progress is reported during loading, not only at its end
     assert calls == sorted(calls)
     assert calls[-1] == (333, 333), "the progress does not cover the weights of all ranks"
     executor.launch(_step(0))
@@ -185,7 +185,7 @@ def test_all_ranks_end_when_one_dies(
 
 
 def test_a_rank_that_starts_late_does_not_count_as_stuck(make: Make, deaths: Path) -> None:
-    """With any step timeout: until it has started, no other rank waits for it."""
+    """The step timeout does not matter: no other rank waits for it until it has started."""
     (deaths / "late-1").write_text("4")
     _run(make(step_timeout=3.0), 6)
 

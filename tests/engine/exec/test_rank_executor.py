@@ -102,7 +102,7 @@ def _run(
     """Run all requests, the second half of which arrive later; return outputs and the number of preemptions.
 
     Args:
-        then: called before each step.
+        then: functions that are called before the steps with these numbers.
     """
     found: Outputs = {}
     half = len(requests) // 2

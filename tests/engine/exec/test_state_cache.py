@@ -1,4 +1,4 @@
-"""States in the pool: a recurrent layer with its state there computes the same in chunks as at once."""
+"""States in the pool: a recurrent layer with its state there computes the same in chunks as in one call."""
 
 from __future__ import annotations
 
