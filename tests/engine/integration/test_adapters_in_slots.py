@@ -53,7 +53,7 @@ class SlotAdapters:
             assert self.gates[source.number].wait(60)
         if source.number in self.wrong:
             raise AdapterError(self.wrong[source.number])
-        assert len(self.loaded) < self.num_resident, "there is no memory for it"
+        assert len(self.loaded) < self.num_resident, "the adapter exceeds the memory"
         self.loaded.add(source.number)
         self.loads.append(source.number)
         return LoadedAdapter(source.digest or f"content of {source.path}", 8, 1000, 0.25)

@@ -117,11 +117,11 @@ def _weight_targets(runner: Runner) -> dict[str, Any]:
     return runner.model.weight_targets()
 
 
-def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
+def _compare(model: Path, layout: str, seed: int, **engine_options: Any) -> None:
     """Assert that seeded requests get the results of one process.
 
     Args:
-        num_asking: options of the engine.
+        engine_options: options of the engine.
     """
     chance = random.Random(seed)
     options: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
         # Groups of layers share the blocks.
         **TIGHT,
         "num_gpu_blocks_override": chance.choice([40, 60]),
-        **num_asking,
+        **engine_options,
     }
     args = EngineArgs(str(model), dtype="float32", device="cpu", **options)
     requests = _mixed(seed, find_checkpoint(args).config.vocab_size)
@@ -140,7 +140,7 @@ def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
     with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
         found, _ = _run(engine, requests)
     # Sums in another order may round a stored key or value to the next code.
-    near = 10 * NEAR if "kv_cache_dtype" in num_asking else NEAR
+    near = 10 * NEAR if "kv_cache_dtype" in engine_options else NEAR
     assert _check_alike(found, expected, near) > 0.9 * len(found)
 
 

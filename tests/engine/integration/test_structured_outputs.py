@@ -190,7 +190,7 @@ def test_outputs_of_ranks_satisfy_their_grammars(tiny_llama: Path) -> None:
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
 def llm(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    """An engine of this process, or with this number of ranks."""
+    """An engine in this process, or with two ranks."""
     llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=request.param, **SMALL)
     yield llm
     llm.engine.shutdown()
