@@ -156,7 +156,7 @@ def test_a_model_on_two_machines_gives_the_outputs_of_one(
 def test_two_machines_recover_from_each_failure(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    """A rank is killed, its agent too, the network cut; each time the cause is reported, and the model served again."""
+    """A rank is killed, then an agent, then the network is cut: each time the cause is reported and service resumes."""
     served = Served(two, tiny_llama, tmp_path)
     served.wait_ready()
     assert served.complete() == alone[0][0]
@@ -224,7 +224,7 @@ def test_one_engine_serves_while_the_other_recovers_on_its_machine(
 ) -> None:
     """Engine 1's ranks are on node 1.
 
-    Whatever happens to it, to its agent or to its network, engine 0 serves, the cause is reported, and finally both
+    Whatever happens to engine 1, its agent or its network, engine 0 serves, the cause is reported, and finally both
     serve.
     """
     served = Served(two, tiny_llama, tmp_path, data_parallel_size=2, step_timeout=20)

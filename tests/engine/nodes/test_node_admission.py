@@ -47,7 +47,7 @@ def test_nodes_must_have_the_same_arguments(options: dict[str, Any], words: str,
 
 
 def test_scheduling_arguments_of_the_head_may_differ(nodes: Nodes) -> None:
-    """`LLM` on the head, which is offline, and ``stoker serve --headless`` elsewhere differ in it."""
+    """`LLM` on the head, which is offline, and ``stoker serve --headless`` on other nodes differ in them."""
     nodes.agent(long_prefill_token_threshold=0)
     executor = nodes.executor()
     run_steps(executor, 2)
@@ -104,7 +104,7 @@ def test_missing_nodes_are_reported_after_the_timeout(nodes: Nodes, caplog: pyte
 
 
 def test_a_node_that_connects_while_the_head_closes_is_disconnected(nodes: Nodes) -> None:
-    """Its connection is closed; a stopping head must not admit a node that it will never end."""
+    """A stopping head must not admit a node that it will never end."""
     head = nodes.head()
     line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port), 120))
     try:
