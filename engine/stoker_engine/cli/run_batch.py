@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from stoker_common.errors import ArgumentError
+from stoker_common.errors import ArgumentError, StokerError
 from stoker_engine import logs
 from stoker_engine.cli import command_line
 from stoker_engine.contract import argv
@@ -178,10 +178,17 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
                 sink.flush()
                 bar.update()
 
-            async with asyncio.TaskGroup() as tasks:
-                for line in _lines(source):
-                    await capacity.acquire()
-                    tasks.create_task(answer(line))
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for line in _lines(source):
+                        await capacity.acquire()
+                        tasks.create_task(answer(line))
+            except ExceptionGroup as group:
+                if (failures := group.subgroup(OSError)) is None:
+                    raise
+                with contextlib.suppress(OSError):  # discards the unwritten rest, which cannot be written later either
+                    sink.close()
+                raise StokerError(f"cannot write {sink.name}: {failures.exceptions[0]}") from group
         if failed:
             print(f"stoker run-batch: {failed} lines failed; see their output lines", file=sys.stderr)
         return 1 if failed else 0

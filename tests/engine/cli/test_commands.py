@@ -111,6 +111,18 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
     assert by_id["response"]["response"]["body"]["usage"]["output_tokens"] == 4
 
 
+def test_run_batch_stops_when_the_disk_is_full(command: Any, tiny_llama: Path, tmp_path: Path) -> None:
+    body = {"prompt": "the", "max_tokens": 4}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({**request, "custom_id": str(i)}) + "\n" for i in range(5)))
+    words = ["--model", str(tiny_llama), "--num-gpu-blocks-override=256", "--disable-tqdm"]
+    result = command("run_batch", "-i", str(source), "-o", "/dev/full", *words)
+    assert result.returncode == 1
+    assert "cannot write /dev/full: [Errno 28] No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_bench_throughput_and_latency_write_figures(command: Any, tiny_llama: Path, tmp_path: Path) -> None:
     figures_file = tmp_path / "figures.json"
     common = [str(tiny_llama), "--num-gpu-blocks-override=256", "--disable-tqdm", f"--output-json={figures_file}"]
