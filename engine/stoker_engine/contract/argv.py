@@ -171,12 +171,17 @@ def to_argv(args: Any) -> list[str]:
             continue
         elif isinstance(value, bool):
             argv.append(flag_name(field.name) if value else "--no-" + flag_name(field.name)[2:])
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and not (field.metadata.get("repeatable") and _has_dash(value)):
             argv += [flag_name(field.name), *map(str, value)]
         else:
-            # One argument, so that a value that begins with a dash is not parsed as a flag.
-            argv.append(f"{flag_name(field.name)}={value}")
+            # One argument for flag and value, so that a value that begins with a dash is not parsed as a flag.
+            values = value if isinstance(value, tuple) else (value,)
+            argv += [f"{flag_name(field.name)}={each}" for each in values]
     return argv
+
+
+def _has_dash(values: Sequence[object]) -> bool:
+    return any(str(value).startswith("-") for value in values)
 
 
 def _element_type(hint: Any) -> tuple[Any, bool]:

@@ -85,14 +85,14 @@ class TokenIds(Sequence[int]):
         return f"TokenIds([{first}])" if len(self) <= 8 else f"TokenIds([{first}, … {len(self)} in all])"
 
 
-#: Unpickled sets by content, so that the prompts of a request share one object per set.
-_known: WeakValueDictionary[bytes, TokenIds] = WeakValueDictionary()
+#: Unpickled sets by content and its dtype, so that the prompts of a request share one object per set.
+_known: WeakValueDictionary[tuple[bytes, str], TokenIds] = WeakValueDictionary()
 
 
 def _unpickled(data: bytes, code: str, num_given: int) -> TokenIds:
-    ids = _known.get(data)
+    ids = _known.get((data, code))
     if ids is None or ids.num_given != num_given:
-        ids = _known[data] = TokenIds(())
+        ids = _known[data, code] = TokenIds(())
         ids.array, ids.num_given = array("q", array(code, data)), num_given
     return ids
 

@@ -197,9 +197,7 @@ class DPEngines:
         if isinstance(message, EngineDeadError):
             self._dead_of = type(message)(f"engine {engine} (of {len(self._processes)}) died: {message}")
             self._unfinished.clear()
-            for load in self._adapter_loads.values():
-                load.ready.set_exception(self._dead_of)
-            self._adapter_loads.clear()
+            self._fail_adapter_loads(self._dead_of)
             self._end()
             raise self._dead_of
         if isinstance(message, AdapterReply):
@@ -209,9 +207,10 @@ class DPEngines:
         return StepOutputs([delta for delta in message.deltas if self._is_wanted(delta)], message.report)
 
     def shutdown(self) -> None:
-        """Shut down the engines; no further requests are accepted."""
+        """Shut down the engines; no further requests are accepted, and loads of adapters fail."""
         self._dead_of = self._dead_of or EngineDeadError("the engine is shut down")
         self._unfinished.clear()
+        self._fail_adapter_loads(self._dead_of)
         self._end()
 
     def _engines_at_work(self) -> set[int]:
@@ -230,6 +229,11 @@ class DPEngines:
             for process in self._processes:
                 process.send(RemoveAdapter(reply.number))
         load.end(error)
+
+    def _fail_adapter_loads(self, error: EngineDeadError) -> None:
+        for load in self._adapter_loads.values():
+            load.end(error)
+        self._adapter_loads.clear()
 
     def _is_wanted(self, delta: TokenDelta) -> bool:
         """Whether a delta belongs to an unfinished request; records its progress."""

@@ -39,10 +39,13 @@ class NamedExperts:
             layer = _LAYER.search(text)
             for part in _EXPERTS.findall(text):
                 found[None if layer is None else int(layer[1])] |= set(map(int, _NUMBER.findall(part)))
-        everywhere = found.pop(None, set())
         # A number in a pattern may be the leading digits of longer numbers (``2[0-9]``).
-        started = {number * tens for number in everywhere for tens in (1, 10, 100)}
-        return cls(frozenset(started), {layer: frozenset(named) for layer, named in found.items() if layer is not None})
+        named = {
+            layer: frozenset(number * tens for number in numbers for tens in (1, 10, 100))
+            for layer, numbers in found.items()
+        }
+        everywhere = named.pop(None, frozenset())
+        return cls(everywhere, {layer: experts for layer, experts in named.items() if layer is not None})
 
     def __call__(self, layer: int, count: int) -> Iterable[int]:
         """Return the experts to check of `layer`, which has `count` experts: the named ones and some others."""

@@ -80,6 +80,12 @@ def test_defaults_are_left_out() -> None:
     assert ServeArgs(EngineArgs("m")).to_argv() == ["m"]
 
 
+@pytest.mark.parametrize("modules", [("-a=/x",), ("a=/x", "--b=/y"), ("--model=x",)])
+def test_values_that_begin_with_a_dash_are_not_flags(modules: tuple[str, ...]) -> None:
+    args = ServeArgs(EngineArgs("m", enable_lora=True), FrontendArgs(lora_modules=modules))
+    assert ServeArgs.from_argv(args.to_argv()) == args
+
+
 def test_a_template_that_begins_with_a_dash_is_no_flag() -> None:
     args = ServeArgs(EngineArgs("m"), FrontendArgs(chat_template="-- {{ x }}"))
     assert ServeArgs.from_argv(args.to_argv()) == args

@@ -79,6 +79,9 @@ def test_token_ids_are_a_set() -> None:
     assert crossed[0] is crossed[1] is crossed[2]  # shared by the prompts of a request
     assert crossed[0] == TokenIds(range(100_000)) and len(pickle.dumps(crossed[0])) < 401_000
     assert pickle.loads(pickle.dumps(TokenIds([-5, 2**40]))) == [-5, 2**40]
+    narrow = pickle.loads(pickle.dumps(TokenIds([3, 5])))
+    wide = pickle.loads(pickle.dumps(TokenIds([3 + (5 << 32)] * 2)))  # the same bytes in 64 bits
+    assert narrow == [3, 5] and wide == [3 + (5 << 32)]
     assert [index for index, is_in in enumerate(ids.mask(12)) if is_in] == [3, 4, 9]
     assert len(repr(TokenIds(range(100_000)))) < 100
 

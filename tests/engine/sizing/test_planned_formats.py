@@ -172,6 +172,7 @@ def test_the_catalogue_lists_what_is_read() -> None:
         ["lm_head", "re:.*self_attn.*"],
         ["model.layers.1.mlp.experts.37.down_proj"],
         [r"re:.*experts\.2[0-9]\..*"],
+        ["re:.*layers.1.mlp.experts.2[0-9].*"],
         [r"re:.*experts\.\d\.up_proj"],
         ["model.layers.3.mlp.experts.*", "experts.64"],
         ["re:.*experts.(7|63).gate_proj$"],
