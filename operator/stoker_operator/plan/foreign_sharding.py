@@ -8,7 +8,7 @@ are in `stoker_engine.sizing.sharding`.
 
 vLLM finds such errors only when it loads the weights, minutes after a pod has started: in
 ``validate_fp8_block_shape``, in ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four shards, with blocks
-of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. A single shard is not checked.
+of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. It does not check a single shard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Split(NamedTuple):
         shards: number of shards.
         block: number of columns or rows that share a scale.
         of_experts: whether the matrices belong to routed experts, which could be distributed whole instead.
-        stored: quantization method; empty if not quantized.
+        stored: quantization method; empty if it is not why the split is uneven.
     """
 
     dimension: str

@@ -19,10 +19,10 @@ class Stock:
     """The accelerators of one kind in the cluster.
 
     Attributes:
-        key: its key in the catalogue; empty if the labels do not show the kind.
+        key: its key in the catalogue; empty if the kind is not known.
         resource: resource name of its device plugin.
         sizes: number of devices of each node that has some.
-        free: number of devices that no pod holds, in the same order; None if pods cannot be listed.
+        free: number of free devices of each of these nodes; None if pods cannot be listed.
         topology: topology of the slices, if pods must select one; otherwise empty.
         why_unknown: why the kind is not known, if `key` is empty.
     """

@@ -1,6 +1,6 @@
 """Checks of what a runtime supports on an accelerator: dtypes, dtypes of the KV cache, quantization methods.
 
-The catalogue lists what is supported (`Catalogue.support`). What it does not list is not checked.
+Most follow from the catalogue's lists (`Catalogue.support`). If a list is missing, it is not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import Shape
 from stoker_operator.plan.proposals import Proposal, Refusal
 
-#: Methods that need calibration or training, so that they cannot quantize when a checkpoint is loaded.
+#: Methods that cannot quantize a checkpoint when it is loaded.
 _NEEDS_CHECKPOINT: Final = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt", "modelopt_fp4")
 
 
@@ -105,7 +105,7 @@ def not_loaded(
 
     Args:
         workload: the workload.
-        method: quantization method of the checkpoint; empty if it is not quantized.
+        method: quantization method of the checkpoint; empty if none is known.
         catalogue: accelerators and runtimes.
         config: the model's config.json; None if not known.
     """
@@ -141,9 +141,9 @@ def unquantized(config: Mapping[str, Any] | None) -> Iterator[Proposal]:
 def not_read(
     workload: Workload, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """Refuse quantizations that Stoker's engine would refuse when it starts, for a checkpoint whose shape is not known.
+    """Refuse quantizations that Stoker's engine would refuse when it starts.
 
-    These are methods that the engine does not read, and any quantization of transformers' own modules.
+    These are methods that it does not read, and any quantization of transformers' own modules.
 
     Args:
         workload: the workload.
@@ -197,7 +197,7 @@ def _unread(config: Mapping[str, Any]) -> str:
 
 
 def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a KV-cache dtype that uses no scales, if the checkpoint has scales for another dtype.
+    """Refuse for Stoker's engine fp8_e5m2, which uses no scales, if the checkpoint has static scales of the KV cache.
 
     Args:
         workload: the workload.
@@ -225,13 +225,13 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
 def warnings(
     workload: Workload, method: str, catalogue: Catalogue, alternatives: Callable[[], Sequence[str]]
 ) -> Iterator[str]:
-    """Yield a warning for each value that the plan allows and the runtime's current release does not support.
+    """Yield a warning for each limit of the runtime's current release (`Release`) that the spec exceeds.
 
     Args:
         workload: the workload.
-        method: quantization method of the checkpoint; empty if it is not quantized, or if that is not known.
+        method: quantization method of the checkpoint; empty if none is known.
         catalogue: accelerators and runtimes, with their releases.
-        alternatives: returns the runtimes that would accept the spec.
+        alternatives: returns the other runtimes that would accept the spec.
     """
     engine = workload.engine
     release = catalogue.releases.get(engine.runtime)
