@@ -44,7 +44,7 @@ class Accelerator(_Entry):
         memory_mib: memory of one accelerator in MiB, as its driver reports it; None for the container's memory (CPU).
         resource: resource name of its device plugin; None for processors, which every node has.
         device: the engine's ``--device``.
-        arch: key of its entry in `Catalogue.supports`.
+        arch: key of its entries in `Catalogue.supports`.
         images: kind of image that runs on it, as in `Catalogue.runtimes`.
         node_labels: labels that distinguish its nodes from others: key → possible values.
         tolerations: tolerations of the taints that keep other pods off its nodes.
@@ -85,7 +85,7 @@ class Support(_Entry):
 
 
 class Release(_Entry):
-    """Limits of a runtime's current release, for which the planner only warns. A field that is None sets no limit.
+    """Limits of a runtime's current release, beyond which the planner only warns. A field that is None sets no limit.
 
     Attributes:
         devices: maximum number of accelerators that a replica uses, or of its ranks on a CPU.
@@ -152,8 +152,8 @@ class Catalogue(BaseModel):
         )
 
     def _share(self, key: str) -> Accelerator | None:
-        """Return the share of a time-sliced device, by the device's key with the suffix ``-shared``; None for other
-        keys.
+        """Return the share of a time-sliced device, by the device's key with the suffix ``-shared``; None if there is
+        no such device.
 
         NVIDIA's feature discovery appends ``-SHARED`` to the product of such devices. A pod can use one share.
         """

@@ -20,7 +20,7 @@ from stoker_operator.api.v1alpha1.workload import Workload
 #: Defaults of Stoker's engine. Those that are read for vLLM are the same in vLLM, except for `_batch_defaults`.
 _OURS: Final = EngineArgs(model="")
 _MIB: Final = 1024**2
-#: Exclusive upper bound of numeric arguments; larger values are ignored here.
+#: Exclusive upper bound of numeric arguments; others are ignored here.
 _MAX_VALUE: Final = 10**16
 
 
@@ -64,7 +64,7 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
     batched, seqs = _batch_defaults(engine.runtime, memory_bytes or 0, key)
 
     def number(name: str, otherwise: Any) -> Any:
-        """Return a numeric argument; invalid ones are ignored here, and rejected by the runtime."""
+        """Return a numeric argument, or `otherwise` if it is absent or not a positive number."""
         try:
             value = human_int(_word(words, name) or "")
         except argparse.ArgumentTypeError:

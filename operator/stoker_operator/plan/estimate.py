@@ -98,7 +98,7 @@ class Bench:
     def wanted_len(self) -> int:
         """Requested maximum length: as stated, or else the model's default; at most the model's own maximum.
 
-        The planner refuses a longer one independently of memory.
+        A longer stated length is refused independently of memory.
         """
         config = self.shape.config
         return min(self.settings.max_model_len or config.default_model_len, config.longest_model_len)

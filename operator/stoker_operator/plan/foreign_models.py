@@ -1,6 +1,7 @@
 """Sizes of models that run with vLLM, also those that Stoker's engine does not support, computed from config.json.
 
-Stoker's engine needs a full description of a model; a plan needs sizes only. They are computed in one of two ways:
+Stoker's engine needs a full description of a model; a plan needs sizes only. For the architectures in the
+tables they are computed in one of two ways:
 
     as a family's  the tensors have the sizes of a family of `architectures.families` (`_LIKE`)
     by fields      attention, MLP and experts follow from the common fields of config.json (`_BY_FIELDS`)

@@ -75,7 +75,6 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
     """Return the shape of a source's model, or why it is not known.
 
     Args:
-        source: the model's source.
         config: the model's config.json; None if not known.
         runtime: runtime of the pods. vLLM supports more architectures than Stoker's engine.
 
@@ -97,7 +96,7 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
 class Shapes:
     """Cache of the shapes that one plan and its trials need.
 
-    Matching the names of all experts of a quantized model takes longer than the rest of a plan.
+    The shape of a quantized MoE model takes longer than the rest of a plan, because all experts' names are matched.
     """
 
     def __init__(self) -> None:
@@ -165,7 +164,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
 
 
 def _bounded(fields: Fields) -> None:
-    """Check counts against `_MAX_SIZES`, before as many objects are created.
+    """Check counts against `_MAX_SIZES`, before that many objects are created.
 
     Raises:
         ValueError: a count is out of range; the message names the field.

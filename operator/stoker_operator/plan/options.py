@@ -9,9 +9,9 @@ The recommended layout is chosen by these criteria, in this order:
 If no layout meets 1 and 2, the one that comes nearest is recommended, length first. More accelerators per engine leave
 more memory for its KV cache; more engines serve more requests.
 
-Engines that share nothing are better placed in separate pods (``count`` of one engine, and ``replicas``): a failure
-affects one engine only, smaller pods fit on more nodes, and replicas scale in finer steps. Engines of a MoE model whose
-experts are distributed over all of them run in lockstep, so they stay in one pod.
+Engines that share nothing are better placed in separate pods (``count`` of one engine, and ``replicas``): a pod's
+failure affects one engine only, smaller pods fit on more nodes, and replicas scale in finer steps. Engines of a MoE
+model whose experts are distributed over all of them run in lockstep, so they stay in one pod.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def expert(self) -> int:
-        """Value of ``spec.parallelism.expert``, or 1 if the field is absent."""
+        """``spec.parallelism.expert`` of this layout; 1 if the field is absent."""
         return self.sizes.tensor * self.sizes.data if self.whole_experts else 1
 
     @property
@@ -210,7 +210,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
-    """Return the layout of one engine on the smallest usual number of such accelerators, or None if none is found.
+    """Return the layout of one engine on the smallest usual number of the accelerators, or None if none is found.
 
     With `serving`, the engine must also reach the target length and concurrency.
     """
@@ -251,10 +251,9 @@ def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
 
 
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
-    """Return why a layout is not possible, regardless of memory, or None if it is possible."""
+    """Return why a layout is not possible, regardless of memory; None if no reason is known."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
-        # NVIDIA, "MIG User Guide": a process sees one slice.
-        message = f"{layout.count} of these cannot work together: each is part of a device, and a process sees only one"
+        message = f"{layout.count} of these cannot work together: a pod can use at most {layout.max_per_pod}"
         return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"

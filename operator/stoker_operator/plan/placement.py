@@ -3,7 +3,7 @@
     tensor × pipeline × data  =  accelerators that a replica uses
 
 Each layer of an engine is split over `tensor` accelerators, the layers are distributed over `pipeline` stages, and
-there are `data` engines. On accelerator `cpu` these are ranks: processes that share the pod's processors and memory.
+there are `data` engines. On a CPU the accelerators are ranks: processes that share the pod's processors and memory.
 Sizes that the user omits are derived from the others and reported in the status, never written into the spec. The API
 server checks sizes itself (`api.v1alpha1.parallelism`); this module does the checks that need the catalogue.
 """

@@ -46,8 +46,6 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     """Plan the pods of `spec`.
 
     Args:
-        spec: the endpoint's spec.
-        catalogue: accelerators and runtimes.
         config: the model's config.json; well-known models need none.
 
     Raises:
@@ -137,8 +135,8 @@ def _study(
     """See `study`.
 
     Args:
-        every_way: whether to evaluate all layouts, also if the stated one is possible and sufficient.
-        is_trial: whether this is the trial of a proposal: it computes no remedies, and other layouts only with
+        every_way: whether to evaluate other layouts even if the stated one is possible and reaches the target.
+        is_trial: whether this is the trial of a proposal, which computes no remedies, and other layouts only with
             `every_way` or mode ``Auto``.
     """
     placement = placement_of(spec, catalogue)
@@ -306,7 +304,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    """Refuse to split a model in transformers' own modules, which Stoker's engine cannot do."""
+    """Refuse to split a model in transformers' own modules, which Stoker's engine cannot split."""
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return

@@ -41,7 +41,7 @@ class Refusal:
     Attributes:
         field, message, reason: as in `Violation`.
         proposals: creates the proposals, in the order of the message.
-        otherwise: remedy if none of them is possible.
+        otherwise: remedy if no proposal is possible.
         joined: separator between proposals.
     """
 

@@ -35,8 +35,6 @@ def refusal(
     """Return the refusal of the `chosen` layout, with its proposals.
 
     Args:
-        spec: the endpoint's spec.
-        catalogue: accelerators and runtimes.
         layout: inputs that all layouts share.
         chosen: the layout in use, which has a problem.
         ways: the evaluated layouts.
@@ -86,7 +84,6 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
     """Yield a warning if a possible layout misses the target: the length is limited, or too few sequences run at once.
 
     Args:
-        spec: the endpoint's spec.
         layout: inputs that all layouts share.
         chosen: the layout in use.
         advice: the recommended layout; None if there is none.

@@ -66,7 +66,7 @@ def stocks(nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: C
 
 
 def kind_of(node: Node, resource: str, catalogue: Catalogue) -> str:
-    """Return the key of the node's devices of a resource; empty if not known.
+    """Return the catalogue's key of a node's devices of `resource`; empty if not known.
 
     This is the first kind with a matching label, or else the only kind of that resource for which the catalogue has no
     labels.

@@ -45,9 +45,9 @@ class Study:
         options: the evaluated layouts, `chosen` among them.
         unknown, max_model_len: as in `Plan`.
         refused: why there is no image.
-        unplannable: why model and accelerators do not work together in this way.
+        unplannable: why the model cannot run in this way.
         warnings, chosen_by: as in `Plan`.
-        advice: recommended layout; None if none is possible or known to be, or only `chosen` was evaluated.
+        advice: recommended layout; None if none is known to be possible, or only `chosen` was evaluated.
         wanted_len: requested sequence length in tokens; 0 if not known.
     """
 

@@ -1,6 +1,6 @@
 """Checks of what a runtime supports on an accelerator: dtypes, dtypes of the KV cache, quantization methods.
 
-Most follow from the catalogue's lists (`Catalogue.support`). If a list is missing, it is not checked.
+Most follow from the catalogue's lists (`Catalogue.support`). Values without a list are not checked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
 
 
 def other_runtime(name: str) -> Proposal:
-    """Propose the same spec with another runtime, and with its default image."""
+    """Propose the same spec with another runtime, and that runtime's default image."""
     return Proposal(f"use runtime: {name}", {"engine": {"runtime": name, "image": None}})
 
 
@@ -104,9 +104,7 @@ def not_loaded(
     """Refuse a checkpoint with a quantization method that the runtime does not load on the accelerator.
 
     Args:
-        workload: the workload.
         method: quantization method of the checkpoint; empty if none is known.
-        catalogue: accelerators and runtimes.
         config: the model's config.json; None if not known.
     """
     engine, key = workload.engine, workload.hardware.accelerator
@@ -146,7 +144,6 @@ def not_read(
     These are methods that it does not read, and any quantization of transformers' own modules.
 
     Args:
-        workload: the workload.
         config: the model's config.json; empty if not known.
         elsewhere: creates proposals to use another runtime.
     """
@@ -197,10 +194,9 @@ def _unread(config: Mapping[str, Any]) -> str:
 
 
 def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse for Stoker's engine fp8_e5m2, which uses no scales, if the checkpoint has static scales of the KV cache.
+    """Refuse a KV cache of Stoker's engine in fp8_e5m2, which uses no scales, if the checkpoint has static scales.
 
     Args:
-        workload: the workload.
         config: the model's config.json; empty if not known.
     """
     engine = workload.engine
@@ -228,9 +224,7 @@ def warnings(
     """Yield a warning for each limit of the runtime's current release (`Release`) that the spec exceeds.
 
     Args:
-        workload: the workload.
         method: quantization method of the checkpoint; empty if none is known.
-        catalogue: accelerators and runtimes, with their releases.
         alternatives: returns the other runtimes that would accept the spec.
     """
     engine = workload.engine

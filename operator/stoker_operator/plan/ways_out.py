@@ -49,8 +49,7 @@ def of_sizes(
     """Return the violations of a spec whose sizes do not match its accelerators, with planned remedies if possible.
 
     Args:
-        spec: the endpoint's spec.
-        against: all its violations.
+        against: all violations of `spec`.
         trial: plans a spec without remedies.
         study: plans a spec with remedies.
     """
@@ -95,7 +94,7 @@ def _broken(spec: Spec) -> Violation:
 
 def _even(spec: Spec) -> Iterator[Spec]:
     """Yield the spec with sizes that use all accelerators: first with its own `pipeline` if that divides them, then
-    without."""
+    without stating it."""
     hardware = spec.hardware
     stated = spec.parallelism.pipeline if spec.parallelism else None
     for pipeline in dict.fromkeys((stated, None)):
@@ -131,7 +130,7 @@ def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
 
 
 def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
-    """Propose a single pod with the same kind of accelerator, as small as possible, instead of a replica of several."""
+    """Propose a single pod with the same kind of accelerator, instead of a replica of several."""
     current_count = spec.hardware.accelerators
     counts = (current_count, *(count for count in NODE_COUNTS if count > current_count))
     fewer_bits = {"engine": {"quantization": "fp8"}}

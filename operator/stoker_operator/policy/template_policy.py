@@ -1,8 +1,8 @@
 """The restrictions on ``spec.template`` by the administrator's policy. No I/O.
 
 The operator creates the pods, so without restrictions every author of endpoints could create any pod. Restricted
-permits only the fields listed here: a field of a later Kubernetes version is refused until it has been reviewed. It
-prevents:
+permits only the fields listed here: a field of a later Kubernetes version is refused until it has been reviewed. The
+list prevents:
 
     privileges on the node    host namespaces, host paths, host ports, privileged containers, capabilities, root,
                               unsafe profiles and sysctls: what Kubernetes' Pod Security Standard "restricted" forbids
@@ -69,7 +69,6 @@ def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
     """Return the violations of the policy by `template`.
 
     Args:
-        template: the endpoint's pod template.
         use: which fields may be used.
     """
     if use == "Full":

@@ -139,7 +139,7 @@ def refused(message: str, remedy: str = "", *, field: str = "spec.engine.args") 
 
 
 def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
-    """Refuse arguments that users must not set, because pods depend on them.
+    """Refuse arguments that would not work in an endpoint's pods.
 
     Args:
         arguments: arguments of ``spec.engine.args``.
@@ -156,7 +156,7 @@ def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]
 
 
 def listening_address(arguments: Mapping[str, Any]) -> str:
-    """Return the address on which a pod's engine listens: all, or with ``--host`` all of IPv4.
+    """Return the address on which a pod's engine listens: all, or only those of IPv4 if ``--host`` says so.
 
     Raises:
         Refused: ``--host`` is another address, which probes and other pods might not reach.

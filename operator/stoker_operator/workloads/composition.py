@@ -43,7 +43,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Composition:
-    """The composition of endpoints.
+    """The workloads of endpoints, and the kinds of their objects.
 
     Attributes:
         kinds: all kinds of object that may run workloads; these objects are watched.
