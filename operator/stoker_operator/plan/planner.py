@@ -304,7 +304,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    """Refuse to split a model in transformers' own modules, which Stoker's engine cannot split."""
+    """Refuse to split a model of Stoker's Transformers backend, which does not support sharding."""
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
@@ -334,7 +334,7 @@ def _other_runtimes(
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
     """Propose engines of one device each, unless the model is quantized or known not to fit on one device.
 
-    Sizes of a model in transformers' own modules are known only if another runtime knows them.
+    The sizes of a model of the Transformers backend are known only if another runtime knows them.
     """
     on_cpu = spec.hardware.accelerator == CPU
     sizes = placement.sizes
@@ -348,7 +348,7 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
         yield remedy
         return
     if shape.method:
-        return  # transformers' own modules do not load quantized weights
+        return  # the Transformers backend does not load quantized weights
     placed = replace(placement, **alone._asdict(), idle=0)
     memory = memory_bytes_of(spec, placed)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)

@@ -141,7 +141,7 @@ def not_read(
 ) -> Iterator[Refusal]:
     """Refuse quantizations that Stoker's engine would refuse when it starts.
 
-    These are methods that it does not read, and any quantization of transformers' own modules.
+    These are methods that it does not read, and any quantization on its Transformers backend.
 
     Args:
         config: the model's config.json; empty if not known.

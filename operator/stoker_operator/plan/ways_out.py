@@ -1,6 +1,6 @@
 """Planned remedies for sizes that violate a rule of the API, and for replicas of several pods.
 
-The rules of the API do not know the model. They state the value of tensor × pipeline × data, but sizes with that
+The rules of the API do not know the model. They require a value of tensor × pipeline × data, but sizes with that
 product may not suit the model's heads, layers or memory. If the model's shape is known, planned remedies replace those
 of the rules.
 """

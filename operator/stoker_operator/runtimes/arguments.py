@@ -36,7 +36,7 @@ FIELDS: Final = {
 def decided_arguments(spec: Spec, plan: Plan, chat_template: str | None) -> dict[str, Any]:
     """Return the arguments that a field, the plan or a field's default decides for every runtime, by name.
 
-    The values have the types of Stoker's `EngineArgs`.
+    The values have the types of Stoker's `EngineArgs` and `FrontendArgs`.
     """
     source = ModelSource.parse(spec.model.source)
     engine, placement = spec.engine, plan.placement
