@@ -104,7 +104,7 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
 def apart(advice: Advice) -> str:
     """Return the warning that engines that share a pod are better placed in separate pods."""
     return (
-        f"engines that share a pod fail and are rescheduled together; hardware.count {advice.count} with replicas "
+        f"engines that share a pod are rescheduled together; hardware.count {advice.count} with replicas "
         f"{advice.replicas} gives each engine its own pod"
     )
 
