@@ -8,11 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LeaseSettings:
-    """Leader election.
-
-    Attributes:
-        namespace, name: the Lease.
-    """
+    """The Lease of the leader election."""
 
     namespace: str
     name: str
@@ -20,13 +16,13 @@ class LeaseSettings:
 
 @dataclass(frozen=True)
 class WebhookSettings:
-    """The validating webhook.
+    """Settings of the validating webhook.
 
     Attributes:
         address: HOST:PORT to listen on.
-        namespace, secret: the Secret with the certificate (keys tls.crt, tls.key, ca.crt). It must exist.
+        namespace, secret: the Secret for the certificate (keys tls.crt, tls.key, ca.crt), which must exist.
         hosts: host names by which the API server reaches the webhook, for the certificate.
-        configuration: the ValidatingWebhookConfiguration whose ``caBundle`` the operator writes.
+        configuration: the ValidatingWebhookConfiguration whose ``caBundle`` the operator writes; empty if `external`.
         external: whether another controller, such as cert-manager, manages the certificate and the ``caBundle``.
     """
 
@@ -46,7 +42,7 @@ class GatewaySettings:
         url: URL for clients, without a path.
         namespace, service_account: namespace and service account of the gateway's pods.
         signals: ``HOST:PORT``: a name that resolves to the addresses of all gateway replicas, and the port at which
-            they report their requests. If empty, endpoints cannot be scaled.
+            they report their requests. If empty, the operator cannot scale endpoints by their load.
     """
 
     url: str
@@ -61,17 +57,17 @@ class Settings:
 
     Attributes:
         namespaces: the namespaces to watch; all if empty.
-        resync_seconds: interval at which every endpoint is reconciled, also without events.
-        recheck_seconds: first interval at which an endpoint that is not ready is reconciled, because watches do not
-            report every cause of pods that do not start. While nothing changes it doubles, up to sixteen times this
-            value.
-        backoff_seconds: first pause after an error, in seconds; it doubles up to `resync_seconds`.
-        reconcile_seconds: a longer reconcile is reported in the endpoint's status, and no longer counts towards the
-            limit of concurrent ones.
-        policy: file with rules for what endpoints may use, and additions to their objects.
+        resync_seconds: approximate interval at which every endpoint is reconciled, also without events.
+        recheck_seconds: base of the pauses, up to sixteen times as long, after which an endpoint that is not ready is
+            reconciled without events: watches do not report every cause of pods that do not start.
+        backoff_seconds: first pause after an error or a rejected object; consecutive ones double it, up to
+            `resync_seconds`.
+        reconcile_seconds: time after which a reconcile in progress is reported in the endpoint's status, and does not
+            count towards the limit of concurrent reconciles.
+        policy: file with the administrator's `Policy`.
         catalogue: file that extends and overrides the built-in accelerator catalogue.
         check_referenced_objects: whether status reports pods that run with outdated Secrets and ConfigMaps. The
-            operator needs permission to read these objects' metadata.
+            operator needs permission to get both kinds.
         health_address: HOST:PORT of ``/healthz``, ``/readyz`` and ``/metrics``; without HOST, the operator listens on
             all IPv6 and IPv4 addresses.
         lease: the Lease of the leader election, or None for a single replica.

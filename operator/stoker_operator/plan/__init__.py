@@ -1,1 +1,1 @@
-"""The planner: decides, before any pod is scheduled, which hardware a spec runs on and how. No I/O."""
+"""The planner: decides, before pods are created, how a model runs on the hardware of a spec."""

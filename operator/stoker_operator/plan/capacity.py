@@ -3,7 +3,7 @@
     never     no matching node has as many accelerators as the pod requests
     not now   a node has them, but it is not ready, or cordoned, or other pods hold them
 
-A node matches unless a label states another kind of accelerator; clusters without feature discovery have no such
+A node matches unless a label states another kind of accelerator; clusters without feature discovery may lack such
 labels.
 """
 

@@ -1,6 +1,6 @@
 """The catalogue of accelerators and engine images: `catalogue.yaml` beside this file.
 
-An administrator's file of the same form is merged over it: it adds entries and replaces fields of entries.
+An administrator's file of the same form may add entries and replace fields of entries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from stoker_engine.contract.names import Device
 from stoker_operator.api.violation import Refused, Violation
 
-#: NVIDIA's product label, and the suffix of accelerators that are shares of a time-sliced device.
+#: Node label with the product of NVIDIA's devices, and suffix of the keys of their time-sliced shares.
 _PRODUCT: Final = "nvidia.com/gpu.product"
 _SHARED: Final = "-shared"
 BUILT_IN = Path(__file__).with_name("catalogue.yaml")
@@ -44,7 +44,7 @@ class Accelerator(_Entry):
         memory_mib: memory of one accelerator in MiB, as its driver reports it; None for the container's memory (CPU).
         resource: resource name of its device plugin; None for processors, which every node has.
         device: the engine's ``--device``.
-        arch: key of its entry in `Catalogue.supports`.
+        arch: key of its entries in `Catalogue.supports`.
         images: kind of image that runs on it, as in `Catalogue.runtimes`.
         node_labels: labels that distinguish its nodes from others: key → possible values.
         tolerations: tolerations of the taints that keep other pods off its nodes.
@@ -68,7 +68,7 @@ class Accelerator(_Entry):
     def max_per_pod(self) -> int | None:
         """Maximum number of these accelerators that a pod can use together; None without a limit.
 
-        It is 1 for MIG slices, of which a process sees only one (NVIDIA, "MIG User Guide"). They are also recognized by
+        It is 1 for MIG slices, of which a process sees only one (NVIDIA, "MIG User Guide"). They are recognized by
         name: resource ``nvidia.com/mig-3g.40gb``, or ``-MIG-3g.40gb`` in the product.
         """
         products = [value for values in self.node_labels.values() for value in values]
@@ -85,10 +85,10 @@ class Support(_Entry):
 
 
 class Release(_Entry):
-    """Limits of a runtime's current release, for which the planner only warns. A field that is None sets no limit.
+    """Limits of a runtime's current release, beyond which the planner only warns. A field that is None sets no limit.
 
     Attributes:
-        devices: maximum number of accelerators of a pod, or of ranks on a CPU.
+        devices: maximum number of accelerators that a replica uses, or of its ranks on a CPU.
         quantized_on: archs on which it has kernels for quantized weights; elsewhere it dequantizes them in every step.
     """
 
@@ -101,7 +101,7 @@ class Release(_Entry):
 class Catalogue(BaseModel):
     """Accelerators by key, what runtimes support on them, and images by runtime and kind.
 
-    `registry` is the registry of images that name none themselves.
+    `registry` is the registry of images that name none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -135,7 +135,7 @@ class Catalogue(BaseModel):
         """Return the accelerator called `key`.
 
         Raises:
-            Refused: the catalogue has none of this name.
+            Refused: the catalogue lacks it.
         """
         if key in self.accelerators:
             return self.accelerators[key]
@@ -152,11 +152,10 @@ class Catalogue(BaseModel):
         )
 
     def _share(self, key: str) -> Accelerator | None:
-        """Return the share of a time-sliced device, by the device's key with the suffix ``-shared``; None for other
-        keys.
+        """Return the share of a time-sliced device, by the device's key with the suffix ``-shared``; None if there is
+        no such device.
 
-        NVIDIA's feature discovery appends ``-SHARED`` to the product of such devices, and the device plugin gives each
-        pod one share.
+        NVIDIA's feature discovery appends ``-SHARED`` to the product of such devices. A pod can use one share.
         """
         device = self.accelerators.get(key.removesuffix(_SHARED))
         products = device.node_labels.get(_PRODUCT) if device is not None and key.endswith(_SHARED) else None

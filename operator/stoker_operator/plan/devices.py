@@ -1,7 +1,7 @@
 """Rules for accelerators and CPU ranks that do not depend on the model.
 
-All slices of a TPU node pool have one topology. A pod must select a topology, or it is never scheduled (GKE, "Deploy
-TPU workloads"), and a replica has all chips of its slice. The memory of a time-sliced GPU is not divided among the pods
+All slices of a TPU node pool have one topology. A TPU pod must select it, or is never scheduled (GKE, "Deploy TPU
+workloads"), and a replica has all chips of its slice. The memory of a time-sliced GPU is not divided among the pods
 that share it.
 """
 
@@ -24,7 +24,7 @@ _SHAPES: Final = {1: "1x1", 4: "2x2", 8: "2x4"}
 
 
 def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
-    """Yield the reasons why no node accepts pods with these requests for accelerators."""
+    """Yield the reasons why no node accepts the pods: a topology that is missing or has another number of chips."""
     label = placement.accelerator.topology_label
     if label is None:
         return
@@ -49,7 +49,7 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
 
 
 def _matching(spec: Spec, label: str, chips: int, selected: list[str]) -> Iterator[Proposal]:
-    """Propose the number of chips of the selected slice, or else a topology with the spec's number of chips."""
+    """Propose the selected topologies' numbers of chips, and a topology with the spec's number."""
     unsized = {} if spec.parallelism is None else {"parallelism": None}
     for count in dict.fromkeys(filter(None, map(_chips, selected))):
         also = " and remove spec.parallelism" if unsized else ""
@@ -60,7 +60,7 @@ def _matching(spec: Spec, label: str, chips: int, selected: list[str]) -> Iterat
 
 
 def warnings(spec: Spec, placement: Placement) -> Iterator[str]:
-    """Yield warnings to the author of a spec about its accelerators."""
+    """Yield warnings about the spec's accelerators or CPU ranks."""
     if placement.accelerator.shared and spec.engine.gpu_memory_utilization_percent is None:
         yield (
             "the pods on a time-sliced device share its memory without isolation; set "
@@ -83,7 +83,7 @@ def _processors(spec: Spec) -> float | None:
 
 
 def _selected(pod: Any, label: str) -> list[str]:
-    """Return the values of a node label that a pod selects. The API server validates the rest of the template."""
+    """Return the values of a node label that a pod selects. Malformed parts of the template are ignored."""
     selector = _part(pod, "nodeSelector")
     if isinstance(selector.get(label), str):
         return [selector[label]]

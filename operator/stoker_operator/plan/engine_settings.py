@@ -20,7 +20,7 @@ from stoker_operator.api.v1alpha1.workload import Workload
 #: Defaults of Stoker's engine. Those that are read for vLLM are the same in vLLM, except for `_batch_defaults`.
 _OURS: Final = EngineArgs(model="")
 _MIB: Final = 1024**2
-#: Exclusive upper bound of numeric arguments.
+#: Exclusive upper bound of numeric arguments; others are ignored here.
 _MAX_VALUE: Final = 10**16
 
 
@@ -34,10 +34,11 @@ class EngineSettings:
         max_num_batched_tokens: maximum number of tokens of one step.
         block_size: number of tokens of one block.
         max_model_len: maximum length of a sequence in tokens; None if not stated.
-        chooses_length: whether the length is stated in a way that only the engine can resolve
-            (``--max-model-len=auto``).
-        kv_cache_memory_bytes, num_blocks: size of the KV cache; None if not stated.
-        max_loras, num_resident_adapters: number of LoRA adapters in one step and in memory; 0 if none are served.
+        chooses_length: whether the length is stated in a way that the planner cannot resolve, such as
+            ``--max-model-len=auto``.
+        kv_cache_memory_bytes, num_blocks: size of the KV cache in bytes and in blocks; None if not stated.
+        max_loras, num_resident_adapters: maximum number of LoRA adapters in one step and in memory; 0 if none are
+            planned for.
         max_lora_rank: maximum rank of an adapter.
         lora_target_modules: modules that adapters may change; empty for all.
     """
@@ -57,13 +58,13 @@ class EngineSettings:
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
-    """Return the settings of a workload whose accelerator, called `key` in the catalogue, has `memory_bytes`."""
+    """Return the settings of a workload on the catalogue's accelerator `key` with `memory_bytes`; None if not known."""
     engine = workload.engine
     words = engine.args or []
     batched, seqs = _batch_defaults(engine.runtime, memory_bytes or 0, key)
 
     def number(name: str, otherwise: Any) -> Any:
-        """Return a numeric argument; invalid ones are ignored here, and rejected by the runtime."""
+        """Return a numeric argument, or `otherwise` if it is absent or not a positive number."""
         try:
             value = human_int(_word(words, name) or "")
         except argparse.ArgumentTypeError:
@@ -117,7 +118,7 @@ def _share(percent: int | None, word: str | None) -> float:
 
 
 def _word(words: Sequence[str], name: str) -> str | None:
-    """Return the value of the last flag `name` among `words`: ``--max-model-len=8`` or ``--max-model-len 8``."""
+    """Return the last value of flag `name` among `words`: ``--name=8`` or ``--name 8``; None without a value."""
     value = None
     for index, word in enumerate(words):
         flag, separator, inline_value = word.partition("=")

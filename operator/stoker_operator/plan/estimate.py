@@ -30,9 +30,8 @@ from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
 from stoker_operator.plan.engine_settings import EngineSettings
 from stoker_operator.plan.model_shapes import Shape
 
-#: Fraction of the KV blocks that a plan on a GPU keeps as a margin of error: for Stoker's engine, and for vLLM, which
-#: accounts for memory differently. It does not cover all errors: vLLM's logs have shown a third more room than
-#: predicted, and a third less.
+#: Values of `Bench.margin` for Stoker's engine, and for vLLM, which accounts for memory differently. They do not cover
+#: all errors: vLLM's logs have shown a third more room than predicted, and a third less.
 MARGIN: Final = 0.03
 FOREIGN_MARGIN: Final = 0.10
 
@@ -43,7 +42,7 @@ SHORTEST: Final = 2048
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory use of one engine. The values of the KV cache are None if the memory is not known.
+    """Memory use of one engine. If a device's memory is not known, only the use by weights and adapters is estimated.
 
     Attributes:
         weight_bytes_per_gpu: bytes of weights on the accelerator that holds most.
@@ -82,7 +81,8 @@ class Bench:
         settings: the engine's settings.
         memory_bytes: memory of one accelerator, or a rank's share of the container's memory; None if not known.
         on_cpu: whether the engine runs on a CPU.
-        margin: fraction of the blocks that stays unused when memory limits the length.
+        margin: margin of error on accelerators: fraction of the KV blocks that stays unused when the planner chooses
+            the length.
         sharers: number of ranks that share the container's memory, on a CPU.
     """
 
@@ -98,7 +98,7 @@ class Bench:
     def wanted_len(self) -> int:
         """Requested maximum length: as stated, or else the model's default; at most the model's own maximum.
 
-        Beyond the model's maximum, the planner refuses a length independently of memory.
+        A longer stated length is refused independently of memory.
         """
         config = self.shape.config
         return min(self.settings.max_model_len or config.default_model_len, config.longest_model_len)
@@ -118,7 +118,7 @@ class Problem(NamedTuple):
     Attributes:
         reason: CamelCase reason.
         message: a sentence.
-        length: maximum sequence length in tokens that would fit; 0 if none does.
+        length: maximum sequence length in tokens that would fit; 0 if none does, or if it is not known.
     """
 
     reason: str
@@ -127,7 +127,7 @@ class Problem(NamedTuple):
 
 
 def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None]:
-    """Return the memory use of one engine, and why it cannot run, or None if it can."""
+    """Return the memory use of one engine, and why it cannot run, or None without a known reason."""
     config, settings, numbers = bench.shape.config, bench.settings, bench.numbers
     if bench.memory_bytes is None:
         weights = weight_bytes(
@@ -173,9 +173,9 @@ def estimate(bench: Bench, sharding: Sharding) -> tuple[Estimate, Problem | None
 
 
 def could_hold(bench: Bench, devices: int) -> bool:
-    """Return whether the weights alone fit into the total memory of so many devices.
+    """Return whether the weights alone may fit into the total memory of `devices`.
 
-    This is a quick test: with True, the model may still not fit.
+    This is a quick test: the model may still not fit.
     """
     if bench.memory_bytes is None:
         return True
@@ -183,8 +183,10 @@ def could_hold(bench: Bench, devices: int) -> bool:
 
 
 def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
-    """Return the bytes that an engine needs on each device, with one sequence of `SHORTEST` tokens (or the stated
-    length)."""
+    """Return the memory in bytes that each device must have for one sequence of the stated length.
+
+    Without one, the length is `SHORTEST` tokens, or the model's maximum if that is less.
+    """
     device = Device(0, 1.0, bench.on_cpu, sharding)
     use = memory_use(bench.shape.config, bench.numbers, device)
     size, step = bench.numbers.block_size, bench.settings.max_num_batched_tokens

@@ -1,6 +1,7 @@
 """Sizes of models that run with vLLM, also those that Stoker's engine does not support, computed from config.json.
 
-Stoker's engine needs a full description of a model; a plan needs sizes only. They are computed in one of two ways:
+Stoker's engine needs a full description of a model; a plan needs sizes only. For the architectures in the
+tables they are computed in one of two ways:
 
     as a family's  the tensors have the sizes of a family of `architectures.families` (`_LIKE`)
     by fields      attention, MLP and experts follow from the common fields of config.json (`_BY_FIELDS`)
@@ -56,14 +57,14 @@ _LIKE: Final = {
 
 @dataclass(frozen=True)
 class _Mixture:
-    """Config fields that describe a family's experts. A name is empty if the family has no such field.
+    """Names of the config fields that describe a family's experts; empty if the family has no such field.
 
     Attributes:
         count: number of routed experts of a layer.
         size: intermediate size of an expert.
         per_token: number of routed experts per token.
         shared: number of shared experts.
-        always_shared: number of shared experts that no field states.
+        always_shared: not a name: number of shared experts that no field states.
         dense: intermediate size of dense layers.
         every: interval of MoE layers.
         first, last: index of the first and the last layer that may be MoE.
@@ -150,7 +151,7 @@ def foreign_config(config: Mapping[str, Any]) -> ModelConfig:
     """Return the sizes of the model that a parsed config.json without ``quantization_config`` describes.
 
     Raises:
-        ModelError: the sizes of its architecture are not known, or a field is missing.
+        ModelError: the sizes are not known.
     """
     named = next((name for name in config.get("architectures") or [] if name in _LIKE or name in _BY_FIELDS), None)
     if named is None:
@@ -263,7 +264,7 @@ def _is_sparse(c: Fields, mixture: _Mixture, index: int) -> bool:
 
 
 def _encoder(config: Any, named: str) -> int:
-    """Return the number of weight elements of the encoder of a model of architecture `named`."""
+    """Return the approximate number of weight elements of an encoder in a model of architecture `named`."""
     if not isinstance(config, Mapping):
         return 0
     found = Fields(config, {})
@@ -286,7 +287,7 @@ def _encoder(config: Any, named: str) -> int:
 
 
 def _qwen_ends(found: Fields, hidden: int, first: Callable[..., int]) -> int:
-    """Return the number of elements around the blocks of Qwen's encoders; 0 for other encoders.
+    """Return the number of weight elements outside the blocks of Qwen's encoders; 0 without ``spatial_merge_size``.
 
     These are the patch and position embeddings, the merger for the text model, and another merger for each block whose
     output the text model also gets (``deepstack``).

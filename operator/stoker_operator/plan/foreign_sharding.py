@@ -8,7 +8,7 @@ are in `stoker_engine.sizing.sharding`.
 
 vLLM finds such errors only when it loads the weights, minutes after a pod has started: in
 ``validate_fp8_block_shape``, in ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four shards, with blocks
-of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. A single shard is not checked.
+of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. It does not check a single shard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Split(NamedTuple):
         shards: number of shards.
         block: number of columns or rows that share a scale.
         of_experts: whether the matrices belong to routed experts, which could be distributed whole instead.
-        stored: quantization method; empty if not quantized.
+        stored: quantization method, in the result of `uneven`; empty if `block` is 1.
     """
 
     dimension: str
@@ -55,8 +55,7 @@ def uneven(shape: Shape, formats: WeightFormats, tensor: int, expert_shards: int
     """Return the first dimension that cannot be split evenly, or None if all can.
 
     Args:
-        shape: the model.
-        formats: storage formats of its matrices.
+        shape, formats: the model, and the storage formats of its matrices.
         tensor: number of devices over which each layer is split.
         expert_shards: number of shards of each routed expert; 1 if experts stay whole.
     """

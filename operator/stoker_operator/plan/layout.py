@@ -1,4 +1,4 @@
-"""Inputs that all parallel layouts of a spec share: accelerators, rules of the runtime, and the memory estimate."""
+"""Inputs of all parallel layouts of a spec: accelerators, rules of the runtime, and data for the memory estimate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker_operator.plan.options import MIN_CONCURRENCY, ParallelLayout
 from stoker_operator.plan.placement import Placement
 
 _MIB = 1024**2
-#: Upper bound of a memory limit in bytes.
+#: Larger memory limits are reduced to this, in bytes.
 _MAX_MEMORY = 1 << 60
 
 
@@ -67,7 +67,7 @@ def memory_bytes_of(spec: Spec, placement: Placement) -> int | None:
 def bench_of(
     spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
 ) -> tuple[str, Bench | None]:
-    """Return an empty string and the inputs of an engine's estimate, or the reason why there is none and None."""
+    """Return an empty string and the inputs of an engine's estimate, or why it is impossible and None."""
     engine = spec.engine
     on_cpu = spec.hardware.accelerator == CPU
     is_stoker = engine.runtime == "stoker"
@@ -102,7 +102,7 @@ def bench_of(
 
 
 def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> AdapterNumbers | None:
-    """Return the adapters in the device's memory: on a CPU all resident ones, on a GPU those of one step."""
+    """Return the adapters in the memory of a device: on a CPU all resident ones, on a GPU those of one step."""
     if not settings.max_loras:
         return None
     count = settings.num_resident_adapters if on_cpu else settings.max_loras

@@ -1,8 +1,8 @@
 """The sizes of a model, as far as they are known without loading it.
 
 They follow from a config.json: fetched from the hub, read from a folder, or listed in the table of well-known models
-(`models.yaml`). A model from another source, such as a claim, is not known before a pod mounts it; its engine does the
-same calculation when it starts.
+(`models.yaml`). A model from another source, such as a claim, is not known before a pod mounts it; the engine checks it
+when it starts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Shape:
 
     Attributes:
         config: the model's config.
-        method: quantization method that the checkpoint states; empty if it is not quantized.
+        method: quantization method that the checkpoint states; empty if it states none.
         formats: formats in which the engine stores its weights; for a GGUF file, those on devices for which Stoker's
             engine has kernels for its blocks.
         is_gguf: whether the model is a GGUF file.
@@ -56,7 +56,7 @@ class Shape:
 
     @property
     def experts(self) -> int:
-        """Number of routed experts of a layer; 0 if the model is not MoE."""
+        """Maximum number of routed experts of a layer; 0 if the model is not MoE."""
         return max((layer.moe.num_experts for layer in self.config.layers if layer.moe), default=0)
 
     @property
@@ -75,7 +75,6 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
     """Return the shape of a source's model, or why it is not known.
 
     Args:
-        source: the model's source.
         config: the model's config.json; None if not known.
         runtime: runtime of the pods. vLLM supports more architectures than Stoker's engine.
 
@@ -97,7 +96,7 @@ def shape_of(source: ModelSource, config: Mapping[str, Any] | None, runtime: str
 class Shapes:
     """Cache of the shapes that one plan and its trials need.
 
-    Matching the names of all experts of a quantized model takes longer than the rest of a plan.
+    The shape of a quantized MoE model takes longer than the rest of a plan, because all experts' names are matched.
     """
 
     def __init__(self) -> None:
@@ -165,7 +164,7 @@ def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
 
 
 def _bounded(fields: Fields) -> None:
-    """Check counts against `_MAX_SIZES`, before as many objects are created.
+    """Check counts against `_MAX_SIZES`, before that many objects are created.
 
     Raises:
         ValueError: a count is out of range; the message names the field.
@@ -194,13 +193,13 @@ def _positive(config: ModelConfig) -> None:
 
 @cache
 def table() -> dict[str, Mapping[str, Any]]:
-    """Return the config.json of each well-known model, by hub id."""
+    """Return the config.json of each well-known model, by id."""
     return {name: entry["config"] for entry in _entries() for name in entry["ids"]}
 
 
 @cache
 def _formats() -> dict[str, WeightFormats]:
-    """Return the weight formats of the well-known models that are GGUF files, by hub id."""
+    """Return the weight formats of the well-known models that are GGUF files, by id."""
     known = [entry for entry in _entries() if "formats" in entry]
     return {name: _formats_of(entry) for entry in known for name in entry["ids"]}
 

@@ -2,16 +2,16 @@
 
 The recommended layout is chosen by these criteria, in this order:
 
-    1.  sequences have the length in the spec, or else the model's own
+    1.  sequences have the length in the spec, or else the model's default
     2.  each engine holds the required number of them at once (`min_concurrency`)
     3.  as many engines as possible: few accelerators per engine, and tensor parallelism rather than pipeline stages
 
 If no layout meets 1 and 2, the one that comes nearest is recommended, length first. More accelerators per engine leave
 more memory for its KV cache; more engines serve more requests.
 
-Engines that share nothing are better placed in separate pods (``count`` of one engine, and ``replicas``): a failure
-affects one engine only, smaller pods fit on more nodes, and replicas scale in finer steps. Engines of a MoE model whose
-experts are distributed over all of them run in lockstep, so they stay in one pod.
+Engines that share nothing are better placed in separate pods (``count`` of one engine, and ``replicas``): a pod's
+failure affects one engine only, smaller pods fit on more nodes, and replicas scale in finer steps. Engines of a MoE
+model whose experts are distributed over all of them run in lockstep, so they stay in one pod.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Option:
 
     Attributes:
         sizes: tensor, pipeline and data.
-        estimate: memory use of an engine; None if the model is not known.
+        estimate: memory use of an engine; None if not computed.
         problem: why the layout is not possible, or None if it is possible.
         whole_experts: whether experts are distributed whole over tensor × data accelerators, instead of each being
             split.
         reach: sequence length in tokens, and number of such sequences at once, each limited to the target. An unknown
-            value counts as the target.
-        serves: whether the layout is possible and reaches the target.
+            value is replaced by the target. Both are 0 without an estimate.
+        serves: whether the layout is known to be possible and to reach the target.
     """
 
     sizes: Sizes
@@ -64,7 +64,7 @@ class Option:
 
     @property
     def expert(self) -> int:
-        """Value of ``spec.parallelism.expert``, or 1 if the field is absent."""
+        """``spec.parallelism.expert`` of this layout; 1 if the field is absent."""
         return self.sizes.tensor * self.sizes.data if self.whole_experts else 1
 
     @property
@@ -110,13 +110,12 @@ class ParallelLayout:
         joint_experts: whether the engines of a MoE model share its experts: each device of all engines holds a part of
             them.
         whole_experts: whether experts are distributed whole, instead of each being split.
-        can_deal_experts: whether the runtime can distribute whole experts if they cannot be split evenly.
+        can_deal_experts: whether the model is known to be MoE, so that its experts may also be distributed whole.
         min_concurrency: number of sequences that an engine should hold at once.
         max_per_pod: maximum number of accelerators that can be used together; None without a limit.
         divisible: whether pods may have fewer accelerators.
         is_stoker: whether the runtime is stoker, which has its own rules for sharding.
-        counted: whether the spec states the number of devices (accelerators); on a CPU the devices are ranks that share
-            a pod.
+        counted: whether the devices are accelerators, whose number the spec states, and not the ranks of a CPU pod.
     """
 
     count: int
@@ -161,10 +160,10 @@ def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
 
 
 def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option, ...]:
-    """Return all layouts that use every accelerator, those with most tensor parallelism first.
+    """Return the layouts that use every accelerator, for each number of stages by decreasing tensor size.
 
-    They include pipeline stages if the spec states them, if a replica spans nodes, or if no engine fits without them
-    and one may fit with them.
+    They include pipeline stages if the spec states them, if a replica spans nodes, or if no layout is possible without
+    them and the weights may fit.
     """
     if pipeline is not None:
         return _options_with(layout, (pipeline,))
@@ -211,7 +210,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
-    """Return the layout of one engine on the fewest accelerators of the same kind, or None if none is found.
+    """Return the layout of one engine on the smallest usual number of the accelerators, or None if none is found.
 
     With `serving`, the engine must also reach the target length and concurrency.
     """
@@ -252,10 +251,9 @@ def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
 
 
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
-    """Return why a layout is not possible, regardless of memory, or None if it is possible."""
+    """Return why a layout is not possible, regardless of memory; None if no reason is known."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
-        # NVIDIA, "MIG User Guide": a process sees one slice.
-        message = f"{layout.count} of these cannot work together: each is part of a device, and a process sees only one"
+        message = f"{layout.count} of these cannot work together: a pod can use at most {layout.max_per_pod}"
         return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"

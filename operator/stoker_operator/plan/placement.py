@@ -1,11 +1,11 @@
 """The accelerators of a pod, and how they share a model.
 
-    tensor × pipeline × data  =  accelerators of a replica
+    tensor × pipeline × data  =  accelerators that a replica uses
 
 Each layer of an engine is split over `tensor` accelerators, the layers are distributed over `pipeline` stages, and
-there are `data` engines. On accelerator `cpu` these are ranks: processes that share the pod's processors and memory.
+there are `data` engines. On a CPU the accelerators are ranks: processes that share the pod's processors and memory.
 Sizes that the user omits are derived from the others and reported in the status, never written into the spec. The API
-server checks this rule itself (`api.v1alpha1.parallelism`); this module does the checks that need the catalogue.
+server checks sizes itself (`api.v1alpha1.parallelism`); this module does the checks that need the catalogue.
 """
 
 from __future__ import annotations

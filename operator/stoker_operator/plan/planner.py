@@ -1,8 +1,7 @@
 """Plans the pods of a spec that obeys the rules of the API, or explains why they cannot run.
 
-With the model's config.json the planner checks everything: heads, layers, experts, memory, lengths. Without it, the
-planner checks only what the catalogue states of runtime and accelerator; the engine does the other checks, by the same
-calculation, when it starts.
+If the model's shape is known, the planner checks heads, layers, experts, memory and lengths. Otherwise the engine
+checks them when it starts.
 """
 
 from __future__ import annotations
@@ -47,13 +46,12 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
     """Plan the pods of `spec`.
 
     Args:
-        spec: the endpoint's spec.
-        catalogue: accelerators and runtimes.
         config: the model's config.json; well-known models need none.
 
     Raises:
         Unplannable: the model cannot run in this way.
-        Refused: the catalogue lacks the runtime, the accelerator or an image.
+        Refused: the catalogue lacks the runtime, the accelerator or an image, or the number of accelerators is stated
+            twice.
     """
     shapes = Shapes()
     found = _study(spec, catalogue, config, shapes, every_way=False)
@@ -75,11 +73,11 @@ def plan(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = No
 
 
 def study(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None = None) -> Study:
-    """Evaluate all layouts of the model on the accelerators of `spec`. The result includes the violations.
+    """Evaluate the layouts of the model on the accelerators of `spec`. The result includes the violations.
 
     Raises:
         Unplannable: the runtime cannot run such a model.
-        Refused: the catalogue lacks the runtime or the accelerator.
+        Refused: the catalogue lacks the runtime or the accelerator, or the number of accelerators is stated twice.
     """
     return _study(spec, catalogue, config, Shapes(), every_way=True)
 
@@ -90,10 +88,9 @@ def planned_ways_out(
     catalogue: Catalogue,
     config_of: Callable[[Spec], Mapping[str, Any] | None],
 ) -> tuple[Violation, ...]:
-    """Return the violations of the API's rules by a manifest, with remedies that are possible for the model.
+    """Return the violations of the API's rules by a manifest, with planned remedies for sizes where possible.
 
-    A rule proposes sizes without regard to the model; this function replaces them with planned ones. If the model's
-    shape is not known, the violations are returned unchanged.
+    The rules propose sizes without regard to the model.
 
     Args:
         manifest: the InferenceEndpoint; may be invalid.
@@ -138,8 +135,8 @@ def _study(
     """See `study`.
 
     Args:
-        every_way: whether to evaluate all layouts, also if the stated one is possible and sufficient.
-        is_trial: whether this is the trial of a proposal: it computes no remedies, and other layouts only with
+        every_way: whether to evaluate other layouts even if the stated one is possible and reaches the target.
+        is_trial: whether this is the trial of a proposal, which computes no remedies, and other layouts only with
             `every_way` or mode ``Auto``.
     """
     placement = placement_of(spec, catalogue)
@@ -307,7 +304,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
 def _not_split(
     spec: Spec, catalogue: Catalogue, placement: Placement, shape: Shape | str, config: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    """Refuse several ranks of Stoker's engine for a model in transformers' own modules, which it does not split."""
+    """Refuse to split a model of Stoker's Transformers backend, which does not support sharding."""
     sizes = placement.sizes
     if spec.engine.runtime != "stoker" or isinstance(shape, Shape) or sizes.tensor * sizes.pipeline == 1:
         return
@@ -335,9 +332,9 @@ def _other_runtimes(
 
 
 def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Mapping[str, Any]) -> Iterator[str]:
-    """Propose runtime stoker with one engine on each device, unless the model is known not to fit on one.
+    """Propose engines of one device each, unless the model is quantized or known not to fit on one device.
 
-    The sizes of a model that runs in transformers' own modules are known if they are known for another runtime.
+    The sizes of a model of the Transformers backend are known only if another runtime knows them.
     """
     on_cpu = spec.hardware.accelerator == CPU
     sizes = placement.sizes
@@ -351,7 +348,7 @@ def _unsplit(spec: Spec, catalogue: Catalogue, placement: Placement, config: Map
         yield remedy
         return
     if shape.method:
-        return  # transformers' own modules do not load quantized weights
+        return  # the Transformers backend does not load quantized weights
     placed = replace(placement, **alone._asdict(), idle=0)
     memory = memory_bytes_of(spec, placed)
     settings = engine_settings(spec, memory, spec.hardware.accelerator)
@@ -364,7 +361,7 @@ def _elsewhere(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any], runt
     """Propose the same spec with another runtime: unchanged, or with the remedy of its only violation."""
     changed_spec = changed(spec, {"engine": {"runtime": runtime, "image": None}})
     if changed_spec is None:
-        return  # the other runtime needs other sizes
+        return  # the spec is not valid with the other runtime
     found = _study(changed_spec, catalogue, config, Shapes(), every_way=False)
     if found.refused or (known and found.unknown):
         return  # the catalogue lacks an image, or the shape is not known

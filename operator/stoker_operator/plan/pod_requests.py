@@ -29,7 +29,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
 
 
 def devices(amounts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the amounts of devices: extended resources, whose names have a domain and whose amounts are integers."""
+    """Return the amounts of devices, which are extended resources: names with a domain, and integer amounts."""
     return {name: int(amount) for name, amount in amounts.items() if "/" in name and str(amount).isdigit()}
 
 

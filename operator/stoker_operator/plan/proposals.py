@@ -1,6 +1,6 @@
 """Refusals of a plan and the remedies that they propose.
 
-A proposal that can be planned is planned first, so that no message proposes what would be refused.
+A proposal that can be planned is planned first, and omitted if it would be refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Proposal:
 
     Attributes:
         text: the sentence for the user.
-        change: fields of the spec that it sets, as in a manifest; a field with value None is removed. It is None if the
-            proposal has been planned already, or cannot be planned, because it changes no field (another model).
+        change: fields of the spec that it sets, as in a manifest; a field with value None is removed. `change` is None
+            if the proposal has been planned already, or cannot be planned.
         also: short text for use after another proposal of the same kind ("use float32" or "float16").
-        config: the config.json of the model that it names; None if the model stays.
+        config: the config.json of the model that it names; None if the model stays or is not known.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Refusal:
     Attributes:
         field, message, reason: as in `Violation`.
         proposals: creates the proposals, in the order of the message.
-        otherwise: remedy if none of them is possible.
+        otherwise: remedy if no proposal is possible.
         joined: separator between proposals.
     """
 
@@ -56,7 +56,7 @@ class Refusal:
         """Return the violation with the possible proposals.
 
         Args:
-            is_possible: whether a proposal is possible; None for a trial: the violation has no remedy.
+            is_possible: returns whether a proposal is possible; None omits the remedy.
         """
         if is_possible is None:
             return Violation(self.field, self.message, reason=self.reason)

@@ -1,4 +1,4 @@
-"""Remedies for sizes that are not possible: other layouts, or the smallest machine on which the model fits."""
+"""Remedies for layouts that are not possible or miss the target."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ def refusal(
     """Return the refusal of the `chosen` layout, with its proposals.
 
     Args:
-        spec: the endpoint's spec.
-        catalogue: accelerators and runtimes.
         layout: inputs that all layouts share.
-        chosen: the layout in the spec, which has a problem.
-        ways: all layouts.
-        advice: the recommended layout; None if none is possible.
+        chosen: the layout in use, which has a problem.
+        ways: the evaluated layouts.
+        advice: the recommended layout; None if there is none.
     """
     problem = chosen.problem
     assert problem is not None
@@ -86,7 +84,6 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
     """Yield a warning if a possible layout misses the target: the length is limited, or too few sequences run at once.
 
     Args:
-        spec: the endpoint's spec.
         layout: inputs that all layouts share.
         chosen: the layout in use.
         advice: the recommended layout; None if there is none.
@@ -107,7 +104,7 @@ def shortfalls(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
 def apart(advice: Advice) -> str:
     """Return the warning that engines that share a pod are better placed in separate pods."""
     return (
-        f"engines that share a pod fail and are rescheduled together; hardware.count {advice.count} with replicas "
+        f"engines that share a pod are rescheduled together; hardware.count {advice.count} with replicas "
         f"{advice.replicas} gives each engine its own pod"
     )
 
@@ -121,7 +118,7 @@ def option_text(option: Option) -> str:
 
 
 def shared_by(sizes: Sizes, expert: int = 1, count: int | None = None) -> dict[str, Any]:
-    """Return the fields of a spec that state a layout, and the accelerators of a pod if `count` changes them."""
+    """Return the fields of a spec that state a layout, and with `count` the accelerators of its single pod."""
     stated = {**sizes._asdict(), "expert": expert if expert > 1 else None, "mode": None}
     hardware = {} if count is None else {"hardware": {"count": count, "nodes": None}}
     return {**hardware, "parallelism": stated}
@@ -161,7 +158,7 @@ def _more_room(spec: Spec, layout: ParallelLayout, chosen: Option, advice: Advic
 
 
 def _smaller_pods(layout: ParallelLayout) -> Iterator[Proposal]:
-    """Propose fewer accelerators per pod, with which the model can be split evenly."""
+    """Propose the next smaller number of accelerators per pod with which the model can run."""
     if not layout.divisible:
         return
     for count in range(layout.count - 1, 0, -1):

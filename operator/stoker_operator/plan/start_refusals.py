@@ -23,7 +23,6 @@ def refused_at_start(
     """Yield the refusals of Stoker's engine for a model of one of its families.
 
     Args:
-        spec: the endpoint's spec.
         shape: the model's shape, or why it is not known.
         config: the model's config.json; empty if not known.
         elsewhere: creates proposals to use another runtime.

@@ -19,10 +19,10 @@ class Stock:
     """The accelerators of one kind in the cluster.
 
     Attributes:
-        key: its key in the catalogue; empty if the labels do not show the kind.
+        key: its key in the catalogue; empty if the kind is not known.
         resource: resource name of its device plugin.
         sizes: number of devices of each node that has some.
-        free: number of devices that no pod holds, in the same order; None if pods cannot be listed.
+        free: number of free devices of each of these nodes; None if pods cannot be listed.
         topology: topology of the slices, if pods must select one; otherwise empty.
         why_unknown: why the kind is not known, if `key` is empty.
     """
@@ -66,7 +66,7 @@ def stocks(nodes: Sequence[Node], holders: Sequence[Holder] | None, catalogue: C
 
 
 def kind_of(node: Node, resource: str, catalogue: Catalogue) -> str:
-    """Return the key of the node's devices of a resource; empty if not known.
+    """Return the catalogue's key of a node's devices of `resource`; empty if not known.
 
     This is the first kind with a matching label, or else the only kind of that resource for which the catalogue has no
     labels.

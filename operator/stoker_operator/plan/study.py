@@ -1,4 +1,4 @@
-"""Results of the planner: a plan, and all the layouts that it evaluated."""
+"""Results of the planner: a plan, and a study of the layouts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Plan:
     Attributes:
         placement: accelerators of a pod and how they share the model.
         image: container image of the engine.
-        estimate: estimated memory use of an engine; None if the model's shape is not known.
-        unknown: why the shape is not known; empty if it is.
+        estimate: estimated memory use of an engine; None if it cannot be estimated.
+        unknown: why it cannot be estimated; empty if it can.
         max_model_len: maximum length of a sequence in tokens, as passed to the engine; None if the engine chooses it.
         warnings: warnings to the spec's author, for example about a limited length, or about values that the runtime's
             release does not support.
-        chosen_by: field of the spec that left the sizes to the planner; empty if the spec states them.
+        chosen_by: field of the spec that lets the planner choose the sizes; empty otherwise.
     """
 
     placement: Placement
@@ -40,15 +40,14 @@ class Study:
 
     Attributes:
         placement: placement by the sizes of the spec, or by those that the planner chose in mode ``Auto``.
-        image: container image; empty if the catalogue has none.
+        image: container image of the engine; empty if there is none.
         chosen: evaluation of the layout of `placement`.
-        options: evaluated layouts that use all accelerators, `chosen` among them; empty if no others were evaluated.
-        unknown: why the model's shape is not known; empty if it is.
-        max_model_len: as in `Plan`.
-        refused: violations of the catalogue.
-        unplannable: why model and accelerators do not work together in this way.
+        options: the evaluated layouts, `chosen` among them.
+        unknown, max_model_len: as in `Plan`.
+        refused: why there is no image.
+        unplannable: why the model cannot run in this way.
         warnings, chosen_by: as in `Plan`.
-        advice: recommended layout; None if none is possible, the model is not known, or no others were evaluated.
+        advice: recommended layout; None if none is known to be possible, or only `chosen` was evaluated.
         wanted_len: requested sequence length in tokens; 0 if not known.
     """
 

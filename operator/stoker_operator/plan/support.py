@@ -1,6 +1,6 @@
 """Checks of what a runtime supports on an accelerator: dtypes, dtypes of the KV cache, quantization methods.
 
-The catalogue lists what is supported (`Catalogue.support`). What it does not list is not checked.
+Most follow from the catalogue's lists (`Catalogue.support`). Values without a list are not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.plan.model_shapes import Shape
 from stoker_operator.plan.proposals import Proposal, Refusal
 
-#: Methods that need calibration or training, so that they cannot quantize when a checkpoint is loaded.
+#: Methods that cannot quantize a checkpoint when it is loaded.
 _NEEDS_CHECKPOINT: Final = ("awq", "gptq", "compressed-tensors", "fbgemm_fp8", "modelopt", "modelopt_fp4")
 
 
@@ -56,7 +56,7 @@ def unsupported(workload: Workload, catalogue: Catalogue) -> Iterator[Refusal]:
 
 
 def other_runtime(name: str) -> Proposal:
-    """Propose the same spec with another runtime, and with its default image."""
+    """Propose the same spec with another runtime, and that runtime's default image."""
     return Proposal(f"use runtime: {name}", {"engine": {"runtime": name, "image": None}})
 
 
@@ -104,9 +104,7 @@ def not_loaded(
     """Refuse a checkpoint with a quantization method that the runtime does not load on the accelerator.
 
     Args:
-        workload: the workload.
-        method: quantization method of the checkpoint; empty if it is not quantized.
-        catalogue: accelerators and runtimes.
+        method: quantization method of the checkpoint; empty if none is known.
         config: the model's config.json; None if not known.
     """
     engine, key = workload.engine, workload.hardware.accelerator
@@ -141,12 +139,11 @@ def unquantized(config: Mapping[str, Any] | None) -> Iterator[Proposal]:
 def not_read(
     workload: Workload, config: Mapping[str, Any], elsewhere: Callable[[], Iterable[Proposal]]
 ) -> Iterator[Refusal]:
-    """Refuse quantizations that Stoker's engine would refuse when it starts, for a checkpoint whose shape is not known.
+    """Refuse quantizations that Stoker's engine would refuse when it starts.
 
-    These are methods that the engine does not read, and any quantization of transformers' own modules.
+    These are methods that it does not read, and any quantization on its Transformers backend.
 
     Args:
-        workload: the workload.
         config: the model's config.json; empty if not known.
         elsewhere: creates proposals to use another runtime.
     """
@@ -197,10 +194,9 @@ def _unread(config: Mapping[str, Any]) -> str:
 
 
 def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a KV-cache dtype that uses no scales, if the checkpoint has scales for another dtype.
+    """Refuse a KV cache of Stoker's engine in fp8_e5m2, which uses no scales, if the checkpoint has static scales.
 
     Args:
-        workload: the workload.
         config: the model's config.json; empty if not known.
     """
     engine = workload.engine
@@ -225,13 +221,11 @@ def scales_not_taken(workload: Workload, config: Mapping[str, Any]) -> Iterator[
 def warnings(
     workload: Workload, method: str, catalogue: Catalogue, alternatives: Callable[[], Sequence[str]]
 ) -> Iterator[str]:
-    """Yield a warning for each value that the plan allows and the runtime's current release does not support.
+    """Yield a warning for each limit of the runtime's current release (`Release`) that the spec exceeds.
 
     Args:
-        workload: the workload.
-        method: quantization method of the checkpoint; empty if it is not quantized, or if that is not known.
-        catalogue: accelerators and runtimes, with their releases.
-        alternatives: returns the runtimes that would accept the spec.
+        method: quantization method of the checkpoint; empty if none is known.
+        alternatives: returns the other runtimes that would accept the spec.
     """
     engine = workload.engine
     release = catalogue.releases.get(engine.runtime)

@@ -1,4 +1,4 @@
-"""The exception for a valid spec whose model cannot run on its accelerators."""
+"""The exception for a valid spec whose model cannot run."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from stoker_operator.api.violation import Refused
 
 
 class Unplannable(Refused):
-    """The spec obeys all rules, but the model cannot run in this way because of heads, memory, lengths or dtypes."""
+    """The spec obeys all rules of the API, but its model cannot run in this way."""

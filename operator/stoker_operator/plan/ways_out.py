@@ -1,8 +1,8 @@
 """Planned remedies for sizes that violate a rule of the API, and for replicas of several pods.
 
-The rules of the API do not know the model. They state the value of tensor × pipeline × data, but sizes with that
-product may not suit the model's heads, layers or memory. If the model's shape is known, the remedies of this module
-replace those of the rules; each is planned first.
+The rules of the API do not know the model. They require a value of tensor × pipeline × data, but sizes with that
+product may not suit the model's heads, layers or memory. If the model's shape is known, planned remedies replace those
+of the rules.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from stoker_operator.plan.proposals import Proposal, Refusal, changed
 from stoker_operator.plan.remedies import option_text, possible_ways, shared_by
 from stoker_operator.plan.study import Study
 
-#: Plans a spec without remedies, and evaluates all layouts if the flag is set. Returns None if the catalogue lacks the
-#: runtime or the accelerator, or the runtime cannot run the model.
+#: Plans a spec without remedies, and evaluates all layouts if the flag is set; None if that raises `Refused`.
 Trial = Callable[[Spec, bool], Study | None]
 
 #: Remedy if no pod with these accelerators is known to hold the model.
 _NO_POD: Final = "set nodes to 1, and use accelerators with more memory or a smaller model"
 _FIELD: Final = "spec.parallelism"
-#: Prefixes of the fields whose violations depend on sizes and counts; violations of other fields do not.
+#: Prefixes of the fields whose violations depend on sizes and counts.
 _OF_SIZES: Final = (_FIELD, "spec.hardware")
 
 
@@ -47,11 +46,10 @@ def read_with_wrong_sizes(manifest: Any, against: Sequence[Violation]) -> Spec |
 def of_sizes(
     spec: Spec, against: Sequence[Violation], trial: Trial, study: Callable[[Spec], Study]
 ) -> tuple[Violation, ...]:
-    """Return the violations of a spec whose sizes do not match its accelerators, with planned remedies.
+    """Return the violations of a spec whose sizes do not match its accelerators, with planned remedies if possible.
 
     Args:
-        spec: the endpoint's spec.
-        against: all its violations.
+        against: all violations of `spec`.
         trial: plans a spec without remedies.
         study: plans a spec with remedies.
     """
@@ -96,7 +94,7 @@ def _broken(spec: Spec) -> Violation:
 
 def _even(spec: Spec) -> Iterator[Spec]:
     """Yield the spec with sizes that use all accelerators: first with its own `pipeline` if that divides them, then
-    without."""
+    without stating it."""
     hardware = spec.hardware
     stated = spec.parallelism.pipeline if spec.parallelism else None
     for pipeline in dict.fromkeys((stated, None)):
@@ -118,7 +116,7 @@ def _with_remedies(spec: Spec, broken: Violation, found: Study, trial: Trial) ->
 
 
 def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
-    """Propose the possible layouts of `found`, or a number of accelerators that matches the spec's sizes."""
+    """Propose a single pod instead of several, or else the possible layouts of `found` and hardware for the sizes."""
     hardware, used = spec.hardware, spec.sizes.used
     if hardware.pods_per_replica > 1:
         yield from _one_pod(spec, trial)
@@ -132,7 +130,7 @@ def _proposals(spec: Spec, found: Study, trial: Trial) -> Iterator[Proposal]:
 
 
 def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
-    """Propose the smallest single pod with the same kind of accelerator that can replace a replica of several pods."""
+    """Propose a single pod with the same kind of accelerator, instead of a replica of several."""
     current_count = spec.hardware.accelerators
     counts = (current_count, *(count for count in NODE_COUNTS if count > current_count))
     fewer_bits = {"engine": {"quantization": "fp8"}}
@@ -157,10 +155,10 @@ def _one_pod(spec: Spec, trial: Trial) -> Iterator[Proposal]:
 
 
 def _accepts(spec: Spec, proposal: Proposal, trial: Trial, kept: frozenset[tuple[str, str]]) -> bool:
-    """Return whether a proposal leaves no violations except for those in `kept`, which concern other fields.
+    """Return whether a proposal leads to a replica of one pod, without violations except for those in `kept`.
 
-    If it changes the number of accelerators, violations of the template count as well: its node selector must match the
-    number of chips.
+    If it changes the hardware, violations of the template are not excepted: its node selector must match the number of
+    chips.
     """
     change = proposal.change or {}
     if "hardware" in change:

@@ -1,4 +1,4 @@
-"""The operator's policy by the Helm chart: the chart's defaults, and the changes in a values file."""
+"""The policy of an operator that the Helm chart installs, computed from a values file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chart_policy(values: Mapping[str, Any], release: str, namespace: str) -> Pol
     """Return the policy of an operator that was installed with `values`.
 
     Args:
-        values: the chart's values that differ from its defaults.
+        values: the content of a values file.
         release: name of the Helm release.
         namespace: namespace of the Helm release.
 
@@ -54,7 +54,7 @@ def chart_policy(values: Mapping[str, Any], release: str, namespace: str) -> Pol
 
 
 def read_values(file: Path | None) -> Mapping[str, Any]:
-    """Return the values in `file`; empty if there is no file.
+    """Return the values in `file`; empty if it is None.
 
     Raises:
         Refused: the file cannot be read, or is not a mapping.

@@ -28,8 +28,8 @@ class Policy(Part):
     Attributes:
         template: permitted content of ``spec.template``. Full: everything that the API server accepts. Restricted: the
             fields in `template_policy`. None: nothing.
-        pod_ids: source of the user and group ids of pods. Operator: pods have runAsUser and fsGroup. Cluster: they have
-            neither, and an admission controller sets them, such as OpenShift's restricted-v2.
+        pod_ids: source of the user and group ids of pods. Operator: the operator sets fsGroup, and runAsUser if the
+            runtime's images need it. Cluster: an admission controller sets them, such as OpenShift's.
         network_policy_from: additional clients, such as Prometheus, that may send requests to every endpoint with
             ``networkPolicy.mode`` Namespace. Pods in the endpoint's namespace always may.
         pod_monitors: whether endpoints with ``monitoring.podMonitor`` Auto get a PodMonitor if the cluster has this
@@ -64,7 +64,7 @@ class Policy(Part):
         """Return the policy that `content` describes.
 
         Args:
-            content: the parsed file.
+            content: parsed YAML.
             field: name of the source in errors.
 
         Raises:

@@ -1,17 +1,17 @@
 """The restrictions on ``spec.template`` by the administrator's policy. No I/O.
 
 The operator creates the pods, so without restrictions every author of endpoints could create any pod. Restricted
-permits only the fields listed here: a field of a later Kubernetes version is refused until it has been reviewed. It
-prevents:
+permits only the fields listed here: a field of a later Kubernetes version is refused until it has been reviewed. The
+list prevents:
 
     privileges on the node    host namespaces, host paths, host ports, privileged containers, capabilities, root,
-                              profiles, sysctls: everything that Kubernetes' Pod Security Standard "restricted" forbids
+                              unsafe profiles and sysctls: what Kubernetes' Pod Security Standard "restricted" forbids
     another identity          service accounts and their tokens
     precedence over pods      priority, and a node name, which bypasses the scheduler
 
 A value is permitted if the standard permits it in all versions from Kubernetes 1.31, the oldest that the chart
 supports, to 1.37. What the template omits comes from `manifests`, which follows the standard. The operator does not
-complete the containers that a template adds, so these must state themselves what the standard requires.
+complete the containers that a template adds, so these must state what the standard requires.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POD: Final = frozenset({
     "runtimeClassName", "schedulerName", "schedulingGates", "setHostnameAsFQDN", "shareProcessNamespace", "subdomain",
     "terminationGracePeriodSeconds", "tolerations", "topologySpreadConstraints",
 })  # fmt: skip
-#: Fields of a pod that must be false.
+#: Fields of a pod that must be false or absent.
 _POD_FALSE: Final = ("hostNetwork", "hostPID", "hostIPC", "automountServiceAccountToken")
 #: Fields of a container that are permitted with any value.
 _CONTAINER: Final = frozenset({
@@ -45,7 +45,7 @@ _HARDENED: Final = frozenset({
     "serviceAccountName", "automountServiceAccountToken", "securityContext", "runAsNonRoot", "seccompProfile", "type",
     "allowPrivilegeEscalation", "capabilities", "drop",
 })  # fmt: skip
-#: Fields that the operator's pods may have.
+#: Fields of a pod that the operator may set, so that a null would remove them.
 _DEFAULTS: Final = frozenset({
     "affinity", "automountServiceAccountToken", "enableServiceLinks", "securityContext", "serviceAccountName",
     "tolerations",
@@ -69,7 +69,6 @@ def forbidden(template: PodTemplate, use: TemplateUse) -> tuple[Violation, ...]:
     """Return the violations of the policy by `template`.
 
     Args:
-        template: the endpoint's pod template.
         use: which fields may be used.
     """
     if use == "Full":
@@ -141,8 +140,7 @@ def _container(container: Any, path: str, *, is_engine: bool) -> Iterator[Violat
     """Yield the violations by a container.
 
     Args:
-        container: the container.
-        path: its path in the manifest.
+        container, path: the container, and its path in the manifest.
         is_engine: whether it is merged onto the engine's container, which already states what the standard requires.
     """
     for name, value, field_path in _entries(container, path):
@@ -291,7 +289,7 @@ def _not_objects(node: Any, path: str) -> Iterator[Violation]:
 
 
 def _items(node: Any, path: str) -> Iterator[tuple[Any, str]]:
-    """Yield the items of a list with their paths. Another value counts as one item, so that it is checked as well."""
+    """Yield the items of a list with their paths. Another value is yielded as an item, so that it is also checked."""
     for index, item in enumerate(node if isinstance(node, list) else [node]):
         yield item, f"{path}[{index}]"
 
@@ -315,7 +313,7 @@ def _shown(value: Any) -> str:
 
 
 def _pruned(node: Any) -> Any:
-    """Return `node` without nulls. A null only matters if it removes one of the operator's fields (`_removals`)."""
+    """Return `node` without null fields. A null matters only if it removes an operator's field (`_removals`)."""
     if isinstance(node, Mapping):
         return {key: _pruned(value) for key, value in node.items() if value is not None}
     if isinstance(node, list):

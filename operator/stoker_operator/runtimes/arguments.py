@@ -1,8 +1,4 @@
-"""Converts the typed fields of a spec into engine arguments, with vLLM's names, which Stoker shares.
-
-`decided_arguments` returns the arguments that a field, the plan or a field's default decides. All others have the
-engine's own default, and may be set in ``spec.engine.args``.
-"""
+"""Converts the typed fields of a spec into engine arguments, with vLLM's names, which Stoker shares."""
 
 from __future__ import annotations
 
@@ -38,7 +34,10 @@ FIELDS: Final = {
 
 
 def decided_arguments(spec: Spec, plan: Plan, chat_template: str | None) -> dict[str, Any]:
-    """Return the decided arguments, by name, in the engine's own types."""
+    """Return the arguments that a field, the plan or a field's default decides for every runtime, by name.
+
+    The values have the types of Stoker's `EngineArgs` and `FrontendArgs`.
+    """
     source = ModelSource.parse(spec.model.source)
     engine, placement = spec.engine, plan.placement
     optional: dict[str, Any] = {
@@ -55,7 +54,7 @@ def decided_arguments(spec: Spec, plan: Plan, chat_template: str | None) -> dict
         "model": source.model_argument,
         "served_model_name": tuple(spec.model.served_names or [source.served_name]),
         **{name: value for name, value in optional.items() if value is not None},
-        # Defaults that the plan relies on, or that must not be changed by accident.
+        # Always decided, so that ``spec.engine.args`` cannot change what the plan relies on, or enable remote code.
         "trust_remote_code": bool(spec.model.trust_remote_code),
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "kv_cache_dtype": engine.kv_cache_dtype or "auto",

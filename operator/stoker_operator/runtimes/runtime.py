@@ -21,8 +21,7 @@ from stoker_operator.plan.planner import Plan
 #: Port on which an engine's server listens in a pod.
 PORT: Final = 8000
 _EVERY_IPV4: Final = "0.0.0.0"
-#: Time after the start of a pod's termination in which requests still reach it, in seconds: until all nodes and proxies
-#: know of it.
+#: Assumed time in seconds until all nodes and proxies know of a pod's termination; until then the pod gets requests.
 SHUTDOWN_GRACE: Final = 5.0
 
 
@@ -41,12 +40,11 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Probe:
-    """An HTTP probe, which succeeds with status 200.
+    """An HTTP probe.
 
     Attributes:
         path: path of the HTTP request.
-        period: interval in seconds.
-        failures: number of consecutive failures after which the probe counts as failed.
+        period, failures: the kubelet's periodSeconds and failureThreshold.
     """
 
     path: str
@@ -56,7 +54,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probes:
-    """The kubelet's probes: whether the engine has started, must be restarted, and is ready for requests."""
+    """The kubelet's probes of an engine."""
 
     startup: Probe
     liveness: Probe
@@ -64,7 +62,7 @@ class Probes:
 
 
 class Runtime(ABC):
-    """A runtime: how pods run one inference engine.
+    """The interface of a runtime.
 
     Attributes:
         name: its name in ``spec.engine.runtime``.
@@ -72,11 +70,11 @@ class Runtime(ABC):
         metrics_path: path of its Prometheus metrics.
         drains: whether it shuts down gracefully by itself: after SIGTERM it accepts requests for a while, and then
             finishes them. Otherwise the pod's preStop hook waits.
-        key_variable: environment variable with an API key.
+        key_variable: environment variable from which it reads an API key.
         reads_key_files: whether it reads all API keys in a folder, so that a mounted Secret may change while it runs.
         needs_shm: whether its processes use shared memory even if the model is not split.
         user: user ID for images that would run as root; None if not needed.
-        env: further variables that its images need.
+        env: environment variables that its images need.
         local_args: arguments on a machine without a cluster, which ``spec.engine.args`` may override.
     """
 
@@ -105,16 +103,14 @@ class Runtime(ABC):
         """Return the engine's command line.
 
         Args:
-            spec: the endpoint's spec, as its author wrote it.
-            plan: its plan.
+            spec, plan: the endpoint's spec and its plan.
             chat_template: the template's text, or the path of its file; None for the model's own.
             api_keys: folder with the API keys; None if there are none, or they are not in files.
             host: address to listen on; None for the one in ``spec.engine.args``, or all IPv6 and IPv4 addresses.
             port: port to listen on.
 
         Raises:
-            Refused: ``spec.engine.args`` has an unknown argument or one that contradicts a field, or the engine does
-                not support a field.
+            Refused: ``spec.engine.args`` is not valid or contradicts a field, or the engine does not support the spec.
         """
 
     @abstractmethod
@@ -122,7 +118,7 @@ class Runtime(ABC):
         """Return the values in ``spec.engine.args``, by argument.
 
         Raises:
-            Refused: it has an unknown argument, or one that users must not set.
+            Refused: an argument is not valid, or users must not set it.
         """
 
     @abstractmethod
@@ -143,11 +139,11 @@ def refused(message: str, remedy: str = "", *, field: str = "spec.engine.args") 
 
 
 def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
-    """Refuse arguments with which the cluster could not reach the engine.
+    """Refuse arguments that would not work in an endpoint's pods.
 
     Args:
         arguments: arguments of ``spec.engine.args``.
-        remedies: arguments that users must not set, with what to do instead.
+        remedies: argument that users must not set → what to do instead.
 
     Raises:
         Refused: there is such an argument.
@@ -160,10 +156,10 @@ def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]
 
 
 def listening_address(arguments: Mapping[str, Any]) -> str:
-    """Return the address on which a pod's engine listens: all, unless ``--host`` restricts them to IPv4.
+    """Return the address on which a pod's engine listens: all, or only those of IPv4 if ``--host`` says so.
 
     Raises:
-        Refused: ``--host`` is the address of one interface, which probes and other pods might not reach.
+        Refused: ``--host`` is another address, which probes and other pods might not reach.
     """
     host = arguments.get("host", EVERY_ADDRESS)
     if host not in (EVERY_ADDRESS, _EVERY_IPV4):

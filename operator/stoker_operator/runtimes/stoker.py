@@ -29,11 +29,11 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: The server restarts a dead engine and keeps listening meanwhile. If it stopped listening, connections would be
-#: refused until all nodes know of that.
+#: Defaults for pods. The server restarts a dead engine a few times an hour and keeps listening meanwhile; if it ended,
+#: connections would be refused until all nodes know of that.
 _DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
 
-#: Arguments that ``spec.engine.args`` must not have, with what to do instead.
+#: Argument that ``spec.engine.args`` must not have → what to do instead.
 _NOT_THE_USERS: dict[str, str] = {
     "port": "remove it; see spec.service.port",
     **dict.fromkeys(
@@ -75,8 +75,7 @@ class Stoker(Runtime):
     def probes(self, spec: Spec) -> Probes:
         """See `Runtime.probes`.
 
-        The server answers ``/live`` at once, also while it loads the model, and ``/ready`` from when the model is
-        loaded until the pod terminates.
+        ``/live`` succeeds even before the model has been loaded, ``/ready`` only while requests may be sent.
         """
         return Probes(
             startup=Probe("/live", period=2, failures=60),

@@ -1,4 +1,4 @@
-"""Runtime vllm, which supports most models, quantizations and accelerators.
+"""Runtime vllm, which runs ``vllm serve``.
 
 The entry point of vLLM's images differs between versions and builds, so the command is set. The images run as root
 unless the pod sets a user; the program does not need root, but torch looks up the user's name. The engine communicates
@@ -30,7 +30,7 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: Flags with which requests would not reach the engine, with what to do instead.
+#: Argument that ``spec.engine.args`` must not have → what to do instead.
 _NOT_THE_USERS: Final = {
     "port": "remove it; see spec.service.port",
     "uds": "remove it; see spec.service.port",
@@ -66,8 +66,7 @@ class Vllm(Runtime):
     ) -> Invocation:
         """See `Runtime.invocation`.
 
-        Flags are checked against the version in `vllm_flags`. If the user sets an image, which may have another
-        version, unknown flags are passed on.
+        Unknown flags are refused, unless the user sets an image, which may have another version than `vllm_flags`.
         """
         assert api_keys is None, "vLLM reads no key files"
         decided = decided_arguments(spec, plan, chat_template)
@@ -86,7 +85,7 @@ class Vllm(Runtime):
             decided["kv_cache_memory_bytes"] = cache
         user_words = spec.engine.args or []
         words = [*_words(decided), f"--host={host or listening_address(user_arguments)}", f"--port={port}", *user_words]
-        if host and "host" in user_arguments:  # the last one counts
+        if host and "host" in user_arguments:  # vLLM uses the last one
             words.append(f"--host={host}")
         return Invocation(("serve", *words))
 
@@ -104,7 +103,7 @@ class Vllm(Runtime):
 
 
 def _cpu_cache(plan: Plan) -> int | None:
-    """Return the size of the KV cache on a CPU in bytes, or None on accelerators and if it is unknown.
+    """Return the size of a CPU rank's KV cache in bytes, or None on accelerators and if it is unknown.
 
     vLLM's own default is computed from the node's memory instead of the container's.
     """
@@ -124,7 +123,7 @@ def _words(decided: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag_name(name) if value else f"--no-{flag_name(name)[2:]}")
         else:
-            # One argument, so that a value that starts with a dash is not parsed as a flag.
+            # One word, so that a value that starts with a dash is not parsed as a flag.
             words.append(f"{flag_name(name)}={value}")
     return words
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from stoker_engine.contract.argv import Parser
 
-#: vLLM's version of the flags.
+#: The version of vLLM that has these flags.
 VERSION: Final = "0.32.0"
 DATA: Final = Path(__file__).with_name("vllm_flags.txt")
 
@@ -34,7 +34,7 @@ class Flag(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """Its name in vLLM's Python code, such as ``max_model_len``."""
+        """Its name with underscores, such as ``max_model_len``."""
         return self.names[0].lstrip("-").replace("-", "_")
 
 
@@ -55,8 +55,7 @@ def find(word: str) -> Flag | None:
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, str | bool | list[str]], list[str]]:
-    """Parse a command line. Return the values by argument, and the words that are not flags of this version or their
-    values.
+    """Parse a command line, and return the values by argument and the unknown words.
 
     Raises:
         ArgumentError: a flag lacks its value, is ambiguous, or has a value and accepts none.
@@ -81,9 +80,9 @@ def _parser() -> Parser:
 
 
 def _normalized(words: Sequence[str]) -> list[str]:
-    """Return the words as vLLM passes them to its parser.
+    """Return the words in the form that `_parser` expects.
 
-    ``-O3`` is expanded, underscores of flags become dashes, and ``--flag.key value`` becomes a value of the flag.
+    ``-O3`` is expanded, underscores of flags become dashes, and the key of ``--flag.key`` is removed.
     """
     result = []
     for word in words:

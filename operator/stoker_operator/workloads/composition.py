@@ -16,8 +16,9 @@ from stoker_operator.workloads.kind import WorkloadKind
 class Role(Enum):
     """The role of a workload's pods.
 
-    SERVING: they answer requests. The Service, the PodDisruptionBudget, the scale subresource and the URL belong to
-    this workload; an endpoint has exactly one. SUPPORTING: serving pods use them, as decode pods use prefill pods.
+    SERVING: they answer requests. An endpoint has exactly one workload with this role, to which the Service, the
+    PodDisruptionBudget, the scale subresource and the URL belong. SUPPORTING: serving pods use them, as decode pods use
+    prefill pods.
     """
 
     SERVING = "serving"
@@ -30,9 +31,8 @@ class Workload:
 
     Attributes:
         name: its name within the endpoint, in labels and in status.
-        spec: the part of the endpoint's spec that concerns these pods; only a change of it restarts them.
+        spec: the part of the endpoint's spec that concerns these pods.
         kind: the kind of object that runs the pods.
-        role: the pods' role.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Composition:
-    """The composition of endpoints.
+    """The workloads of endpoints, and the kinds of their objects.
 
     Attributes:
         kinds: all kinds of object that may run workloads; these objects are watched.
@@ -54,7 +54,7 @@ class Composition:
     workloads: Callable[[Spec], tuple[Workload, ...]] = lambda spec: (Workload(MAIN, spec),)
 
     def kind(self, name: str) -> WorkloadKind | None:
-        """Return the kind of this name, or None if objects with this name run no pods."""
+        """Return the kind called `name`, or None if no workload may use it."""
         return next((each for each in self.kinds if each.name == name), None)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a kind of object that runs pods. The rest of the operator uses only this interface."""
+"""The interface of a kind of object that runs pods."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class PodSet:
         owner: the endpoint, with the workload's name.
         replicas: number of desired replicas.
         rollout: the rollout strategy.
-        template: the pod template.
     """
 
     owner: Owner
@@ -77,7 +76,9 @@ class WorkloadKind(ABC):
 
     @abstractmethod
     def objects(self, pods: PodSet, live: Mapping[Child, Object]) -> tuple[Manifest, ...]:
-        """Return the objects that should exist. The first template of the first object is that of the serving pods.
+        """Return the objects that should exist.
+
+        The first template of the first object creates the pods that answer requests.
 
         Args:
             pods: the workload's pods.
@@ -104,18 +105,18 @@ class WorkloadKind(ABC):
     def pod_version(self, pod: Object, objects: Sequence[Object]) -> str:
         """Return the version of the templates that a pod was created from.
 
-        Pods of the same version of the workload have the same one, whichever of its objects created them.
+        Pods of the same version of the workload have the same value, whichever of its objects created them.
         """
 
     @abstractmethod
     def selects(self, owner: Owner, live: Object) -> bool:
         """Return whether the object `live` selects the pods of this workload and component, so that it can be adopted.
 
-        Selectors are immutable, so an object with another selector cannot be.
+        Selectors are immutable, so an object with another selector cannot be adopted.
         """
 
     def request_pods(self, owner: Owner) -> dict[str, str]:
-        """Return the labels of the pods of a workload that answer requests."""
+        """Return labels that select those pods of a workload that answer requests."""
         return owner.selector()
 
     def metadata(self, owner: Owner) -> Manifest:
