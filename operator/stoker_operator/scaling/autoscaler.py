@@ -191,7 +191,7 @@ class Autoscaler:
         if (signals is not None and signals.is_busy) or not self._may_be_zero(observation):
             self._activate(now)
         elif observation.replicas > 0:
-            # Zero is not written yet, or another writer has raised the number. It is lowered only while that is safe.
+            # Zero is not written yet, or another writer has replaced it. It is written only while that is safe.
             is_safe = signals is not None and signals.acknowledged(self._drain)
             if not is_safe or now - self._announced_at >= DRAIN_SECONDS:
                 self._activate(now)
@@ -204,7 +204,7 @@ class Autoscaler:
 
     def _is_idle(self, observation: Observation, now: float) -> bool:
         """Return whether a drain may start: the endpoint had no requests for the required time since a replica became
-        ready or, if no replica starts, since the endpoint became active."""
+        ready or, if starts fail, since the endpoint became active."""
         signals, needed = observation.signals, self.settings.idle_seconds_to_zero
         if signals is None or signals.missing or signals.is_busy or not self._may_be_zero(observation):
             return False

@@ -1,8 +1,8 @@
 """The demand of an endpoint: the amount of its metric from which the number of replicas is computed.
 
 The running part of the metric is averaged, because it is sampled much more often than by HPA: the maximum of many
-samples would keep replicas that no sustained load needs. Waiting requests are added at once, except those that will no longer wait
-when a new replica could take them:
+samples would keep replicas that no sustained load needs. Waiting requests are added at once, except those that will no
+longer wait when a new replica could take them:
 
 - while replicas start, only the backlog's growth within a short window is added, because the rest waits for these
   replicas. A constant load thus needs a constant number of replicas, however slowly they start;
