@@ -74,7 +74,7 @@ class Owner:
         return {**self.selector(), **MANAGED_BY}
 
     def metadata(self) -> Manifest:
-        """Return the metadata of one of these objects."""
+        """Return the metadata of the workload's or component's objects."""
         metadata: Manifest = {"name": self.object_name}
         if self.namespace:
             metadata["namespace"] = self.namespace

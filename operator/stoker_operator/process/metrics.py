@@ -99,7 +99,7 @@ class Metrics:
         self._admission_seconds.observe(seconds)
 
     def certificate_loaded(self, expires: datetime) -> None:
-        """Record the certificate that the webhook now uses."""
+        """Record when the certificate that the webhook now uses expires."""
         self._certificate_expires.set(expires.timestamp())
 
     def ask_leading(self, leading: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """Metrics of scaled endpoints, read from the scaling loop at each scrape, so that deleted endpoints have no series.
 
 Endpoints are identified by ``endpoint_namespace`` and ``endpoint_name``, because the Prometheus Operator sets
-``namespace`` and ``endpoint``.
+the labels ``namespace`` and ``endpoint``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ScalingState:
 
 
 class ScalingCollector(Collector):
-    """The metrics of `state`, which is called at each scrape."""
+    """The metrics of the scaling that `state` returns at each scrape."""
 
     def __init__(self, state: Callable[[], ScalingState]) -> None:
         self._state = state

@@ -59,7 +59,7 @@ class AcceleratorUsage:
 
 
 def holder(live: Object) -> Holder | None:
-    """Return the accelerators that a pod occupies; None if it has no node, has ended, or occupies none.
+    """Return the devices that a pod occupies; None if it has no node, has ended, or occupies none.
 
     Pods of an endpoint are reported under the endpoint's name.
     """

@@ -38,7 +38,7 @@ def addresses(decision: Decision, seen: Observed) -> dict[str, Any]:
 
 
 def _service(decision: Decision, seen: Observed) -> Object | None:
-    """Return the endpoint's own Service; None if it does not exist, or has another owner."""
+    """Return the endpoint's own Service; None if there is none."""
     service = seen.live.get(Child("Service"))
     return service if service is not None and is_ours(decision.owner, service) else None
 

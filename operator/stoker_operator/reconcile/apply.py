@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotLeading(Exception):  # noqa: N818 - nothing went wrong
-    """This replica of the operator is no longer the leader and must not write."""
+    """This replica of the operator has lost the lead and must not write."""
 
 
 @dataclass(frozen=True)

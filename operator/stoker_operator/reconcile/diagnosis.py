@@ -72,7 +72,7 @@ def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagn
     Args:
         pods: the workload's pods, newest first.
         rollout: progress of the workload.
-        capacity: why the nodes lack the accelerators of a pod; empty if unknown.
+        capacity: why no node has the accelerators for a pod; empty if one has, or if unknown.
     """
     if rollout.halted and not rollout.total == rollout.updated == rollout.desired:
         return Diagnosis(*rollout.halted, lasting=True)

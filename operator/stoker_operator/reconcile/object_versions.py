@@ -43,7 +43,7 @@ class ObjectVersions:
         self._lock = threading.Lock()
 
     def get(self, namespace: str, reference: Reference) -> Version | None:
-        """Return when an object's data changed, or None if the object does not exist or could never be read.
+        """Return an object's version, or None if the object does not exist or could never be read.
 
         A failed read is logged, and the last known version is returned.
         """

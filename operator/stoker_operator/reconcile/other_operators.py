@@ -55,7 +55,7 @@ class OtherOperators:
 
         Args:
             key: the endpoint, or a namespace whose objects name an operator.
-            live: the object with the operator's name; None if it does not exist.
+            live: the object whose annotation names an operator; None if it does not exist.
 
         Raises:
             KubeError: a request to the API server failed.

@@ -1,6 +1,6 @@
 """Pins pod templates: an endpoint keeps the templates that its spec was first rendered to until the spec changes. Pure.
 
-    only a change of its spec restarts a model's pod
+    the operator replaces a model's pods only if the spec changes
 
 A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a running model.
 So the rendered templates are recorded in an annotation of each object that runs pods, and applied again as long as the
@@ -170,7 +170,7 @@ def is_behind(endpoint: Endpoint, live: Object) -> bool:
 
 
 def _dated(pinned: Manifest, live: Object | None, endpoint: Endpoint, manager: str) -> Manifest:
-    """Return the object with the generation that last changed it."""
+    """Return the object with an annotation of the generation that last changed it."""
     if live is not None and made_of(live) <= endpoint.generation:
         same = _with_generation(pinned, made_of(live))
         if not differs(same, live, manager):
@@ -237,7 +237,7 @@ def engine(template: Object) -> Mapping[str, Any]:
 
 
 def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endpoint, manager: str) -> _Record | None:
-    """Return the templates that the same spec was rendered to before, or None if there are none."""
+    """Return the record of an earlier rendering of the same spec, or None if there is none."""
     record = (live["metadata"].get("annotations") or {}).get(ANNOTATION)
     if record is None:
         # Created by a release without records. The fields that it applied for this generation are the record.

@@ -31,7 +31,7 @@ from stoker_operator.reconcile.status import failed, status
 from stoker_operator.workloads.composition import Composition
 from stoker_operator.workloads.kind import WorkloadKind
 
-#: How long after an endpoint became ready its engine is polled for its KV blocks, at most.
+#: Maximum time after an endpoint became ready in which its engine is polled for its KV blocks.
 _ASK_FOR: Final = timedelta(minutes=2)
 
 
@@ -115,7 +115,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
 
 
 def report_failure(cluster: Cluster, key: Key, problem: str, now: datetime) -> None:
-    """Report that the operator itself fails to reconcile an endpoint.
+    """Report in an endpoint's status that the operator fails to reconcile it.
 
     Raises:
         KubeError, NotLeading: as `reconcile`.

@@ -1,7 +1,7 @@
 """Finds pods that run with outdated Secrets or ConfigMaps, which a container reads once, at its start. Pure.
 
-Three kinds of object are ignored: the key folder of runtime stoker, whose changes pods follow; the hub token
-(``spec.model.tokenSecretRef``), which is used only for the download at the start; and objects that only
+Three kinds of object are ignored: the Secret of API keys, if the runtime follows its changes; the hub token's
+Secret (``spec.model.tokenSecretRef``), which is used only for the download at the start; and objects that only
 ``spec.template`` names.
 """
 

@@ -31,7 +31,7 @@ class Route:
 
     Attributes:
         reason: the reason of the condition Routed.
-        message: its message, with the remedy if the endpoint is not served.
+        message: its message, with the remedy if there is one.
         gateway: the gateway that serves the endpoint, or None if it is not served.
     """
 

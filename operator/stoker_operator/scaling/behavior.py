@@ -1,7 +1,7 @@
 """HorizontalPodAutoscaler's `behavior`: limits of how fast the number of replicas changes.
 
 The rules are those of Kubernetes' HPA controller: a recommendation is stabilized over the windows of both directions,
-and then limited by policies, each of which includes the changes within its own period.
+and then limited by policies, each over its own period.
 """
 
 from __future__ import annotations
