@@ -186,7 +186,7 @@ class CertificateKeeper:
         if secret is None:
             remedy = "let cert-manager recreate it" if self._settings.external else "recreate it with helm upgrade"
             last = self._served
-            until = f"; running replicas serve the last certificate, valid until {last.expires:%Y-%m-%d}" if last else ""
+            until = f"; running replicas serve the last one, valid until {last.expires:%Y-%m-%d}" if last else ""
             raise UnusableCertificate(f"there is no Secret {namespace}/{name}: {remedy}{until}")
         return secret
 
