@@ -5,13 +5,12 @@
        └──► every replica loads it            API server ◄───┘  trusts these CAs
 
 The leader issues one certificate and stores it in the Secret; all replicas serve it. The CA of a new certificate
-is announced before the certificate is stored, so that the API server trusts it by the time a replica presents it. The
-bundle also has the older CA, as other replicas may still present the older certificate. If two replicas consider
-themselves the leader, only one can store a certificate, because the write requires the Secret's `resourceVersion`; the
-other one announces that certificate in its next round.
+is written to the `caBundle` before the certificate is stored, so that the API server trusts it before a replica
+presents it. The bundle keeps the older CA, because other replicas may still present the older certificate. If two
+replicas consider themselves the leader, only one can store a certificate, because the write requires the Secret's
+`resourceVersion`; the other one writes that certificate's CAs to the `caBundle` in its next round.
 
-If another controller (cert-manager) owns the certificate, the keeper only reads the Secret and does not change the
-configuration.
+If another controller (cert-manager) owns the certificate, the keeper only reads the Secret.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from stoker_operator.cluster.kube import Kube, KubeError, Object
 from stoker_operator.process.background_loop import OwnThread
 from stoker_operator.settings import WebhookSettings
 
-#: Seconds between two rounds: while there is no certificate to serve, and afterwards.
+#: Seconds between two rounds: until a certificate is loaded, and afterwards.
 _SOON, _LATER = 1.0, 60.0
 
 logger = logging.getLogger(__name__)
@@ -43,10 +42,9 @@ class CertificateKeeper:
 
     Args:
         kube: client of the API server.
-        settings: names of the Secret and of the webhook's configuration.
-        leading: whether this replica is the leader and may write.
-        on_load: called with each certificate that is served from now on.
-        now: returns the time, with its zone.
+        leading: returns whether this replica is the leader and may write.
+        on_load: called with each certificate when it is loaded.
+        now: returns the current time, with its zone.
 
     Attributes:
         tls: the server's TLS context; the certificate that it presents changes over time.
@@ -74,19 +72,19 @@ class CertificateKeeper:
 
     @property
     def loaded(self) -> bool:
-        """Whether there is a certificate to serve."""
+        """Whether a certificate has been loaded."""
         return self._context is not None
 
     async def start(self) -> None:
-        """Start the rounds."""
+        """Start to check the certificate periodically, in rounds."""
         self._task = asyncio.create_task(self._run(), name="certificate keeper")
 
     def wake(self) -> None:
-        """Start a round now, for example because this replica has become the leader."""
+        """Start the next round without a pause, for example because this replica has become the leader."""
         self._woken.set()
 
     async def stop(self) -> None:
-        """Stop the rounds. `tls` keeps presenting the last certificate."""
+        """Stop the rounds. `tls` keeps presenting the last loaded certificate."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -101,7 +99,7 @@ class CertificateKeeper:
                 trouble = await self._round()
             except Exception:
                 logger.exception("the webhook's certificate cannot be checked: this is a bug in the operator")
-            if trouble and trouble != reported_trouble:  # logged once, not in every round
+            if trouble and trouble != reported_trouble:  # not logged in every round
                 logger.warning("%s", trouble)
             reported_trouble = trouble
             with contextlib.suppress(TimeoutError):
@@ -109,9 +107,9 @@ class CertificateKeeper:
                     await self._woken.wait()
 
     async def _round(self) -> str:
-        """Renew the certificate if due, and load the one in the Secret. Return what is wrong; empty if nothing is.
+        """Load the Secret's certificate; the leader renews it first if due. Return what is wrong; empty if nothing is.
 
-        A certificate that cannot be renewed is served until it expires.
+        A certificate is served until another one is loaded.
         """
         trouble = ""
         if not self._settings.external and self._leading():
@@ -120,17 +118,17 @@ class CertificateKeeper:
             except (KubeError, UnusableCertificate) as error:
                 trouble = f"the webhook's certificate cannot be checked or renewed: {error}"
                 if isinstance(error, KubeError) and error.status == 409:
-                    self.wake()  # another replica has stored a certificate, which must be announced now
+                    self.wake()  # the Secret has changed: write its CAs to the caBundle now
         try:
             certificate = await self._thread.call(self._read_certificate)
             if certificate != self._served:
                 self._load(certificate)
         except (KubeError, UnusableCertificate) as error:
-            trouble = trouble or f"the webhook has no certificate to serve: {error}"
+            trouble = trouble or f"the webhook's certificate cannot be loaded: {error}"
         return trouble
 
     def _read_certificate(self) -> Certificate:
-        """Return the certificate to serve.
+        """Return the Secret's certificate.
 
         Raises:
             KubeError: the request to the API server failed.
@@ -141,10 +139,10 @@ class CertificateKeeper:
         return certificate
 
     def _renew_if_due(self) -> str:
-        """Issue a certificate if one is due, and write its CA certificates into the webhook's configuration.
+        """Issue a certificate if one is due, and write the certificate's CAs into the webhook's configuration.
 
         Returns:
-            why the API server does not call the webhook; empty if it does.
+            a warning if the webhook's configuration does not exist; otherwise empty.
 
         Raises:
             KubeError: a request to the API server failed.
@@ -188,7 +186,7 @@ class CertificateKeeper:
         if secret is None:
             remedy = "let cert-manager recreate it" if self._settings.external else "recreate it with helm upgrade"
             last = self._served
-            until = f"; running replicas serve the last certificate until {last.expires:%Y-%m-%d}" if last else ""
+            until = f"; running replicas serve the last one, valid until {last.expires:%Y-%m-%d}" if last else ""
             raise UnusableCertificate(f"there is no Secret {namespace}/{name}: {remedy}{until}")
         return secret
 

@@ -1,11 +1,11 @@
 """Issue and check the webhook's certificate. `certificate_keeper` stores it in a Secret and renews it.
 
-The API server calls the webhook over TLS and trusts exactly the CAs in the webhook's configuration (``caBundle``). It
-is the only client, so each certificate is signed by its own CA, whose key is discarded at once and cannot sign another
-certificate. A new certificate therefore has a new CA. While some replicas still serve the older certificate, the API
-server must trust both, so the bundle of the newer one also includes the older CA.
+The API server calls the webhook over TLS and trusts exactly the CAs in the webhook's configuration (``caBundle``). The
+API server is the only client, so each certificate is signed by its own CA, whose key is discarded at once and cannot
+sign another certificate. While some replicas still serve the older certificate, the API server must trust both, so the
+bundle of the newer one also includes the older CA.
 
-No I/O; the time is an argument. Only the keys and serial numbers are random.
+No I/O; the time is an argument. Keys, serial numbers and signatures are random.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFETIME: Final = timedelta(days=365)
-#: Tolerated clock skew: how far the clocks of other machines may be behind ours.
+#: Tolerated clock skew: how far the clocks of other machines may be behind the operator's.
 _SKEW: Final = timedelta(hours=1)
 
 
 class UnusableCertificate(Exception):  # noqa: N818 - the certificate is wrong, not the operator
-    """The certificate cannot be served; the message states why."""
+    """The certificate is missing, unusable or due for renewal; the message states why."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Certificate:
     Attributes:
         chain: the server's certificate, then the intermediate certificates up to its CA.
         key: its private key.
-        authorities: certificates of the trusted CAs, its own first; empty if another controller provides them.
+        authorities: certificates of the trusted CAs, its own first; may be empty.
     """
 
     chain: bytes
@@ -63,7 +63,7 @@ class Certificate:
         """Check that a server can present the certificate.
 
         Raises:
-            UnusableCertificate: the key does not match, or the certificate has expired.
+            UnusableCertificate: the certificate or its key is invalid, or the certificate has expired.
         """
         leaf = self.leaf
         try:
@@ -76,10 +76,10 @@ class Certificate:
             raise UnusableCertificate(f"tls.crt expired on {leaf.not_valid_after_utc:%Y-%m-%d}")
 
     def check_ours(self, hosts: Sequence[str], now: datetime) -> None:
-        """Check that `issue` made the certificate for these hosts, and that it is not due for renewal.
+        """Check that the certificate is usable, signed by its CA, valid for these hosts, and not due for renewal.
 
         Raises:
-            UnusableCertificate: the certificate is another one, or is due for renewal.
+            UnusableCertificate: it is not.
         """
         self.check(now)
         leaf = self.leaf
@@ -108,12 +108,12 @@ def issue(hosts: Sequence[str], now: datetime, older: bytes = b"") -> Certificat
     """Issue a new certificate for `hosts`, with its own CA.
 
     Args:
-        hosts: names and addresses of the server; at least one.
+        hosts: DNS names and IP addresses of the server; at least one.
         now: the time, with its zone.
-        older: CA certificates of the certificate that it replaces, as PEM; the first of them stays trusted.
+        older: CA certificates of the replaced certificate, as PEM; the first stays trusted if it has not expired.
     """
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    # The date in the name distinguishes the CAs in a bundle.
+    # The time in the name distinguishes the CAs in a bundle.
     authority_name = _common_name(f"stoker-webhook-ca {now:%Y-%m-%dT%H:%M:%SZ}")
     authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (

@@ -1,7 +1,7 @@
 """Answers AdmissionReviews, without I/O.
 
 Only new endpoints and changes of the spec are checked. If an older version of the operator has accepted a spec that
-this one refuses, users can still change the object's labels and finalizers, and delete it. `reconcile` repeats the
+this version refuses, users can still change the object's labels and finalizers, and delete it. `reconcile` repeats the
 checks, because objects may have been accepted while the webhook did not answer.
 """
 
@@ -18,7 +18,7 @@ Object = Mapping[str, Any]
 
 API_VERSION: Final = "admission.k8s.io/v1"
 
-#: Maximum length of a warning in characters; the API server truncates longer ones.
+#: Maximum length of a warning in characters; the API server may truncate longer ones.
 _WARNING = 256
 
 
@@ -28,7 +28,7 @@ class ReviewVerdict:
 
     Attributes:
         violations: why it is refused; empty if it is accepted.
-        warnings: warnings to its author.
+        warnings: messages to its author.
     """
 
     violations: Sequence[Violation] = ()
@@ -47,7 +47,7 @@ def answer(review: Any, check: Check) -> dict[str, Any]:
     """Return the AdmissionReview with its response.
 
     Raises:
-        Malformed: `review` is not an AdmissionReview of `API_VERSION`.
+        Malformed: `review` is not a valid AdmissionReview of `API_VERSION`.
     """
     request = _mapping(_mapping(review, "the body").get("request"), "request")
     if review.get("apiVersion") != API_VERSION or review.get("kind") != "AdmissionReview":
@@ -70,7 +70,7 @@ def objects_under_review(review: Any) -> tuple[Object, Object | None] | None:
     """Return the endpoint to check and its previous version, or None if there is nothing to check.
 
     Raises:
-        Malformed: `review` is not an AdmissionReview.
+        Malformed: `review` is not a valid AdmissionReview.
     """
     request = _mapping(_mapping(review, "the body").get("request"), "request")
     resource = _mapping(request.get("resource"), "request.resource")

@@ -16,7 +16,7 @@ from stoker_operator.process.http_server import HTTPServer
 from stoker_operator.process.metrics import Metrics
 
 PATH = "/validate"
-#: Maximum size of a review in bytes. An object in etcd has at most 1.5 MiB, and a review contains it twice.
+#: Maximum size of a review in bytes. An object in etcd has at most 1.5 MiB; a review has up to two versions of it.
 _BODY = 8 << 20
 
 #: Fetches what the check of an endpoint needs, such as the model's config.json.
@@ -33,8 +33,8 @@ class Webhook:
         tls: the server's TLS context; None for HTTP.
         check: evaluates an endpoint; it is called in the event loop, so it must be fast.
         metrics: counts reviews.
-        grace: seconds for which the server keeps answering after `stop` is called, until the API server sends no more
-            reviews to it.
+        grace: seconds for which the server keeps answering after `stop` is called, because the API server may still
+            send reviews.
         learn: awaited with an endpoint before `check`; returns when the needed data is known, or after a short timeout.
     """
 

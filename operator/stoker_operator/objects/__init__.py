@@ -1,1 +1,1 @@
-"""Facts about the cluster as values, and the labels and owner references of an endpoint's objects."""
+"""Facts about the cluster, and names, labels and owner references of an endpoint's objects."""

@@ -1,4 +1,4 @@
-"""Facts about the cluster as immutable values: the input of every decision."""
+"""Facts about the cluster, and the identities of an endpoint's objects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stoker_engine.contract.engine_state import EngineState
 
 Object = Mapping[str, Any]
 
-#: Name of the workload whose pods answer requests, and whose objects have the endpoint's name.
+#: Name of the workload whose pods answer requests; its objects' names omit it.
 MAIN: Final = "main"
-#: Kubernetes' waiting reasons of a container that starts normally.
+#: Kubernetes' waiting reasons of a container that is not created yet.
 CREATING: Final = ("ContainerCreating", "PodInitializing")
 #: Label with the name of an object's endpoint.
 INSTANCE: Final = "app.kubernetes.io/instance"
@@ -22,7 +22,7 @@ WORKLOAD: Final = "stoker.dev/workload"
 
 
 class Key(NamedTuple):
-    """Identifies an endpoint."""
+    """Identifies an endpoint, or a namespace if `name` is empty."""
 
     namespace: str
     name: str
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
     @property
     def reference(self) -> dict[str, str]:
-        """Fields of a log record about the endpoint (``extra=``)."""
+        """Fields of a log record about it (``extra=``)."""
         named = {"namespace": self.namespace, "endpoint": self.name}
         return {field: name for field, name in named.items() if name}
 
@@ -41,9 +41,8 @@ class Child(NamedTuple):
     """Identifies an object of an endpoint.
 
     Attributes:
-        kind: its kind.
-        workload: its workload, a set of identical pods.
-        component: distinguishes several objects of a kind in a workload; empty for the one with the workload's name.
+        workload: name of its workload.
+        component: last part of the object's name, by which a workload's objects of one kind differ; may be empty.
     """
 
     kind: str
@@ -52,7 +51,7 @@ class Child(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Object) -> Child:
-        """Identify an object by its labels; the component is the end of its name."""
+        """Identify an object by its kind, labels and name."""
         metadata = manifest["metadata"]
         labels = metadata.get("labels") or {}
         workload, instance = labels.get(WORKLOAD, MAIN), labels.get(INSTANCE, "")
@@ -69,15 +68,13 @@ def object_name(endpoint: str, workload: str, component: str = "") -> str:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An InferenceEndpoint as the API server stores it.
+    """An InferenceEndpoint as last read from the API server.
 
     Attributes:
-        key: namespace and name.
-        uid: its uid.
         generation: generation of its spec.
         deleting: whether it is being deleted.
         document: the whole object.
-        status: its last reported status.
+        status: its status; empty before the first report.
     """
 
     key: Key
@@ -89,7 +86,7 @@ class Endpoint:
 
 
 class Halt(NamedTuple):
-    """Why a workload applies no changes until it is resumed.
+    """Why a workload is paused: it applies no changes until it is resumed.
 
     Attributes:
         reason: a condition's reason.
@@ -102,7 +99,7 @@ class Halt(NamedTuple):
 
 @dataclass(frozen=True)
 class PodCounts:
-    """The pods of a workload whose replicas are groups of pods.
+    """Numbers of pods of a workload whose replicas are groups of pods.
 
     Attributes:
         desired: number of desired pods.
@@ -120,16 +117,16 @@ class Rollout:
     """Progress of a workload's rollout, in replicas.
 
     Attributes:
-        current: whether the numbers are about the newest spec.
+        current: whether the workload's controller has observed its newest spec.
         desired: number of desired replicas.
         total: number of existing replicas.
-        updated: number of replicas of the newest spec.
+        updated: number of replicas of the newest observed spec.
         ready: number of ready replicas.
         available: number of available replicas, as in a Deployment's status.
         failure: why the cluster cannot create pods; empty if no failure is known.
-        overdue: whether no pod has made progress within the startup timeout.
+        overdue: whether the rollout has made no progress for the startup timeout.
         halted: why the workload applies no changes, or None if it applies them.
-        served: whether all replicas of the newest spec were available at some time.
+        served: whether the rollout was complete at some time.
         pods: the counts in pods; None if each replica is one pod.
     """
 
@@ -147,7 +144,7 @@ class Rollout:
 
     @property
     def placed(self) -> bool:
-        """Whether the rollout has finished: no pod is left to create or to replace."""
+        """Whether the rollout has finished: no replica is left to create, replace or remove."""
         return self.current and self.served and self.total == self.updated == self.desired
 
     @property
@@ -159,17 +156,16 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Container:
-    """State of a container, for explaining why its pod is not ready.
+    """State of a container.
 
     Attributes:
-        name: its name.
         ready: whether it is ready, or an init container that has completed.
-        running: whether its process runs now.
-        started: start time of the running process, as the node writes it; empty if it does not run.
-        waiting: Kubernetes' reason and message why it does not run.
+        running: whether it runs.
+        started: its start time, as the kubelet writes it; empty if it does not run.
+        waiting: Kubernetes' reason and message while it waits to run; otherwise empty.
         exit_code: exit code of its last termination; None if it never terminated.
         exit_reason: Kubernetes' reason of that termination.
-        last_words: message of that termination, or the end of the log.
+        last_words: its termination message, which may be the end of its log.
     """
 
     name: str
@@ -184,21 +180,20 @@ class Container:
 
 @dataclass(frozen=True)
 class Pod:
-    """State of a pod, for explaining why it is not ready.
+    """State of a pod.
 
     Attributes:
-        name: its name.
         created: creation time, as the API server writes it.
         ready: whether it is ready.
         version: version of its template, equal for all pods of one template.
         takes_requests: whether it is one of the pods that answer the workload's requests.
         node: its node; empty if it is not scheduled yet.
-        address: its IP address.
+        address: its IP address; empty if it has none yet.
         requests: amounts of accelerators and other extended resources that it occupies, by name.
         unscheduled: reason and message why it is not scheduled.
-        containers: the containers that have a status, in the order in which they start.
-        failed: reason and message if the node rejected or evicted the pod, or the pod failed or is lost.
-        mount_failure: the node's message about a volume that it cannot mount.
+        containers: the containers that have a status, init containers first.
+        failed: reason and message if its phase is Failed (also after an eviction) or Unknown.
+        mount_failure: the node's message about a volume that it cannot mount; empty if unknown.
         unready: reason and message why a pod is not ready although its containers are, or although it was ready before.
     """
 
@@ -218,19 +213,16 @@ class Pod:
 
     @property
     def starting(self) -> bool:
-        """Whether containers are being created, which includes pulling images and mounting volumes."""
+        """Whether a container waits to be created, for example for its image, a volume or an init container."""
         return any(each.waiting[0] in CREATING for each in self.containers)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node.
+    """A node of the cluster.
 
     Attributes:
-        name: its name.
-        labels: its labels.
         allocatable: amounts of accelerators and other extended resources for pods, by name.
-        ready: whether the node is ready.
         unschedulable: whether it is cordoned.
     """
 
@@ -260,10 +252,9 @@ class OlderObject(NamedTuple):
     """A Secret or ConfigMap that changed after pods read it.
 
     Attributes:
-        field: path of the spec's field that names it.
+        field: path of the first field of the spec that names it.
         kind: Secret or ConfigMap.
-        name: its name.
-        changed: when its data was last written.
+        changed: see `Version.changed`.
         pods: names of the pods that run with an earlier version.
     """
 
@@ -278,7 +269,7 @@ class EngineStates(NamedTuple):
     """The states of the engines of a pod.
 
     Attributes:
-        engines: the states, in the engines' order.
+        engines: the reported states, by ascending number.
     """
 
     engines: tuple[EngineState, ...]

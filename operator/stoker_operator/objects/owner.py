@@ -1,6 +1,6 @@
 """Names, labels and owner references of an endpoint's objects.
 
-By the owner references, Kubernetes deletes the objects with the endpoint.
+Because of the owner references, Kubernetes by default deletes the objects after the endpoint.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stoker_operator.objects.facts import MAIN, WORKLOAD, Child, object_name
 Manifest = dict[str, Any]
 
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "stoker"}
-#: Label with the component, for workloads with several objects of a kind.
+#: Label with an object's component, if it has one (`Child.component`).
 COMPONENT: Final = "app.kubernetes.io/component"
-#: Annotation with the endpoint's generation from which an object was created.
+#: Annotation with the endpoint's generation that last changed an object.
 GENERATION: Final = "stoker.dev/generation"
 #: Annotation with the name of the operator that manages an object.
 OPERATOR: Final = "stoker.dev/operator"
@@ -26,15 +26,15 @@ OPERATOR: Final = "stoker.dev/operator"
 
 @dataclass(frozen=True)
 class Owner:
-    """The endpoint, workload and component that own objects.
+    """The endpoint that owns objects, and their workload and component.
 
     Attributes:
         name: the endpoint's name.
-        namespace: namespace of the endpoint and its objects; None if the manifest has none.
+        namespace: the endpoint's namespace; None if the manifest has none.
         uid: the endpoint's uid; None if the manifest is not stored yet, so that its objects get no owner reference.
-        workload: the workload, a set of identical pods.
+        workload: name of the workload.
         operator: NAMESPACE/NAME of the operator's Lease; empty without one.
-        component: distinguishes the workload's objects of one kind; empty if there is only one.
+        component: see `Child`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Owner:
     component: str = ""
 
     def of(self, workload: str, component: str = "") -> Owner:
-        """Return the owner for another workload's objects, or for one of its components."""
+        """Return the owner of the objects of another workload or component."""
         return replace(self, workload=workload, component=component)
 
     def name_of(self, child: Child) -> str:
@@ -70,11 +70,11 @@ class Owner:
         }
 
     def labels(self) -> dict[str, str]:
-        """Return the labels of all objects of the workload."""
+        """Return the labels of the workload's or component's objects."""
         return {**self.selector(), **MANAGED_BY}
 
     def metadata(self) -> Manifest:
-        """Return the metadata of an object of the workload."""
+        """Return the metadata of the workload's or component's objects."""
         metadata: Manifest = {"name": self.object_name}
         if self.namespace:
             metadata["namespace"] = self.namespace
@@ -94,11 +94,11 @@ class Owner:
 
 
 def operator_of(live: Mapping[str, Any]) -> str:
-    """Return the operator that manages an object; empty if the object names none."""
+    """Return the name of the operator that manages an object; empty if the object has none."""
     return str((live["metadata"].get("annotations") or {}).get(OPERATOR, ""))
 
 
 def made_of(live: Mapping[str, Any]) -> int:
-    """Return the endpoint's generation from which an object was created, or 0 if the object does not state it."""
+    """Return the endpoint's generation that last changed an object, or 0 if unknown."""
     generation = str((live["metadata"].get("annotations") or {}).get(GENERATION, ""))
     return int(generation) if generation.isdecimal() and len(generation) < 19 else 0

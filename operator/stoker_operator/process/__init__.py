@@ -1,1 +1,1 @@
-"""Parts of a server process: logs, metrics, health, an HTTP server, background threads."""
+"""Parts of the operator's process: logs, metrics, health, an HTTP server, background threads."""

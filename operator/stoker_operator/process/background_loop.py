@@ -1,4 +1,4 @@
-"""Threads for work that must neither delay other work nor be delayed by it: blocking calls, untrusted servers."""
+"""Threads for blocking calls and for requests to untrusted servers, which must not delay other work."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class OwnThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
     def close(self) -> None:
-        """Accept no more calls, and drop those that have not started."""
+        """Accept no more calls, and cancel those that have not started."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class WorkerThreads:
     """Runs each call in a thread of its own, a limited number at a time.
 
-    A call that takes longer than `seconds` no longer counts towards the limit, so that a hanging call delays no others.
+    Late and cancelled calls are excluded from the limit, so that hanging calls cannot block others forever.
 
     Args:
         name: name of the threads.
-        limit: largest number of calls at a time.
-        seconds: time after which a call is late.
+        limit: maximum number of calls at a time.
+        seconds: duration from which a call is late.
     """
 
     def __init__(self, name: str, limit: int, seconds: float) -> None:
@@ -42,11 +42,11 @@ class WorkerThreads:
         self._slots = asyncio.Semaphore(limit)
 
     async def call(self, function: Callable[[], T], late: Callable[[], None]) -> T:
-        """Run `function` and return its result, or raise its exception. Cancellation does not stop it.
+        """Run `function` and return its result, or raise its exception. Cancellation does not stop a started call.
 
         Args:
             function: called in a thread.
-            late: called once in the event loop when the call becomes late.
+            late: called in the event loop if the call becomes late.
         """
         async with self._slots:
             result = self._start(function)
@@ -68,7 +68,7 @@ class WorkerThreads:
         # A daemon thread, so that the process can end while a call hangs.
         threading.Thread(target=work, name=self._name, daemon=True).start()
         wrapped = asyncio.wrap_future(result)
-        # Retrieve the exception: asyncio would log it as a bug if the caller was cancelled.
+        # If the caller was cancelled, no other code retrieves the exception, and asyncio would log that.
         wrapped.add_done_callback(lambda done: done.cancelled() or done.exception())
         return wrapped
 

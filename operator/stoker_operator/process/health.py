@@ -38,7 +38,7 @@ class Health:
         await self._server.start()
 
     def leave(self) -> None:
-        """Report not ready until the process ends."""
+        """Report not ready from now on."""
         self._leaving = True
 
     async def stop(self) -> None:

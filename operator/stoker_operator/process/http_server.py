@@ -11,14 +11,13 @@ class HTTPServer:
     """Serves an aiohttp application.
 
     Args:
-        app: the application.
         address: HOST:PORT to listen on; port 0 is any free port.
         tls: the server's TLS context, or None for plain HTTP.
     """
 
     def __init__(self, app: web.Application, address: str, tls: ssl.SSLContext | None = None) -> None:
         self._address, self._tls = address, tls
-        # A running handler gets this time to finish, in seconds.
+        # shutdown_timeout: seconds for which `stop` waits for running handlers.
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
 
     async def start(self) -> None:
@@ -32,7 +31,7 @@ class HTTPServer:
         await web.TCPSite(self._runner, host.strip("[]") or None, int(port), ssl_context=self._tls).start()
 
     async def stop(self) -> None:
-        """Accept no more requests, and finish those in flight."""
+        """Accept no more requests, and wait a limited time for those in flight."""
         await self._runner.cleanup()
 
     @property

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker_common import logs
 
-#: Loggers that record every watch event and every probe, of which only warnings and errors are written.
+#: Loggers of every watch event and every probe; only their warnings and errors are written.
 _QUIET: Final = ("kopf.objects", "kopf.activities", "aiohttp.access")
 
 

@@ -27,8 +27,8 @@ class Metrics:
             collector(registry=self.registry)
         self._reconciles = Counter(
             "stoker_operator_reconciles_total",
-            "Reconciles of endpoints by outcome: settled, moving, held, changed, refused, yielded (another operator "
-            "serves the endpoint), gone, error.",
+            "Reconciles of endpoints by outcome: settled, moving, held, changed, refused, yielded (to another operator "
+            "or writer), gone, error.",
             ("outcome",),
             registry=self.registry,
         )
@@ -84,22 +84,22 @@ class Metrics:
         )
 
     def reconciled(self, outcome: str, seconds: float) -> None:
-        """Count a reconcile with this outcome."""
+        """Record outcome and duration of a reconcile."""
         self._reconciles.labels(outcome.lower()).inc()
         self._reconcile_seconds.observe(seconds)
 
     def failed(self, cause: int | str, seconds: float) -> None:
-        """Count a failed reconcile, by the status of the API server's answer, or ``bug``."""
+        """Record a failed reconcile: the HTTP status of the API server's answer, 0 without one, or ``bug``."""
         self._errors.labels(str(cause)).inc()
         self.reconciled("error", seconds)
 
     def reviewed(self, verdict: str, seconds: float) -> None:
-        """Count an answer of the webhook."""
+        """Record an answer of the webhook."""
         self._admissions.labels(verdict).inc()
         self._admission_seconds.observe(seconds)
 
     def certificate_loaded(self, expires: datetime) -> None:
-        """Record the certificate that the webhook now uses."""
+        """Record when the certificate that the webhook now uses expires."""
         self._certificate_expires.set(expires.timestamp())
 
     def ask_leading(self, leading: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """Metrics of scaled endpoints, read from the scaling loop at each scrape, so that deleted endpoints have no series.
 
-Endpoints are identified by ``endpoint_namespace`` and ``endpoint_name``: Prometheus itself adds the labels
-``namespace`` and ``endpoint`` to what it scrapes.
+Endpoints are identified by ``endpoint_namespace`` and ``endpoint_name``, because the Prometheus Operator sets
+the labels ``namespace`` and ``endpoint``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ class EndpointScaling:
     Attributes:
         desired, ready: numbers of desired and of ready replicas.
         min_replicas, max_replicas, metric, target: values of ``spec.scaling``, with defaults.
-        demand: amount of the metric from which the number of replicas is computed, or None if it is unknown.
-        requests: numbers of held, queued and in-flight requests that the gateway reports, or None while no gateway
-            replica answers.
-        phase, reason: phase and reason of scaling in the endpoint's status.
-        start_seconds: learned start-up time in seconds, or None if no start has been observed.
-        num_up, num_down, num_starts, num_failures: numbers of changes up and down, starts from zero and failed starts
-            since this replica of the operator became the leader.
+        demand: see `Recommendation.demand`.
+        requests: numbers of held, queued and in-flight requests in the gateway, or None while no gateway replica
+            answers.
+        phase, reason: of the last recommendation.
+        start_seconds: learned start-up time in seconds, or None if unknown.
+        num_up, num_down, num_starts, num_failures: see `ScalingProgress`.
     """
 
     desired: int
@@ -54,11 +53,11 @@ class EndpointScaling:
 
 @dataclass(frozen=True)
 class ScalingState:
-    """The current state of the scaling loop; empty if this replica of the operator does not lead.
+    """The current state of the scaling loop; empty while this replica of the operator does not scale.
 
     Attributes:
         endpoints: the scaled endpoints.
-        gateway_replicas: numbers of gateway replicas that report and that are missing, or None if none is polled.
+        gateway_replicas: numbers of gateway replicas with and without a valid report; None without polling.
     """
 
     endpoints: Mapping[Key, EndpointScaling] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class ScalingState:
 
 
 class ScalingCollector(Collector):
-    """The metrics of `state`, which is called at each scrape."""
+    """The metrics of the scaling that `state` returns at each scrape."""
 
     def __init__(self, state: Callable[[], ScalingState]) -> None:
         self._state = state
@@ -87,7 +86,7 @@ class ScalingCollector(Collector):
         demand = _gauge("metric_value", "Amount of the scaling metric for which the endpoint needs replicas.", "metric")
         target = _gauge("metric_target", "Target value of the scaling metric for each replica.", "metric")
         requests = _gauge("requests", "Requests for the endpoint in the gateway: held, queued, in_flight.", "state")
-        status = _gauge("status", "1 for the present phase and reason of the condition Scaling.", "phase", "reason")
+        status = _gauge("status", "1 for the present phase and reason of scaling.", "phase", "reason")
         start = _gauge("start_seconds", "Start-up time of replicas, learned from recent starts.")
         changes = _counter("rescales", "Changes of the number of replicas by the autoscaler, up or down.", "direction")
         starts = _counter("starts_from_zero", "Number of times that the number of replicas rose from zero.")

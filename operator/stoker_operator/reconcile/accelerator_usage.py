@@ -1,8 +1,8 @@
-"""The pods that occupy the nodes' accelerators: all pods of the cluster, not only the operator's.
+"""The pods that occupy the nodes' accelerators, in the whole cluster.
 
-A cluster has many more pods than endpoints, so they are not watched. They are listed when a status must explain why no
-node has room, which is rare. The result is cached for some seconds, so that a hundred unschedulable endpoints cost one
-list. Pods are not listed if the operator may not read nodes.
+A cluster has many more pods than endpoints, so foreign pods are not watched. Pods are listed when a status must explain
+why no node has room, which is rare. The result is cached for some seconds, so that a hundred unschedulable endpoints
+cost one list. Pods are not listed if the operator may not read nodes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AcceleratorUsage:
 
 
 def holder(live: Object) -> Holder | None:
-    """Return the accelerators that a pod occupies; None if it has no node, has ended, or occupies none.
+    """Return the devices that a pod occupies; None if it has no node, has ended, or occupies none.
 
     Pods of an endpoint are reported under the endpoint's name.
     """

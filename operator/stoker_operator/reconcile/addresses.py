@@ -10,12 +10,12 @@ from stoker_operator.reconcile.decide import Decision, is_ours
 from stoker_operator.reconcile.observed import Observed
 from stoker_operator.settings import GatewaySettings
 
-#: Largest number of listed addresses.
+#: Maximum number of listed addresses.
 _ADDRESSES: Final = 16
 
 
 def addresses(decision: Decision, seen: Observed) -> dict[str, Any]:
-    """Return `status.url` and `status.addresses`."""
+    """Return `status.url` and `status.addresses`, as far as they exist."""
     serving, service = decision.evaluation.serving, _service(decision, seen)
     gateway = serving_gateway(decision, seen)
     routed = [{"name": "gateway", "url": f"{gateway.url}/v1"}] if gateway else []
@@ -38,11 +38,11 @@ def addresses(decision: Decision, seen: Observed) -> dict[str, Any]:
 
 
 def _service(decision: Decision, seen: Observed) -> Object | None:
-    """Return the endpoint's own Service; None if it does not exist, or has another owner."""
+    """Return the endpoint's own Service; None if there is none."""
     service = seen.live.get(Child("Service"))
     return service if service is not None and is_ours(decision.owner, service) else None
 
 
 def serving_gateway(decision: Decision, seen: Observed) -> GatewaySettings | None:
-    """Return the gateway that serves the endpoint; None without the Service by which the gateway finds the pods."""
+    """Return the gateway that serves the endpoint; None if there is none, or no Service by which it finds the pods."""
     return seen.route.gateway if seen.route and _service(decision, seen) is not None else None

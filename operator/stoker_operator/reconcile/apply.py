@@ -1,8 +1,8 @@
 """Carries out decisions: the only module that writes endpoints' objects.
 
 Objects and status are written by forced server-side apply under one field manager. It overwrites the fields that the
-operator sets, and leaves all others unchanged: an annotation added by `kubectl rollout restart` stays. The API server's
-answer is stored at once, so the next reconcile sees it.
+operator sets, and keeps those of other writers: an annotation added by `kubectl rollout restart` stays. The answer is
+stored at once, so the next reconcile sees it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from stoker_operator.reconcile.drift import differs
 
 MANAGER: Final = "stoker"
 
-#: Largest number of attempts of a write whose object has changed.
+#: Maximum number of attempts to write an object that other writers change.
 _CONFLICTS: Final = 3
 
 logger = logging.getLogger(__name__)
 
 
 class NotLeading(Exception):  # noqa: N818 - nothing went wrong
-    """This replica of the operator is no longer the leader and must not write."""
+    """This replica of the operator has lost the lead and must not write."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Applied:
     """The result of applying objects.
 
     Attributes:
-        live: the objects as they are now.
+        live: the existing objects afterwards.
         refusal: the API server's messages about rejected objects; empty if none was rejected. If the dry run rejected
             one, nothing was applied. Otherwise all others were applied, except new workloads whose pods would lack a
             rejected object.
@@ -56,8 +56,8 @@ class Writer:
     Args:
         kube: the API server's client.
         store: the observed objects.
-        may_write: called before each write. A replica that has lost the lead must not finish the reconcile that it
-            started, even if it leads again since.
+        may_write: returns whether this replica may write; called before each write. A replica that has lost the lead
+            must not finish the reconcile that it started, even if it leads again.
     """
 
     def __init__(self, kube: Kube, store: Store, may_write: Callable[[], bool] = lambda: True) -> None:
@@ -74,7 +74,7 @@ class Writer:
         pods: Collection[str] = (),
         check: Collection[str] = (),
     ) -> Applied:
-        """Apply the objects. Objects that are already in the desired state cost no request.
+        """Apply objects and delete unwanted ones. Objects that are already in the desired state cost no request.
 
         Args:
             objects: the objects that should exist.
@@ -84,7 +84,7 @@ class Writer:
             check: the kinds of objects to validate by a dry run before anything is written.
 
         Raises:
-            KubeError: a request failed, and not because an object was rejected.
+            KubeError: a request failed, other than by the rejection of an applied object.
             NotLeading: this replica does not lead.
         """
         now = dict(live)
@@ -117,17 +117,18 @@ class Writer:
     def apply_status(
         self, endpoint: Endpoint, status: Mapping[str, Any], now: datetime, notices: Iterable[str] = ()
     ) -> bool:
-        """Apply the endpoint's status if it differs, and emit Events.
+        """Apply `status` if the endpoint's status differs from it, and emit Events about the changes.
 
-        An Event is emitted if Ready's status or reason changes, if its message contains one of `notices` for the first
-        time, and if scaling changes the number of replicas.
+        An Event is emitted if Ready's status or reason changes or its last message lacks one of `notices`, and another
+        one if scaling changes the number of replicas.
 
         Returns:
-            Whether the spec is still the one that was reconciled. A spec that changed meanwhile is in the API server's
-            answer; the watch event for it wakes no further reconcile.
+            False if the API server's answer has another spec than the reconciled one. The answer is stored, so the
+            watch event of that spec wakes no reconcile.
 
         Raises:
-            KubeError, NotLeading: as `apply`.
+            KubeError: the request failed, other than with status 404 or 409.
+            NotLeading: this replica does not lead.
         """
         if status == endpoint.status:
             return True
@@ -155,7 +156,8 @@ class Writer:
         The write fails if another operator, or a later leader with a newer spec, has written the object since.
 
         Raises:
-            KubeError, NotLeading: as `apply`.
+            KubeError: the object could not be written.
+            NotLeading: this replica does not lead.
         """
         if live is None or not made_of(live):
             return self._apply(desired)
@@ -198,7 +200,7 @@ class Writer:
         _log(live, f"{live['kind']} deleted")
 
     def _record_event(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
-        """Create an Event for `kubectl describe`. A failure is only logged."""
+        """Create an Event for `kubectl describe`. A failed request is only logged."""
         self._check()
         at = f"{now:%Y-%m-%dT%H:%M:%SZ}"
         unique = hashlib.sha256(f"{endpoint.uid}{ready['reason']}{now.isoformat()}".encode()).hexdigest()[:16]
@@ -238,7 +240,7 @@ def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _rescaled(before: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Return the content of the Event for a number of replicas that scaling changed, or None if it is unchanged."""
+    """Return the content of the Event for a number of replicas that scaling changed, or None without a change."""
     was, scaling = before.get("scaling"), now.get("scaling")
     if was is None or scaling is None or was["replicas"] == scaling["replicas"]:
         return None
@@ -252,7 +254,7 @@ def _is_trouble(ready: Mapping[str, str]) -> bool:
 
 
 def _log(body: Object, message: str) -> None:
-    """Log an event of an endpoint, or of an object that has its label."""
+    """Log a message about an endpoint, or about an object with an endpoint's label."""
     metadata = body["metadata"]
     endpoint = (metadata.get("labels") or {}).get(INSTANCE, metadata["name"])
     logger.info(message, extra=Key(metadata["namespace"], endpoint).reference)

@@ -23,12 +23,13 @@ class Cluster:
         store: the watched objects.
         writer: writes objects and status.
         holders: lists the pods that occupy accelerators.
-        reported: returns the facts that an engine has reported, or None while it has reported none. The arguments are
+        reported: returns the facts that an engine has reported, or None without a report. The arguments are
             the endpoint, the workload, the pod and the URL of its metrics.
         engines: returns the states of the engines of each pod. The arguments are the endpoint, the workload, and the
             URLs of the metrics of pods in which several processes compute.
         operators: chooses between this operator and others that watch the same namespace; None to ignore others.
-        version: returns when a Secret's or ConfigMap's data changed, or None if unknown.
+        version: returns when a Secret or ConfigMap was created and its data changed, or None if unknown. The arguments
+            are its namespace and reference.
     """
 
     kube: Kube

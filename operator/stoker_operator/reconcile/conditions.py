@@ -1,14 +1,14 @@
 """The conditions of an endpoint. Pure.
 
     Accepted      the spec is valid
-    Planned       the model's placement is decided, and the model fits; Unknown if the model's shape is unknown
+    Planned       the model's placement is decided, and the model fits; Unknown if that is not known
     Available     at least one pod accepts requests, whichever spec it runs
-    Progressing   pods are being created or replaced
+    Progressing   the rollout is not complete, and no problem stops it
     Stalled       a problem needs the user's action, or the operator fails to reconcile the endpoint
     Routed        the gateway serves the endpoint; only if there is a gateway, or the endpoint requests one
     Scaling       the number of replicas follows the load; only with spec.scaling
     Degraded      some engines of a pod do not accept requests, and others do; only if pods run several engines
-    Ready         every replica accepts requests and runs the newest spec; the condition for users to read first
+    Ready         every replica, or some while scaling starts others, serves the newest spec; to be read first
 
 Each condition has the generation of the spec that it describes, and the time of its last transition.
 """
@@ -29,14 +29,14 @@ from stoker_operator.reconcile.observed import Observed
 from stoker_operator.reconcile.scaling_status import scaling_condition
 
 NO_ROLLOUT: Final = Rollout(current=False, desired=0, total=0, updated=0, ready=0, available=0)
-#: Largest length of a condition's message, in characters. The API server allows 32,768.
+#: Maximum length of a condition's message, in characters. The API server allows 32,768.
 _MESSAGE: Final = 2048
 _NO_REQUESTS: Final = "no requests arrive; the gateway holds the next one until a pod is ready"
 _ZERO: Final = "spec.replicas is 0"
 _HELD: Final = "pods of the newest spec are created once the model's config.json is fetched, or its fetch fails"
-#: Largest number of pods named in a message.
+#: Maximum number of pods named in a message.
 _PODS: Final = 3
-#: Largest number of engines described for each named pod.
+#: Maximum number of engines described for each named pod.
 _COPIES: Final = 2
 #: Maximum length of an engine's message in a condition, in characters; `copyStates` has more of the message.
 _MESSAGE_LIMIT: Final = 200
@@ -78,7 +78,7 @@ def _routed(decision: Decision, seen: Observed) -> dict[str, ConditionStatus]:
 
 
 def trouble_of(decision: Decision, seen: Observed) -> Diagnosis | None:
-    """Return the endpoint's most important problem, from the spec, the API server or the pods."""
+    """Return the endpoint's most important problem, from the spec, the API server or the pods, or None."""
     evaluation = decision.evaluation
     if evaluation.violations:
         return Diagnosis(evaluation.violations[0].reason, "\n".join(map(str, evaluation.violations)), lasting=True)
@@ -238,9 +238,9 @@ def _ready(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Con
 
 
 def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> ConditionStatus | None:
-    """Return Ready while only the number of pods changes, or None if something else changes.
+    """Return Ready while only the number of pods changes, or None if Ready must be decided otherwise.
 
-    An endpoint that was ready stays ready, also while its first pod starts after it was scaled to zero.
+    A ready endpoint stays ready while its first pod starts after scaling to zero, unless there is a problem.
     """
     rollout, scaling = seen.rollout, seen.scaling
     if rollout is None or scaling is None or not decision.objects or seen.refusal:
@@ -264,7 +264,7 @@ def _scales(decision: Decision, seen: Observed, trouble: Diagnosis | None) -> Co
 
 def older_objects(decision: Decision, seen: Observed) -> list[str]:
     """Return one sentence for each Secret and ConfigMap that changed after pods read it, with the command to restart
-    these pods."""
+    the workload's pods."""
     sentences = []
     for workload in seen.workloads.values():
         objects = " ".join(workload.objects)

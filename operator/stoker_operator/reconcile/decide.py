@@ -1,4 +1,4 @@
-"""Decides from facts which objects should exist for an endpoint. Pure; nothing else decides this."""
+"""Decides from facts which objects should exist for an endpoint. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _CLOCKS_DIFFER: Final = timedelta(seconds=10)
 
 
 class Conflict(NamedTuple):
-    """An object of another owner with the name of one of the endpoint's objects.
+    """An object that does not belong to the endpoint, and has the name of one of its objects.
 
     Attributes:
-        message: the object and its owner, with the remedy.
+        message: the object and its owner, with the remedy if the user must act.
         lasting: whether the user must act; the conflict does not pass by itself.
     """
 
@@ -42,12 +42,12 @@ class Decision:
     """The objects that should exist for an endpoint.
 
     Attributes:
-        owner: name and owner reference of the endpoint's objects.
+        owner: the endpoint, as the owner of objects.
         evaluation: the evaluation of its spec.
-        objects: objects to apply. Empty if there is a problem; running objects are then left unchanged.
+        objects: objects to apply; none if there is a problem, or if the pods are held.
         unwanted: objects of the endpoint to delete.
         pinned: the objects in `objects` that run pods, by workload.
-        conflict: another owner's object with the name of one of the endpoint's.
+        conflict: an object that does not belong to the endpoint, with the name of one of its objects, if any.
         held: whether the pods of this spec wait until the model's config.json is fetched, or its fetch has failed.
     """
 
@@ -72,8 +72,7 @@ def decide(
     """Decide which objects should exist for `endpoint`.
 
     Args:
-        endpoint: the endpoint.
-        owner: name and owner reference of the endpoint's objects.
+        owner: the endpoint, as the owner of objects.
         evaluation: the evaluation of its spec.
         live: existing objects with the names of the endpoint's objects, regardless of their owner.
         access_modes: access modes of the existing claims that its spec names, by name.
@@ -118,8 +117,8 @@ def decide(
 def is_held(endpoint: Endpoint, evaluation: Evaluation, live: Mapping[Child, Object], manager: str) -> bool:
     """Return whether pods must wait for the model's config.json.
 
-    Otherwise their arguments would depend on when it arrives. Pods that already run this spec do not wait, except with
-    ``rollout.imageUpdates: Always``, which renders them again.
+    Otherwise the pods' arguments would depend on when it arrives. Pods that already run this spec do not wait,
+    except with ``rollout.imageUpdates: Always``, which renders them again.
     """
     if evaluation.awaited is None or evaluation.parsed is None:
         return False
@@ -147,7 +146,7 @@ def unplannable_objects(
 ) -> tuple[Child, ...]:
     """Return the objects that run pods of a spec that turned out to be unplannable, if no pod was ever ready.
 
-    They were created before the model's shape was known, and would only occupy accelerators.
+    Their pods would only occupy accelerators.
     """
     if not evaluation.unplannable:
         return ()
@@ -209,8 +208,8 @@ def _conflict(owner: Owner, live: Object, composition: Composition) -> Conflict 
 def _lost_owner(owner: Owner, live: Object, composition: Composition) -> bool:
     """Return whether the object was created for an endpoint of this name and has lost its owner reference.
 
-    That happens when a backup is restored, and by ``kubectl delete --cascade=orphan``. Applying the object makes the
-    endpoint its owner again.
+    That happens after a backup is restored, and after ``kubectl delete --cascade=orphan``. Applying the object makes
+    the endpoint its owner again.
     """
     if _controller(live):
         return False

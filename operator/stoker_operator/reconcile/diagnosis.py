@@ -1,8 +1,8 @@
-"""Why pods are not ready: a reason, and a message with the remedy. Pure.
+"""Why pods are not ready: a reason, and a message with the remedy if it is known. Pure.
 
-A reason of Stoker's own is reported only if it is certain; other failures keep Kubernetes' reason and message. There is
-no diagnosis while pods start normally. `lasting` marks failures that do not pass without the user's action, so that a
-tool that waits for the endpoint can give up.
+Failures for which Stoker has no reason of its own keep Kubernetes' reason and message. There is no diagnosis while pods
+start normally. `lasting` marks failures that do not pass without the user's action, so that a tool that waits for the
+endpoint can give up.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _VOLUME: Final = re.compile(r"persistentvolumeclaim|unbound immediate|volume nod
 _PRESSURE: Final = re.compile(r"node\.kubernetes\.io/(memory|disk|pid)-pressure")
 #: The pattern that the API server requires of a condition's reason.
 _WORD: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_,:]{0,1022}[A-Za-z0-9_])?")
-#: Largest length of an engine's termination message inside a condition, in characters.
+#: Maximum length of a container's last message inside a condition, in characters.
 _LAST_WORDS: Final = 600
 
-#: Patterns in the logs of runtimes that write no `TerminationMessage`, such as vLLM: huggingface_hub's exception names,
-#: and transformers' sentences for the same errors.
+#: Patterns in the logs of runtimes that write no `TerminationMessage`, such as vLLM: exception names and sentences
+#: of huggingface_hub, transformers, PyTorch and vLLM.
 _FOREIGN: Final = (
     (Reason.MODEL_ACCESS_DENIED, re.compile(r"GatedRepoError|401 Client Error|403 Client Error|gated repo")),
     (
@@ -43,7 +43,7 @@ _FOREIGN: Final = (
     ),
     (Reason.OUT_OF_MEMORY, re.compile(r"OutOfMemoryError|No available memory for the cache blocks")),
 )
-#: The exception that ended a Python program, between its traceback and later log lines of other processes.
+#: A Python exception's name and message in a log, up to the next line with vLLM's prefix of a process.
 _EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception): .*?(?=^\(\w+ pid=|\Z)", re.MULTILINE | re.DOTALL)
 _REMEDY: Final = {
     Reason.MODEL_NOT_FOUND: "check spec.model.source and revision, and tokenSecretRef if the model is private",
@@ -57,7 +57,7 @@ class Diagnosis(NamedTuple):
 
     Attributes:
         reason: a condition's reason.
-        message: what is wrong, with the remedy.
+        message: what is wrong, with the remedy if it is known.
         lasting: whether the problem needs the user's action; waiting does not fix it.
     """
 
@@ -72,7 +72,7 @@ def diagnose(pods: Sequence[Pod], rollout: Rollout, capacity: str = "") -> Diagn
     Args:
         pods: the workload's pods, newest first.
         rollout: progress of the workload.
-        capacity: why the nodes lack the accelerators of a pod; empty if unknown.
+        capacity: why no node has the accelerators for a pod; empty if one has, or if unknown.
     """
     if rollout.halted and not rollout.total == rollout.updated == rollout.desired:
         return Diagnosis(*rollout.halted, lasting=True)
@@ -98,8 +98,7 @@ def _of_newest_spec(pods: Sequence[Pod], rollout: Rollout) -> Sequence[Pod]:
     if not pods:
         return ()
     version = pods[0].version
-    # If the workload counts no updated pods, it has not created pods of the newest spec yet, and these are older ones.
-    # Its counts omit failed pods.
+    # If the workload counts no updated pods, the newest pods are of an older spec. Its counts omit failed pods.
     if not rollout.updated and any(pod.version == version and not pod.failed[0] for pod in pods):
         return ()
     return [pod for pod in pods if pod.version == version]
@@ -145,7 +144,7 @@ def _platform_error(subject: str, reason: str, message: str) -> Diagnosis:
 
 
 def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
-    """Return the problem of a container that is not ready, or None if the container is starting normally."""
+    """Return the problem of a container that is not ready, or None if none is known."""
     reason, message = container.waiting
     engine = container.name == ENGINE_CONTAINER
     container_text = f"pod {pod.name}" if engine else f"container {container.name} in pod {pod.name}"
@@ -163,7 +162,7 @@ def _of_container(pod: Pod, container: Container) -> Diagnosis | None:
             "StartError",
             f"{subject} cannot be started: {message or reason}; create or correct the object that the message names",
         )
-    # Exit code 0 is an orderly stop, except in a crash loop. Out-of-memory kills have been reported with code 0.
+    # Exit code 0 is an orderly stop, except in a crash loop or after an out-of-memory kill.
     killed = container.exit_reason == "OOMKilled"
     if container.exit_code or killed or (container.exit_code == 0 and reason == "CrashLoopBackOff"):
         return _ended(pod, container) if engine else _helper_ended(pod, container)

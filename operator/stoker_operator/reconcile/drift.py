@@ -1,10 +1,10 @@
-"""Decides whether an object must be applied. Pure; a reconcile without changes therefore sends no requests.
+"""Decides whether an object must be applied. Pure.
 
-    apply  ⇔  live lacks a desired field   ∨   live has a field that the operator owns and no longer desires
+    apply  ⇔  live lacks a desired value   ∨   live has a field that the operator owns and no longer desires
 
-For the first, the desired object is compared with the live one, ignoring fields that others added. For the second,
-``managedFields`` of the live object lists the fields that each manager applied last. So the operator keeps no record of
-its own, and the comparison works across restarts and releases.
+For the first, the desired object is compared with the live one, ignoring fields that others added outside of `_EXACT`.
+For the second, ``managedFields`` of the live object lists the fields that each manager applied last. So the operator
+keeps no record of its own, and the comparison works across restarts and releases.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stoker_operator.api.quantity import amount
 #: Fields that identify an item of a list that Kubernetes merges by item. A volume may be mounted twice, so mountPath
 #: comes before name.
 _ITEM_KEYS: Final = ("mountPath", "name", "uid")
-#: Values that the API server does not store: an absent field means the same.
+#: Values that the API server may omit: an absent field means the same.
 _ZERO: Final[tuple[object, ...]] = ("", 0, False, None, [], {})
 #: By kind, the parts that must be equal, because an additional field changes their meaning: a rule without `from`
-#: allows all traffic. The API server adds no defaults to them.
+#: allows all traffic. The API server adds no defaults to these parts as they are rendered.
 _EXACT: Final[Mapping[str, tuple[str, ...]]] = {
     "NetworkPolicy": ("spec",),
     "Role": ("rules",),
@@ -121,7 +121,7 @@ def _is_stale(owned: Mapping[str, Any], desired: Any) -> bool:
 
 
 def _amount(value: Any) -> Any:
-    """Return the amount of a quantity such as ``500m``; other values unchanged."""
+    """Return the amount of a quantity such as ``500m``; return other values unchanged."""
     try:
         return amount(value if isinstance(value, int) else str(value))
     except ValueError:

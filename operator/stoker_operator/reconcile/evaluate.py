@@ -1,6 +1,6 @@
-"""Evaluates a manifest: the objects for it, or all violations. Pure.
+"""Evaluates a manifest: the objects for it, or its violations. Does not block.
 
-Admission and reconcile share this function, so they cannot disagree. Admission reports violations earlier, but
+Admission and reconcile share `evaluate`, so that they apply the same rules. Admission reports violations earlier, but
 reconcile does not depend on it.
 """
 
@@ -31,7 +31,7 @@ Configs = Callable[[str, str | None], Mapping[str, Any] | None]
 
 @dataclass(frozen=True)
 class PlanningContext:
-    """The inputs of an evaluation besides the manifest; all of them are in memory.
+    """The inputs of an evaluation besides the manifest and live objects; all of them are in memory.
 
     Attributes:
         catalogue: accelerators and images.
@@ -63,7 +63,7 @@ class Evaluation:
         workloads: the workloads of its spec; empty if the manifest cannot be parsed.
         plans: the plans of the workloads' pods, by workload name, without workloads that cannot be planned.
         objects: the objects that should exist; empty if there are violations.
-        refused: violations of the manifest itself.
+        refused: violations other than `unplannable`.
         unplannable: reasons why the planner finds no plan.
         awaited: hub id and revision of a model whose config.json is being fetched and may change this evaluation.
     """
@@ -88,7 +88,7 @@ class Evaluation:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the pods that answer requests."""
+        """The plan of the pods that answer requests, or None if there is none."""
         return self.plans.get(self.serving.name) if self.serving else None
 
 
@@ -119,7 +119,7 @@ def evaluate(
     for workload in workloads:
         if against := forbidden(workload.spec.template, context.policy.template):
             return Evaluation(parsed, workloads, refused=against)
-    # Looked up before planning. Afterwards, a config.json that arrives in between would be neither awaited nor used.
+    # Looked up before planning: a config.json that arrives in between would otherwise be neither awaited nor used.
     awaited = _awaited(workloads, context)
     plans: dict[str, Plan] = {}
     refused_specs: tuple[Violation, ...] = ()
@@ -168,7 +168,7 @@ def _objects(
 def _replicas(workload: Workload, live: Mapping[Child, Object], context: PlanningContext) -> int | None:
     """Return the number of replicas of a workload, or None for the number that a new endpoint gets.
 
-    Without a recommendation of the autoscaler, the current number is kept.
+    Without a recommendation of the autoscaler, the current number is kept within the spec's bounds.
     """
     scaling = workload.spec.scaling
     if scaling is None or workload.role is not Role.SERVING:

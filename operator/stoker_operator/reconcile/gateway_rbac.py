@@ -1,7 +1,7 @@
-"""Grants the gateway access to the API keys of the engines that it serves, by namespace.
+"""Grants the gateway access to the API keys of the endpoints that it serves, by namespace.
 
 The endpoints of a namespace share one Role, so no endpoint owns it. It is reconciled like endpoints' objects:
-level-based, by server-side apply, and only on a difference. It is deleted once no endpoint needs it.
+level-based, by server-side apply, and only on a difference. It is deleted when no endpoint needs it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def grant(
 
     Raises:
         KubeError: a request to the API server failed.
-        NotLeading: another replica of the operator has become the leader.
+        NotLeading: this replica of the operator no longer leads.
     """
     desired = gateway_access(namespace, secrets, gateway, operators.own_name if operators else "")
     live = {Child(kind): found for kind in KINDS if (found := store.get(kind, namespace, NAME)) is not None}

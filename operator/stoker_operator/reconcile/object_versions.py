@@ -30,8 +30,8 @@ class ObjectVersions:
 
     Args:
         kube: the API server's client.
-        resync_seconds: interval of an endpoint's resync, in seconds. Within most of it an object is read once,
-            regardless of how many endpoints name it and how often they are reconciled.
+        resync_seconds: interval of an endpoint's resync, in seconds. In three quarters of it an object is read at
+            most once, regardless of how many endpoints name it and how often they are reconciled.
         clock: monotonic clock, in seconds.
     """
 
@@ -43,7 +43,7 @@ class ObjectVersions:
         self._lock = threading.Lock()
 
     def get(self, namespace: str, reference: Reference) -> Version | None:
-        """Return when an object's data changed, or None if the object does not exist or was never read.
+        """Return an object's version, or None if the object does not exist or could never be read.
 
         A failed read is logged, and the last known version is returned.
         """

@@ -58,7 +58,7 @@ def _older(
 
 
 def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dict[str, str]:
-    """Return the metrics URLs of the pods in which several processes of Stoker's engine compute, by pod name."""
+    """Return the metrics URLs of pods in which several processes of Stoker's engine compute, by pod name."""
     if workload not in decision.pinned:
         return {}
     container = engine(decision.pinned[workload].template)
@@ -69,7 +69,7 @@ def _with_ranks(decision: Decision, workload: str, pods: tuple[Pod, ...]) -> dic
 
 
 def _has_several_processes(pinned: Pinned) -> bool:
-    """Return whether several processes compute in each of these pods."""
+    """Return whether several processes compute in each of the pinned pods."""
     if pinned.plan:
         return pinned.plan["tensor"] * pinned.plan["pipeline"] * pinned.plan["data"] > 1
     return any(word.startswith(_MULTI_PROCESS_FLAGS) for word in engine(pinned.template).get("args", ()))
@@ -90,7 +90,7 @@ def _trouble(
     plan = decision.evaluation.plans.get(workload)
     if plan and nodes and any(pod.unscheduled[0] == "Unschedulable" for pod in pods):
         placement = plan.placement
-        # If no node is large enough, the pods that occupy accelerators need not be listed.
+        # If even empty nodes lack room, the pods that occupy accelerators need not be listed.
         room = capacity(nodes, (), placement.accelerator, placement.count)
         room = room or capacity(nodes, cluster.holders(), placement.accelerator, placement.count)
     return diagnose(pods, rollout, room)
@@ -99,7 +99,10 @@ def _trouble(
 def _reported(
     cluster: Cluster, decision: Decision, endpoint: Endpoint, workload: str, pods: tuple[Pod, ...], *, moving: bool
 ) -> Reported | None:
-    """Return the facts that the engine reports. It is asked until it answers, once for each image and command line."""
+    """Return the facts that the engine has reported, or None.
+
+    After a change of image or command line, the engine of a ready pod is asked until it answers.
+    """
     if workload not in decision.pinned:
         return None
     template = decision.pinned[workload].template

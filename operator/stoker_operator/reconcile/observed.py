@@ -1,4 +1,4 @@
-"""The observed state after a decision: the objects, and their pods' progress. The input of the status."""
+"""The observed state after a decision: the objects, and their pods' progress. An input of the status."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Observed:
         workloads: the workloads that have an object that runs pods, by name.
         route: the gateway's route to the endpoint, or None if no gateway is involved.
         serving: name of the workload whose pods answer requests.
-        scaling: the endpoint's scaling, or None if ``spec.replicas`` sets the number of replicas.
+        scaling: the endpoint's scaling, or None without ``spec.scaling`` or if the spec cannot be parsed.
     """
 
     live: Mapping[Child, Object]
@@ -64,7 +64,7 @@ class Observed:
 
     @property
     def rollout(self) -> Rollout | None:
-        """The rollout of the pods that answer requests."""
+        """The rollout of the pods that answer requests, if they have a workload object."""
         serving = self.workloads.get(self.serving)
         return serving.rollout if serving else None
 

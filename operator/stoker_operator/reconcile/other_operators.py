@@ -2,12 +2,12 @@
 
 An operator's name is the name of its Lease, which all its replicas share. The operator that serves an endpoint writes
 its name into an annotation of the object that runs the endpoint's pods. Another operator that finds this name yields
-while the Deployment with the Lease's name is installed. Whether or not it can read that Deployment, it also yields once
-the other name has replaced its own, which proves that the other operator works, until the annotation is removed. So the
-operators stop overwriting each other after one write each.
+while the Deployment with the Lease's name is installed. If that name has replaced its own, it yields until the
+annotation is removed, because the other operator works even if its Deployment cannot be read. So the operators stop
+overwriting each other after one write each.
 
-An endpoint with an invalid spec has no such object. If another writer replaces the same status several times, this
-operator stops writing that status for a while.
+An endpoint whose spec was never valid has no such object. If another writer replaces the same status several times,
+this operator therefore stops writing that status for a while.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stoker_operator.objects.owner import OPERATOR, operator_of
 
 #: Label of the operator's Deployment in the Helm chart.
 _LABEL: Final = ("app.kubernetes.io/name", "stoker-operator")
-#: Smallest interval between two reads of an operator's Deployment, in seconds.
+#: Minimum interval between two reads of an operator's Deployment, in seconds.
 _APART: Final = 5.0
-#: Largest number of writes of the same status, within `_STATUS_SECONDS` seconds.
+#: Maximum number of writes of the same status within `_STATUS_SECONDS` seconds.
 _STATUS_WRITES: Final = 3
 _STATUS_SECONDS: Final = 600.0
 
@@ -51,11 +51,11 @@ class OtherOperators:
         self._statuses: dict[Key, tuple[Any, int, float]] = {}  # status written, number of writes, time of the first
 
     def serving(self, key: Key, live: Object | None) -> str:
-        """Return the other operator that serves an endpoint, or an empty text if this one does.
+        """Return the name of the other operator that serves an endpoint; empty if this one may serve it.
 
         Args:
             key: the endpoint, or a namespace whose objects name an operator.
-            live: the object with the operator's name; None if it does not exist.
+            live: the object whose annotation names an operator; None if it does not exist.
 
         Raises:
             KubeError: a request to the API server failed.
@@ -81,7 +81,7 @@ class OtherOperators:
         return named
 
     def observe(self, key: Key, live: Object | None) -> None:
-        """Record whether an object in its current state has this operator's name."""
+        """Record the endpoint if `live`, in its current state, has this operator's name."""
         if live is not None and operator_of(live) == self.own_name:
             self._served.add(key)
 
@@ -113,7 +113,7 @@ class OtherOperators:
         self._statuses.pop(key, None)
 
     def _is_there(self, operator: str) -> bool:
-        """Return whether the Deployment of an operator is readable and has at least one desired replica."""
+        """Return whether an operator's Deployment could be read, is not being deleted, and has desired replicas."""
         until, is_installed = self._there.get(operator, (0.0, False))
         if self._clock() < until:
             return is_installed

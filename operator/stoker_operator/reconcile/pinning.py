@@ -1,6 +1,6 @@
 """Pins pod templates: an endpoint keeps the templates that its spec was first rendered to until the spec changes. Pure.
 
-    only a change of its spec restarts a model's pod
+    the operator replaces a model's pods only if the spec changes
 
 A newer operator builds pods differently, and a newer catalogue names newer images. Neither may restart a running model.
 So the rendered templates are recorded in an annotation of each object that runs pods, and applied again as long as the
@@ -13,8 +13,8 @@ Other fields may change meanwhile: the number of pods, the rollout strategy, the
 in whichever version of the API they are written: an absent field equals its default, and a field that a later release
 adds is ignored until it is set.
 
-A second annotation has the generation of the endpoint that the object was created from: an operator replica that sees
-an older generation has a stale spec and must not render it (`is_behind`).
+A second annotation has the endpoint's generation that last changed the object: an operator replica that sees an older
+generation has a stale spec and must not render it (`is_behind`).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from stoker_operator.workloads.kind import WorkloadKind
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
-#: Fields of a spec that do not affect pods, in records of early releases, which compared specs literally. Routing and
-#: scaling were added later.
+#: Fields of a spec that early releases omitted from the digest because they do not affect pods, and fields that later
+#: releases added.
 _NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring", "routing", "scaling")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """The objects of a workload to apply.
+    """The result of pinning a workload.
 
     Attributes:
-        objects: the objects, with the pod templates to run.
+        objects: the objects to apply that run pods, with the pod templates to run.
         template: template of the pods that answer the workload's requests.
         plan: the model's placement in these pods, see `placement_numbers`; empty if unknown, for pods that an earlier
             release of the operator created.
@@ -90,10 +90,8 @@ def pin(
 
     Args:
         objects: the workload's objects that run pods, as `manifests` renders them today.
-        workload: the workload.
         placement: the model's placement in pods that are rendered today.
         live: the endpoint's objects in the cluster.
-        endpoint: the endpoint.
         manager: the operator's field manager.
     """
     kind, spec_digest, numbers = workload.kind, digest(workload.spec), placement_numbers(placement)
@@ -123,8 +121,8 @@ def pin(
 def _kept(child: Child, records: Mapping[Child, _Record], today: _Record) -> _Record:
     """Return the templates that one of a workload's objects must run.
 
-    An object without a record was deleted or not created yet. It gets the templates that another object of the workload
-    recorded for it, so that all pods of a replica come from the same release of the operator.
+    An object without a valid record gets the templates that another object of the workload recorded for it, if any, so
+    that all pods of a replica come from the same release of the operator.
     """
     before = records.get(child)
     if before is None:
@@ -167,12 +165,12 @@ def placement_numbers(placement: Placement) -> dict[str, int]:
 
 
 def is_behind(endpoint: Endpoint, live: Object) -> bool:
-    """Return whether `live` was created from a newer generation than `endpoint`, which then is stale."""
+    """Return whether a newer generation than `endpoint` has changed `live`, so that `endpoint` is stale."""
     return made_of(live) > endpoint.generation
 
 
 def _dated(pinned: Manifest, live: Object | None, endpoint: Endpoint, manager: str) -> Manifest:
-    """Return the object with the generation that last changed it."""
+    """Return the object with an annotation of the generation that last changed it."""
     if live is not None and made_of(live) <= endpoint.generation:
         same = _with_generation(pinned, made_of(live))
         if not differs(same, live, manager):
@@ -239,7 +237,7 @@ def engine(template: Object) -> Mapping[str, Any]:
 
 
 def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endpoint, manager: str) -> _Record | None:
-    """Return the templates that the same spec was rendered to before, or None if there are none."""
+    """Return the record of an earlier rendering of the same spec, or None if there is none."""
     record = (live["metadata"].get("annotations") or {}).get(ANNOTATION)
     if record is None:
         # Created by a release without records. The fields that it applied for this generation are the record.
@@ -258,6 +256,6 @@ def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endp
 
 
 def _numbers(plan: Any) -> dict[str, int]:
-    """Return the recorded plan; empty if an earlier release recorded none."""
+    """Return the recorded plan; empty if it is missing or invalid."""
     is_plan = isinstance(plan, dict) and all(isinstance(number, int) for number in plan.values())
     return plan if is_plan and {"tensor", "pipeline", "data"} <= plan.keys() else {}

@@ -31,17 +31,17 @@ from stoker_operator.reconcile.status import failed, status
 from stoker_operator.workloads.composition import Composition
 from stoker_operator.workloads.kind import WorkloadKind
 
-#: How long the engine of an endpoint that has become ready is polled until it reports its KV blocks.
+#: Maximum time after an endpoint became ready in which its engine is polled for its KV blocks.
 _ASK_FOR: Final = timedelta(minutes=2)
 
 
 class Outcome(Enum):
     """The result of one reconcile.
 
-    GONE: the endpoint does not exist, or is being deleted. CHANGED: its spec changed during the reconcile. SETTLED: the
-    cluster is in the desired state. MOVING: pods are not ready yet, an engine has not reported yet, or a problem may
-    pass by itself. HELD: pods wait for the model's config.json. REFUSED: the API server rejects an object. YIELDED:
-    another operator serves the endpoint, or another writer keeps replacing its status.
+    GONE: the endpoint does not exist, or is being deleted. CHANGED: its spec changed during the reconcile. SETTLED:
+    nothing is left to do until something changes. MOVING: pods are not ready, an engine has not reported yet, or an
+    object of another owner is in the way. HELD: pods wait for the model's config.json. REFUSED: the API server rejects
+    an object. YIELDED: another operator serves the endpoint, or another writer keeps replacing its status.
     """
 
     GONE = "gone"
@@ -58,13 +58,13 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
 
     Raises:
         KubeError: a request to the API server failed.
-        NotLeading: another replica of the operator has become the leader.
+        NotLeading: this replica of the operator no longer leads.
     """
     composition = context.composition
     endpoint = observe.endpoint(cluster.store, key)
     if endpoint and _is_behind(cluster.store, endpoint, composition):
         endpoint = observe.fetch_endpoint(cluster.kube, key)
-    if endpoint is None or endpoint.deleting:  # Kubernetes deletes its objects, by their owner references
+    if endpoint is None or endpoint.deleting:  # Kubernetes deletes its objects, because of their owner references
         return Outcome.GONE
     operators = cluster.operators
     owner = Owner(key.name, key.namespace, endpoint.uid, operator=operators.own_name if operators else "")
@@ -80,7 +80,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
         modes = _access_modes(cluster, key, evaluation)
     decision = decide(endpoint, owner, evaluation, live, modes, MANAGER, composition)
 
-    # Only the API server has the schema of a pod template, so it validates the pods in a dry run before any write.
+    # Only the API server has a pod template's schema, so it validates users' templates in a dry run before any write.
     from_users = [each.kind for each in evaluation.workloads if each.spec.template.spec]
     check = {each.name for each in from_users if each.dry_run}
     pods = {each.name for each in composition.kinds}
@@ -115,7 +115,7 @@ def reconcile(cluster: Cluster, context: PlanningContext, key: Key, now: datetim
 
 
 def report_failure(cluster: Cluster, key: Key, problem: str, now: datetime) -> None:
-    """Report that the operator itself fails to reconcile an endpoint.
+    """Report in an endpoint's status that the operator fails to reconcile it.
 
     Raises:
         KubeError, NotLeading: as `reconcile`.
@@ -126,14 +126,14 @@ def report_failure(cluster: Cluster, key: Key, problem: str, now: datetime) -> N
 
 
 def _is_behind(store: Store, endpoint: Endpoint, composition: Composition) -> bool:
-    """Return whether the stored endpoint is older than the one that its pods were created from."""
+    """Return whether the stored endpoint has an older generation than an object that runs its pods."""
     owner = Owner(endpoint.key.name, endpoint.key.namespace, endpoint.uid)
     objects = (each for kind in composition.kinds for each in store.of_endpoint(kind.name, endpoint.key))
     return any(is_ours(owner, each) and is_behind(endpoint, each) for each in objects)
 
 
 def _with_operator(live: Mapping[Child, Object], composition: Composition) -> Object | None:
-    """Return the object with the name of the operator that serves the endpoint: one that runs its pods."""
+    """Return an object that runs the endpoint's pods, preferably with an operator's name; None if there is none."""
     objects = [each for child, each in live.items() if composition.kind(child.kind)]
     return next((each for each in objects if operator_of(each)), objects[0] if objects else None)
 
@@ -160,7 +160,7 @@ def _serving(evaluation: Evaluation) -> str:
 def _scaling(
     endpoint: Endpoint, decision: Decision, context: PlanningContext, seen: Observed
 ) -> ObservedScaling | None:
-    """Return the endpoint's scaling, or None without ``spec.scaling`` and if the spec cannot be parsed."""
+    """Return the endpoint's scaling, or None without ``spec.scaling`` or if the spec cannot be parsed."""
     serving = decision.evaluation.serving
     if serving is None or serving.spec.scaling is None:
         return None

@@ -1,7 +1,7 @@
 """Finds pods that run with outdated Secrets or ConfigMaps, which a container reads once, at its start. Pure.
 
-Three kinds of object are ignored: the key folder of runtime stoker, whose changes pods follow; the hub token
-(``spec.model.tokenSecretRef``), which is used only for the download at the start; and objects that only
+Three kinds of object are ignored: the Secret of API keys, if the runtime follows its changes; the hub token's
+Secret (``spec.model.tokenSecretRef``), which is used only for the download at the start; and objects that only
 ``spec.template`` names.
 """
 
@@ -30,7 +30,6 @@ class Reference(NamedTuple):
     Attributes:
         field: path of the spec's field that names it.
         kind: Secret or ConfigMap.
-        name: the object's name.
     """
 
     field: str
@@ -43,8 +42,7 @@ class Version:
     """Times of an object.
 
     Attributes:
-        created: when it was created.
-        changed: when its data was last written.
+        changed: when its data was last written, see `of`.
     """
 
     created: datetime
@@ -55,7 +53,7 @@ class Version:
         """Read the times from an object's metadata.
 
         Field managers that own no data, for example because they set a label, are ignored. For a manager that owns
-        data, the time of its last change of any field counts, because ``managedFields`` has no other.
+        data, the time of its last change of any field is used, because ``managedFields`` has no other.
         """
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         written = [
@@ -94,7 +92,7 @@ def older(
     Args:
         named: the objects that the pods' spec names.
         version: returns when an object's data changed, or None if unknown or the object does not exist.
-        pods: the endpoint's pods.
+        pods: the workload's pods.
     """
     running = list(pods)
     found = []
@@ -109,8 +107,8 @@ def older(
 def _is_behind(pod: Pod, version: Version) -> bool:
     """Return whether the pod's engine started with an earlier version of the object.
 
-    If clock skew or the kubelet's cache leave both possible, a new pod counts as current and a restarted container as
-    outdated. The remedy creates new pods, so its success is not reported as the same problem.
+    If clock skew or the kubelet's cache leave both possible, a new pod is regarded as current and a restarted container
+    as outdated. The remedy creates new pods, so its success is not reported as the same problem.
     """
     engine = next((each for each in pod.containers if each.name == ENGINE_CONTAINER), None)
     if engine is None or not engine.started:

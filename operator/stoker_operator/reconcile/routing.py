@@ -1,10 +1,10 @@
-"""Which endpoints the gateway serves: those of namespaces that opted in. The oldest endpoint that claims a name has it.
+"""Which endpoints the gateway serves: those that do not opt out, in namespaces that opted in.
 
 An endpoint is served under all of its names or under none. A name belongs to the oldest endpoint that claims it, also
-if that endpoint is not served because of another name. So a name's owner depends on no third endpoint, and changes only
-when an endpoint stops claiming the name.
+if that endpoint is not served because of another name. So a name's owner depends only on the endpoints that claim
+the name.
 
-Messages do not reveal the name or namespace of another tenant's endpoint.
+Messages do not reveal the name or namespace of an endpoint in another namespace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Route:
 
     Attributes:
         reason: the reason of the condition Routed.
-        message: its message, with the remedy if the endpoint is not served.
+        message: its message, with the remedy if there is one.
         gateway: the gateway that serves the endpoint, or None if it is not served.
     """
 
@@ -50,7 +50,7 @@ class Claim:
         names: model names by which requests address it.
         wish: its ``routing.gateway``; empty if absent.
         opted_in: whether its namespace has opted in.
-        secret: the Secret with its pods' API keys; empty without API keys.
+        secret: name of the Secret with its pods' API keys; empty without API keys.
         has_session: whether it sets ``routing.sessionHeader``.
     """
 
@@ -126,7 +126,7 @@ class Routes:
         return Route("Routed", "the gateway serves the endpoint", self._gateway)
 
     def secrets(self, namespace: str) -> list[str]:
-        """Return the Secrets of a namespace with the API keys of endpoints that the gateway serves."""
+        """Return the names of a namespace's Secrets with the API keys of endpoints that the gateway serves."""
         claims = (self._claims[key] for key in self._in_namespace.get(namespace, ()))
         served = (claim for claim in claims if claim.secret and (route := self.of(claim.key)) and route.gateway)
         return sorted({claim.secret for claim in served})

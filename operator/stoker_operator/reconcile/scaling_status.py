@@ -14,9 +14,9 @@ from stoker_operator.scaling.autoscaler import Phase, Recommendation
 
 #: Field manager with which a HorizontalPodAutoscaler writes the scale subresource.
 _HPA: Final = "kube-controller-manager"
-#: Largest length of a field manager's name in a message, in characters.
+#: Maximum length of a field manager's name in a message, in characters.
 _MAX_MANAGER: Final = 100
-#: Reasons that count as a failed start although waiting might help: clients should not wait for an image or a quota.
+#: Reasons of a failed start, although waiting might help: clients should not wait for an image or a quota.
 #: Unschedulable pods are no failure, because a cluster autoscaler may add nodes.
 _FAILURES: Final = frozenset(
     {
@@ -39,10 +39,10 @@ class ObservedScaling:
         replicas: desired number of replicas.
         recommended: the autoscaler's recommendation, or None while there is none.
         start_failure: why no replica starts; empty if no failure is known.
-        trouble: why some replicas are not ready, or None if all are ready or starting.
-        other: other field manager that wrote ``spec.replicas``, with the time; empty if there is none.
-        was_ready: whether the last status reported the endpoint as ready, with or without replicas.
-        was_asleep: whether it reported the endpoint as ready although no replica was.
+        trouble: why replicas are not ready, or None if no replica is desired or no problem is known.
+        other: another field manager that wrote ``spec.replicas``, with the time; empty if none is known.
+        was_ready: whether the last status reported the newest spec as ready, with or without replicas.
+        was_asleep: whether `was_ready` holds with the reason ScaledToZero or Waking.
         before: the last reported ``status.scaling``.
     """
 
@@ -125,7 +125,7 @@ def scaling_condition(scaling: ObservedScaling) -> tuple[str, str, str]:
 
 
 def _other(document: Object) -> str:
-    """Return the field manager that last wrote the scale subresource, with the time; empty if there is none.
+    """Return a field manager that wrote the scale subresource, with the time; empty if there is none.
 
     kubectl is ignored, because people use it and autoscalers do not.
     """

@@ -29,7 +29,7 @@ def status(endpoint: Endpoint, decision: Decision, seen: Observed, now: datetime
     }
     if seen.scaling is not None:
         reported["scaling"] = scaling_status(seen.scaling)
-    elif decision.evaluation.serving is None and "scaling" in endpoint.status:  # the manifest cannot be read
+    elif decision.evaluation.serving is None and "scaling" in endpoint.status:  # the manifest cannot be parsed
         reported["scaling"] = endpoint.status["scaling"]
     return reported | addresses(decision, seen) | workloads_status(endpoint, decision, seen)
 

@@ -12,12 +12,12 @@ from stoker_operator.reconcile.decide import Decision
 from stoker_operator.reconcile.observed import Observed
 from stoker_operator.reconcile.pinning import engine, image, placement_numbers
 
-#: Largest reported length of one engine argument, in characters; a longer one, such as a chat template, is truncated.
+#: Maximum reported length of one engine argument, in characters; a longer one, such as a chat template, is truncated.
 _WORD: Final = 256
 
 
 def workloads_status(endpoint: Endpoint, decision: Decision, seen: Observed) -> dict[str, Any]:
-    """Return `status.workloads`, which is unchanged if the spec is refused."""
+    """Return `status.workloads`, which is unchanged if the decision pins no pods."""
     evaluation = decision.evaluation
     if not decision.pinned:
         before = endpoint.status.get("workloads")
@@ -71,7 +71,7 @@ def _engines(pods: Mapping[str, EngineStates]) -> dict[str, Any]:
 
 
 def reported_workload(endpoint: Endpoint, name: str) -> Mapping[str, Any] | None:
-    """Return the last reported status of a workload."""
+    """Return the last reported status of a workload, or None."""
     return next((each for each in endpoint.status.get("workloads") or () if each["name"] == name), None)
 
 

@@ -1,1 +1,1 @@
-"""Computes how many replicas an endpoint needs from the gateway's reports. Pure: time is an argument."""
+"""Computes an endpoint's number of replicas from the gateway's reports. Pure: time is an argument."""

@@ -18,17 +18,17 @@ from stoker_operator.scaling.behavior import Behavior, History
 from stoker_operator.scaling.demand import Demand, has_missing_engines
 from stoker_operator.scaling.start_time import ASSUMED_SECONDS, StartTime
 
-#: Time in seconds in which gateway replicas may acknowledge an announcement: an identifier in `status.scaling.drain`,
-#: upon which they hold new requests. They obey it for twice as long, by their own clocks.
+#: Time in seconds in which gateway replicas may acknowledge a drain id (`status.scaling.drain`), which makes them hold
+#: new requests. In the gateway, a drain id is valid for twice as long.
 DRAIN_SECONDS: Final = 15.0
-#: How long an observation may show an earlier count of the autoscaler, in seconds.
+#: How long observations may show a number of replicas that the autoscaler has since changed, in seconds.
 LAG_SECONDS: Final = 10.0
-#: Pause before an unacknowledged announcement is repeated, in seconds. By then it has expired in all gateways.
+#: Minimum time between two drains of an endpoint, in seconds. By then the first drain id has expired in the gateway.
 RETRY_SECONDS: Final = 60.0
 
 
 class Phase(StrEnum):
-    """Whether the gateway sends requests to pods."""
+    """Whether the gateway sends requests to pods: it does, is stopping, or does not."""
 
     ACTIVE = "Active"
     DRAINING = "Draining"
@@ -60,10 +60,10 @@ class Observation:
 
     Attributes:
         signals: the gateway's reports, or None if there is no gateway to poll.
-        replicas: the current count in the workload object.
+        replicas: desired number of replicas in the workload object.
         ready: number of ready replicas.
         start_failure: why replicas do not start; empty if no failure is known.
-        gateway_serves: whether a gateway serves the endpoint and can hold requests.
+        gateway_serves: whether a gateway serves the endpoint.
         drain, phase: values in the endpoint's status. Only the first update reads them, to recognize an endpoint at
             zero.
     """
@@ -83,12 +83,11 @@ class Recommendation:
 
     Attributes:
         replicas: number of replicas to write.
-        phase, drain: values for the endpoint's status. `drain` identifies the announcement; empty in the phase Active.
+        phase, drain: values for the endpoint's status. `drain` is the drain id; empty in the phase Active.
         reason, message, status: of the condition ``Scaling``.
-        start_seconds: the learned start-up time in seconds, or None if no start has been observed.
-        change: difference between this number and the previous one.
-        demand: amount of the metric from which the number of replicas is computed; None if unknown, or if the phase is
-            not Active.
+        start_seconds: the learned start-up time in seconds, or None if unknown.
+        change: `replicas` minus the number before this update.
+        demand: amount of the metric from which the number of replicas is computed; None if unknown or not used.
     """
 
     replicas: int
@@ -109,7 +108,7 @@ class Autoscaler:
         settings: may be replaced at any time; the history is kept.
         now: monotonic time, in seconds.
         start_seconds: the start-up time in the endpoint's status, if it has one.
-        new_word: returns a new unique identifier of an announcement.
+        new_word: returns a new drain id.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Autoscaler:
         self._phase: Phase | None = None  # None before the first update
         self._drain = ""
         self._announced_at = -math.inf
-        self._replicas = 0  # the last recommendation
+        self._replicas = 0  # the last recommendation, or a later number of another writer
         self._written: deque[tuple[int, float]] = deque(maxlen=64)  # earlier recommendations and their end times
         self._observed = 0  # the workload's count at the last update
         self._active_since = now
@@ -136,7 +135,7 @@ class Autoscaler:
         self._busy_at = -math.inf
 
     def update(self, observation: Observation, now: float) -> Recommendation:
-        """Compute a recommendation from an observation. A `now` before the last one counts as the last one."""
+        """Compute a recommendation. If `now` is not finite, or before the last `now`, the last one is used."""
         now = self._now = max(now, self._now) if math.isfinite(now) else self._now
         self._adopt(observation, now)
         self._start_time.observe(observation.ready, bool(observation.start_failure), now)
@@ -167,8 +166,8 @@ class Autoscaler:
         """Adopt the state of status and workload at the first update, and a count that another writer has set."""
         if self._phase is None:
             self._replicas = observation.replicas
-            self._history.recommend(observation.replicas, now)  # counts in scaleDown's first window
-            # A new leader does not know an announcement's age, so it withdraws the announcement.
+            self._history.recommend(observation.replicas, now)  # used in scaleDown's first window
+            # A new leader does not know a drain's age, so it ends the drain of an endpoint that still has replicas.
             at_zero = observation.replicas == 0 and observation.phase is not Phase.ACTIVE and observation.drain != ""
             self._phase = Phase.ZERO if at_zero else Phase.ACTIVE
             self._drain = observation.drain if at_zero else ""
@@ -192,7 +191,7 @@ class Autoscaler:
         if (signals is not None and signals.is_busy) or not self._may_be_zero(observation):
             self._activate(now)
         elif observation.replicas > 0:
-            # The count 0 is not written yet, or another writer raised it. It may be written only while that is safe.
+            # Zero is not written yet, or another writer has replaced it. It is written only while that is safe.
             is_safe = signals is not None and signals.acknowledged(self._drain)
             if not is_safe or now - self._announced_at >= DRAIN_SECONDS:
                 self._activate(now)
@@ -204,14 +203,13 @@ class Autoscaler:
         return self.settings.min_replicas <= 0 and observation.gateway_serves
 
     def _is_idle(self, observation: Observation, now: float) -> bool:
-        """Return whether the endpoint may scale to zero: it had no requests for the required time. The time before it
-        is ready does not count, unless its start fails."""
+        """Return whether a drain may start: the endpoint had no requests for the required time since a replica became
+        ready or, if starts fail, since the endpoint became active."""
         signals, needed = observation.signals, self.settings.idle_seconds_to_zero
         if signals is None or signals.missing or signals.is_busy or not self._may_be_zero(observation):
             return False
         if observation.replicas == 0 or signals.idle_seconds is None or now - self._announced_at < RETRY_SECONDS:
             return False
-        # A replica that fails to start never becomes ready, so idleness counts from when the endpoint became active.
         since = (
             self._ready_since if self._ready_since is not None or not observation.start_failure else self._active_since
         )
@@ -270,7 +268,7 @@ class Autoscaler:
         return self._recommend(limited, reason, f"{amount}{'; ' if why else ''}{why}.", now, known)
 
     def _desired(self, observation: Observation, now: float) -> tuple[int, float, str]:
-        """Return the desired replicas before any limit, the demand, and the missing reports as text, if any."""
+        """Return the desired replicas before limits, the demand, and the names of missing reports; empty if none is."""
         settings, signals, current = self.settings, observation.signals, self._replicas
         if signals is None:
             return current, 0.0, "the gateway"

@@ -1,7 +1,7 @@
 """HorizontalPodAutoscaler's `behavior`: limits of how fast the number of replicas changes.
 
-The rules are those of Kubernetes' HPA controller: a recommendation is stabilized over the window of its direction, and
-then limited by policies, each of which counts the changes within its own period.
+The rules are those of Kubernetes' HPA controller: a recommendation is stabilized over the windows of both directions,
+and then limited by policies, each over its own period.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class _Run:
 
 @dataclass
 class History:
-    """Recommendations and changes so far.
+    """Recent recommendations and changes.
 
     Attributes:
         recommendations: oldest first; equal neighbours are one entry with the time of the last.
         added, removed: times and numbers of added or removed replicas, oldest first.
     """
 
-    #: Largest window or period that settings may have, so that changed settings find the history that they need.
+    #: How long entries are kept, in seconds: the maximum window of settings, so that changed settings find them.
     KEPT_SECONDS = 3600.0
 
     recommendations: deque[_Run] = field(default_factory=deque)
@@ -95,10 +95,10 @@ class History:
                 changes.popleft()
 
     def stabilized(self, desired: int, current: int, behavior: Behavior, now: float) -> int:
-        """Return `current`, raised to the lowest recommendation of scaleUp's window, lowered to the highest of
+        """Return `current`, raised to the lowest recommendation of scaleUp's window, then lowered to the highest of
         scaleDown's.
 
-        `desired` counts in both windows. As in HPA's controller, an earlier recommendation above `desired` can keep
+        Both windows include `desired`. As in HPA's controller, an earlier recommendation above `desired` can keep
         the current number, but does not raise it again.
         """
         lowest = min([desired, *self._recent(behavior.scale_up, now)])
@@ -110,7 +110,7 @@ class History:
         return [run.value for run in self.recommendations if run.last > cutoff]
 
     def limit_up(self, current: int, rules: Rules, now: float) -> int:
-        """Return the largest number of replicas that the policies permit now; at least `current`."""
+        """Return the maximum number of replicas that the policies permit now; at least `current`."""
         if rules.select_policy == "Disabled":
             return current
         proposals = list[int]()
@@ -121,7 +121,7 @@ class History:
         return max(current, min(proposals) if rules.select_policy == "Min" else max(proposals))
 
     def limit_down(self, current: int, rules: Rules, now: float) -> int:
-        """Return the smallest number of replicas that the policies permit now; at most `current`."""
+        """Return the minimum number of replicas that the policies permit now; at most `current`."""
         if rules.select_policy == "Disabled":
             return current
         proposals = list[int]()
@@ -132,7 +132,7 @@ class History:
         return min(current, max(proposals) if rules.select_policy == "Min" else min(proposals))
 
     def _at_start(self, current: int, period: float, now: float) -> int:
-        """Return the replicas at the start of a period that ends now, counting only the autoscaler's changes."""
+        """Return the number of replicas at the start of a period that ends now, from the autoscaler's changes alone."""
         cutoff = now - period
         added = sum(number for time, number in self.added if time > cutoff)
         removed = sum(number for time, number in self.removed if time > cutoff)

@@ -1,12 +1,12 @@
 """The demand of an endpoint: the amount of its metric from which the number of replicas is computed.
 
-The sum of the metric is averaged, because it is sampled much more often than by HPA: the maximum of many samples would
-keep replicas that no sustained load needs. Waiting requests count at once, except those that will no longer wait when a
-new replica could take them:
+The running part of the metric is averaged, because it is sampled much more often than by HPA: the maximum of many
+samples would keep replicas that no sustained load needs. Waiting requests are added at once, except those that will no
+longer wait when a new replica could take them:
 
-- while replicas start, only the backlog's growth within a short window counts, because the rest waits for these
+- while replicas start, only the backlog's growth within a short window is added, because the rest waits for these
   replicas. A constant load thus needs a constant number of replicas, however slowly they start;
-- while the backlog shrinks, requests that will be computed within the start-up time do not count.
+- while the backlog shrinks, requests that will be computed within the start-up time are excluded.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stoker_common.scaling.signals import Metric, Signals
 
 #: Window of the metric's mean, in seconds.
 MEAN_SECONDS: Final = 60.0
-#: Window in which the backlog's growth is measured: a fraction of the start-up time within bounds, in seconds. The
-#: growth during a start must be caught up with, so slow starts need more replicas.
+#: Window in which the backlog's growth is measured, in seconds: a fraction of the start-up time within bounds. More
+#: requests gather during a slow start, so it needs more replicas.
 GROWTH_SHARE: Final = 0.1
 MIN_WINDOW_SECONDS: Final = 10.0
 MAX_WINDOW_SECONDS: Final = 60.0
-#: Smallest duration of a backlog that counts, in seconds: a short queue of one pod beside free slots of others needs no
-#: replica.
+#: Window in seconds whose smallest backlog is used: a short queue of one pod beside free slots of others needs no
+#: replica. Requests that the gateway holds are used at once.
 LASTING_SECONDS: Final = 1.0
 
 
 class Demand:
-    """Computes the demand of one endpoint from samples: the total of its metric over all replicas."""
+    """Computes the demand of one endpoint from samples of its metric's total over all replicas."""
 
     def __init__(self) -> None:
         self._served: deque[tuple[float, float]] = deque()  # (time, the running part of the metric)
@@ -38,17 +38,13 @@ class Demand:
         self._started_at = -math.inf  # last time at which a replica was starting
 
     def update(self, signals: Signals, metric: Metric, is_starting: bool, start_seconds: float, now: float) -> float:
-        """Add a sample.
+        """Add a sample, and return the demand.
 
         Args:
             signals: the current reports.
-            metric: name of the metric.
             is_starting: whether replicas are starting.
             start_seconds: start-up time of a replica, in seconds.
             now: monotonic time in seconds, not before the last update.
-
-        Returns:
-            The demand.
         """
         if is_starting:
             self._started_at = now
@@ -75,7 +71,7 @@ class Demand:
 
 
 def has_missing_engines(signals: Signals, metric: Metric, ready: int) -> bool:
-    """Return whether the metric comes from engines, and fewer of them report than are ready."""
+    """Return whether the metric comes from engines, and fewer of them have a recent report than replicas are ready."""
     if metric == "pendingRequests":
         return False
     return signals.num_reporting() < ready

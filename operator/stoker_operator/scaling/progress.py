@@ -1,4 +1,4 @@
-"""Counts changes and starts of one endpoint's replicas since this replica of the operator leads, for metrics. Pure."""
+"""Counts changes and starts of one endpoint's replicas, for metrics. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Stage = Literal["written", "ready"]
 class ScalingProgress:
     """Counts changes and starts, and measures starts from zero.
 
-    Starts that were in progress when this replica began to lead are not measured, because their beginning is unknown.
+    A stage in progress at the first update is not measured, because its beginning is unknown.
 
     Attributes:
-        num_up, num_down: how often the number of replicas was raised and lowered.
-        num_starts: number of times that it rose from zero.
+        num_up, num_down: how often the autoscaler raised and lowered the number of replicas.
+        num_starts: how often that number rose from zero.
         num_failures: number of starts that failed while no replica was ready.
     """
 

@@ -7,7 +7,7 @@ from collections import deque
 from statistics import median
 from typing import Final
 
-#: Number of start-ups whose median is the estimate. Few, so that it follows a new image or a larger model.
+#: Number of start-ups whose median is the estimate. A small number lets the estimate follow a new image or model.
 NUM_SAMPLES: Final = 5
 #: Estimate before a replica has started, in seconds.
 ASSUMED_SECONDS: Final = 30.0
@@ -32,7 +32,7 @@ class StartTime:
 
     @property
     def seconds(self) -> float | None:
-        """The estimate in seconds, or None if no replica has started yet."""
+        """The estimate in seconds, or None while unknown."""
         return median(self._samples) if self._samples else None
 
     def change(self, before: int, after: int, now: float) -> None:
