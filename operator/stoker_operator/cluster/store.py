@@ -7,8 +7,8 @@
 States arrive in any order, so an object's ``resourceVersion`` decides which of two states is newer. A deletion is
 remembered with its version, because an older state may arrive later. The answer to the operator's own deletion has no
 version, and another writer may have changed the object just before. So the object's uid is remembered too, which no
-other object gets. Resource versions are increasing numbers (Kubernetes' KEP-5504), but go back when etcd is restored from
-a backup. A list reveals that if it is older than something seen before it was requested.
+other object gets. Resource versions are increasing numbers (Kubernetes' KEP-5504), but go back when etcd is restored
+from a backup. A list reveals that if it is older than something seen before it was requested.
 
 Reads cost no request. Thread-safe.
 """
