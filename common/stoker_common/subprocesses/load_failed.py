@@ -1,4 +1,4 @@
-"""The message by which a child process reports a loading error, because the exceptions themselves cannot be pickled."""
+"""The message by which a child process reports a loading error, because not all exceptions can be pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker_common.errors import ArgumentError, StokerError
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Message that loading failed because of an error that the user must fix.
+    """Message that loading failed with a `StokerError`.
 
     Attributes:
         kind: class of the error.
