@@ -11,7 +11,7 @@
     ├── AdapterError        a LoRA adapter cannot be found, read or served       HTTP 400
     └── RequestError        a request is invalid; subclasses: see below  HTTP 400
         ├── NotFoundError   no such model, adapter, response or path     HTTP 404
-        ├── RequestFailedError  the engine failed at one request         HTTP 500
+        ├── RequestFailedError  the server failed at one request         HTTP 500
         ├── EngineDeadError the engine has ended                         HTTP 500, CLI: exit 1
         │   ├── EngineKilledError       killed from outside, or lost with its node
         │   ├── EngineOutOfMemoryError  memory ran out
@@ -73,7 +73,7 @@ class WeightsError(ModelError):
 
 
 class AdapterError(StokerError):
-    """A LoRA adapter cannot be found, read or served with this model. The model and other adapters remain available."""
+    """A LoRA adapter cannot be found, read or served with this model."""
 
 
 class RequestError(StokerError):
@@ -111,7 +111,7 @@ class OverloadedError(RequestError):
 
 
 class RequestFailedError(RequestError):
-    """The engine failed at a valid request. Other requests continue."""
+    """The server failed at a valid request. Other requests continue."""
 
     status = 500
     type = "internal_error"

@@ -29,5 +29,5 @@ class LoadFailed:
         return cls(type(error), str(error))
 
     def error(self) -> StokerError:
-        """Return the error."""
+        """Return the reported error."""
         return ArgumentError(self.argument, self.message) if self.argument else self.kind(self.message)

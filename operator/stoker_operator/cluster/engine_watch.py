@@ -1,8 +1,8 @@
 """Polls the states of engines, and which of their ranks are missing, in pods where several processes compute.
 
-Polling is needed because an engine can die without a change of its pod, and because only the pod knows why its engines
-do not accept requests. Stoker's runtime reports its engines' states at ``/copies`` (`contract.engine_state`); vLLM does
-not.
+Polling is needed because an engine can die without a change of the Pod object, and because only the pod knows why its
+engines do not accept requests. Stoker's runtime reports its engines' states at ``/copies`` (`contract.engine_state`);
+vLLM does not.
 
 As in `engine_facts`, answers are not trusted, requests have limits of bytes and time, and reconciles do not wait.
 """

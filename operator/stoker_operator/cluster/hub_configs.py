@@ -1,11 +1,11 @@
 """Cache of hub models' config.json, fetched in the background.
 
-`get` returns at once, so no caller waits for the network. Only public files are read, without a token, so the configs
-of gated models are unknown.
+`get` returns at once, so callers need not wait for the network. Only public files are read, without a token, so the
+configs of gated models are unknown.
 
     get() ─► queued ─► fetched ─► on_attempt()     after a failure, get() queues again only after a pause, which doubles
 
-A config is `pending` from its first request until the first attempt to fetch it ends, or for some seconds: decisions
+A config is `pending` from its first `get` until the first attempt to fetch it ends, or for some seconds: decisions
 about the model may change when it arrives. No config is pending while the hub is known not to answer.
 
 The configs of models that endpoints use are kept, and a limited number of others.

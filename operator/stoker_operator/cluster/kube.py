@@ -1,7 +1,7 @@
 """Client of the Kubernetes API, and the operator's only module that imports the Kubernetes client library.
 
-Objects are plain dictionaries, as in the API's JSON. Calls block, so event loops run them in threads. An empty
-namespace means a cluster-scoped kind, or a list over all namespaces.
+Objects are plain dictionaries, as in the API's JSON. Calls block. An empty namespace means a cluster-scoped kind, or a
+list over all namespaces.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class KubeError(Exception):
     def refused(self) -> bool:
         """Whether the object is invalid (400, 422), or forbidden by RBAC, a quota or an admission policy (403).
 
-        Server-side apply reports an unknown field as an internal error (500).
+        Server-side apply reports an unknown field as an internal error (500), which is included.
         """
         return self.status in (400, 403, 422) or "failed to create typed patch object" in str(self)
 

@@ -64,7 +64,7 @@ class Store:
             return self._put(seen)
 
     def remove(self, seen: Object) -> None:
-        """Record an object's deletion unless its successor is stored; `seen` is the last known state before it."""
+        """Record an object's deletion, unless its name has a newer object; `seen` is its last known state."""
         with self._lock:
             current = self._find(_id(seen))
             if current is None or _version(current) <= _version(seen) or _is_before_deletion(current, _uid(seen)):

@@ -1,4 +1,4 @@
-"""One task per endpoint, woken by changes and by the clock.
+"""One task per endpoint or namespace, woken by changes and by the clock.
 
 Waking is cheap and may happen at any rate: wake-ups during a reconcile are combined into one further run. A task
 never runs two reconciles at a time, and a failing endpoint delays no other.

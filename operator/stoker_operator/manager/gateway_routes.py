@@ -1,4 +1,4 @@
-"""The gateway's routes to endpoints, and tasks that grant it access to the endpoints' API keys, one per namespace."""
+"""The gateway's routes to endpoints, and per namespace a task that grants it access to the endpoints' API keys."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 #: Pause between two polls of the gateway, in seconds.
 PERIOD_S: Final = 0.5
-#: Minimum interval of publishing recommendations of equal `_essence`, in seconds.
+#: Interval of publishing recommendations of equal `_essence`, in seconds.
 _MESSAGE_S: Final = 60.0
 #: Maximum age of an observation that is exported as metrics, in seconds.
 _STALE_S: Final = 30.0
