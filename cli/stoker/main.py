@@ -1,9 +1,8 @@
-"""The `stoker` command: finds and loads the requested subcommand.
+"""The `stoker` command: finds, loads and runs the requested subcommand.
 
-Commands are entry points of the group ``stoker.commands``, defined by the operator, the engine, the gateway and any
-other installed package. A command is a function that takes the arguments after its name and returns the exit code.
-Lazy loading keeps `stoker --help` fast, and lets an image with the dependencies of one component run that component's
-commands.
+Commands are entry points of the group ``stoker.commands``, defined by Stoker and any other installed package. A command
+is a function that takes the arguments after its name and returns the exit code. Lazy loading keeps `stoker --help`
+fast, and lets an image with the dependencies of one component run that component's commands.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def missing(entry: EntryPoint, module: str | None) -> str:
 
 
 def is_ours(module: str | None, entry: EntryPoint) -> bool:
-    """Return whether a missing module is part of Stoker or of the command's package: a bug, not a missing extra."""
+    """Return whether the missing module is unknown, or part of Stoker or the command's package."""
     if module is None:
         return True
     packages = {"stoker", "stoker_common", "stoker_engine", "stoker_operator", entry.module.partition(".")[0]}

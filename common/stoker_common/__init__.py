@@ -1,1 +1,1 @@
-"""Code that the engine, the operator and the gateway share: errors, model sources, prefix hashes, scaling reports."""
+"""Code that the engine, the operator and the gateway share."""

@@ -1,7 +1,7 @@
 """Bar charts as plain text, for the flag ``--plot``.
 
-A chart uses block characters if the stream's encoding has them, or else ASCII. It has no colours, so it looks the same
-in a terminal, a file and a log. The variable ``COLUMNS``, or else the terminal, determines its width.
+A chart uses block characters if the stream's encoding has them, or else ASCII. It has no colours, so it is also
+readable in a file or log. The available width is that in ``COLUMNS``, else the terminal's, else 80 characters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BarChart:
 
     Attributes:
         columns: width of a line in characters.
-        ascii_only: whether the encoding has no block characters.
+        ascii_only: whether to draw with ASCII characters.
     """
 
     columns: int
@@ -83,7 +83,7 @@ class BarChart:
         return lines
 
     def plain(self, bars: Sequence[Bar]) -> list[str]:
-        """Return a line for each bar; the longest bar has the full width."""
+        """Return a line for each bar, drawn from its first size; the longest bar has the full width."""
         room = self._room(bars)
         longest = max((bar.sizes[0] for bar in bars), default=0.0)
         return [
@@ -119,10 +119,10 @@ class BarChart:
 
 
 def bins(values: Sequence[float]) -> list[tuple[str, int]]:
-    """Return ranges of equal width with round bounds, and the number of values in each.
+    """Return ranges of equal width with round bounds, or the only value, and the number of values in each.
 
-    If the largest value is more than twice the 95th percentile, the last range is wider and contains all values above
-    the range of that percentile. Infinite values and NaN are not counted.
+    If the 95th percentile is above the minimum and below half the maximum, the last range contains all values above the
+    range of the percentile. Infinite values and NaN are not counted.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if not ordered:

@@ -2,15 +2,14 @@
 
     h(0) = H(root ‖ tokens of block 0 ‖ extra 0)        h(i) = H(h(i-1) ‖ tokens of block i ‖ extra i)
 
-A hash identifies a block's tokens and all tokens before them, so two sequences share exactly the blocks with equal
-hashes. It also covers everything else that the keys and values depend on (`CacheKeys`): the model or adapter that
-computes them, and content behind placeholder tokens, such as an image. The hash is cryptographic, because a collision
-would expose one user's context to another. The scheme is part of the contract, because the data-parallel router
-computes the same hashes as the engines.
+A hash identifies a block's tokens and all tokens before them, so two sequences can share exactly the blocks with equal
+hashes. It also covers everything else that separates sequences (`CacheKeys`): the client's cache salt, the adapter, and
+content behind placeholder tokens, such as an image. The hash is cryptographic, because a collision would expose one
+user's context to another. The data-parallel router computes the same hashes as the engines.
 
-Each part is a separate parameter of BLAKE2b (RFC 7693): the parent is the key, the root key and extra keys are the
-salt, and the tokens or the client's salt are the message. A value of one part can therefore never act as a value of
-another.
+Each part is a separate parameter of BLAKE2b: the parent or namespace is the key, the digest of the root key or extra
+key is the salt, and the tokens or the client's cache salt are the message. A value of one part can therefore never act
+as a value of another.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Final
 
 BlockHash = bytes
 
-_DIGEST_BYTES: Final = 16  # also the longest salt of BLAKE2b
+_DIGEST_BYTES: Final = 16  # also the size of BLAKE2b's salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,11 @@ class ContentSpan:
 
 @dataclass(frozen=True, slots=True)
 class CacheKeys:
-    """Everything that the blocks of a sequence depend on besides its tokens.
+    """Everything besides its tokens on which the block hashes of a sequence depend.
 
     Attributes:
         salt: the client's cache salt; sequences with different salts share no block.
-        root_key: identifies the adapter, by its content and load generation; empty means no adapter.
+        root_key: identifies a load of an adapter; empty means no adapter.
         spans: content behind placeholder tokens, in order and without overlap.
     """
 
@@ -60,14 +59,13 @@ class CacheKeys:
         """Return the parent hash of a sequence's first block.
 
         Args:
-            namespace: 16 bytes that separate different kinds of chains; empty if there is none.
+            namespace: 16 bytes that separate chains, for example of different endpoints; or empty.
         """
         salt = _digest(self.root_key) if self.root_key else b""
         return blake2b(self.salt.encode(), key=namespace, salt=salt, digest_size=_DIGEST_BYTES).digest()
 
     def extra_key(self, start: int, stop: int) -> bytes:
-        """Return the extra key of a block with tokens `start` to `stop` (exclusive), from `spans`; empty if there is
-        none.
+        """Return the extra key of a block with tokens `start` to `stop` (exclusive); empty if no span overlaps it.
 
         It includes the content's position relative to the block, because blocks at different positions in an image have
         different keys and values.

@@ -12,10 +12,10 @@ async def fetch(url: str, seconds: float, max_bytes: int) -> bytes | None:
 
     Args:
         seconds: limit of the time from the start of the request to the end of the response.
-        max_bytes: largest size of the body.
+        max_bytes: maximum size of the body.
 
     Returns:
-        The body; None if there is no response in time, its status is not 200, or its body is too large.
+        The body; None if there is no complete response in time, its status is not 200, or its body is too large.
     """
     try:
         async with asyncio.timeout(seconds), aiohttp.ClientSession(auto_decompress=False) as session:

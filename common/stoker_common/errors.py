@@ -5,41 +5,41 @@
     ├── ModelError          the model cannot be found, read or served    CLI: exit 2
     │   ├── ModelNotFoundError      there is no model of that name or path
     │   ├── ModelAccessDeniedError  the hub denies access
-    │   ├── DownloadError           the hub cannot be reached, or the disk is full
+    │   ├── DownloadError           the files cannot be downloaded or stored
     │   ├── OutOfMemoryError        the model does not fit into memory
-    │   └── WeightsError            missing, unused or misshapen tensors
+    │   └── WeightsError            the weight files are damaged, or do not fit the model
     ├── AdapterError        a LoRA adapter cannot be found, read or served       HTTP 400
-    └── RequestError        one request is wrong; others are unaffected  HTTP 400
-        ├── NotFoundError   no such model                                HTTP 404
-        ├── RequestFailedError  the engine failed at one request         HTTP 500
-        ├── EngineDeadError the engine stopped; nothing can be served    HTTP 500, CLI: exit 1
-        │   ├── EngineKilledError       killed by a signal from outside
+    └── RequestError        a request is invalid; subclasses: see below  HTTP 400
+        ├── NotFoundError   no such model, adapter, response or path     HTTP 404
+        ├── RequestFailedError  the server failed at one request         HTTP 500
+        ├── EngineDeadError the engine has ended                         HTTP 500, CLI: exit 1
+        │   ├── EngineKilledError       killed from outside, or lost with its node
         │   ├── EngineOutOfMemoryError  memory ran out
         │   └── EngineStuckError        the engine made no progress
-        ├── OverloadedError a queue is full                              HTTP 429
-        └── in `stoker_engine.server.unavailable`, for requests that may succeed later, with another key, or if smaller:
+        ├── OverloadedError too many requests                            HTTP 429
+        └── in `stoker_engine.server.unavailable`:
             ├── UnauthorizedError   no valid API key                     HTTP 401
             ├── ForbiddenError      a flag forbids the request           HTTP 403
             ├── TooLargeError       the body is too large                HTTP 413
             └── UnavailableError    the server loads, stops or is stuck  HTTP 503
                 └── NotStartedError   the same, before work on the request
 
-Each message tells the user what is wrong and what to do.
+Each message tells the user what is wrong and, if known, what to do.
 """
 
 from __future__ import annotations
 
 
 class StokerError(Exception):
-    """Base class of all errors that Stoker raises on purpose."""
+    """Base class of errors whose messages are for users."""
 
 
 class ArgumentError(StokerError):
-    """A command-line flag or engine argument is invalid.
+    """A command-line flag, engine argument or field is invalid.
 
     Args:
-        argument: the argument's name as typed by the user (``--kv-cache-dtype``).
-        message: what is wrong and what to do instead.
+        argument: the argument's name as the user writes it (``--kv-cache-dtype``).
+        message: what is wrong.
     """
 
     def __init__(self, argument: str, message: str) -> None:
@@ -57,11 +57,11 @@ class ModelNotFoundError(ModelError):
 
 
 class ModelAccessDeniedError(ModelError):
-    """The hub denies access to the model with this token."""
+    """The hub denies access to the model."""
 
 
 class DownloadError(ModelError):
-    """The model's files cannot be downloaded now; a retry may succeed."""
+    """The model's files cannot be downloaded or stored."""
 
 
 class OutOfMemoryError(ModelError):
@@ -69,18 +69,18 @@ class OutOfMemoryError(ModelError):
 
 
 class WeightsError(ModelError):
-    """The weight files do not match the model description."""
+    """The weight files are damaged, or do not match the model's config."""
 
 
 class AdapterError(StokerError):
-    """A LoRA adapter cannot be found, read or served with this model. The model and other adapters remain available."""
+    """A LoRA adapter cannot be found, read or served with this model."""
 
 
 class RequestError(StokerError):
-    """A request is invalid. It is answered with HTTP 400; other requests are unaffected.
+    """A request cannot be answered. This class itself means that the request is invalid.
 
     Args:
-        message: what is wrong and what to do.
+        message: what is wrong.
         param: the invalid field of the request, as in OpenAI's errors.
         code: a machine-readable code, as in OpenAI's errors.
     """
@@ -96,14 +96,14 @@ class RequestError(StokerError):
 
 
 class NotFoundError(RequestError):
-    """The requested model is not available on this server."""
+    """Something that the request names does not exist."""
 
     status = 404
     type = "not_found_error"
 
 
 class OverloadedError(RequestError):
-    """A queue is full. The response has a Retry-After header."""
+    """Too many requests are in flight. The response has a Retry-After header."""
 
     status = 429
     type = "rate_limit_error"
@@ -111,7 +111,7 @@ class OverloadedError(RequestError):
 
 
 class RequestFailedError(RequestError):
-    """The engine failed at a valid request. Other requests continue."""
+    """The server failed at a valid request. Other requests continue."""
 
     status = 500
     type = "internal_error"
@@ -121,19 +121,19 @@ class RequestFailedError(RequestError):
 
 
 class EngineDeadError(RequestError):
-    """The engine has stopped. In-flight and new requests fail with this error."""
+    """The engine has ended, so its requests fail."""
 
     status = 500
     type = "internal_error"
 
 
 class EngineKilledError(EngineDeadError):
-    """A signal from outside killed the engine, so none of its requests is the cause."""
+    """The engine was killed from outside or lost with its node, so no request is considered the cause."""
 
 
 class EngineOutOfMemoryError(EngineDeadError):
-    """The engine stopped because memory ran out."""
+    """The engine ended because memory ran out."""
 
 
 class EngineStuckError(EngineDeadError):
-    """The engine made no progress, and was killed for that."""
+    """The engine made no progress."""

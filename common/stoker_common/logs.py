@@ -1,11 +1,11 @@
 """Logging of all programs to standard error, as text or as JSON.
 
-Both formats have the same fields: `timestamp` (RFC 3339, UTC, milliseconds), `level` in lower case, `logger`,
-`message`; `request_id` if the record concerns a request; the process's labels (`engine`, `rank`); and the extra fields
-(``extra=``) of Stoker's own records. A message is always one line: control characters are escaped, because clients
-choose parts of it.
+Both formats have the fields `timestamp` (RFC 3339, UTC, milliseconds), `level` in lower case, `logger`, `message`;
+`request_id` if the record concerns a request; and the process's labels (`engine`, `rank`). JSON also has the extra
+fields (``extra=``) of Stoker's own records, and text some of these. A message is always one line: control characters
+are escaped, because clients choose parts of it.
 
-Envoy writes its own lines with the same fields (`stoker_gateway.envoy.log_format`).
+Envoy's own lines have the first four fields (`stoker_gateway.envoy.log_format`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 #: Prefix of Stoker's loggers. Extra fields of other packages' records are not logged.
 _OUR_LOGGERS: Final = "stoker_"
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-#: Extra fields that text lines show. Other extra fields are shown only in JSON.
+#: Extra fields that text lines show, besides `request_id`. Others are shown only in JSON.
 _SHOWN_IN_TEXT: Final = ("namespace", "endpoint")
-#: Characters that end a line, control a terminal or reverse the text direction, and lone surrogates.
+#: Characters that end a line, control a terminal or change the text direction, and lone surrogates.
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 class _LabelledFormatter(logging.Formatter):
-    """A formatter that adds the labels of the process to each line.
+    """Base class of formatters that add the labels of the process to each line.
 
     Args:
         labels: fields of each line of this process.
@@ -47,7 +47,7 @@ class _LabelledFormatter(logging.Formatter):
 
 
 class TextFormatter(_LabelledFormatter):
-    """Formats ``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``; without labels, without brackets.
+    """Formats ``TIMESTAMP LEVEL LOGGER: message [engine=1 rank=0 request_id=r-1]``, without empty brackets.
 
     A traceback follows in separate, indented lines: a line without a timestamp belongs to the previous one.
     """
@@ -131,7 +131,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
-    """Return the extra fields of a record from Stoker's loggers."""
+    """Return the extra fields of a record; none if it is not from Stoker's loggers."""
     if not record.name.startswith(_OUR_LOGGERS):
         return {}
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
@@ -144,7 +144,7 @@ def _request(extras: Mapping[str, object]) -> dict[str, object]:
 
 
 def _scalar(value: object) -> object:
-    """Return the value if JSON can represent it (unlike NaN and infinity), otherwise its text."""
+    """Return the value if it is a JSON scalar (unlike NaN and infinity), otherwise its text."""
     is_plain = value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
     return value if is_plain else str(value)
 

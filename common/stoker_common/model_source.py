@@ -48,7 +48,7 @@ class ModelSource:
         """Parse ``scheme://…``.
 
         Raises:
-            ArgumentError: the scheme is unknown, or the rest is malformed.
+            ArgumentError: `source` is invalid.
         """
         scheme, separator, location = source.partition("://")
         if not separator or scheme not in SOURCE_PATTERNS or not re.fullmatch(SOURCE_PATTERNS[scheme], source):
@@ -76,7 +76,7 @@ class ModelSource:
 
     @property
     def served_name(self) -> str:
-        """The default name of the model in the API."""
+        """The default name of the model in requests."""
         if self.scheme == "pvc":
             return (self.path or self.name).rsplit("/", 1)[-1]
         if self.scheme == "file":

@@ -1,12 +1,12 @@
 """The hash chain over a prompt's text, for routers without a tokenizer.
 
-    h(0) = H(endpoint ‖ keys ‖ text of block 0)        h(i) = H(h(i-1) ‖ text of block i ‖ extra i)
+    h(0) = H(endpoint ‖ keys ‖ text of block 0 ‖ extra 0)        h(i) = H(h(i-1) ‖ text of block i ‖ extra i)
 
-It approximates the chain over tokens (`block_hash.py`): if the texts of two prompts have a common prefix, so do the
-token sequences that the chat template and tokenizer produce from them.
+It approximates the chain over tokens (`block_hash.py`): if the texts of two prompts have a long common prefix, their
+token sequences usually have one, too.
 
 Blocks grow with their distance from the start: after every `BLOCKS_OF_A_SIZE` blocks their size doubles. Except for the
-first 16 blocks, a block is therefore at most 1/16 of the text before it, and 32 MiB need less than 400 hashes.
+first 16 blocks, a block is therefore at most 1/16 of the text before it, and 32 MiB need fewer than 400 hashes.
 """
 
 from __future__ import annotations

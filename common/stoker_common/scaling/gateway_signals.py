@@ -19,14 +19,14 @@ from stoker_common.scaling.signals import MAX_BYTES, GatewayReport, SignalsError
 
 logger = logging.getLogger(__name__)
 
-#: Timeout of a replica's response, and maximum time that `poll` waits for pending responses, in seconds.
+#: Time limits of a request or DNS lookup, and of a wait of `poll` for pending ones, in seconds.
 _TIMEOUT_S: Final = 2.0
 _WAIT_S: Final = 0.3
-#: Seconds from the request for which a report is valid.
+#: Seconds for which a report is valid after its request was sent.
 _FRESH_S: Final = 2.5
 #: Maximum number of replicas that are polled. Further replicas count as missing.
 _MAX_REPLICAS: Final = 64
-#: Largest report that is parsed in the event loop, in bytes.
+#: Maximum size of a report that is parsed in the event loop, in bytes.
 _SMALL_BYTES: Final = 64 << 10
 
 
@@ -47,7 +47,7 @@ class GatewaySignals:
 
     async def poll(self) -> dict[str, GatewayReport | None]:
         """Return each replica's newest report by its address; None if the replica has no valid report. A slow replica
-        does not delay the reports of others."""
+        delays the reports of others by at most `_WAIT_S`."""
         self._start("", self._look_up)
         if not self._addresses:
             await self._wait()

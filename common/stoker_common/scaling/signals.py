@@ -19,7 +19,7 @@ MAX_ENDPOINTS: Final = 10_000
 MAX_ENGINES: Final = 20_000
 #: Maximum length of a name, an address or a drain id, in characters.
 MAX_TEXT: Final = 512
-#: Largest plausible number of requests, and of seconds.
+#: Maximum plausible number of requests, and of seconds.
 MAX_COUNT: Final = 10**9
 MAX_SECONDS: Final = 1e9
 #: Age in seconds beyond which an engine's report counts as missing.
@@ -27,7 +27,7 @@ STALE_SECONDS: Final = 15.0
 
 
 class SignalsError(ValueError):
-    """A report is malformed, or contains an implausible number."""
+    """A report is missing or malformed, or contains an implausible number."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Signals:
 
     Attributes:
         held, queued, in_flight: sums, see `EndpointReport`.
-        idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None if no
+        idle_seconds: the shortest of all replicas; a replica that had no request is idle since its start. None if no
             replica has a report.
         engines: the newest report of each engine, by address.
         drained: one string per replica with a report: the drain id that it acknowledges, or an empty string.

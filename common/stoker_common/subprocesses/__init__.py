@@ -1,1 +1,1 @@
-"""Child processes: how they end with their parent, and the cause of their death."""
+"""Child processes, the causes of their death, and the memory and start time of processes."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker_common.errors import EngineDeadError, EngineKilledError, EngineOutOfMemoryError
 
-#: Signals of a crash of the process itself; other signals are sent from outside.
+#: Signals of a crash of the process itself; other signals are taken to come from outside.
 _CRASHES: Final = frozenset(
     {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP}
 )
@@ -81,7 +81,7 @@ def is_stopped(state: bytes | None) -> bool:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that memory ran out. torch's OutOfMemoryError is for devices; for the CPU it raises a plain
-    error with that text."""
+    error with the text below."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -90,7 +90,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name; for real-time signals, which have none, the system's description."""
+    """Return a signal's name or, for one without a name, the system's description."""
     try:
         return signal.Signals(number).name
     except ValueError:

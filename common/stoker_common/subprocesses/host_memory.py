@@ -1,4 +1,4 @@
-"""The memory available to the processes of this machine or container."""
+"""The memory of this machine or container."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def host_memory() -> int:
-    """Return the container's limit or, if that is less, the machine's memory, in bytes."""
+    """Return the machine's memory or, if less, the container's limit, in bytes."""
     return min([_machine_memory(), *_cgroup_limits()])
 
 

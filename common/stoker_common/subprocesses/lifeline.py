@@ -1,4 +1,4 @@
-"""Parent and child processes detect each other's end, even while neither reads the pipe between them."""
+"""Detection of the end of a parent or child process, even while nothing reads the socket between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parent_for_child() -> int:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when the process `parent` ends; with 0, do nothing."""
+    """Let this process die with its parent process `parent`, on Linux; with 0, do nothing."""
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -48,8 +48,8 @@ def has_hung_up(sock: int) -> bool:
 
 
 def wait_for_last_words(*sockets: int, timeout_s: float) -> bool:
-    """Wait until the peer of one of these connected sockets can send no more: it is closed, its process has ended, or
-    its machine is unreachable. Reads no data. Return whether this happened before the timeout."""
+    """Wait until the peer of one of these connected sockets can send no more, because it is closed or the connection
+    has failed. Reads no data. Return whether this happened before the timeout."""
     poll = select.poll()
     for fd in sockets:
         poll.register(fd, getattr(select, "POLLRDHUP", 0))  # on Linux: a TCP peer closed; not triggered by data

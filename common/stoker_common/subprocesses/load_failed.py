@@ -1,4 +1,4 @@
-"""The message by which a child process reports a loading error, because the exceptions themselves cannot be pickled."""
+"""The message by which a child process reports a loading error, because not all exceptions can be pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stoker_common.errors import ArgumentError, StokerError
 
 @dataclass(frozen=True)
 class LoadFailed:
-    """Message that loading failed because of an error that the user must fix.
+    """Message that loading failed with a `StokerError`.
 
     Attributes:
         kind: class of the error.
@@ -29,5 +29,5 @@ class LoadFailed:
         return cls(type(error), str(error))
 
     def error(self) -> StokerError:
-        """Return the error."""
+        """Return the reported error."""
         return ArgumentError(self.argument, self.message) if self.argument else self.kind(self.message)

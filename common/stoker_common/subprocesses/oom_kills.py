@@ -1,7 +1,7 @@
 """The number of processes that the kernel killed because this container's memory ran out.
 
-If the kernel kills all processes of the container, Kubernetes reports it. With cgroup v1 it kills only the largest
-process, which is the engine; then only this count distinguishes an OOM kill from another SIGKILL.
+If the kernel kills all processes of the container, Kubernetes reports it. With cgroup v1 it kills one process,
+usually the engine's; then only this count distinguishes an OOM kill from another SIGKILL.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _START_TIME: Final = 19
 
 
 def process_start(stat: Path = _STAT) -> float:
-    """Return the start time of this process, in seconds on the monotonic clock. The resolution is a clock tick, 10 ms.
+    """Return the start time of this process, in seconds on the monotonic clock. The resolution is a clock tick.
 
     If the system does not report it, return the current time.
     """

@@ -1,9 +1,9 @@
-"""Reads facts from a running engine that the planner only estimates.
+"""Reads from running engines what the planner only estimates: KV-cache blocks, formats of weights and KV cache.
 
-After a rollout, one pod of the workload is asked until it answers. The number of KV-cache blocks is in vLLM's metric
-``vllm:cache_config_info``, which Stoker's engine also has. The formats of weights and KV cache are in
-``stoker:model_info``, which only Stoker's engine has; for vLLM, the cache's dtype is read from the former metric. If an
-engine cannot be reached, for example because a NetworkPolicy forbids it, only these facts are missing.
+One pod of a workload is asked until it answers. The number of KV-cache blocks is in vLLM's metric
+``vllm:cache_config_info``, which Stoker's engine also has. The formats are in ``stoker:model_info``, which only
+Stoker's engine has; for vLLM, the cache's dtype is read from the former metric. If an engine cannot be reached, for
+example because a NetworkPolicy forbids it, only these facts are missing.
 
 A tenant chooses the image, so the answer is not trusted. Requests run in a background event loop, a limited number at a
 time, and reconciles do not wait for them. Each request has limits of received bytes and total time; redirects are not
@@ -27,7 +27,7 @@ from stoker_operator.process.background_loop import BackgroundLoop
 _CACHE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 _MODEL: Final = re.compile(rb"^stoker:model_info\{([^\n]*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(rb'(?:^|,)([a-z_]{1,64})="([^"\\\n]{0,256})"')
-#: Pattern of a format's name; other values are discarded.
+#: Pattern of a format's name; other values are ignored.
 _WORDS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _,:.()×-]{0,255}")
 #: Maximum size of a response in bytes; the metrics of many data-parallel engines take several hundred KB.
 _MAX_BYTES: Final = 2 << 20
@@ -35,12 +35,12 @@ _MAX_BYTES: Final = 2 << 20
 _MAX_DIGITS: Final = 12
 _TIMEOUT_SECONDS: Final = 2.0
 _MAX_CONCURRENT_REQUESTS: Final = 16
-#: Pause between two requests to a pod, in seconds.
+#: Minimum pause between two requests to a pod, in seconds.
 _PAUSE_SECONDS: Final = 2.0
 
 
 def metrics_url(container: Mapping[str, Any], address: str) -> str:
-    """Return the URL of an engine's metrics, with the scheme of its readiness probe.
+    """Return the URL of an engine's metrics, with the scheme of its HTTP readiness probe (default: http).
 
     Args:
         container: the engine's container in a pod.
@@ -53,7 +53,7 @@ def metrics_url(container: Mapping[str, Any], address: str) -> str:
 
 
 async def ask(url: str, seconds: float) -> Reported | None:
-    """Request the metrics at `url` and return the engine's facts, or None without a valid answer within `seconds`."""
+    """Return the facts of the first engine in the metrics at `url`, or None without a valid answer within `seconds`."""
     body = await fetch(url, seconds, _MAX_BYTES)
     return None if body is None else _read(body)
 
@@ -68,13 +68,13 @@ def _read(metrics: bytes) -> Reported | None:
 
 
 def labels(line: re.Match[bytes] | None) -> dict[str, str]:
-    """Return the labels of a metric, which are the match's first group."""
+    """Return the labels in the match's first group; none without a match."""
     pairs = _LABEL.findall(line[1]) if line else ()
     return {name.decode(): value.decode(errors="replace") for name, value in pairs}
 
 
 def number(value: str) -> int | None:
-    """Return a label's value as an integer, or None if it is not a number or has more than 12 digits."""
+    """Return a label's value as an integer, or None if it is not 1 to 12 digits."""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else None
 
 
@@ -84,7 +84,7 @@ def _words(value: str) -> str:
 
 @dataclass
 class _Request:
-    """State of a workload's request: the pod, its answer, and the time of the next attempt."""
+    """The requests to a workload's pod: its answer, and the earliest time of the next request."""
 
     pod: str
     reported: Reported | None = None
@@ -96,7 +96,7 @@ class EngineFacts:
     """The facts that endpoints' engines report, requested in the background.
 
     Args:
-        on_reported: called in the background thread with the endpoint whose engine has answered.
+        on_reported: called in the background thread with each endpoint whose engine has reported facts.
         clock: monotonic clock, in seconds.
     """
 
@@ -109,12 +109,12 @@ class EngineFacts:
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def reported(self, key: Key, workload: str, pod: str, url: str) -> Reported | None:
-        """Return the facts of a workload's engine, or None while it has not reported them. Does not block.
+        """Return the facts of a pod's engine. While there are none, return None and request them in the background.
 
         Args:
             key: the endpoint.
             workload: name of the workload.
-            pod: name of the pod to request.
+            pod: name of the pod.
             url: URL of the pod's metrics.
         """
         with self._lock:
@@ -128,7 +128,7 @@ class EngineFacts:
             return request.reported
 
     def forget(self, key: Key) -> None:
-        """Remove a deleted endpoint."""
+        """Remove an endpoint."""
         with self._lock:
             self._requests.pop(key, None)
 

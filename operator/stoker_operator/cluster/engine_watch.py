@@ -1,8 +1,8 @@
 """Polls the states of engines, and which of their ranks are missing, in pods where several processes compute.
 
-Polling is needed because no object of the cluster changes when one process dies. If no engine of a pod accepts
-requests, the pod is not ready, and only the pod knows the cause. Stoker's runtime reports its engines' states at
-``/copies`` (`contract.engine_state`); vLLM does not.
+Polling is needed because an engine can die without a change of the Pod object, and because only the pod knows why its
+engines do not accept requests. Stoker's runtime reports its engines' states at ``/copies`` (`contract.engine_state`);
+vLLM does not.
 
 As in `engine_facts`, answers are not trusted, requests have limits of bytes and time, and reconciles do not wait.
 """
@@ -22,12 +22,12 @@ from stoker_engine.contract.engine_state import EngineState
 from stoker_operator.objects.facts import EngineStates, Key
 from stoker_operator.process.background_loop import BackgroundLoop
 
-#: Largest numbers of engines in a pod and of ranks of an engine; the states of engines beyond them are discarded.
+#: Maximum numbers of engines in a pod and of ranks of an engine; states beyond these limits are discarded.
 _MAX_ENGINES: Final = 64
 _MAX_RANKS: Final = 64
 #: Exclusive upper bound of an engine's numbers of KV-cache blocks and tokens.
 _MAX_COUNT: Final = 10**12
-#: Largest sizes of an answer, in bytes, and of an engine's message in it, in characters.
+#: Maximum sizes of an answer, in bytes, and of an engine's message in it, in characters.
 _MAX_BYTES: Final = 64 << 10
 _MAX_MESSAGE_LENGTH: Final = 400
 _TIMEOUT_SECONDS: Final = 2.0
@@ -38,7 +38,7 @@ _PATIENCE: Final = 3
 
 
 async def ask(metrics_url: str, seconds: float) -> EngineStates | None:
-    """Return the states of the engines of the server with these metrics, or None without a valid answer."""
+    """Request the states of a pod's engines; return None without a valid answer within `seconds`."""
     body = await fetch(metrics_url.removesuffix("/metrics") + "/copies", seconds, _MAX_BYTES)
     return None if body is None else _read(body)
 
@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 @dataclass
 class _Watched:
-    """State of a polled pod: its metrics' URL, its last valid answer, and the number of failed requests since."""
+    """A polled pod: its metrics' URL, last valid answer unless discarded, and number of failed requests since."""
 
     url: str
     states: EngineStates | None = None
@@ -86,7 +86,7 @@ class EngineWatch:
 
     Args:
         on_change: called in the background thread with the endpoint whose engines' states have changed.
-        every: interval between two requests to a pod, in seconds.
+        every: pause between two requests to a pod, in seconds.
     """
 
     def __init__(self, on_change: Callable[[Key], None], every: float = _EVERY_SECONDS) -> None:
@@ -98,7 +98,7 @@ class EngineWatch:
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT_REQUESTS)
 
     def engine_states(self, key: Key, workload: str, urls: Mapping[str, str]) -> dict[str, EngineStates]:
-        """Return the last answers of a workload's pods, by pod. From now on, only these pods are polled.
+        """Return the known states of these pods' engines, by pod. From now on, poll only these of the workload's pods.
 
         Args:
             key: the endpoint.
@@ -116,7 +116,7 @@ class EngineWatch:
             return {pod: watched.states for pod, watched in now.items() if watched.states is not None}
 
     def forget(self, key: Key) -> None:
-        """Remove a deleted endpoint."""
+        """Stop polling an endpoint's pods."""
         with self._lock:
             self._watched.pop(key, None)
 

@@ -1,15 +1,14 @@
 """Cache of hub models' config.json, fetched in the background.
 
-`get` returns at once, and callers are notified when a config has arrived: admission must not wait for a network, and
-reconcile need not. Only public files are read, without a token, so the shape of a gated model is unknown.
+`get` returns at once, so callers need not wait for the network. Only public files are read, without a token, so the
+configs of gated models are unknown.
 
-    requested ─► queued ─► fetched ─► notified     a failure is retried after a pause that doubles
+    get() ─► queued ─► fetched ─► on_attempt()     after a failure, get() queues again only after a pause, which doubles
 
-During the first attempt to fetch it, a config is `pending`: decisions about the model may change when it arrives.
-Pending ends with the attempt, or after some seconds. No config is pending while the hub is known not to answer.
+A config is `pending` from its first `get` until the first attempt to fetch it ends, or for some seconds: decisions
+about the model may change when it arrives. No config is pending while the hub is known not to answer.
 
-The configs of endpoints' models are kept as long as the endpoints exist. For models that only admission reviews use, a
-limited number of configs is kept.
+The configs of models that endpoints use are kept, and a limited number of others.
 
 Without access to the hub there is one attempt per pause, regardless of the number of models, and one log line.
 """
@@ -37,15 +36,15 @@ from stoker_operator.objects.facts import Key
 logger = logging.getLogger(__name__)
 
 HUB: Final = "https://huggingface.co"
-#: Largest size of a config.json (usually a few KB), and of a checkpoint's index (a few MB for tens of thousands of
-#: tensors).
+#: Maximum size of a config.json (usually a few KB), and of other JSON files (an index of tens of thousands of tensors
+#: has a few MB).
 _MAX_BYTES: Final = 1 << 20
 _MAX_INDEX_BYTES: Final = 1 << 24
-#: Largest number of models that are kept although no endpoint uses them; the least recently requested is evicted.
+#: Maximum number of models that are kept although no endpoint uses them; the least recently used is evicted.
 _MAX_UNUSED: Final = 512
-#: Time limit of an attempt, and of waiting for it. Including the interval of reconciles, pods wait at most 10 s.
+#: Time limit of an attempt, and of `pending`. Including the interval of reconciles, pods wait for about 10 s at most.
 _ATTEMPT_SECONDS: Final = 8.0
-#: First and longest pause after a failure, in seconds.
+#: First and maximum pause after a failure, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 
 
@@ -58,7 +57,7 @@ class Model(NamedTuple):
 
 @dataclass
 class _Known:
-    """State of one model: its config, or the time of the next attempt, and the endpoints that use it."""
+    """State of one model: its config, or the earliest time of the next attempt, and the endpoints that use it."""
 
     asked_at: float = 0.0
     config: Mapping[str, Any] | None = None
@@ -70,11 +69,11 @@ class _Known:
 
 
 class HubConfigs:
-    """The cache of configs.
+    """Cache of hub models' configs, and the thread that fetches them.
 
     Args:
         on_attempt: called in the background thread with the model and the endpoints that use it, when its config has
-            arrived or the first attempt has failed.
+            arrived, or the first attempt has ended without it.
         endpoint: base URL of the hub; the default is the value of HF_ENDPOINT, or huggingface.co.
         clock: monotonic clock, in seconds.
     """
@@ -105,7 +104,7 @@ class HubConfigs:
         Args:
             name: hub id.
             revision: branch, tag or commit; None for the default branch.
-            user: the endpoint that now uses this model in place of its previous one, if any.
+            user: the endpoint that now uses this model instead of any previous model.
         """
         model = Model(name, revision)
         with self._lock:
@@ -124,7 +123,7 @@ class HubConfigs:
             return known.config
 
     def pending(self, name: str, revision: str | None) -> bool:
-        """Return whether the first attempt at the model is in progress and within its time limit."""
+        """Return whether the config is pending (see the module)."""
         with self._lock:
             known = self._known.get(Model(name, revision))
             if known is None or not known.waiting or known.tried or self._hub.pause:
@@ -132,12 +131,12 @@ class HubConfigs:
             return self._clock() < known.asked_at + _ATTEMPT_SECONDS
 
     def forget(self, user: Key) -> None:
-        """Remove a deleted endpoint."""
+        """Remove an endpoint from the users of its model."""
         with self._lock:
             self._release(user)
 
     def forget_all(self) -> None:
-        """Remove all endpoints, because this replica stops leading."""
+        """Call `forget` for all endpoints, because this replica stops leading."""
         with self._lock:
             for user in list(self._uses):
                 self._release(user)
@@ -175,7 +174,7 @@ class HubConfigs:
             self.fetch(self._queue.get())
 
     def fetch(self, model: Model) -> None:
-        """Fetch one config now, unless requests to the hub are paused because it did not answer."""
+        """Fetch one config now, unless requests to the hub are paused because the hub did not answer."""
         with self._lock:
             pausing = self._clock() < self._hub.retry_at
         config, failure = (None, "") if pausing else self._read(model)
@@ -235,7 +234,7 @@ def _quoted(revision: str | None) -> str:
 
 
 class _HubFiles:
-    """`CheckpointFiles` of one model, all read within one attempt's time limit.
+    """`CheckpointFiles` of one model, read within one attempt's time limit.
 
     Args:
         url: base URL of the files.
@@ -270,7 +269,7 @@ class _HubFiles:
         """Return the JSON object in a file of at most `max_bytes`.
 
         Raises:
-            OSError: the hub did not answer in time, or answered with an error status (HTTPError).
+            OSError: there was no complete answer in time, or it had an error status (HTTPError).
             ValueError: the file is larger.
             ModelError: the file is not a JSON object.
         """

@@ -1,8 +1,8 @@
-"""Keeps the store up to date: lists all watched objects at the start and periodically, and processes watches' events.
+"""Keeps the store up to date with lists of all watched objects, at the start and periodically, and watches' events.
 
-Watches alone are not enough. A watch starts with the existing objects and does not report when these are complete; a
+kopf's watches alone are not enough. They start with the existing objects and do not report when these are complete; a
 reconcile based on half of them would create objects that already exist. After a long interruption a watch restarts, and
-never reports what was deleted meanwhile. A list of each kind solves both.
+never reports what was deleted meanwhile. Lists solve both problems.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class Informer:
 
     Args:
         kube: the API server's client.
-        store: the store to update.
+        store: holds the watched objects.
         namespaces: the namespaces to watch; all if empty.
         gateway: whether there is a gateway, which needs further kinds.
         kinds: the kinds of object that run endpoints' pods.
 
     Attributes:
-        filled: whether all watched kinds have been listed once.
-        pod_monitors: whether the cluster has the kind PodMonitor.
-        needs_relist: whether an event has shown that resource versions went back, as after etcd is restored from a
-            backup. The next list corrects the store.
+        filled: whether all watched kinds have been listed.
+        pod_monitors: whether the cluster had the kind PodMonitor at the last `discover`.
+        needs_relist: whether an event since the last list has shown that resource versions went back, as after etcd is
+            restored from a backup. The next list corrects the store.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Informer:
         self.pod_monitors = self._kube.serves("PodMonitor")
 
     def relist(self) -> None:
-        """List all watched objects; `news` then returns the endpoints that the changes concern. Blocks.
+        """List all watched objects; `news` then returns the endpoints to reconcile. Blocks.
 
         Raises:
             KubeError: a request to the API server failed.
@@ -118,7 +118,7 @@ class Informer:
         self.filled = True
 
     def news(self) -> set[Key]:
-        """Return the endpoints for which lists found a change since the last call, even if `relist` failed later."""
+        """Return the endpoints to reconcile after lists since the last call, including lists of a failed `relist`."""
         news, self._news = self._news, set()
         return news
 
@@ -131,7 +131,7 @@ class Informer:
                 yield watched
 
     def on_event(self, kind: str, change: str | None, seen: Object) -> set[Key]:
-        """Process an event of a watch, and return the endpoints that it may affect.
+        """Process an event of a watch, and return the endpoints to reconcile.
 
         Args:
             kind: the kind of object.
@@ -152,7 +152,7 @@ class Informer:
         return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]
 
     def _concerned(self, seen: Object) -> set[Key]:
-        """Return the endpoints that an object affects: itself, its owner, or all endpoints of the namespace."""
+        """Return the endpoints to reconcile: the object itself, the one in its label, or all of the namespace."""
         metadata = seen["metadata"]
         if seen["kind"] == KIND:
             return {Key(metadata["namespace"], metadata["name"])}

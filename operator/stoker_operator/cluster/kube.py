@@ -1,7 +1,7 @@
-"""Client of the Kubernetes API, and the only module that imports a Kubernetes client library.
+"""Client of the Kubernetes API, and the operator's only module that imports the Kubernetes client library.
 
-Objects are plain dictionaries, as the API server writes them. Calls block, so callers run them in threads. An empty
-namespace means a cluster-scoped kind, or a list over all namespaces.
+Objects are plain dictionaries, as in the API's JSON. Calls block. An empty namespace means a cluster-scoped kind, or a
+list over all namespaces.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _COLLECTIONS = {
 }
 #: Media type that returns only an object's metadata.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-#: Largest number of objects in one page of a list.
+#: Maximum number of objects in one page of a list.
 _PAGE = 500
 
-#: Largest number of attempts while the API server sends Retry-After, and the longest wait before one, in seconds.
+#: Maximum number of attempts while the API server sends Retry-After, and maximum wait between them, in seconds.
 _TRIES, _LONGEST_WAIT_SECONDS = 4, 10.0
 
 _CONNECT_SECONDS, _READ_SECONDS = 5, 30
@@ -57,7 +57,7 @@ class KubeError(Exception):
 
     Attributes:
         status: HTTP status, or 0 if there was no answer.
-        refused: whether the API server rejected the object, so the same request would fail again.
+        refused: whether the API server rejected the object.
         retry_after: the API server's Retry-After in seconds, or 0 if it sent none.
     """
 
@@ -70,7 +70,7 @@ class KubeError(Exception):
     def refused(self) -> bool:
         """Whether the object is invalid (400, 422), or forbidden by RBAC, a quota or an admission policy (403).
 
-        Server-side apply reports an unknown field as an internal error (500).
+        Server-side apply reports an unknown field as an internal error (500), which is included.
         """
         return self.status in (400, 403, 422) or "failed to create typed patch object" in str(self)
 
@@ -96,30 +96,30 @@ class Kube:
 
     @classmethod
     def connect(cls, resources: Iterable[Resource] = ()) -> Kube:
-        """Connect to the cluster of this pod, or to the kubeconfig's.
+        """Connect to the kubeconfig's cluster or, without a kubeconfig, to this pod's.
 
         Args:
             resources: as for the class.
 
         Raises:
-            KubeError: there is neither a pod's service account nor a kubeconfig.
+            KubeError: there is no usable kubeconfig and no pod's service account.
         """
         configuration = client.Configuration()
         if "KUBERNETES_SERVICE_HOST" in os.environ:
-            # In a pod, HTTPS_PROXY is for requests out of the cluster. A kubeconfig's own proxy is set below.
+            # In a pod, HTTPS_PROXY is for requests out of the cluster. `load_config` sets a kubeconfig's proxy.
             configuration.proxy = None
         try:
             with contextlib.redirect_stdout(None):  # `load_config` prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
             raise KubeError(0, f"no cluster: {error}") from None
-        # Retry broken connections. Callers decide how long to wait for a busy API server: urllib3 would sleep for the
-        # whole Retry-After, and would not retry patches and creations.
+        # Retry failed connections. urllib3 must not handle Retry-After: it would sleep for the whole time, and would
+        # not retry patches and creations.
         configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)
         return cls(client.ApiClient(configuration), resources)
 
     def serves(self, kind: str) -> bool:
-        """Return whether the API server has the kind, which may be one whose CustomResourceDefinition is missing."""
+        """Return whether the API server has the kind."""
         group, plural = self._collections[kind]
         try:
             known = self._with_retries(f"/{group}", {})["resources"]
@@ -141,7 +141,7 @@ class Kube:
     def metadata(self, kind: str, namespace: str, name: str) -> Object | None:
         """Return only the metadata of an object, without annotations, or None if it does not exist.
 
-        Annotations are removed because kubectl stores a copy of the object in one of them.
+        Annotations are removed because `kubectl apply` stores a copy of the object in one of them.
 
         Raises:
             KubeError: the request failed.
@@ -184,7 +184,7 @@ class Kube:
             query["continue"] = answer["metadata"]["continue"]
 
     def _with_retries(self, path: str, query: dict[str, str]) -> Object:
-        """Read a page of a list, or the kinds of an API group; retry while the API server sends Retry-After."""
+        """Read a page of a list, or the kinds of an API group; retry if the API server sends Retry-After."""
         for _ in range(_TRIES - 1):
             try:
                 return self._request("GET", path, query=query)
@@ -195,7 +195,7 @@ class Kube:
         return self._request("GET", path, query=query)
 
     def apply(self, body: Object, manager: str, subresource: str = "", *, dry_run: bool = False) -> Object:
-        """Apply `body` on the server, which merges it and records the fields that `manager` owns.
+        """Apply `body` server-side as `manager`, which takes over fields that other managers own.
 
         Validation is strict: an unknown field is an error.
         """
@@ -276,7 +276,7 @@ class Kube:
 
 
 def _retry_after(header: str | None) -> float:
-    """Return the seconds until the time of a Retry-After header (RFC 9110), which may be a number or a date."""
+    """Return the seconds that a Retry-After header (RFC 9110) requests; 0 if it is missing or invalid."""
     try:
         return float(urllib3.Retry().parse_retry_after(header)) if header else 0
     except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):

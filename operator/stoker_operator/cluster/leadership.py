@@ -1,12 +1,12 @@
 """Leader election among the operator's replicas: the leader holds a Lease, and only the leader writes.
 
 The Lease (``coordination.k8s.io``) names its holder, which renews it every few seconds. Other candidates poll it: if it
-is unchanged for its whole duration, its holder is gone, and a candidate may take it. The `resourceVersion` makes the
-write fail for all candidates but one. This is the algorithm of client-go, with the same fields of the Lease.
+is unchanged for its whole duration, its holder counts as gone, and a candidate may take it. The `resourceVersion` makes
+the write fail for all candidates but one. This is the algorithm of client-go, with the same fields of the Lease.
 
     holder:   ├─renew─┼─renew─┼─✗           it considers itself leader until ─┐ `renew_deadline`
     others:           │ saw it change ───── duration ─────► take it           ▼
-                      └───────────────────────────────┴──── no write of the old holder any more
+                      └───────────────────────────────┴──── the old holder starts no more writes
 
 Clocks of different machines are never compared. Each candidate measures with its own monotonic clock how long it has
 seen the Lease unchanged. A holder that cannot renew stops writing after `renew_deadline`, which is shorter than the
@@ -38,7 +38,7 @@ class Timing:
     Attributes:
         lease_duration: a Lease that is unchanged for this time may be taken.
         renew_deadline: a leader that fails to renew for this time stops leading.
-        retry_period: interval between two attempts to renew or to take the Lease.
+        retry_period: average pause between attempts to renew or take the Lease, without Retry-After.
     """
 
     lease_duration: float = 10
@@ -63,7 +63,7 @@ def decide(lease: Object | None, identity: str, unchanged: float) -> Step:
     holder = spec.get("holderIdentity")
     if holder == identity:
         return Step.RENEW
-    # The duration in the Lease counts, because the holder may be another release with another duration.
+    # The Lease's own duration is used, because the holder may be another release with another duration.
     if not holder or unchanged >= (spec.get("leaseDurationSeconds") or 0):
         return Step.TAKE
     return Step.WAIT
@@ -77,7 +77,7 @@ class Leadership:
         lease: namespace and name of the Lease.
         identity: unique name of this replica.
         on_gain: called when this replica starts to lead. It must return at once, because the Lease must be renewed.
-        on_loss: called when this replica stops leading, except by `stop`. It must return at once.
+        on_loss: called after this replica has stopped leading, except by `stop`. It must return at once.
         clock: monotonic clock, in seconds.
         jitter: returns a random number from 0 to 1, which spreads the requests of replicas that started together.
     """
@@ -100,7 +100,7 @@ class Leadership:
         self._timing, self._clock, self._jitter = timing, clock, jitter
         self._lease: Object | None = None  # last observed state
         self._changed = 0.0  # time at which that state was first observed
-        self._renewed: float | None = None  # time at which the last successful renewal was sent; None if not leading
+        self._renewed: float | None = None  # when the last successful renewal was sent; None once a loss is noticed
         self._epoch = 0
         self._task: asyncio.Task[None] | None = None
         self._thread = OwnThread("lease")
@@ -125,7 +125,7 @@ class Leadership:
     async def stop(self) -> None:
         """Stop taking part. A leader releases the Lease, so that its successor need not wait for it to expire.
 
-        All writes of the operator must have ended before.
+        Call it after all writes of the operator have ended.
         """
         if self._task is None:
             return
@@ -160,7 +160,7 @@ class Leadership:
             await asyncio.sleep(min(max(pause, retry_after), self._patience()))
 
     def _patience(self) -> float:
-        """Return the longest time to wait, in seconds: a leader must notice in time that it no longer leads."""
+        """Return the maximum time to wait, in seconds: a leader must notice in time that it no longer leads."""
         if self._renewed is None:
             return self._timing.renew_deadline
         return max(0.0, self._renewed + self._timing.renew_deadline - self._clock())

@@ -1,4 +1,4 @@
-"""Converts the cluster's objects into frozen facts, without evaluating them.
+"""Converts the cluster's objects into immutable facts.
 
 Most facts are read from the store and cost no request. Objects that are rarely needed are requested instead of watched:
 objects without the operator's label, a claim that a spec names, and a node's events about a volume.
@@ -39,7 +39,7 @@ _CREATING_SECONDS: Final = 5
 
 
 def endpoint(store: Store, key: Key) -> Endpoint | None:
-    """Return the endpoint, or None if it does not exist."""
+    """Return the stored endpoint, or None if it does not exist."""
     document = store.get(KIND, *key)
     return _endpoint(key, document) if document else None
 
@@ -72,10 +72,10 @@ def children(
     """Return the stored objects with the names of the endpoint's objects. Their owner is not checked.
 
     Args:
-        store: the watched objects, which have the operator's label.
+        store: the watched objects.
         owner: the endpoint.
-        desired: the objects that should exist. The objects of their workloads are returned, and those of all other
-            workloads of the endpoint.
+        desired: the objects that should exist. Objects of their workloads are returned, and of all other workloads in
+            the labels of the endpoint's stored objects.
         kinds: the kinds of object that run pods.
     """
     key, desired = Key(owner.namespace or "", owner.name), set(desired)
@@ -92,15 +92,15 @@ def children(
 
 
 def _components(store: Store, key: Key, kind: WorkloadKind) -> list[tuple[Child, Object]]:
-    """Return the objects of this kind that have the labels of a workload's component."""
+    """Return the endpoint's objects of this kind whose names end in a component."""
     labelled = ((Child.of(each), each) for each in store.of_endpoint(kind.name, key))
     return [(child, live) for child, live in labelled if child.component]
 
 
 def unlabelled(kube: Kube, owner: Owner, missing: Iterable[Child]) -> dict[Child, Object]:
-    """Return objects that have the name of a missing one and are not watched because they lack the operator's label.
+    """Request the objects that the store lacks, and return those that exist.
 
-    They most likely have another owner.
+    Most likely they have another owner, and are not watched because they lack the operator's label.
 
     Raises:
         KubeError: the request failed.
@@ -135,7 +135,7 @@ def pods(
 
 
 def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
-    """Return the pod with its node's message about a volume, if its containers have not been created for a while.
+    """Add its node's newest message about a volume to a pod of some age whose containers are still being created.
 
     Raises:
         KubeError: the request failed.
@@ -161,7 +161,7 @@ def pod(live: Object, version: str = "", *, takes_requests: bool = True) -> Pod:
     Args:
         live: the pod.
         version: version of its workload's pod template, as `WorkloadKind.pod_version` returns it.
-        takes_requests: whether the workload sends requests to it.
+        takes_requests: whether it answers the workload's requests.
     """
     status: Any = live.get("status") or {}
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
@@ -195,7 +195,7 @@ def _failure(status: Object) -> tuple[str, str]:
 
 
 def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> tuple[str, str]:
-    """Return reason and message why a started pod is not ready, or empty texts if it is ready or still starts."""
+    """Return why a pod is not ready although its containers are or its running engine was; otherwise empty texts."""
     if ready.get("status") not in ("False", "Unknown"):
         return ("", "")
     if containers.get("status") == "True":  # a readiness gate is closed, or the node no longer reports

@@ -1,15 +1,14 @@
-"""In-memory copy of the cluster's objects, from lists, watches and the answers to the operator's own writes.
+"""In-memory copy of the watched objects, from lists, watches and the answers to the operator's own writes.
 
     list  ──────────► replace(): objects missing from the list are deleted
     watch ──────────► put(), remove()
-    own writes ─────► put(): a write is visible at once, before the watch reports it
+    own writes ─────► put(), remove(): a write is visible at once, before the watch reports it
 
-The three arrive in any order, so an object's ``resourceVersion`` decides which of two states is newer. A deletion is
+States arrive in any order, so an object's ``resourceVersion`` decides which of two states is newer. A deletion is
 remembered with its version, because an older state may arrive later. The answer to the operator's own deletion has no
 version, and another writer may have changed the object just before. So the object's uid is remembered too, which no
-other object gets. Resource versions are increasing numbers (Kubernetes' KEP-5504; all API servers comply), except that
-they go back when etcd is restored from a backup. A list reveals that, because it must be at least as new as everything
-seen before it was requested.
+other object gets. Resource versions are increasing numbers (Kubernetes' KEP-5504), but go back when etcd is restored
+from a backup. A list reveals that if it is older than something seen before it was requested.
 
 Reads cost no request. Thread-safe.
 """
@@ -22,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from stoker_operator.objects.facts import Key, Object
 
-#: Largest number of remembered deletions.
+#: Maximum number of remembered deletions.
 _TOMBSTONES: Final = 10_000
 
 
@@ -35,17 +34,17 @@ class Id(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """A remembered deletion: the newest version that the object may have had, and its uid."""
+    """A remembered deletion: the version up to which states of the object are outdated, and the object's uid."""
 
     version: int
     uid: str
 
 
 class Store:
-    """The objects by kind, namespace and name.
+    """The watched objects by kind, namespace and name.
 
     Args:
-        manager: the operator's field manager. Of ``managedFields``, only its entry and those of the scale subresource
+        manager: the operator's field manager. Of ``managedFields``, only its entries and those of the scale subresource
             are kept.
         instance: the label that names the endpoint of an object.
     """
@@ -60,12 +59,12 @@ class Store:
         self._listed: dict[str, int] = {}  # resource version of the last list, by kind
 
     def put(self, seen: Object) -> bool:
-        """Store an object, and return whether it was new or changed."""
+        """Store an object if this state is newer than the known one, and return whether it is."""
         with self._lock:
             return self._put(seen)
 
     def remove(self, seen: Object) -> None:
-        """Record an object's deletion; `seen` is its last state."""
+        """Record an object's deletion, unless its name has a newer object; `seen` is its last known state."""
         with self._lock:
             current = self._find(_id(seen))
             if current is None or _version(current) <= _version(seen) or _is_before_deletion(current, _uid(seen)):
@@ -120,13 +119,13 @@ class Store:
         return news
 
     def contradicts(self, seen: Object) -> bool:
-        """Return whether this state is older than one that a list has already reported."""
+        """Return whether this state is older than the stored one and a list has confirmed the latter."""
         with self._lock:
             current = self._find(_id(seen))
             return current is not None and _version(seen) < _version(current) <= self._listed.get(seen["kind"], 0)
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return the object, or None if it does not exist."""
+        """Return the object, or None if it is not stored."""
         with self._lock:
             return self._find(Id(kind, namespace, name))
 
@@ -185,7 +184,7 @@ class Store:
     def _slim(self, seen: Object) -> Object:
         """Return the object without parts that are never read, to save memory with thousands of objects."""
         metadata: dict[str, Any] = {**seen["metadata"]}
-        # Status reports other writers of the scale subresource, so their entries are kept.
+        # The endpoint's status names other writers of the scale subresource, so their entries are kept.
         fields = [
             each
             for each in metadata.pop("managedFields", ())

@@ -4,7 +4,7 @@
     lists ──────────────────────────┘               ▲
     clock, arrival of a model's config.json ────────┘
 
-Every replica watches everything, so that its webhook can answer from memory and it can take over at once. Only the
+Every replica watches everything, so that its webhook can answer from memory and it can take over quickly. Only the
 leader has tasks.
 """
 
@@ -139,14 +139,14 @@ class Controller:
         """
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._informer.relist)
-        self._routes.update(self._informer.news())  # no task is woken: a new leader wakes all of them
+        self._routes.update(self._informer.news())  # no task is woken: a new leader wakes all endpoints
         await self._process.start()
         self._kinds.watch_optional()
         self._resync = asyncio.create_task(self._relisting.run(), name="resync")
         self._scaling_task = asyncio.create_task(self._scaling.run(), name="scaling")
 
     async def stop(self) -> None:
-        """Finish the work in progress, and stop."""
+        """End the tasks, release the Lease, and stop the servers."""
         self._process.leave()
         ending = [task for task in (self._resync, self._scaling_task, self._taking_over) if task]
         for task in ending:
@@ -171,7 +171,7 @@ class Controller:
         return outcome
 
     def _on_news(self, keys: Set[Key]) -> None:
-        """Wake these endpoints, for which a list found changes."""
+        """Wake these endpoints, for which a list found changes, and the tasks of all namespaces."""
         for key in self._routes.update(keys):
             self._wake(key)
         self._routes.wake_all(self._informer.endpoints())
@@ -181,7 +181,7 @@ class Controller:
         epoch = self._process.epoch()
         if self._settings.lease:
             self._taking_over = asyncio.create_task(self._take_over(epoch), name="take over")
-        else:  # without election there is no other writer, so nothing can have been missed
+        else:  # without election, no other replica has written since `start` listed the cluster
             self._start_working(epoch)
 
     async def _take_over(self, epoch: int | None) -> None:
@@ -214,7 +214,7 @@ class Controller:
         await asyncio.gather(self._tasks.stop(), self._routes.stop())
 
     def _stop_working(self) -> None:
-        """End the tasks. Threads that still run cannot write any more."""
+        """End the tasks. Threads that still run start no more writes."""
         self._working_epoch = None
         if self._taking_over:
             self._taking_over.cancel()
@@ -230,7 +230,7 @@ class Controller:
             self._wake_from_any_thread(key)
 
     def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the event loop. Thread-safe; does nothing after the loop has ended."""
+        """Call a function in the event loop, if the loop exists and is not closed. Thread-safe."""
         if self._loop:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(function, *arguments)

@@ -1,7 +1,7 @@
-"""One task per endpoint, woken by changes and by the clock.
+"""One task per endpoint or namespace, woken by changes and by the clock.
 
-Waking is cheap and may happen at any rate: wake-ups during a reconcile are combined into one further run. An endpoint
-never has two reconciles at a time, and a failing or slow endpoint delays no other.
+Waking is cheap and may happen at any rate: wake-ups during a reconcile are combined into one further run. A task
+never runs two reconciles at a time, and a failing endpoint delays no other.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class EndpointTasks:
-    """One task for each endpoint.
+    """One task for each key: an endpoint or a namespace.
 
     Args:
         reconcile: reconciles one endpoint.
         settings: the pauses after each outcome.
-        jitter: returns a random number from 0 to 1, which spreads the resyncs of endpoints that started together.
+        jitter: returns a random number from 0 to 1, which spreads reconciles that would coincide.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EndpointTasks:
         self._woken[key].set()
 
     async def stop(self) -> None:
-        """End all tasks. Their threads finish the requests in progress. `wake` may be called afterwards."""
+        """End all tasks, but not the threads in which they reconcile. `wake` may be called afterwards."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         self._woken.clear()
@@ -86,7 +86,7 @@ class EndpointTasks:
                 quiet += 1
 
     async def _attempt(self, key: Key) -> tuple[Outcome | None, float]:
-        """Return the outcome, which is None after an error, and the API server's Retry-After in seconds."""
+        """Return the outcome, or None after an exception, and the API server's Retry-After in seconds (0: none)."""
         try:
             return await self._reconcile(key), 0
         except KubeError as error:
@@ -102,9 +102,9 @@ class EndpointTasks:
         """Return the seconds until the endpoint is reconciled without being woken.
 
         Args:
-            outcome: outcome of the last reconcile, or None after an error.
-            failures: number of consecutive errors and refusals.
-            quiet: number of consecutive wake-ups by the clock only.
+            outcome: outcome of the last reconcile, or None after an exception.
+            failures: number of consecutive exceptions and refusals.
+            quiet: number of consecutive pauses without a wake-up.
         """
         settings = self._settings
         if failures:

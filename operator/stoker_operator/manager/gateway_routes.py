@@ -1,5 +1,4 @@
-"""The gateway's routes to endpoints, and one task per namespace that grants the gateway access to the endpoints' API
-keys."""
+"""The gateway's routes to endpoints, and per namespace a task that grants it access to the endpoints' API keys."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from stoker_operator.settings import Settings
 
 
 class GatewayRoutes:
-    """Routes and access of the gateway.
+    """The gateway's routes, and its access to API keys.
 
     Args:
-        settings: the operator's settings, with the gateway's.
+        settings: the operator's settings.
         kube: the API server's client.
         store: the watched objects.
         epoch: returns the number of this replica's current term as the leader, or None if it may not write.
@@ -70,7 +69,7 @@ class GatewayRoutes:
             self._grants.wake(Key(namespace, ""))
 
     def wake_all(self, endpoints: Iterable[Key]) -> None:
-        """Call `wake` for the namespaces of these endpoints, and for those that have a grant."""
+        """Call `wake` for the namespaces of these endpoints, and for namespaces that have a grant."""
         for namespace in {key.namespace for key in endpoints} | namespaces(self._store):
             self.wake(namespace)
 

@@ -1,7 +1,7 @@
 """Watches the cluster with kopf, and passes events to the controller.
 
-Only `on.event` is used. kopf's other handlers keep state in annotations and finalizers of the objects, but an endpoint
-belongs to its user and must be deletable while no operator runs.
+Of kopf's handlers of objects, only `on.event` is used. Others keep state in the objects' annotations and finalizers,
+but an endpoint belongs to its user and must be deletable while no operator runs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _THREAD: Final = "watch"
 
 
 class KindGoneError(KubeError):
-    """The API server lacks a watched kind, or has lost it."""
+    """The API server lacks a watched kind."""
 
 
 def registry(
     controller: Controller, watched: Iterable[Watched], ending: asyncio.Event, failure: list[KubeError | OSError]
 ) -> kopf.OperatorRegistry:
-    """Return kopf's handlers. Signals set `ending`; a failed start of the controller is appended to `failure`."""
+    """Return kopf's handlers. SIGTERM and SIGINT set `ending`; `failure` gets the error of a failed start."""
     handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers)(kopf.login_via_client)  # the same cluster as `Kube`
+    kopf.on.login(registry=handlers)(kopf.login_via_client)  # as `Kube`, except in a pod with a kubeconfig
 
     @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -156,7 +156,7 @@ def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None
 
 
 def _removed_kinds(kube: Kube, watched: Iterable[Watched]) -> list[str]:
-    """Return the watched kinds that the API server lacks; none if it does not answer."""
+    """Return the watched kinds that the API server lacks; none if a request fails."""
     try:
         return [each.plural for each in watched if not kube.serves(each.kind)]
     except KubeError:
@@ -235,7 +235,7 @@ async def _operate(
     looked = asyncio.ensure_future(insights.ready_resources.wait())
     await asyncio.wait((running, looked), return_when=asyncio.FIRST_COMPLETED)
     if looked.done():
-        # A kind was removed between the operator's discovery and kopf's. kopf discovers once and would never watch it.
+        # If a kind was removed between the operator's discovery and kopf's only one, kopf would never watch it.
         known = {(each.group, each.version, each.plural) for each in insights.watched_resources}
         missing = [each.plural for each in watched if (each.group, each.version, each.plural) not in known]
         if missing:

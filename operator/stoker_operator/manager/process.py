@@ -24,13 +24,13 @@ class Process:
     """Election and HTTP servers, from `start` to `stop`.
 
     Args:
-        settings: the operator's settings, which decide the parts to run.
+        settings: the operator's settings, which decide which parts run.
         kube: the API server's client.
         metrics: the metrics of ``/metrics``.
         check: evaluates manifests for the webhook.
         ready: conditions of readiness, by their description in ``/readyz``.
         on_gain: called when this replica may start to write; without election, once in `start`.
-        on_loss: called when this replica may no longer write.
+        on_loss: called when this replica may no longer write, except in `stop`.
         learn: see `Webhook`.
     """
 
@@ -73,7 +73,7 @@ class Process:
         return self.epoch() is not None
 
     def epoch(self) -> int | None:
-        """Return the number of this replica's current term as the leader, or None if it may not write. Thread-safe."""
+        """Return the number of this replica's term (0 without election), or None if it may not write. Thread-safe."""
         return self._leadership.epoch if self._leadership else 0
 
     async def start(self) -> None:
@@ -101,7 +101,7 @@ class Process:
         self._health.leave()
 
     async def stop(self) -> None:
-        """Stop the election and the servers. The work must have ended before: another replica may take over now."""
+        """Stop the election and the servers. The work must have ended, because another replica may take over now."""
         if self._leadership:
             await self._leadership.stop()
         if self._webhook and self._keeper:

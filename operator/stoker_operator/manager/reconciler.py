@@ -28,9 +28,9 @@ from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome, reconcile, report_failure
 from stoker_operator.settings import Settings
 
-#: Largest number of concurrent reconciles; late ones do not count.
+#: Maximum number of concurrent reconciles; late reconciles are not counted.
 _RECONCILES: Final = 16
-#: Largest length of an error in a condition, in characters.
+#: Maximum length of an error in a condition, in characters.
 _ERROR: Final = 500
 _BUG: Final = "this is a bug in the operator; see the operator's log"
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Reconciles endpoints.
+    """Reconciles endpoints, a limited number at a time.
 
     Args:
         settings: the operator's settings.
@@ -82,7 +82,7 @@ class Reconciler:
         Raises:
             KubeError: a request to the API server failed.
             NotLeading: this replica does not lead.
-            Exception: the operator has a bug; the endpoint's status reports the error.
+            Exception: a bug in the operator; the endpoint's status reports it if possible.
         """
         began, cluster = time.monotonic(), self._cluster()
         work = functools.partial(reconcile, cluster, self._context(key), key, datetime.now(UTC))
@@ -128,7 +128,7 @@ class Reconciler:
         reporting.add_done_callback(lambda _: self._wake(key))
 
     def _report(self, cluster: Cluster, key: Key, problem: str) -> None:
-        """Write a failed or late reconcile (`problem`) into the endpoint's status."""
+        """Report a failed or late reconcile (`problem`) in the endpoint's status."""
         with contextlib.suppress(NotLeading):
             try:
                 report_failure(cluster, key, problem, datetime.now(UTC))
@@ -139,6 +139,6 @@ class Reconciler:
 
 
 def lead_writer(kube: Kube, store: Store, epoch: Callable[[], int | None]) -> Writer:
-    """Return a writer that may write during this replica's current term as the leader."""
+    """Return a writer that writes only during this replica's current term as the leader."""
     began = epoch()
     return Writer(kube, store, lambda: began is not None and epoch() == began)

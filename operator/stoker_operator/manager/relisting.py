@@ -1,4 +1,4 @@
-"""Lists all watched objects periodically, and watches kinds that were added to the cluster meanwhile."""
+"""Lists all watched objects periodically, and watches optional kinds that the cluster gains."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from stoker_operator.settings import Settings
 OnEvent = Callable[[str, str | None, Object], None]
 #: Watches kinds: calls the second argument with each event, and the third when the watch ends, in any thread.
 Watch = Callable[[tuple[Watched, ...], OnEvent, Callable[[], None]], None]
-#: Smallest interval between two lists, in seconds.
+#: Minimum pause before a list of `Relisting.run`, in seconds.
 _LISTS_APART_SECONDS: Final = 30
 
 logger = logging.getLogger(__name__)
 
 
 class Relisting:
-    """Lists all watched objects periodically.
+    """Lists all watched objects periodically, and on request.
 
     Args:
         settings: the operator's settings.
         informer: lists into the store.
-        on_news: called with the endpoints for which a list found changes, also if the list failed later.
+        on_news: called after each list, also a failed one, with the endpoints for which it found changes.
         on_listed: called after each complete list.
         wake: requests a reconcile of an endpoint.
         working: returns the endpoints that have a task.
@@ -61,7 +61,7 @@ class Relisting:
         self._needed.set()
 
     async def run(self) -> None:
-        """List periodically. Wake endpoints without a task, or all if the cluster has gained or lost PodMonitors."""
+        """List periodically. Wake endpoints without a task, or all if the kind PodMonitor was added or removed."""
         acted_on = self._informer.pod_monitors
         while True:
             await self._wait()
@@ -70,8 +70,8 @@ class Relisting:
             known = set(self._informer.endpoints())
             for key in known if acted_on != self._informer.pod_monitors else known - self._working():
                 self._wake(key)
-            # Remembered only after a complete list: the one that found the change may have failed later. A new leader
-            # wakes all endpoints anyway.
+            # Remembered only after a complete list: a list that finds the change may fail later. A new leader wakes
+            # all endpoints anyway.
             acted_on = self._informer.pod_monitors
 
     async def list(self) -> bool:
@@ -89,7 +89,7 @@ class Relisting:
         return True
 
     async def _wait(self) -> None:
-        """Wait until the interval is over or a list is requested, and at least the smallest interval."""
+        """Wait until the interval is over or a list is requested, but at least for the minimum pause."""
         resync = self._settings.resync_seconds
         soonest = min(resync, _LISTS_APART_SECONDS)
         await asyncio.sleep(soonest)
@@ -129,7 +129,7 @@ class WatchedKinds:
         return watched
 
     def watch_optional(self) -> None:
-        """Start to watch optional kinds that the cluster has now."""
+        """Start to watch the unwatched optional kinds that the cluster has now."""
         new = tuple(each for each in self._informer.watched() if each not in self._watched)
         if not new or self._watch is None:
             return

@@ -17,7 +17,7 @@ from stoker_operator.plan.capacity import capacity
 from stoker_operator.reconcile.decide import is_ours
 from stoker_operator.reconcile.evaluate import Evaluation, PlanningContext, evaluate
 
-#: Longest time that a review waits for a model's config.json, in seconds. It must be below the webhook's timeout.
+#: Maximum time that a review waits for a model's config.json, in seconds. It must be below the webhook's timeout.
 _WAITS_SECONDS: Final = 2
 
 
@@ -37,7 +37,7 @@ class Reviews:
         self._hub_attempted = asyncio.Event()
 
     async def await_config(self, document: Object) -> None:
-        """Wait a short time for the model's config.json, if it is being fetched."""
+        """Wait a short time for the model's config.json, if it is pending."""
         awaited = self._evaluate(document).awaited if _is_of_hub(document) else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAITS_SECONDS):
@@ -70,7 +70,7 @@ class Reviews:
         return evaluate(Owner(name, metadata.get("namespace")), document, self._context(), before)
 
     def _claim(self, document: Object, workload: str) -> Object | None:
-        """Return the claim of an endpoint's workload, or None if it does not exist or has another owner."""
+        """Return the PersistentVolumeClaim of an endpoint's workload, or None if the endpoint owns none."""
         metadata = document["metadata"]
         owner = Owner(metadata["name"], metadata.get("namespace"), metadata.get("uid"), workload)
         live = self._store.get("PersistentVolumeClaim", owner.namespace or "", owner.object_name)
@@ -78,7 +78,7 @@ class Reviews:
 
 
 def _is_of_hub(document: Object) -> bool:
-    """Return whether a manifest, which is not validated, names a model of the hub."""
+    """Return whether a manifest, which may be invalid, names a model of the hub."""
     spec = document.get("spec")
     model = spec.get("model") if isinstance(spec, Mapping) else None
     source = model.get("source") if isinstance(model, Mapping) else None

@@ -2,8 +2,8 @@
 
     gateway's replicas ─► ScalingLoop: one Autoscaler per endpoint ─► recommendation ─► wake ─► reconcile
 
-Only the leading replica of the operator scales. A recommendation is published when it differs in more than its message,
-and otherwise once a minute, so that the endpoint's status does not change with each poll.
+Only the leading replica of the operator scales. A recommendation is published at once if `_essence` differs, and
+otherwise once a minute, so that the endpoint's status does not change with each poll.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from stoker_operator.workloads.composition import Composition
 
 logger = logging.getLogger(__name__)
 
-#: Interval of polling the gateway, in seconds.
+#: Pause between two polls of the gateway, in seconds.
 PERIOD_S: Final = 0.5
-#: Interval at which a message is updated although nothing else has changed, in seconds.
+#: Interval of publishing recommendations of equal `_essence`, in seconds.
 _MESSAGE_S: Final = 60.0
-#: Age at which the last observation is no longer exported as metrics, in seconds.
+#: Maximum age of an observation that is exported as metrics, in seconds.
 _STALE_S: Final = 30.0
 
 
@@ -49,9 +49,9 @@ class _Scaled:
 
     Attributes:
         uid, generation: uid and generation of the manifest whose settings `autoscaler` has.
-        published, published_at: the recommendation that reconciles use, and its time.
-        progress: history of the endpoint's replicas.
-        observed, observed_at: its scaling for metrics, and the time of the observation.
+        published, published_at: the recommendation that reconciles use, and when it was published.
+        progress: counts changes and starts of the replicas.
+        observed, observed_at: the endpoint's scaling for metrics, and the time of the observation.
     """
 
     uid: str
@@ -65,7 +65,7 @@ class _Scaled:
 
 
 class ScalingLoop:
-    """The autoscalers of all endpoints.
+    """The autoscalers of all endpoints with ``spec.scaling``.
 
     Args:
         signals: polls the gateway's replicas; None without a gateway that reports its requests.
