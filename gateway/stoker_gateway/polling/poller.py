@@ -207,7 +207,7 @@ class HttpProbe:
 
     def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
         """Set each server's ``Authorization`` candidates for ``GET /v1/models``, the current key first. A server that
-        is new, or whose candidates change, gets this request in its next poll. Thread-safe."""
+        is new, or whose candidates change, gets this request in its next successful poll. Thread-safe."""
         self._authorizations = dict(authorizations)
         for server in set(self._models_at) - authorizations.keys():
             self._models_at.pop(server, None)
@@ -292,9 +292,8 @@ def read_metrics(text: bytes) -> ServerLoad:
 
 
 def _values(text: bytes, name: bytes) -> list[float]:
-    """Return the values of all series of a metric, NaN for a value that is not a number.
-
-    Searches for the name instead of parsing all lines, because most lines belong to other metrics."""
+    """Return the values of all series of a metric, NaN for a value that is not a number. It searches for the name
+    instead of parsing all lines, because most belong to other metrics."""
     values = list[float]()
     at = text.find(b"\n" + name)
     while at >= 0:

@@ -62,7 +62,7 @@ class InFlight:
                 del self._sent[number]
 
     def is_certainly_idle(self) -> bool:
-        """Whether it is certain that no request is active: no sent one is known, and Envoy's counts were 0 over at least
+        """Whether it is certain that no request is active: none is known here, and Envoy's counts were 0 over at least
         `_APART_S` after Envoy must have received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S
         return not self._sent and self._zero_until - max(self._zero_since, settled) >= _APART_S

@@ -24,11 +24,7 @@ _ENDS: Final = tuple(block_ends(1 << 40))
 
 
 class PrefixScorer:
-    """Finds the servers that received a prompt's prefix before.
-
-    Args:
-        index: prefixes that servers received.
-    """
+    """Finds the servers that received a prompt's prefix before."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
