@@ -11,7 +11,7 @@ from stoker_gateway.scheduling.drain import Drain
 
 
 class EndpointHold:
-    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. Used from one event
+    """Counts the held requests of one InferenceEndpoint, and tracks whether requests may be sent. Used from one event
     loop.
 
     Args:

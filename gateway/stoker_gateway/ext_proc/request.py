@@ -1,8 +1,9 @@
 """Parsing of request bodies: the model, and a canonical text of the prompt for prefix matching.
 
 The text is not the prompt that the model reads, because only the server applies the chat template. It is cheap to
-compute, and the text of a continued conversation begins with the text of the earlier request. Tools and instructions
-come first, as in templates. Content parts' cache-control hints are left out, because clients move them between parts.
+compute, and the text of a continued conversation normally begins with that of the earlier request. Tools and
+instructions come first, as in templates. Content parts' cache-control hints are left out, because clients move them
+between parts.
 
 Bodies are untrusted: the code does not recurse and takes linear time.
 """

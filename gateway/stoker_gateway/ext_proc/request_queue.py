@@ -1,6 +1,6 @@
 """Queue of requests that wait until one of an endpoint's servers has room, or is ready.
 
-A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. A request that only some servers
+A new request joins the waiting ones by the rules of `scheduling/fair_queue.py`. A request that only some servers
 may get does not block others. The queue is checked whenever servers may have room, and by a timer, for timeouts.
 
 An endpoint with scaling *holds* its requests while all its servers are failing or not ready, or while the operator

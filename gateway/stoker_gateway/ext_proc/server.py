@@ -62,7 +62,7 @@ class TLSFiles:
 
 
 class PickerServer:
-    """gRPC server that chooses the servers of a proxy's requests. Runs in one event loop.
+    """gRPC server that chooses servers for a proxy's requests. Runs in one event loop.
 
     Args:
         pickers: picker of each endpoint, by served name.

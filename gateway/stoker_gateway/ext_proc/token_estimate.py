@@ -1,5 +1,5 @@
-"""Estimate of the tokens that a request will use, from its body. When the request has ended, its actual usage replaces
-the estimate.
+"""Estimate of the tokens that a request will use, from its body. When the request has ended, its usage replaces the
+estimate.
 
 Prompt tokens are a quarter of the text's bytes, and at most 1,024 for each image or other medium. Output tokens are the
 maximum that the body sets, or a default.
