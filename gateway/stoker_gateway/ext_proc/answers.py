@@ -1,4 +1,4 @@
-"""HTTP responses of the picker itself: errors, in the format of the requested API, and the list of models."""
+"""HTTP responses of the picker itself: errors, in the requested API's format, and the models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANTHROPIC_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LocalReply:
-    """An HTTP response.
+    """An HTTP response of the picker itself.
 
     Attributes:
         headers: names and values, without Content-Length, which the proxy adds.
@@ -96,7 +96,8 @@ def _is_anthropic(path: str) -> bool:
 
 
 def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
-    """Format of https://docs.anthropic.com/en/api/errors. It has no field for `param`, so the message includes it."""
+    """Return the body of an error (https://docs.anthropic.com/en/api/errors). The format has no field for `param`, so
+    the message includes it."""
     message = error.message
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"

@@ -1,10 +1,10 @@
-"""Parsing of bodies without blocking the event loop: small ones directly, large ones in a subprocess, one at a time.
+"""Parsing of request bodies without long delays of the event loop: small ones directly, others in a subprocess.
 
-The JSON parser holds the GIL, so a thread does not help: 30 MB of JSON take 0.1 to 2 seconds, depending on their
-content. Owners take turns, so an owner with many large bodies delays another owner by a single body. The CPU time of a
-body is limited, and a body that exceeds it is rejected permanently, because a retry would take as long. If the client
-disconnects while its body is parsed, or if the subprocess dies, a new subprocess parses the next body. The subprocess
-exits when its standard input is closed, hence also when the picker is killed.
+The subprocess parses one body at a time. The JSON parser holds the GIL, so a thread does not help: 30 MB of JSON take
+0.1 to 2 seconds, depending on their content. Owners take turns, so an owner with many bodies delays another by a single
+one. The subprocess's CPU time for a body is limited; beyond it the error is not retryable, because a retry would take
+as long. If the client disconnects while its body is parsed, or the subprocess fails, a new subprocess parses the next
+body. The subprocess exits when its standard input is closed, hence also when the picker is killed.
 
     request:   size of the head, size of the body (8 bytes each), head (path and Content-Type as JSON), body
     response:  size of the result (8 bytes), result as JSON
@@ -54,7 +54,7 @@ _PIECE: Final = 256 * 1024
 
 
 class BodyReader:
-    """Parses bodies. Used from one event loop.
+    """Parses request bodies. Used from one event loop.
 
     Args:
         at_once: maximum size of a body that is parsed in the event loop, in bytes.
@@ -64,7 +64,6 @@ class BodyReader:
 
     def __init__(self, at_once: int = AT_ONCE, longest_s: float = LONGEST_S, wait_s: float = WAIT_S) -> None:
         self._at_once = at_once
-        #: Maximum time that the subprocess may take for one body, in seconds.
         self.longest_s = longest_s
         self._wait_s = wait_s
         self._process: Process | None = None
@@ -72,13 +71,13 @@ class BodyReader:
         self._current: asyncio.Future[None] | None = None
 
     async def read(self, path: str, body: bytes, content_type: str = "", owner: str = "") -> ModelRequest:
-        """Return the result of `read_request`.
+        """Parse a body; see `read_request`.
 
         Args:
             owner: owner of the request; owners take turns.
 
         Raises:
-            RequestError: the body is invalid, or could not be parsed in time.
+            RequestError: the body is invalid, or could not be parsed.
         """
         if self._is_small(body):
             return read_request(path, body, content_type)
@@ -90,7 +89,7 @@ class BodyReader:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the subprocess, if it runs."""
+        """Process id of the subprocess, if there is one."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -152,7 +151,7 @@ class BodyReader:
             )
             self._kill()
             raise UnavailableError("the gateway failed to parse the request body; try again") from error
-        except BaseException:  # the client has disconnected, and the pending result must not become the next body's
+        except BaseException:  # for example a disconnect: the pending result must not become the next body's
             self._kill()
             raise
 

@@ -16,11 +16,11 @@ API_KEY: Final = "x-api-key"
 
 
 def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
-    """Return the key of a request. If Authorization and x-api-key both contain a key, one valid key is enough, as in
-    Stoker's engine.
+    """Return the valid key of a request. If Authorization and x-api-key both contain a key, one valid key is enough, as
+    in Stoker's engine.
 
     Args:
-        header: returns a header's value by its name; empty if it is absent.
+        header: returns a header's value by its name in lower case; empty if it is absent.
         now: seconds since 1970.
 
     Raises:
@@ -45,7 +45,7 @@ def digest_of(header: Callable[[str], str]) -> str:
 
 
 def swapped(authorization: str | None) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """Return the request headers to set and the ones to remove, so that servers do not see the client's key.
+    """Return the request headers to set and those to remove, so that servers do not see the client's key.
 
     Args:
         authorization: the ``Authorization`` that the servers expect; None means no ``Authorization``.

@@ -7,13 +7,13 @@ RequestError
 ├── MediaTypeError      wrong Content-Type or Content-Encoding              HTTP 415
 ├── TooLargeError       the body exceeds a limit                            HTTP 413
 ├── RetryableError      the request may succeed later
-│   ├── UnavailableError    no server can take the request now              HTTP 503
-│   │   └── HeldError       no server became ready, or no room to hold it   HTTP 503
-│   └── SaturatedError      all servers stayed busy while it waited         HTTP 429
+│   ├── UnavailableError    the request cannot be handled now               HTTP 503
+│   │   └── HeldError       held too long, or no room to hold it            HTTP 503
+│   └── SaturatedError      the servers are busy                            HTTP 429
 ├── StartError          no server of the model can be started               HTTP 503
 ├── UploadError         the body did not arrive in time                     HTTP 408
 ├── RateLimitError      the request would exceed a limit of its key         HTTP 429
-└── PickerError         internal error, or wrong proxy configuration        HTTP 500
+└── PickerError         internal error                                      HTTP 500
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MethodError(RequestError):
 
 
 class MediaTypeError(RequestError):
-    """The picker does not support the body's Content-Type or Content-Encoding."""
+    """The path does not support the body's Content-Type or Content-Encoding."""
 
     status = 415
 
@@ -51,7 +51,7 @@ class TooLargeError(RequestError):
 
 
 class PickerError(RequestError):
-    """The picker failed, and the request is not the cause."""
+    """The picker failed unexpectedly."""
 
     status = 500
     type = "internal_error"
@@ -61,7 +61,7 @@ class RetryableError(RequestError):
     """The request may succeed if it is sent again later.
 
     Args:
-        retry_after_s: seconds until the client should retry (``Retry-After``).
+        retry_after_s: seconds after which the client should retry (``Retry-After``).
     """
 
     def __init__(self, message: str, retry_after_s: float = 1) -> None:
@@ -70,17 +70,17 @@ class RetryableError(RequestError):
 
 
 class UnavailableError(RetryableError):
-    """No server of the model can take requests now."""
+    """The request cannot be handled now, for example because no server is ready."""
 
     status = 503
     type = "service_unavailable_error"
 
 
 class HeldError(UnavailableError):
-    """No server of the model became ready while the request was held, or the limit of held requests was reached.
+    """The request was held and has timed out, or exceeded a limit of held requests.
 
     Args:
-        held_s: seconds for which the request was held; None if it was not.
+        held_s: seconds that the request waited, if it was held; None otherwise.
     """
 
     def __init__(self, message: str, retry_after_s: float, held_s: float | None) -> None:
@@ -92,7 +92,7 @@ class StartError(RequestError):
     """No server of the model can be started. A retry would fail too, so a header of the response forbids retries.
 
     Args:
-        held_s: seconds for which the request was held; None if it was not.
+        held_s: seconds that the request waited, if it was held; None otherwise.
     """
 
     status = 503
@@ -104,13 +104,13 @@ class StartError(RequestError):
 
 
 class UploadError(RequestError):
-    """The client did not send the whole request in time."""
+    """The request did not arrive in time."""
 
     status = 408
 
 
 class SaturatedError(RetryableError):
-    """All servers of the model stayed busy while the request waited."""
+    """The servers that may get the request are busy."""
 
     status = 429
     type = "rate_limit_error"
@@ -120,7 +120,6 @@ class RateLimitError(RequestError):
     """The request would exceed a limit of its key. The message has OpenAI's wording, which clients know.
 
     Args:
-        key_id: id of the key.
         denial: the limit and its usage.
     """
 

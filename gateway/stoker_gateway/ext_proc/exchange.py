@@ -39,7 +39,7 @@ from stoker_gateway.protocol.envoy_headers import (
 
 _SUBSET: Final = "x-gateway-destination-endpoint-subset"
 
-#: Size in bytes of a body chunk that is sent back, so that its message is less than 64 KiB.
+#: Maximum size in bytes of a body chunk that is sent back, so that its message is less than 64 KiB.
 CHUNK_BYTES: Final = 63 * 1024
 
 _BODY_MODE = processing_mode_pb2.ProcessingMode
@@ -49,14 +49,14 @@ _CONTINUE_TRAILERS: Final = ext_proc.ProcessingResponse(request_trailers=ext_pro
 
 
 class ProtocolError(Exception):
-    """The proxy violates the protocol, or its configuration leaves out what the picker needs."""
+    """The proxy violates the protocol, or its configuration is unsuitable."""
 
 
 class Progress(enum.Enum):
     """State of the request after a message."""
 
     MORE = "more"
-    """More of the body follows."""
+    """More of the request follows."""
     HEADERS = "headers"
     """The headers have arrived, and a body follows."""
     COMPLETE = "complete"
@@ -71,11 +71,10 @@ class Route:
 
     Attributes:
         cluster: Envoy cluster of the model's servers.
-        servers: ``IP:PORT``, best first; the others are for the retry.
+        servers: ``IP:PORT``, the best first; any others are for the retry.
         headers: request headers that replace the client's, with names in lower case. Their values may be secret.
         without: request headers to remove.
-        metadata: dynamic metadata: fields for the access log of completed requests, and response headers
-            (`limits/ratelimit_headers.py`).
+        metadata: dynamic metadata: fields for the access log of completed requests, and values of response headers.
         response_id: id under which the server stores its response; None means that no id is sent.
     """
 
@@ -102,7 +101,7 @@ class Exchange:
         self._chunks: list[bytes] = []
         self._size = 0
         self._headers: dict[str, bytes] = {}
-        #: Servers to which the request may be sent; None means all servers of the model.
+        #: Servers to which the request may be sent; None means all.
         self.subset: frozenset[str] | None = None
 
     def header(self, name: str) -> str:
@@ -121,7 +120,7 @@ class Exchange:
         """Process the proxy's next message.
 
         Raises:
-            ProtocolError: the message is not allowed at this point.
+            ProtocolError: the message is not allowed at this point, or shows an unsuitable configuration.
         """
         kind = message.WhichOneof("request")
         if self._complete_at:
@@ -152,7 +151,7 @@ class Exchange:
 
     def extend(self, seconds: float) -> ext_proc.ProcessingResponse:
         """Return the message that sets the proxy's timeout for the decision to `seconds` from now. The proxy accepts
-        such a message only once for a request."""
+        only one such message while it waits for a response."""
         response = ext_proc.ProcessingResponse()
         response.override_message_timeout.FromMilliseconds(round(seconds * 1000))
         return response

@@ -1,6 +1,6 @@
-"""Parser of the text fields of a form (``multipart/form-data``). It skips the form's files.
+"""Parser of the text fields of a form (``multipart/form-data``), which skips files and long fields.
 
-The parser rejects forms that two servers might read differently, because authorization depends on the form's model.
+It rejects forms whose model two servers might read differently, because authorization depends on the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_form(content_type: str) -> bool:
 
 
 def text_fields(body: bytes, content_type: str) -> dict[str, str]:
-    """Return the text fields of a form.
+    """Return the text fields of a form, without long ones.
 
     Raises:
         RequestError: the form is malformed or ambiguous.

@@ -1,7 +1,7 @@
-"""Holding of requests for an endpoint with ``spec.scaling`` until one of its servers is ready.
+"""Holding of requests for an endpoint with scaling until they may be sent to a ready server.
 
-An InferenceEndpoint may have several served names, each with its own queue. The limits of held requests apply to all of
-them together.
+An InferenceEndpoint may have several served names, each with its own queue. The limits of held requests apply to the
+names together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from stoker_gateway.scheduling.drain import Drain
 
 
 class EndpointHold:
-    """Counts the held requests of one InferenceEndpoint, and decides whether requests must be held. Used from one event
+    """Counts the held requests of one InferenceEndpoint, and tracks whether requests may be sent. Used from one event
     loop.
 
     Args:
@@ -23,7 +23,7 @@ class EndpointHold:
         num_held: number of waiting requests that are or were held, including those that now wait for a less busy
             server.
         held_bytes: total size of the bodies of these requests.
-        active_at: time at which a request last arrived or ended; None if no request has arrived.
+        active_at: time at which a request last arrived or ended; None if none has.
     """
 
     def __init__(self, scaling: Scaling, max_held: int, max_bytes: int, now: float) -> None:
@@ -62,7 +62,7 @@ class EndpointHold:
         start.
 
         In a phase other than `Phase.ACTIVE`, the known failure belongs to an earlier start. It does not apply to
-        requests that arrived after it, because the operator starts servers for them again.
+        requests that arrived after its report, because the operator starts servers for them again.
         """
         scaling = self.scaling
         return bool(scaling.start_failure) and (scaling.phase is Phase.ACTIVE or since <= self._failed_at)

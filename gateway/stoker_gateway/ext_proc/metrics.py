@@ -20,7 +20,7 @@ class PickerMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        #: The served name is empty if it is unknown.
+        #: The label ``model`` is empty unless the request was routed.
         self.requests = Counter(
             "stoker:gateway_requests",
             "Requests by outcome: routed, answered (by the gateway itself), invalid, unauthorized, not_found, "
@@ -86,7 +86,7 @@ class PickerMetrics:
         self.forget_holds(model)
 
     def forget_holds(self, model: str) -> None:
-        """Remove the hold metrics of a model whose requests are no longer held."""
+        """Remove the hold metrics of a model whose requests are not held."""
         for metric in (self.held_requests, self.held_seconds):
             for labels in [each for each in metric._metrics if each[0] == model]:
                 metric.remove(*labels)

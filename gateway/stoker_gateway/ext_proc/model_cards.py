@@ -18,13 +18,13 @@ _MAX_TOKENS: Final = 2**53
 
 
 class ModelCards:
-    """Model cards by server."""
+    """Model cards of each server."""
 
     def __init__(self) -> None:
         self._cards: dict[str, dict[str, dict[str, Any]]] = {}
 
     def update(self, server: str, answer: bytes) -> None:
-        """Record a server's response to ``GET /v1/models``; an invalid one is ignored."""
+        """Record the model cards in the body of a server's response to ``GET /v1/models``."""
         try:
             listed = orjson.loads(answer)["data"]
         except (ValueError, TypeError, KeyError):

@@ -1,8 +1,9 @@
 """Parsing of request bodies: the model, and a canonical text of the prompt for prefix matching.
 
 The text is not the prompt that the model reads, because only the server applies the chat template. It is cheap to
-compute, and the text of a continued conversation begins with the text of the earlier request. Tools and instructions
-come first, as in templates. Cache-control hints are left out, because clients move them from block to block.
+compute, and the text of a continued conversation normally begins with that of the earlier request. Tools and
+instructions come first, as in templates. Content parts' cache-control hints are left out, because clients move them
+between parts.
 
 Bodies are untrusted: the code does not recurse and takes linear time.
 """
@@ -33,11 +34,11 @@ from stoker_gateway.protocol.paths import FORMS, GENERATING
 
 #: Body fields that identify a session if no header does, in order of preference.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
-#: Prefix of Claude Code's billing header in a system block. It differs in each request, and Stoker's engine drops it.
+#: Start of the text part with Claude Code's billing header, which differs in each request. Stoker's engine drops it.
 _BILLING: Final = "x-anthropic-billing-header:"
 #: Maximum number of messages, items and their parts in one body, beyond any model's context.
 MAX_ITEMS: Final = 262_144
-#: Fields of a conversation item, besides its content, that belong to the prompt.
+#: Fields of a conversation item, besides its role and content, that belong to the prompt.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
 
 
@@ -47,15 +48,15 @@ class ModelRequest:
 
     Attributes:
         model: served name.
-        chain: hashes of the blocks of the prompt's text; empty if the path generates nothing, or if the request
-            continues a stored response, since only the server that holds it knows the beginning of the prompt.
-        size: size of the prompt's text in bytes.
+        chain: hashes of the full blocks of the prompt's text; empty if the path is not in `GENERATING`, or if the
+            request continues a stored response, since only the server that stores it knows the start of the prompt.
+        size: size of the prompt's text in bytes; 0 if the path is not in `GENERATING`.
         session: session id in the body, if any.
-        previous_response_id: id of the stored response that the request continues.
+        previous_response_id: id of the stored response that the request continues, if any.
         request_id: id of the response, if the client chooses it in the body.
         prompt_tokens: estimated number of prompt tokens.
         max_output_tokens: maximum number of output tokens.
-        has_max_output_tokens: whether the body sets `max_output_tokens`; otherwise it is a default.
+        has_max_output_tokens: False if `max_output_tokens` is a default.
     """
 
     model: str
@@ -73,7 +74,7 @@ def read_request(path: str, body: bytes, content_type: str = "") -> ModelRequest
     """Parse the body of a request to `path`.
 
     Raises:
-        RequestError: the body is not a JSON object, or names no model.
+        RequestError: the body is malformed or too large, or names no model.
     """
     if path in FORMS:
         return _read_form(body, content_type)
@@ -145,7 +146,7 @@ def _check_number(fields: dict[str, Any]) -> None:
 
 
 def _contents(items: list[Any]) -> Iterator[list[Any]]:
-    """Yield the contents of items that are lists."""
+    """Yield the items' contents that are lists."""
     for item in items:
         if isinstance(item, dict) and isinstance(content := item.get("content"), list):
             yield content

@@ -1,11 +1,11 @@
 """Handling of a request: the picker answers it, sends it to a server, or rejects it.
 
-key ─► path and method ─► /v1/models               answered from the model registry
-                       ─► /v1/responses/ID …       to the server that holds the response
-                       ─► /openapi.json            to any server
-                       ─► body: model, prompt ─► limits of the key ─► queue of the endpoint ─► servers
+key ─► path and method ─► /v1/models         answered from the model registry
+                       ─► /v1/responses/ID   server that stores the response ─┐
+                       ─► /openapi.json      any server                      ─┼─► limits of the key ─► queue ─► server
+                       ─► others             model and prompt in the body    ─┘
 
-If there are keys, a request without one is rejected before its body is read, and models that its key may not use are
+If keys are required, a request without one is rejected before its body is read, and models that its key may not use are
 hidden from it.
 """
 
@@ -53,17 +53,17 @@ from stoker_gateway.scheduling.in_flight import InFlight
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Methods of the paths that only read.
+#: Methods of `MODELS` and `SCHEMA`.
 _READ_METHODS: Final = ("GET", "HEAD")
 #: Retry-After in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
-#: If reading a body takes longer than this, in seconds, the whole time counts as time in the queue, because the proxy's
+#: If parsing a body takes longer than this, in seconds, all of it counts as time in the queue, because the proxy's
 #: timeout covers both.
 _READ_S: Final = 0.5
 #: Seconds by which the proxy's extended timeout exceeds the remaining hold.
 _EXTENSION_S: Final = 30.0
 
-#: Extends the proxy's timeout for the decision, to this many seconds from now.
+#: Sets the proxy's timeout for the decision to the given number of seconds from now.
 Extend = Callable[[float], Awaitable[None]]
 
 
@@ -99,13 +99,13 @@ class RequestHead:
 
     @classmethod
     def of(cls, exchange: Exchange) -> RequestHead:
-        """Return the head that a proxy sent."""
+        """Return the head of an exchange's request."""
         path = exchange.header(":path").partition("?")[0]
         return cls(exchange.header(":method"), path, exchange.header, exchange.subset)
 
     @property
     def request_id(self) -> str | None:
-        """Value of X-Request-Id, if servers accept it as an id."""
+        """Value of X-Request-Id, if Stoker's engine accepts it as an id; None otherwise."""
         value = self.header("x-request-id")
         return value if REQUEST_ID.fullmatch(value) else None
 
@@ -114,8 +114,7 @@ class RequestHandler:
     """Routes, answers or rejects requests. Used from one event loop.
 
     Args:
-        model_registry: all models.
-        pickers: picker of each endpoint, by served name. The caller keeps them up to date and calls `wake`.
+        pickers: picker of each endpoint, by served name. The caller reports to them, and then calls `wake`.
         clock: monotonic clock, in seconds.
         keyring: valid keys; None means that requests need no key, may use all models, and keep their credentials.
         wall: clock for the expiry of keys: seconds since 1970.
@@ -149,7 +148,7 @@ class RequestHandler:
         self._model_registry = ModelRegistry()
         self._pickers: Mapping[str, EndpointPicker] = {}
         self._queues: dict[str, RequestQueue] = {}
-        #: InferenceEndpoint → its hold, for endpoints with scaling; and → its served names, for reported endpoints.
+        #: Holds of InferenceEndpoints with scaling, and served names of reported ones, by InferenceEndpoint.
         self._holds: dict[EndpointKey, EndpointHold] = {}
         self._served_names: dict[EndpointKey, dict[str, ServedName]] = {}
         self._in_flight: dict[str, InFlight] = {}
@@ -199,7 +198,8 @@ class RequestHandler:
                 self._served_names.setdefault(key, {})[name] = served
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
-        """Record a server's response to ``GET /v1/models``, and the ``Authorization`` that the server accepted."""
+        """Record the body of a server's response to ``GET /v1/models``, and the ``Authorization`` that the server
+        accepted (empty if there was none)."""
         self._cards.update(server, answer)
         self._server_keys.accepted(server, authorization, self._model_registry.endpoints.values())
 
@@ -213,7 +213,7 @@ class RequestHandler:
             queue.wake()
 
     def awaited(self) -> set[str]:
-        """Return the servers of those endpoints with scaling that have waiting requests."""
+        """Return the servers for which requests of endpoints with scaling wait."""
         endpoints = self._model_registry.endpoints
         return {
             server
@@ -232,7 +232,7 @@ class RequestHandler:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the operator waits to remove an endpoint's servers until its requests have ended."""
+        """Whether any endpoint with a current drain id may have active requests."""
         now = self._clock()
         return any(
             hold.drain_id(now)
@@ -271,7 +271,7 @@ class RequestHandler:
         """Return the response if the request's head determines it, else None.
 
         Raises:
-            RequestError: the request is invalid whatever its body is.
+            RequestError: the request is rejected whatever its body is.
         """
         key, path = self._key(head), head.path
         if path == MODELS or path.startswith(f"{MODELS}/"):
@@ -316,18 +316,18 @@ class RequestHandler:
         return request.model, await self._to_server(head, request, key, _Wait(began, len(body), extend))
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """Record which server answered a request; it stores the response."""
+        """Record which server answered a request; later requests for the stored response go there."""
         self._holders.answered(model, pick, server)
 
     def undo(self, route: Route) -> None:
-        """Release what a route reserved, because the proxy did not receive it."""
+        """Release what was reserved for a route that the proxy did not receive."""
         self.ended(str(route.metadata[MODEL]), int(route.metadata[PICK]))
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, 0, self._clock())
 
     def count_as_used(self, route: Route) -> None:
-        """Settle the reservation of a route if it is unknown whether the proxy has read the route: all reserved tokens
-        count as used, and the request no longer counts as concurrent, because its end may never be reported."""
+        """Settle the reservation for a route that the proxy may not have read: all reserved tokens count as used, and
+        the request no longer counts as concurrent, because its end may never be reported."""
         if isinstance(grant := route.metadata.get(GRANT), str):
             self._limiter.settle(grant, None, self._clock())
 
@@ -349,7 +349,7 @@ class RequestHandler:
         return endpoint
 
     def _first_endpoint(self, key: Key | None) -> Endpoint:
-        """Return any endpoint that the key may use, for requests that name no model."""
+        """Return the first endpoint that the key may use, for requests that name no model."""
         endpoints = self._model_registry.endpoints.values()
         endpoint = next((each for each in endpoints if key is None or key.may_use(each.name)), None)
         if endpoint is None:
@@ -406,7 +406,7 @@ class RequestHandler:
             return self._with_key(endpoint, pick, known)
 
     def _with_key(self, endpoint: Endpoint, pick: Pick, metadata: dict[str, str | int]) -> Route:
-        """Return a route that replaces the client's key by the servers' own key."""
+        """Return a route that replaces the client's key by the servers' own, if any."""
         servers, authorization = self._server_keys.alike(endpoint, pick.servers)
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
@@ -442,7 +442,7 @@ class RequestHandler:
         return choice
 
     def _held(self, model: str, outcome: str, held_s: float) -> None:
-        """Record the outcome of a held request, and the seconds that it waited."""
+        """Record a held request's outcome (`HeldOutcome`), and the seconds that it waited."""
         if model in self._queues:  # the series of a removed model must not be created again
             self._metrics.held_seconds.labels(model, outcome).observe(held_s)
 
@@ -472,7 +472,7 @@ class RequestHandler:
 
 
 def _held(pick: Pick) -> dict[str, str]:
-    """Return the response header with the seconds for which the request was held; empty if it was not held."""
+    """Return the metadata for the response header `HELD_HEADER`; empty if the request was not held."""
     return {} if pick.held_s is None else {HELD_HEADER: f"{pick.held_s:.3f}"}
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of accepted requests; requests beyond them are rejected.
+    """Limits beyond which requests are rejected.
 
     Attributes:
         max_body_bytes: maximum size of a body.
-        max_waiting: maximum number of requests of an endpoint that wait while all its servers are saturated.
+        max_waiting: maximum number of requests of a model that wait for a server with room.
         max_wait_s: maximum time that they wait, in seconds. The proxy's message timeout must be longer.
-        max_held: maximum number of held requests of an endpoint with scaling while none of its servers is ready.
+        max_held: maximum number of held requests of an InferenceEndpoint with scaling.
         max_held_bytes: maximum size of their bodies together; at least `max_body_bytes`.
-        upload_s: maximum time between two messages of a request, in seconds; if infinite, the proxy limits the upload.
+        upload_s: maximum time between two of the proxy's messages about a request, in seconds; if infinite, the proxy
+            limits the upload.
     """
 
     max_body_bytes: int = 32 * 2**20

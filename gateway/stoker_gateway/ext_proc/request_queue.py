@@ -1,11 +1,11 @@
 """Queue of requests that wait until one of an endpoint's servers has room, or is ready.
 
-A new request queues behind waiting ones by the rules of `scheduling/fair_queue.py`. A request that only some servers
-may get does not block others. The queue is checked after each poll, which may find room, and by a timer, for timeouts.
+A new request joins the waiting ones by the rules of `scheduling/fair_queue.py`. A request that only some servers
+may get does not block others. The queue is checked whenever servers may have room, and by a timer, for timeouts.
 
-An endpoint with scaling *holds* its requests while none of its servers is ready, or while the operator forbids sending
-requests (`hold.py`). Held requests wait in the same queue by the same rules, but for a longer maximum time, and the
-total size of their bodies is limited.
+An endpoint with scaling *holds* its requests while all its servers are failing or not ready, or while the operator
+forbids sending requests (`hold.py`). Held requests wait in the same queue by the same rules, but with their own maximum
+time and number, and the total size of their bodies is limited.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stoker_gateway.scheduling.fair_queue import FairQueue
 from stoker_gateway.scheduling.picker import EndpointPicker, Pick, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Interval of checks for timed-out requests, in seconds: normally, and while requests are held.
+#: Interval of checks for timed-out requests, in seconds: normally, and maximum while requests are held.
 _TICK_S: Final = 0.1
 _HELD_TICK_S: Final = 1.0
-#: Retry-After in seconds, for requests that waited for room.
+#: Retry-After in seconds, for requests that got no room.
 RETRY_AFTER_S: Final = 1.0
 #: Retry-After in seconds, for requests that were held, or exceeded the limits of held requests.
 HELD_RETRY_AFTER_S: Final = 5.0
@@ -48,8 +48,8 @@ class WaitTerms:
         key: owner of the request. Owners take turns.
         priority: requests with a higher priority leave the queue first.
         num_bytes: size of the request's body, which stays in memory while it waits.
-        waited_s: seconds that the request has waited before, while its body was read.
-        check: called when the request's turn comes, before a server is chosen; an exception ends the wait.
+        waited_s: seconds that the request has waited before, while its body was parsed.
+        check: called when the request's turn comes, before a server is chosen; a `RequestError` ends the wait.
         extend: awaited once if the request is held, with the remaining seconds of the hold.
         ended: called with the outcome and the waiting time in seconds when the request stops waiting, if it was held or
             was rejected instead of being held.
@@ -68,8 +68,7 @@ class RequestQueue:
     """Requests that wait for one endpoint. Used from one event loop.
 
     Args:
-        picker: picker of the endpoint's servers.
-        max_waiting: maximum number of requests that wait for room.
+        max_waiting: maximum number of requests that wait for room, unless a hold allows more.
         max_wait_s: maximum time that a request waits for room, in seconds.
         clock: monotonic clock, in seconds.
 
@@ -112,8 +111,8 @@ class RequestQueue:
     async def wait(self, request: RoutingRequest, terms: WaitTerms) -> Pick | Refusal:
         """Queue a request and wait for the choice.
 
-        Returns:
-            the pick; or a refusal if no server may get the request, the queue is full, or the wait has timed out.
+        Raises:
+            RequestError: `terms.check` rejected the request.
         """
         now = self._clock()
         waiting = _Waiting(request, terms, now)
@@ -168,7 +167,7 @@ class RequestQueue:
             self._timer = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def close(self) -> None:
-        """Reject all waiting requests, because the endpoint was removed."""
+        """Reject all waiting requests."""
         for each in self._queue.expire(math.inf):
             each.end(Refusal("none", RETRY_AFTER_S))
 
@@ -224,7 +223,7 @@ class RequestQueue:
             queue.push(terms.key, terms.priority, waiting, now, hold.scaling.hold_s, len(queue) + 1)
 
     def _hold_all(self, hold: EndpointHold, now: float) -> None:
-        """Hold all waiting requests, because no server of the endpoint may get requests."""
+        """Hold the waiting requests as far as possible, and reject the others."""
         for waiting in list(self._queue):
             if hold.start_failed(waiting.since):
                 self._queue.remove(waiting)
@@ -252,8 +251,6 @@ class _Waiting:
     """A waiting request.
 
     Args:
-        request: routing request.
-        terms: conditions of the wait.
         since: time at which the wait began, in seconds.
     """
 
@@ -301,6 +298,6 @@ class _Waiting:
             self._hold = None
 
     def end(self, choice: Pick | Refusal) -> None:
-        """Set the result of the wait, unless the client has disconnected."""
+        """Set the result of the wait, unless the wait has ended."""
         if not self.choice.done():
             self.choice.set_result(choice)

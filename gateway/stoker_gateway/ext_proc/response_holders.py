@@ -5,7 +5,7 @@ reading the response. The client's request id is not used as the id, because ser
 several requests may have the same id. Earlier versions of Stoker's engine derive the response id from the request id
 (`resp_ID_ENDING`, with a random ending), so the request id is recorded too.
 
-Clients choose some of the ids, so each owner has a separate namespace: a client cannot change the lookups of another.
+Clients choose some of the ids, so each owner has a separate namespace: an owner cannot change another's lookups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 #: Maximum number of recorded ids; a server stores 4,096 responses.
 MAX_NAMES: Final = 131_072
-_ENDING: Final = 9  # an underscore and eight hexadecimal digits
+_ENDING: Final = 9  # length of an underscore and eight hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,13 @@ class ResponseHolders:
         """Record a request whose response may be retrieved or continued.
 
         Args:
-            owner: owner of the request.
             holder: server to which it was sent.
             pick: number of the pick that routed it.
-            request_id: value of its X-Request-Id header.
+            request_id: value of its X-Request-Id header, if valid.
             requested_id: response id in its body, if any.
 
         Returns:
-            The response id.
+            The id under which the server is to store the response.
         """
         name = requested_id if requested_id is not None else f"resp_{uuid.uuid4().hex}"
         names = [(owner, name)]
@@ -74,7 +73,7 @@ class ResponseHolders:
         return name
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """Record which server answered a request. It differs from the recorded server if the request was retried."""
+        """Record which server answered a request. It may differ from the recorded one after a retry."""
         for name in self._names.pop((model, pick), ()):
             if (holder := self._holders.get(name)) is not None and holder.server != server:
                 self._holders[name] = Holder(model, server)

@@ -73,8 +73,8 @@ def _drained(hold: EndpointHold, names: list[ServedName], now: float) -> str:
 
 
 def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
-    """Return the last load of each server that has answered a poll. Served names share servers, so the newest value
-    counts."""
+    """Return the last report about each server that was polled. Served names may share servers, so the newest report is
+    used."""
     newest: dict[str, PooledServer] = {}
     for each in names:
         for server, known in each.picker.states():
@@ -84,7 +84,7 @@ def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
     return [
         {
             "address": server,
-            # If a server does not report its load, this is the number of active requests that the gateway sent to it.
+            # If a server does not report its load, its active requests are estimated from those sent to it.
             "running": min(
                 _MAX_REQUESTS, known.load.reported.running if known.load.reported.counted else known.load.sequences
             ),

@@ -1,6 +1,6 @@
 """The endpoint picker's gRPC server: Envoy's external processing, and gRPC's health checks.
 
-A stream carries one HTTP request and ends once the request is routed, so responses in progress do not depend on the
+A stream carries one HTTP request and ends when the picker has handled it, so responses of servers do not depend on the
 picker.
 """
 
@@ -45,7 +45,7 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
 
-#: Service names of gRPC health checks: whether the process is alive, and whether it accepts requests.
+#: Service names of gRPC health checks: whether the process is alive, and whether proxies should use this picker.
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 
@@ -62,12 +62,10 @@ class TLSFiles:
 
 
 class PickerServer:
-    """gRPC server that chooses the servers of a proxy's requests. Runs in one event loop.
+    """gRPC server that chooses servers for a proxy's requests. Runs in one event loop.
 
     Args:
-        model_registry: all models.
         pickers: picker of each endpoint, by served name.
-        limits: limits of accepted requests.
         registry: Prometheus registry for the metrics.
         clock: monotonic clock, in seconds.
         keyring: valid keys; None means that requests need no key and may use all models.
@@ -112,7 +110,7 @@ class PickerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def serve_also(self, register: Callable[[Any], None]) -> None:
-        """Register another gRPC service on the same socket. Must be called before `start`."""
+        """Register another gRPC service on the server. Must be called before `start`."""
         register(self._server)
 
     def listen(self, address: str, tls: TLSFiles | None = None) -> int:
@@ -123,7 +121,7 @@ class PickerServer:
             tls: the server's certificate; None means that connections are not encrypted.
 
         Returns:
-            The port.
+            The port; meaningless for a Unix socket.
 
         Raises:
             OSError: the address cannot be bound.
@@ -172,7 +170,7 @@ class PickerServer:
         self._handler.set_keyring(keyring)
 
     def answered(self, model: str, pick: int, server: str) -> None:
-        """Record which server answered a request; later requests for its stored response are sent there.
+        """Record which server answered a request; later requests for the stored response go there.
 
         Args:
             model: served name.
@@ -182,8 +180,8 @@ class PickerServer:
         self._handler.answered(model, pick, server)
 
     def update_models(self, server: str, answer: bytes, authorization: str = "") -> None:
-        """Record a server's response to ``GET /v1/models``, from which the gateway answers its own ``/v1/models``, and
-        the ``Authorization`` that the server accepted, which the gateway sends to it from now on."""
+        """Record the body of a server's response to ``GET /v1/models``, from which the gateway answers its own
+        ``/v1/models``, and the ``Authorization`` that the server accepted (empty if there was none)."""
         self._handler.update_models(server, answer, authorization)
 
     def ended(self, model: str, pick: int) -> None:
@@ -196,7 +194,7 @@ class PickerServer:
         self._handler.ended(model, pick)
 
     def awaited(self) -> set[str]:
-        """Return the servers of those endpoints with scaling that have waiting requests."""
+        """Return the servers for which requests of endpoints with scaling wait."""
         return self._handler.awaited()
 
     def scaling_report(self) -> list[dict[str, Any]]:
@@ -205,7 +203,7 @@ class PickerServer:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the operator waits to remove an endpoint's servers until its requests have ended."""
+        """Whether any endpoint with a current drain id may have active requests."""
         return self._handler.is_draining
 
     @property
@@ -237,7 +235,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         self.ready = True
 
     async def Process(self, _messages: Any, context: Any) -> None:  # noqa: N802, gRPC's name
-        """Route or answer one HTTP request."""
+        """Route, answer or reject one HTTP request."""
         exchange = Exchange(self._limits.max_body_bytes)
         outcome = _Outcome()
         try:
@@ -304,8 +302,8 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
         """Send the first response, which contains the route; if that fails, release the request's reservation.
 
         A proxy closes the stream, which cancels this coroutine, when its client disconnects, and also as soon as the
-        proxy has read the route. If the response was sent before the cancellation, it is unknown whether the proxy has
-        read it.
+        proxy has read the route. If sending succeeds after the cancellation, it is unknown whether the proxy has read
+        the route.
         """
 
         async def write() -> None:
@@ -329,7 +327,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Data of a request for its response and the metrics. `name` is the value of the metric's label ``outcome``."""
+    """Data of a request for error responses and the metrics. `name` is the value of the label ``outcome``."""
 
     path: str = ""
     request_id: str | None = None

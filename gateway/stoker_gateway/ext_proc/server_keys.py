@@ -30,15 +30,15 @@ class ServerKeys:
         self._clock = clock
         self._left_at: dict[str, float] = {}
         self._accepted: dict[str, str] = {}
-        #: Server → current key at the time of the last warning that the server accepts only an earlier key.
+        #: Server → current ``Authorization`` at the last warning that the server accepts only an earlier one.
         self._warned: dict[str, str] = {}
 
     def accepted(self, server: str, authorization: str, endpoints: Iterable[Endpoint] = ()) -> None:
         """Record that a server accepted this ``Authorization``; empty means that it accepted a request without one.
 
         Args:
-            endpoints: all endpoints. A warning is logged if this is an earlier key of an endpoint that includes the
-                server.
+            endpoints: all endpoints. If this is an earlier key of one that includes the server, a warning is logged
+                once for each current key.
         """
         self._accepted[server] = authorization
         for endpoint in endpoints:
@@ -55,8 +55,7 @@ class ServerKeys:
                 )
 
     def keep(self, servers: Iterable[str]) -> None:
-        """Set the current servers. Other servers are forgotten after `REMEMBERED_S`, because they may come back
-        soon."""
+        """Set the current servers. Others are remembered for `REMEMBERED_S`, because they may come back soon."""
         current, now = set(servers), self._clock()
         for server in self._accepted:
             if server in current:

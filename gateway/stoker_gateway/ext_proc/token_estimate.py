@@ -1,8 +1,8 @@
-"""Estimate of the tokens that a request will use, from its body. When the request has ended, its actual usage replaces
-the estimate.
+"""Estimate of the tokens that a request will use, from its body. When the request has ended, its usage replaces the
+estimate.
 
 Prompt tokens are a quarter of the text's bytes, and at most 1,024 for each image or other medium. Output tokens are the
-maximum that the body allows.
+maximum that the body sets, or a default.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ TOKEN_BYTES: Final = 4
 DEFAULT_OUTPUT_TOKENS: Final = 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 
-#: Types of message parts that are media, whose data is in the body.
+#: Types of message parts that are media.
 _MEDIA: Final = frozenset(
     {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url"}
     | {"file", "input_file", "document"}
 )
 MAX_MEDIUM_TOKENS: Final = 1024
-#: The APIs' names for the maximum number of output tokens. If there are several, the largest counts.
+#: The APIs' fields for the maximum number of output tokens. If a body has several, the largest value is used.
 _MAX_TOKENS_NAMES: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-#: Names for the number of outputs that are generated. If there are several, the largest counts.
+#: Fields for the number of outputs. If a body has several, the largest value is used.
 _NUMBER_NAMES: Final = ("n", "best_of")
 #: Upper bounds in the estimate: tokens of one output, and outputs of one prompt.
 _MAX_TOKENS: Final = 2**31
@@ -38,7 +38,7 @@ def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
     """Estimate the number of prompt tokens.
 
     Args:
-        size: size of the prompt's text in bytes.
+        size: size of the prompt's text or, for paths without one, of the body, in bytes.
     """
     if path in FREE:
         return 0
@@ -46,9 +46,9 @@ def prompt_tokens(fields: dict[str, Any], path: str, size: int) -> int:
 
 
 def max_output_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
-    """Return the maximum number of output tokens of a body, and whether the body sets it.
+    """Return the maximum number of tokens of all outputs together, and whether the body sets a maximum.
 
-    Invalid values count as absent; the server rejects them.
+    Invalid values count as absent.
     """
     limits = [limit for name in _MAX_TOKENS_NAMES if (limit := _count(fields.get(name))) is not None]
     default = DEFAULT_COMPLETION_TOKENS if path == COMPLETIONS else DEFAULT_OUTPUT_TOKENS
@@ -59,7 +59,7 @@ def max_output_tokens(fields: dict[str, Any], path: str) -> tuple[int, bool]:
 
 
 def _excess_of_media(fields: dict[str, Any]) -> int:
-    """Return the number of bytes beyond `MAX_MEDIUM_TOKENS` in each medium, summed over all media."""
+    """Return the number of bytes by which media exceed `MAX_MEDIUM_TOKENS` each."""
     excess = 0
     for name in ("messages", "input"):
         items = fields.get(name)

@@ -1,1 +1,1 @@
-"""Polling of the servers' readiness and load."""
+"""Polling of the servers' readiness, load and models."""

@@ -1,12 +1,12 @@
-"""Polls the servers' readiness and load in a thread that limits its own CPU time.
+"""Polls the servers' readiness, load and models in a thread that limits its own CPU time.
 
-A poll requests ``/ready``, or ``/health`` if that path does not exist, and unless the status is 500 or more, the
-server's load from ``/metrics`` (with vLLM's names). Polls are spread evenly over a period, which grows with the number
-of servers, so that polling takes at most a tenth of a core. Polling has its own thread, whose CPU time is the cost of
-polling.
+A poll requests ``/ready``, or ``/health`` if the former returns 404. If the status is less than 500, it also requests
+``/v1/models``, at longer intervals, and the load from ``/metrics`` (with vLLM's names). Regular polls are spread evenly
+over a period that grows with their cost, so that they take about a tenth of a core. Polling has its own thread, whose
+CPU time is the cost.
 
-A server is *lost* after several consecutive polls without an answer, or after some seconds without one, for example if
-its process is frozen. It then counts as not ready until it answers.
+A server is *lost* after several consecutive polls without an answer, or some seconds after the first of them began, for
+example if its process is frozen. A lost server counts as not ready until it answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import aiohttp
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.scheduling.load import ServerLoad
 
-#: Fraction of a core that polling may take; processing the results takes some more in the event loop's thread.
+#: Fraction of a core that regular polls may take; processing their results in the main event loop takes some more.
 CORE_SHARE: Final = 0.08
 
-#: Minimum interval of polls of a server, in seconds.
+#: Minimum interval of regular polls of a server, in seconds.
 SHORTEST_PERIOD_S: Final = 1.0
 
 #: Interval of polls of servers that requests wait for, in seconds, and the maximum number of servers that are polled at
@@ -45,17 +45,16 @@ TIMEOUT_S: Final = 3.0
 #: Number of consecutive polls without an answer after which a server is lost.
 LOST_AFTER: Final = 3
 
-#: A server is also lost if it has not answered for this many seconds since its first unanswered poll. This is checked
-#: once in a period, so a frozen server is lost about five seconds after its last answer.
+#: A server is also lost if its first unanswered poll began this many seconds ago; checked once in a period.
 SILENT_S: Final = 3.5
 
-#: Interval of requests for the models of a ready server, and their timeout, in seconds.
+#: Normal interval of requests for a server's models, and timeout of all these requests in a poll, in seconds.
 MODELS_S: Final = 30.0
 MODELS_TIMEOUT_S: Final = 1.0
-#: The interval while these requests time out, or the server does not accept the current key.
+#: Shorter interval, for example while these requests time out, or the server accepts only an earlier key.
 SOON_S: Final = 3.0
 
-#: Maximum size of a response in bytes; larger ones are discarded.
+#: Maximum size of a response's body in bytes; a larger one counts as empty.
 MAX_BYTES: Final = 4 << 20
 
 
@@ -67,9 +66,9 @@ class PollResult:
         server: address of the server.
         load: the server's report; not ready if the server is lost; None if the server did not answer but is not lost
             yet.
-        sent_at: start of the poll, or of the first unanswered poll if the server is lost for silence, in seconds of
-            `time.monotonic`.
-        answered: whether the server answered.
+        sent_at: start of the poll, or of the first unanswered poll if this result reports `SILENT_S` of silence, in
+            seconds of `time.monotonic`.
+        answered: whether the server answered, even with an error.
     """
 
     server: str
@@ -79,7 +78,7 @@ class PollResult:
 
 
 class Poller:
-    """Polls servers.
+    """Polls servers regularly, and those that requests wait for more often.
 
     Args:
         poll: polls one server; raises `OSError`, `TimeoutError` or `aiohttp.ClientError` if it does not answer.
@@ -107,11 +106,11 @@ class Poller:
 
     @property
     def period_s(self) -> float:
-        """Interval of polls of a server, in seconds."""
+        """Interval of regular polls of a server, in seconds."""
         return max(SHORTEST_PERIOD_S, len(self._servers) * self._cost_s / CORE_SHARE)
 
     def set_servers(self, servers: Iterable[str]) -> None:
-        """Set the servers to poll from the next period on. Thread-safe."""
+        """Set the servers to poll; regular polls use them from the next period on. Thread-safe."""
         self._servers = tuple(dict.fromkeys(servers))
 
     def set_awaited(self, servers: Iterable[str]) -> None:
@@ -147,8 +146,8 @@ class Poller:
             for number, server in enumerate(servers):
                 await asyncio.sleep(began + period * number / len(servers) - loop.time())
                 if loop.time() - (since := self._silent_since.get(server, math.inf)) >= SILENT_S:
-                    # The result has the time of the first unanswered poll, so that a late answer still counts. It is
-                    # reported once until the server answers.
+                    # The result has the time of the first unanswered poll, so that a late answer still counts. This
+                    # check does not repeat it until the server answers.
                     self._silent_since[server] = math.inf
                     self._on_result(PollResult(server, ServerLoad(ready=False, counted=False), since, answered=False))
                 self._start_poll(server)
@@ -185,7 +184,8 @@ class Poller:
         self._on_result(PollResult(server, load, sent_at, answered))
 
 
-#: Called with a server's address, its response to ``GET /v1/models``, and the ``Authorization`` that it accepted.
+#: Called with a server's address, the body of its response to ``GET /v1/models``, and the ``Authorization`` that it
+#: accepted (empty if there was none).
 OnModels = Callable[[str, bytes, str], None]
 
 
@@ -198,16 +198,16 @@ class HttpProbe:
 
     def __init__(self, on_models: OnModels | None = None) -> None:
         self._on_models = on_models
-        #: Server → time of the next request for its models, and the ``Authorization`` candidates of the last one.
+        #: Server → time of the next request for its models, and the ``Authorization`` candidates at the last request.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
-        #: Server → index of the ``Authorization`` to begin with, if the last attempt timed out before all candidates.
+        #: Server → index of the ``Authorization`` candidate to begin with, if the last requests timed out.
         self._first: dict[str, int] = {}
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 
     def set_authorizations(self, authorizations: Mapping[str, tuple[str, ...]]) -> None:
         """Set each server's ``Authorization`` candidates for ``GET /v1/models``, the current key first. A server that
-        was absent before gets this request in its next poll. Thread-safe."""
+        is new, or whose candidates change, gets this request in its next successful poll. Thread-safe."""
         self._authorizations = dict(authorizations)
         for server in set(self._models_at) - authorizations.keys():
             self._models_at.pop(server, None)
@@ -279,9 +279,9 @@ class HttpProbe:
 
 
 def read_metrics(text: bytes) -> ServerLoad:
-    """Return a server's load from its metrics; not `counted` if they are absent or invalid.
+    """Return a server's load from its metrics; not `counted` if a number of requests is absent, or any value invalid.
 
-    If a server reports several series, as with several engines, requests are summed and KV cache usage is averaged.
+    If a metric has several series, for example one for each engine, requests are summed and KV cache usage is averaged.
     """
     text = b"\n" + text
     running, waiting = _values(text, b"vllm:num_requests_running"), _values(text, b"vllm:num_requests_waiting")
@@ -292,8 +292,8 @@ def read_metrics(text: bytes) -> ServerLoad:
 
 
 def _values(text: bytes, name: bytes) -> list[float]:
-    """Return the values of all series of a metric, NaN for invalid ones. It searches for the name instead of parsing
-    all lines, because most lines belong to other metrics."""
+    """Return the values of all series of a metric, NaN for a value that is not a number. It searches for the name
+    instead of parsing all lines, because most belong to other metrics."""
     values = list[float]()
     at = text.find(b"\n" + name)
     while at >= 0:
@@ -301,7 +301,7 @@ def _values(text: bytes, name: bytes) -> list[float]:
         series = text[at + 1 + len(name) : end if end >= 0 else len(text)]
         if series[:1] == b"{":
             series = series[series.rfind(b"}") + 1 :]
-        if series[:1] in (b" ", b"\t"):  # otherwise another metric whose name has this prefix
+        if series[:1] in (b" ", b"\t"):  # not a metric whose name only has this prefix
             try:
                 values.append(float(series.split()[0]))
             except (ValueError, IndexError):
@@ -311,7 +311,7 @@ def _values(text: bytes, name: bytes) -> list[float]:
 
 
 class PollerThread:
-    """A poller in its own thread, which reports its results in the event loop that created it.
+    """A poller in its own thread, which reports its results in the event loop of its creator.
 
     Args:
         on_result: called in that loop with each result.
@@ -330,7 +330,7 @@ class PollerThread:
         self._thread = threading.Thread(target=self._main, name="polling", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start polling."""
         self._thread.start()
 
     async def watch(self) -> NoReturn:

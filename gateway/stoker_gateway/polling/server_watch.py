@@ -1,4 +1,4 @@
-"""Logging of servers that are lost or recover."""
+"""Logging of changes of the servers' states."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ State = Literal["ready", "reports no load", "is not ready", "does not answer"]
 
 
 class ServerWatch:
-    """Logs each change of a server's state once.
-
-    Args:
-        model_registry: the models and their servers.
-    """
+    """Logs once when a server is not ready or does not answer, is back, or reports no load."""
 
     def __init__(self, model_registry: ModelRegistry | None = None) -> None:
         self._models: dict[str, list[str]] = {}
         self._states: dict[str, State] = {}
-        #: Servers of endpoints with scaling, which are listed before they have started.
+        #: Servers of endpoints with scaling, which are listed before they have started, and logged only afterwards.
         self._may_start: set[str] = set()
         self.set_model_registry(model_registry or ModelRegistry())
 
@@ -40,7 +36,7 @@ class ServerWatch:
             del self._states[departed]
 
     def record(self, result: PollResult) -> None:
-        """Process the result of a poll."""
+        """Log the change of a server's state that the result of a poll shows, if any."""
         if result.load is None or result.server not in self._models:
             return  # the server is not lost yet, or was removed
         state: State = "ready"
@@ -51,7 +47,7 @@ class ServerWatch:
         starts = result.server in self._may_start and result.server not in self._states
         previous = self._states.get(result.server, "ready")
         if starts and not result.load.ready:
-            return  # the server is starting
+            return  # the server may still be starting
         self._states[result.server] = state
         if state == previous:
             return

@@ -1,1 +1,1 @@
-"""Choice of a server for each request. Pure code: time is an argument, and there is no I/O."""
+"""Choice of a server for each request. Time is an argument, and there is no I/O."""

@@ -1,9 +1,8 @@
-"""Whether an endpoint's requests may be sent to its servers, by the operator's phase and drain id in the endpoint's
-status.
+"""Whether an endpoint's requests may be sent, according to the phase and the drain id in its status.
 
-Before the operator removes an endpoint's last servers, it sets the phase to `Phase.DRAINING`, with a new drain id. From
-then on the gateway sends none of the endpoint's requests. A drain id expires after `DRAIN_VALID_S`, so an operator that
-fails meanwhile stops traffic only for a limited time.
+Before the operator removes an endpoint's last servers, it sets the phase to `Phase.DRAINING`, with a new drain id. The
+gateway then sends none of the endpoint's requests. A drain id expires after `DRAIN_VALID_S`, so an operator that fails
+in this phase stops traffic only for a limited time.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Final
 
 from stoker_gateway.registry.model_registry import Phase, Scaling
 
-#: Seconds for which a drain id is valid, by this process's own clock, since the id was first seen. The operator removes
+#: Seconds for which a drain id is valid, by this process's clock, since the id was first seen. The operator removes
 #: servers at most 15 s after it sets the id.
 DRAIN_VALID_S: Final = 30.0
 

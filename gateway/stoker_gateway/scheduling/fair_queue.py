@@ -1,8 +1,8 @@
 """Queue of waiting items that is fair between keys, ordered by priority, and bounded in number and time.
 
-Keys take turns, so a key that floods the queue delays another by only one turn, however many items it adds. Items with
-a higher priority leave first. When the queue is full, the newest item of the key with the most items at the lowest
-priority is displaced, which may be the item that is being added.
+Items with a higher priority leave first. At the same priority keys take turns, so a key that floods the queue delays
+another by only one turn. When the queue is full, the newest item of the key with the most items at the lowest priority
+is displaced, which may be the item that is being added.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class FairQueue(Generic[Item]):
-    """A fair queue. Each item may be in it only once.
+    """Queue of items, each of which may be in it only once.
 
     Args:
         max_items: maximum number of items, unless `push` sets another.
@@ -28,7 +28,7 @@ class FairQueue(Generic[Item]):
     def __init__(self, max_items: int, max_wait_s: float) -> None:
         self._max_items = max_items
         self._max_wait_s = max_wait_s
-        # Items by priority and key; the next key comes first.
+        # Items by priority and key; the key whose turn is next comes first.
         self._levels: dict[int, OrderedDict[str, deque[Item]]] = {}
         # Item → its priority, its key, and the time at which it expires.
         self._entries: OrderedDict[Item, tuple[int, str, float]] = OrderedDict()
@@ -45,7 +45,7 @@ class FairQueue(Generic[Item]):
 
     @property
     def next_expiry(self) -> float:
-        """Time at which the next item expires; infinite if the queue is empty."""
+        """Time of the next expiry; infinite if there is none."""
         while self._expiries and not self._is_current(self._expiries[0]):
             heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else math.inf
@@ -91,7 +91,7 @@ class FairQueue(Generic[Item]):
         """Remove and return the next item; None if no item may leave. Expired items stay until `expire` is called.
 
         Args:
-            may_go: called with one item after another until it returns True. The others keep their positions.
+            may_go: called with one item after another until it returns True. Refused items keep their positions.
         """
         for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
@@ -135,11 +135,11 @@ class FairQueue(Generic[Item]):
         self, key: str, priority: int, weight: float = 1, weigh: Callable[[Item], float] | None = None
     ) -> Item | None:
         """Return the item that a new item displaces: at the lowest priority in the queue, the newest item of the key
-        with the most items. None means that the new item itself is rejected.
+        with the largest weight. None means that the new item itself is rejected.
 
         Args:
             weight: weight of the new item.
-            weigh: returns the weight of an item; None means that each counts 1.
+            weigh: returns the weight of an item; None means that each weighs 1.
         """
         lowest = min(self._levels, default=priority)
         if lowest > priority or not self._levels:

@@ -1,7 +1,7 @@
 """Count of a model's active requests, from the start and the end of each request, corrected by Envoy's count.
 
-Envoy's count is needed in two cases: a restarted picker does not know the requests that its predecessor sent; and if it
-is unknown whether Envoy has received the decision for a request, the end of the request may never be reported.
+Envoy's count is needed because a restarted picker does not know the requests that its predecessor sent, and because the
+end of a request may never be reported if it is unknown whether Envoy has received the decision.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-#: Maximum time from a decision until Envoy has received it, in seconds.
+#: Assumed maximum time from a decision until Envoy has received it, in seconds.
 ON_THE_WAY_S: Final = 2.0
-#: Two counts of 0 that are this many seconds apart prove that no request is active. A single one does not, because
-#: Envoy does not count a request while it waits up to 10 ms before a retry.
+#: Successive counts of 0 over at least this many seconds prove that no request is active. A single count does not,
+#: because Envoy does not count a request while it waits up to 10 ms before a retry.
 _APART_S: Final = 0.2
 
 
@@ -20,13 +20,13 @@ class InFlight:
     """Counts the active requests of one model. Used by one thread.
 
     Args:
-        now: time at which counting begins, in seconds. Requests may have been sent before.
+        now: time at which counting begins, in seconds. Earlier requests may be active.
     """
 
     def __init__(self, now: float) -> None:
-        self._sent: dict[int, float] = {}  # number of the pick → time at which the request was sent; the oldest first
+        self._sent: dict[int, float] = {}  # number of the pick → time of the decision, oldest first
         self._last_sent = now
-        # Upper bound of active requests that were sent before `now`; None means not known yet.
+        # Estimated number of active requests that were sent before `now`; None means not counted yet.
         self._earlier: int | None = None
         self._zero_since = math.inf
         self._zero_until = -math.inf
@@ -36,7 +36,7 @@ class InFlight:
 
     @property
     def needs_count(self) -> bool:
-        """Whether the number of active requests depends on Envoy's count."""
+        """Whether requests that were sent before counting began may be active."""
         return self._earlier is None or self._earlier > 0
 
     def sent(self, number: int, now: float) -> None:
@@ -62,7 +62,7 @@ class InFlight:
                 del self._sent[number]
 
     def is_certainly_idle(self) -> bool:
-        """Whether it is certain that no request is active: no request is known, and Envoy's count has been 0 since the
-        time at which Envoy must have received the last decision."""
+        """Whether it is certain that no request is active: none is known here, and Envoy's counts were 0 over at least
+        `_APART_S` after Envoy must have received the last decision."""
         settled = self._last_sent + ON_THE_WAY_S
         return not self._sent and self._zero_until - max(self._zero_since, settled) >= _APART_S

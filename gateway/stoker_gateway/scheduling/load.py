@@ -2,11 +2,11 @@
 
 Work is measured in bytes of prompt text, because the gateway has no tokenizer:
 
-    work =  bytes of prompts sent since the report, without their cached prefixes
+    work =  bytes of sent prompts that count as not computed yet, without cached prefixes
          +  waiting requests in the report × average bytes that a request has to compute
          +  SEQUENCE_BYTES × requests at the server
 
-Stoker's server compares its data-parallel engines by the same formula, in tokens instead of bytes.
+Stoker's server compares its data-parallel engines by a similar formula in tokens.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Bytes of a prompt whose prefill takes as long as one running sequence delays a new request.
+#: Assumed delay of a new request by each request at the server, in bytes of prefill.
 SEQUENCE_BYTES: Final = 256
 
-#: Seconds after which a sent prompt counts as computed, unless a report comes earlier.
+#: Maximum time for which a sent prompt counts as not computed, in seconds.
 PROMPT_S: Final = 2.0
 
-#: Seconds for which a sent request counts if the server does not report its load.
+#: Maximum time for which a sent request counts without a report that includes it, in seconds.
 SEQUENCE_S: Final = 30.0
 
-#: Usage of the KV cache from which a server with waiting requests counts as full.
+#: Used fraction of the KV cache from which a server with waiting requests counts as full.
 FULL: Final = 0.95
 
 
@@ -35,8 +35,8 @@ class ServerLoad:
     Attributes:
         running, waiting: numbers of running and waiting requests.
         kv_usage: fraction of its KV cache in use.
-        ready: whether it accepts requests: it is neither starting nor shutting down.
-        counted: whether it reported these numbers; if not, requests that were sent to it count for `SEQUENCE_S`.
+        ready: whether it accepts requests, for example not while it starts or shuts down.
+        counted: whether it reported its load; if not, requests sent to it count until they end, at most `SEQUENCE_S`.
     """
 
     running: float = 0.0
@@ -48,14 +48,14 @@ class ServerLoad:
 
 @dataclass
 class Load:
-    """Load of one server. Requests are identified by increasing numbers.
+    """Load of one server. Requests are identified by the numbers of their picks.
 
     Attributes:
         reported: last report.
-        sent: number → time in seconds, of requests sent since the report; oldest first.
-        prompts: number → bytes, of prompts sent since that count as not computed yet: the newest of `sent`.
+        sent: number → time in seconds, of sent requests that the report does not include; oldest first.
+        prompts: number → bytes to compute, of the prompts in `sent` that count as not computed yet.
         prompt_bytes: sum of `prompts`.
-        ended: times at which requests ended that the report still includes, oldest first.
+        ended: end times of requests that the report still includes, oldest first.
     """
 
     reported: ServerLoad = ServerLoad()
@@ -66,11 +66,11 @@ class Load:
 
     @property
     def sequences(self) -> float:
-        """Number of requests at the server."""
+        """Estimated number of requests at the server."""
         return max(0.0, self.reported.running + self.reported.waiting - len(self.ended)) + len(self.sent)
 
     def work(self, usual: float) -> float:
-        """Return the work before the prompt of a new request, in bytes. `usual` is the average work of a request."""
+        """Return the work before the prompt of a new request, in bytes. A request has to compute `usual` on average."""
         return self.prompt_bytes + self.reported.waiting * usual + SEQUENCE_BYTES * self.sequences
 
     def is_full(self, max_waiting: float) -> bool:
@@ -79,7 +79,7 @@ class Load:
         return reported.waiting > 0 and (reported.kv_usage >= FULL or reported.waiting + len(self.sent) >= max_waiting)
 
     def send(self, number: int, size: int, now: float) -> None:
-        """Record that a request was sent. The server has to compute `size` bytes of its prompt."""
+        """Record that a request was sent, with `size` bytes of prompt to compute."""
         self.sent[number] = now
         self.prompts[number] = size
         self.prompt_bytes += size
@@ -92,12 +92,12 @@ class Load:
             self.ended.append(now)
 
     def cancel(self, number: int) -> None:
-        """Stop counting a request that ended at another server, if it is still counted here."""
+        """Remove a request from `sent`, if it is there."""
         if number in self.sent:
             self._drop(number)
 
     def update(self, reported: ServerLoad, sent_at: float) -> None:
-        """Adopt the report of a poll at `sent_at`, which includes requests that were sent or ended before."""
+        """Adopt the report of a poll that began at `sent_at`; if `counted`, it reflects earlier sends and ends."""
         self.reported = reported
         if reported.counted:
             self._forget(sent_at)
@@ -105,7 +105,7 @@ class Load:
                 self.ended.popleft()
 
     def pass_time(self, now: float) -> None:
-        """Remove prompts that are older than `PROMPT_S`, and requests that are older than `SEQUENCE_S`."""
+        """Remove prompts from `prompts` after `PROMPT_S`, and requests from `sent` after `SEQUENCE_S`."""
         while self.prompts and self.sent[number := next(iter(self.prompts))] <= now - PROMPT_S:
             self.prompt_bytes -= self.prompts.pop(number)
         self._forget(now - SEQUENCE_S)

@@ -1,18 +1,19 @@
-"""Choice of a server: the one with most of the prompt in its prefix cache, unless its load outweighs the savings.
+"""Choice of a server: usually the one with most of the prompt in its prefix cache, unless its load outweighs this.
 
 In this order:
 
-- The server that stores the response that the request continues, if that server is ready: no other has the response.
-- The session's server: the first one with room in the session's order (`rendezvous.py`).
-- Of the servers that received the prompt's prefix (`prefix_scorer.py`) and the *home* server, the one with the least
-  work before the first token, including the request's own prompt (`load.py`).
+- The server that stores a response that the request needs, if that server is ready: no other has the response.
+- The session's server: the first one with room in the session's order (`rendezvous.py`), if possible within the balance
+  (`SESSION_BALANCE`).
+- Of the servers that received the prompt's prefix (`prefix_scorer.py`) and up to three others, *home* first, the one
+  with the least work before the first token, including the request's own prompt (`load.py`).
 
-The home of a new conversation is the first server, in the order given by the prompt's first unknown block, whose load
-is at most `BALANCE` times the mean (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016).
-All pickers compute the same order, so they usually agree on a conversation's home, even if each sees only some of its
-turns. If many conversations share a prefix, some new ones go to their home although other servers have the prefix, so
-that one server does not get all of them. The probability falls with the prefix's length and rises with the number of
-servers that have it: on average, a new conversation recomputes about `HOME_BYTES` for each of these servers.
+A new conversation's order is given by the prompt's first unknown block. Its home is the first server with room, if
+possible within the balance (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016). Prompts
+without a known prefix go there. All pickers compute the same order, so they usually agree on the home, even if each
+sees only some turns. If many conversations share a prefix, some new ones go home although other servers have the
+prefix, so that one server does not get all of them. The probability falls with the prefix's length and rises with the
+number of servers that have it: on average, a new conversation recomputes at most about `HOME_BYTES` for each of them.
 
 Which servers are ready, full or failing follows from their reports and from the results of requests (`server_pool.py`).
 This module has no clock and does no I/O.
@@ -31,17 +32,17 @@ from stoker_gateway.scheduling.rendezvous import Rendezvous
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 from stoker_gateway.scheduling.server_pool import ServerPool
 
-#: Maximum load of a server, relative to the mean, to which a conversation or a session is assigned.
+#: Requests at a server, relative to the mean, up to which it is *within the balance*: in general, and for sessions.
 BALANCE: Final = 1.25
 SESSION_BALANCE: Final = 2.0
 
-#: A server with fewer requests than this counts as within the balance, whatever the mean is.
+#: A server with fewer requests than this is within the balance, whatever the mean is.
 FEW: Final = 8
 
 #: Maximum number of servers in a pick: the first, and those for the retry.
 MAX_SERVERS: Final = 3
 
-#: The search for servers stops after this many servers beyond the balance, if it has found one within it.
+#: The search for servers stops after more than this many beyond the balance, if it has found one within it.
 MAX_LOOKS: Final = 32
 
 #: Weight of a request in the moving average of the bytes to compute.
@@ -69,10 +70,10 @@ class Pick:
 
     Attributes:
         servers: ``IP:PORT``, the best first; the others, if any, are for a retry.
-        why: reason of the choice: ``held``, ``session``, ``prefix``, ``home`` or ``load``.
+        why: reason of the choice: ``held`` (stores a response), ``session``, ``prefix``, ``home`` or ``load``.
         cached_share: fraction of the prompt that the first server is known to have received before.
         number: unique number of the pick within its picker: its time in microseconds, or slightly more.
-        held_s: seconds for which the request was held; None if it was not.
+        held_s: seconds that the request waited, if it was held; None otherwise.
     """
 
     servers: tuple[str, ...]
@@ -87,11 +88,11 @@ class Refusal:
     """Reason why a request gets no server.
 
     Attributes:
-        kind: ``none``: no server may get the request; ``saturated``: all servers that may get it are full; ``not
-            held``: the limit of held requests is reached; ``held``: it was held for the maximum time; ``not started``:
+        kind: ``none``: no server may get the request; ``saturated``: servers that may get it are full; ``not held``: a
+            limit of held requests is reached; ``held``: it was held, and waited for the maximum time; ``not started``:
             the endpoint's servers fail to start.
         retry_after_s: seconds after which the request should be sent again.
-        held_s: seconds for which the request was held; None if it was not.
+        held_s: seconds that the request waited, if it was held; None otherwise.
     """
 
     kind: Literal["none", "saturated", "not held", "held", "not started"]
@@ -103,9 +104,8 @@ class EndpointPicker(ServerPool):
     """Chooses among the servers of one endpoint, and counts the requests sent to them. Used by one thread.
 
     Args:
-        settings: settings of the picker.
-        identity: unique name of this picker. By it, pickers of the same endpoint start at different servers when they
-            distribute requests that have neither a session nor an unknown block.
+        identity: name that differs between the pickers of an endpoint, so that they start at different servers when
+            they distribute requests that have neither a session nor an unknown block.
     """
 
     def __init__(self, settings: PickerSettings | None = None, identity: str = "") -> None:
@@ -118,7 +118,7 @@ class EndpointPicker(ServerPool):
         self._unknown = count(int.from_bytes(start, "little"))
 
     def pick(self, request: RoutingRequest, now: float) -> Pick | Refusal:
-        """Choose servers for a request, and count the request for the first one."""
+        """Choose servers for a request and count it for the first one, or refuse it."""
         order, mask = self._ready, self._ready_mask
         if request.subset is not None:
             known = [name for name in request.subset if name in self._servers]
@@ -175,7 +175,7 @@ class EndpointPicker(ServerPool):
         return next(self._unknown).to_bytes(8, "little")
 
     def _with_room(self, order: Rendezvous, key: bytes, balance: float, now: float) -> list[str]:
-        """Return the first servers with room in a key's order, those within the balance before those beyond it."""
+        """Return some servers with room: within the balance in a key's order, then beyond it by load."""
         limit = max(FEW, math.ceil(balance * (self.sequences + 1) / max(1, self.num_ready)))
         within, beyond = list[str](), list[str]()
         for server in order.order(key):

@@ -1,11 +1,11 @@
 """Index of prompt prefixes and the servers that received them: an estimate of the servers' prefix caches.
 
-An entry maps a block of text (its hash in the chain) to a bit mask of the servers that received it. A query about many
-servers is thus one operation, and blocks that only one server received share that server's integer. The least recently
-used entries are evicted first, and of one prompt the last blocks before the first ones, because a block is useless
-without the blocks before it.
+An entry maps a block of text (its hash in the chain) to a bit mask of the servers that received it. Looking up a block
+for all servers is thus one operation, and blocks that only one server received share that server's integer. The least
+recently received blocks are evicted first, and of one prompt the last blocks before the first ones, because a block is
+useless without the blocks before it.
 
-A wrong estimate costs time, but never affects a response.
+A wrong estimate costs time, but does not make a response wrong.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-#: Bit that is set if another block followed this one. A prompt that continues differently is then another conversation
-#: with a common prefix.
+#: Bit of a block's mask that is set if another block followed. A prompt that continues differently is then another
+#: conversation with a common prefix.
 FOLLOWED: Final = 1
 
 
@@ -30,7 +30,7 @@ class PrefixIndex:
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max(1, max_blocks)
         self._blocks: OrderedDict[bytes, int] = OrderedDict()
-        self._masks: dict[str, tuple[int, int]] = {}  # without and with `FOLLOWED`
+        self._masks: dict[str, tuple[int, int]] = {}  # bit without and with `FOLLOWED`
         self._names: dict[int, str] = {}
         self._retired: deque[int] = deque()
 
@@ -41,7 +41,7 @@ class PrefixIndex:
         """Add a server with an empty cache, even if a server with this name received prompts before.
 
         The bit of a removed server is reused only after as many other servers were removed as there are servers (at
-        least 64): by then most of its blocks have been evicted.
+        least 64): by then most of its blocks have probably been evicted.
         """
         self.remove_server(server)
         if len(self._retired) > max(64, len(self._masks)):
@@ -58,7 +58,7 @@ class PrefixIndex:
             self._retired.append(masks[0])
 
     def mask(self, servers: Iterable[str]) -> int:
-        """Return the bits of these servers."""
+        """Return the mask of these servers."""
         mask = 0
         for server in servers:
             mask |= self._masks[server][0]

@@ -1,7 +1,7 @@
 """Scores servers by the part of a prompt that each received before, according to `prefix_index`.
 
-A match is a list of masks, one for each known block of the prompt: the servers that received the prompt up to that
-block.
+A match is a list of masks, one for each leading block of the prompt that an allowed server received: the allowed
+servers that received the prompt up to that block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final
 from stoker_common.text_prefix_hash import block_ends
 from stoker_gateway.scheduling.prefix_index import FOLLOWED, PrefixIndex
 
-#: Average bytes of a shared prefix that may be recomputed to move a new conversation to its home: about 1,024 tokens.
+#: Maximum average bytes that a new conversation recomputes of a shared prefix, for each server that has it: about 1,024
+#: tokens.
 HOME_BYTES: Final = 4096
 
 #: Maximum number of servers that `holders` returns.
@@ -23,11 +24,7 @@ _ENDS: Final = tuple(block_ends(1 << 40))
 
 
 class PrefixScorer:
-    """Finds the servers that received a prompt's prefix before.
-
-    Args:
-        index: prefixes that servers received.
-    """
+    """Finds the servers that received a prompt's prefix before."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
@@ -48,10 +45,10 @@ class PrefixScorer:
         return 0
 
     def holders(self, key: bytes, masks: list[int], has_room: Callable[[str], bool]) -> list[str]:
-        """Return the servers with room that received the longest prefixes of a prompt, the longest first.
+        """Return some servers with room that received long prefixes of a prompt, the longest first.
 
         Args:
-            key: determines which servers are returned if there are more than `MAX_HOLDERS`.
+            key: determines which servers are considered if there are more than `MAX_HOLDERS`.
         """
         holders, weighed = list[str](), FOLLOWED
         for number in range(len(masks) - 1, -1, -1):
@@ -69,12 +66,12 @@ class PrefixScorer:
 
     @staticmethod
     def is_new(chain: Sequence[bytes], masks: list[int]) -> bool:
-        """Whether a prompt with a known prefix belongs to a new conversation, rather than continuing a known one."""
+        """Whether a prompt with a known prefix seems to begin a new conversation, rather than continue a known one."""
         return len(masks) < len(chain) and bool(masks[-1] & FOLLOWED)
 
     @staticmethod
     def comes_home(key: bytes, masks: list[int]) -> bool:
-        """Whether a new conversation is sent to its home server (see `picker`), which recomputes the shared prefix. The
-        probability decreases with the prefix's length and increases with the number of servers that have the prefix."""
+        """Whether a new conversation goes to its home (see `picker`) even if the home has to recompute the prefix. The
+        probability falls with the prefix's length and rises with the number of servers that have the prefix."""
         draw = int.from_bytes(key[:4], "little") / 2**32
         return draw * _ENDS[len(masks) - 1] < HOME_BYTES * (masks[-1] & ~FOLLOWED).bit_count()

@@ -1,9 +1,9 @@
-"""Rendezvous hashing in O(log servers): all processes that know the same servers map a key to the same server.
+"""Rendezvous hashing in O(log servers): processes that know the same servers map a key to the same server.
 
 Rendezvous hashing gives each pair of key and server a weight, and a key goes to the server with the largest weight. If
 a server is added, keys move only to it; if one is removed, only its keys move. Here a server is a point on a circle, a
-key has `PROBES` points, and the weight is larger the shorter the distance from one of the key's points forward to the
-server's point. The servers with the largest weights are found by bisection (Appleton and O'Reilly, "Multi-probe
+key has `PROBES` points, and the weight is larger the shorter the forward distance from the nearest of the key's points
+to the server's point. The servers with the largest weights are found by bisection (Appleton and O'Reilly, "Multi-probe
 consistent hashing", 2015). With 21 probes, the largest share of keys that a server gets is about 1.05 times the mean.
 """
 
@@ -47,7 +47,7 @@ class Rendezvous:
         self._servers = [server for _, server in positions]
 
     def order(self, key: bytes) -> Iterator[str]:
-        """Yield all servers, the one with the largest weight for this key first."""
+        """Yield all servers, by decreasing weight for this key."""
         points, servers = self._points, self._servers
         count = len(servers)
         if not count:

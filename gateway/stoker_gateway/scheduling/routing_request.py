@@ -13,9 +13,9 @@ class RoutingRequest:
     Attributes:
         chain: hashes of the full blocks of its prompt's text, from `stoker_common.text_prefix_hash`.
         size: size of its prompt's text in bytes.
-        session: session id; requests of a session go to the same server.
+        session: session id; requests of a session go to the same server if possible.
         held_by: ``IP:PORT`` of the server that stores the response that the request continues or retrieves; None if
-            there is none.
+            there is none, or the server is unknown.
         subset: servers to which it may be sent; None means all.
     """
 

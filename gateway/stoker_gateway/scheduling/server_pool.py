@@ -11,12 +11,11 @@ from stoker_gateway.scheduling.load import Load, ServerLoad
 from stoker_gateway.scheduling.prefix_index import PrefixIndex
 from stoker_gateway.scheduling.rendezvous import Rendezvous
 
-#: Seconds for which a failed server gets no requests, unless all servers are failing. Doubled with each failure, up to
-#: the maximum.
+#: Seconds for which a server counts as failing after a failure: doubled with each further one, up to the maximum.
 FAILED_S: Final = 1.0
 LONGEST_FAILED_S: Final = 30.0
 
-#: Number of requests that a server of a careful pool may get after its start, until it reports again.
+#: Number of requests that a server of a careful pool may get when it becomes ready, until it reports again.
 FIRST_REQUESTS: Final = 8
 
 
@@ -25,11 +24,10 @@ class PooledServer:
     """State of a server.
 
     Attributes:
-        polled_at: start of the poll that returned its last report, or of the first unanswered poll, in seconds of
-            `time.monotonic`.
-        failures: number of failures since it last reported that it is ready.
-        failed_at, failed_until: time of the last failure, and until when it gets no requests.
-        allowance: number of requests that may be sent to it until it reports again; None means unlimited.
+        polled_at: `PollResult.sent_at` of its last report; negative infinity before the first.
+        failures: number of failures since the start of the last poll that found it ready.
+        failed_at, failed_until: time of the last failure, and time until which it counts as failing.
+        allowance: maximum number of requests that its last report does not include; None means unlimited.
     """
 
     load: Load = field(default_factory=Load)
@@ -49,11 +47,11 @@ class ServerPool:
 
     Attributes:
         num_ready: number of ready servers.
-        sequences: known number of requests at all ready servers.
-        careful: whether a server gets requests only after it has reported that it is ready, and then a limited number,
-            which grows with each report without waiting requests. So the first server that starts does not get all
+        sequences: estimated number of requests at all ready servers.
+        careful: whether a server gets requests only after it has reported that it is ready, and at first a limited
+            number, which grows with reports without waiting requests. So the first server that starts does not get all
             waiting requests.
-        backlog: whether requests wait for servers with room.
+        backlog: whether requests wait in the gateway's queue.
     """
 
     def __init__(self, max_blocks: int, max_waiting: float) -> None:
@@ -88,7 +86,7 @@ class ServerPool:
         self._count_ready()
 
     def observe(self, server: str, load: ServerLoad, sent_at: float, now: float) -> None:
-        """Record a server's report of a poll at `sent_at`. Unknown servers and outdated reports are ignored."""
+        """Record a server's report, with `PollResult.sent_at`. Unknown servers and outdated reports are ignored."""
         known = self._servers.get(server)
         if known is None or sent_at < known.polled_at:
             return
@@ -100,7 +98,7 @@ class ServerPool:
         if load.ready and sent_at >= known.failed_at:
             known.failures, known.failed_until = 0, -math.inf
         if load.ready and not was_ready:
-            self._index.add_server(server)  # a new process at the same address, whose cache is empty
+            self._index.add_server(server)  # perhaps a new process, whose cache is empty
             known.allowance = FIRST_REQUESTS if self.careful else None
         elif known.allowance is not None:
             known.allowance = self._next_allowance(known.allowance, load)
@@ -110,7 +108,8 @@ class ServerPool:
             self.sequences += known.load.sequences - before
 
     def _next_allowance(self, allowance: int, load: ServerLoad) -> int | None:
-        """Return a server's allowance after this report: doubled if none of its requests waits, else halved."""
+        """Return a server's next allowance, within bounds: half if requests wait at the server, else double or, without
+        a backlog, finally unlimited."""
         if load.waiting > 0:
             return max(FIRST_REQUESTS, allowance // 2)
         if allowance >= self._max_waiting and not self.backlog:
@@ -140,8 +139,8 @@ class ServerPool:
             if known is None:
                 continue
             before = known.load.sequences
-            # The server's last report includes the request only if it was sent before the poll. After a retry, the
-            # poll may be older than the request.
+            # If the request is not in `sent`, the last report includes it only if it was sent before the poll, and a
+            # retry may be sent later.
             if server == tried[-1] and (number in known.load.sent or number <= known.polled_at * 1e6):
                 known.load.end(number, now)
             else:
@@ -152,8 +151,8 @@ class ServerPool:
                 self._all_full = False
 
     def failed(self, server: str, now: float) -> None:
-        """Record that a server did not answer at `now`: it gets no requests for a while, unless all servers fail.
-        Unknown servers, and failures before the server's last report, are ignored."""
+        """Record that a server failed at `now`; it counts as failing for a while. Unknown servers, and failures before
+        `polled_at`, are ignored."""
         known = self._servers.get(server)
         if known is not None and now >= known.polled_at:
             known.failed_at = now
