@@ -122,7 +122,7 @@ class EnvoyAdmin:
         return int((await self.request("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
 
     async def active_by_cluster(self) -> dict[str, int]:
-        """Return the number of active requests of each cluster that has any.
+        """Return each cluster's number of requests that are active or wait for a connection, if there are any.
 
         Raises:
             EnvoyError: Envoy does not answer, or its answer lacks these statistics.

@@ -40,7 +40,7 @@ class View:
 
     @property
     def share_alone(self) -> LimitShare:
-        """Share of each limit that this replica may use without asking the owner."""
+        """Share of each limit that this replica may use without the owner's verdict."""
         return LimitShare(1, self.number)
 
     def owner(self, key_id: str) -> str:

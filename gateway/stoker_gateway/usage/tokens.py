@@ -47,7 +47,7 @@ class Tokens:
 
 
 def reported(usage: Mapping[str, Any]) -> Tokens | None:
-    """Return the usage that a response reports; None if it reports none.
+    """Return the usage that a response reports; None if it reports no prompt tokens.
 
     Args:
         usage: metadata that Envoy extracted from the response.
