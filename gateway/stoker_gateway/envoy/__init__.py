@@ -1,1 +1,1 @@
-"""Envoy, the data plane of the gateway: its configuration and its process."""
+"""Envoy, the data plane of the gateway: its configuration, process and admin interface."""

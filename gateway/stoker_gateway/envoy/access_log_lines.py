@@ -1,4 +1,4 @@
-"""The access log: a JSON line on standard output for each completed request, without prompts and credentials."""
+"""The access log: a JSON line on standard output for each request, at its end, without prompts and credentials."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final
 
 from stoker_gateway.envoy.values import Config
 
-#: Namespace and key of the cluster metadata with the model's name.
+#: Namespace and key of the model's name in a cluster's metadata.
 METADATA: Final = "stoker"
 MODEL: Final = "model"
 
-#: Field → Envoy's format string. The first fields are those of all logs (`stoker_common.logs`). Durations are in
-#: milliseconds. Unknown values are null, such as the model and the server of a request that the gateway answered
-#: itself. The path is without the query.
+#: Field → Envoy's format string. The first fields are those of all logs (`stoker_common.logs`); `timestamp` is the
+#: request's start. Durations are in milliseconds. Unknown values are null, such as the model and the server of a
+#: request that the picker rejected.
 FIELDS: Final = {
     "timestamp": "%START_TIME(%Y-%m-%dT%H:%M:%S.%3fZ)%",
     "level": "info",
@@ -35,7 +35,7 @@ FIELDS: Final = {
 
 
 def config() -> Config:
-    """Return the configuration of Envoy's access log."""
+    """Return the configuration of this access log."""
     kind = "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
     return {
         "name": "envoy.access_loggers.stdout",

@@ -17,16 +17,16 @@ from stoker_gateway.errors import GatewayError
 
 _T = TypeVar("_T")
 
-#: Interval of the checks of a waiting method, in seconds.
+#: Pause between the checks of a waiting method, in seconds.
 STEP_S: Final = 0.1
-#: Timeout of a request, in seconds.
+#: Timeout of a request to Envoy, in seconds.
 _TIMEOUT_S: Final = 5
-#: Interval of health checks in seconds, and the number of consecutive failures after which `watch` raises an error.
+#: Pause between the checks of `watch` in seconds, and the number of consecutive failures at which it raises an error.
 _CHECK_INTERVAL_S: Final = 3
 _MAX_FAILURES: Final = 5
-#: Statistic with the number of healthy pickers.
+#: Statistic: number of healthy pickers, 0 or 1.
 _HEALTHY_PICKERS: Final = f"cluster.{PICKER}.membership_healthy"
-#: Statistics of requests that a cluster's servers process, or that wait for a connection to one.
+#: Line with a cluster's number of active requests, or of requests that wait for a connection to a server.
 _ACTIVE: Final = re.compile(r"cluster\.(.+)\.upstream_rq_(?:pending_)?active: (\d+)")
 
 
@@ -35,27 +35,27 @@ class EnvoyError(GatewayError):
 
 
 class LateAnswerError(EnvoyError):
-    """Envoy runs, but did not answer within the timeout."""
+    """Envoy did not answer within the timeout."""
 
 
 class EnvoyAdmin:
-    """Admin interface of a running Envoy."""
+    """Client of Envoy's admin interface."""
 
     def __init__(self, settings: EnvoySettings) -> None:
         self._settings = settings
 
     async def is_live(self) -> bool:
-        """Return whether Envoy serves requests."""
+        """Return whether Envoy is live: it answers, is initialised, and is not draining."""
         try:
             return (await self.request("GET", "/ready")).strip() == "LIVE"
         except EnvoyError:
             return False
 
     async def until_live(self, deadline_s: float = 60) -> None:
-        """Wait until Envoy serves requests.
+        """Wait until Envoy is live.
 
         Raises:
-            EnvoyError: Envoy does not become ready within `deadline_s` seconds.
+            EnvoyError: Envoy is not live after `deadline_s` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
@@ -65,10 +65,10 @@ class EnvoyAdmin:
             await asyncio.sleep(STEP_S)
 
     async def until_picker_reached(self) -> None:
-        """Wait until Envoy has a healthy picker.
+        """Wait until the picker passes Envoy's health checks.
 
         Raises:
-            EnvoyError: Envoy does not answer.
+            EnvoyError: the connection to Envoy fails.
         """
         while True:
             with suppress(LateAnswerError):
@@ -77,11 +77,11 @@ class EnvoyAdmin:
             await asyncio.sleep(STEP_S)
 
     async def request(self, method: str, path: str) -> str:
-        """Send a request and return the response's body.
+        """Send a request and return the response's body, whatever its status.
 
         Raises:
             LateAnswerError: the response takes longer than `_TIMEOUT_S`.
-            EnvoyError: Envoy does not answer.
+            EnvoyError: the connection to Envoy fails.
         """
         connector = aiohttp.UnixConnector(path=str(self._settings.admin_socket))
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
@@ -122,14 +122,14 @@ class EnvoyAdmin:
         return int((await self.request("GET", f"/stats?filter=^{name}$")).rpartition(":")[2] or 0)
 
     async def active_by_cluster(self) -> dict[str, int]:
-        """Return the number of active requests of each cluster that has any.
+        """Return each cluster's number of requests that are active or wait for a connection, if there are any.
 
         Raises:
             EnvoyError: Envoy does not answer, or its answer lacks these statistics.
         """
         answer = await self.request("GET", "/stats?filter=upstream_rq_(pending_)?active$")
         found = [match for line in answer.split("\n") if (match := _ACTIVE.fullmatch(line.strip())) is not None]
-        if not found:  # the picker's cluster always has them, so an empty response does not mean 0
+        if not found:  # the picker's cluster always has these statistics
             raise EnvoyError("Envoy's statistics have no counts of active requests")
         active: dict[str, int] = {}
         for match in found:
@@ -138,10 +138,10 @@ class EnvoyAdmin:
         return active
 
     async def watch(self) -> NoReturn:
-        """Check periodically that Envoy answers and reaches the picker. Call it after Envoy and the picker are ready.
+        """Check periodically that Envoy answers and the picker passes health checks. Call this after both are ready.
 
         Raises:
-            EnvoyError: several consecutive checks failed.
+            EnvoyError: `_MAX_FAILURES` consecutive checks failed.
         """
         num_failures, problem = 0, ""
         while num_failures < _MAX_FAILURES:
@@ -159,19 +159,17 @@ class EnvoyAdmin:
         connections.
 
         Raises:
-            EnvoyError: Envoy does not answer.
+            EnvoyError: Envoy is not running, or does not answer within `timeout_s` seconds.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.retry_while_late(lambda: self.request("POST", "/healthcheck/fail"), deadline)
 
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting connections and wait for active requests. Return the number of requests that are still active
-        after `timeout_s`.
-
-        If Envoy answers too late, because the machine is busy, the request to Envoy is repeated.
+        """Withdraw Envoy, stop accepting connections, and wait up to `timeout_s` seconds for active requests to end.
+        Return the number of requests that are still active.
 
         Raises:
-            EnvoyError: Envoy is not running.
+            EnvoyError: Envoy is not running, or does not answer within `timeout_s` seconds.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.withdraw(timeout_s)

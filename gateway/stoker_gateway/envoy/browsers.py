@@ -1,4 +1,4 @@
-"""CORS: Envoy answers the preflight requests of browsers for pages of other origins."""
+"""CORS: Envoy answers browsers' preflight requests and adds the CORS headers to responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker_gateway.protocol.envoy_headers import HELD_HEADER
 
 #: Name of the filter, in the list of filters and in the virtual host's configuration.
 NAME: Final = "cors"
-#: Response headers that pages may read.
+#: Response headers that CORS exposes to pages.
 _EXPOSED: Final = (
     *("x-request-id", "request-id", "retry-after", "x-should-retry", HELD_HEADER),
     *ratelimit_headers.HEADERS,

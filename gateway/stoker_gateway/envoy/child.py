@@ -1,5 +1,5 @@
-"""``python -m stoker_gateway.envoy.child PARENT PROGRAM …``: executes a program that the kernel kills when the process
-PARENT ends."""
+"""``python -m stoker_gateway.envoy.child PARENT PROGRAM …``: executes a program that the kernel kills when its parent,
+the process PARENT, ends."""
 
 from __future__ import annotations
 

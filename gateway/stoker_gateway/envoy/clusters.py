@@ -1,7 +1,7 @@
 """Envoy's clusters: one for each endpoint, among whose servers the picker chooses, and one for the picker.
 
-Envoy sends requests only to servers that the picker chose. With `fail_open`, Envoy itself chooses among the servers of
-that cluster while the picker fails.
+Envoy sends requests only to servers that the picker chose. With `fail_open`, Envoy chooses the server of a request for
+which the picker chose none.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from stoker_gateway.envoy.values import PICKER, TYPE, Config, pipe, resources, s
 from stoker_gateway.protocol.envoy_headers import DESTINATION, DESTINATION_METADATA
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry
 
-#: Idle timeout of connections to servers, in seconds. It must be shorter than the servers' own (Stoker's engine: 75 s,
-#: uvicorn: 5 s), because a request on a connection that is being closed costs a retry.
+#: Idle timeout of connections to servers, in seconds. It must be shorter than the servers' idle timeouts (Stoker's
+#: engine: 75 s, uvicorn: 5 s), because a request on a connection that is being closed costs a retry.
 _UPSTREAM_IDLE_S: Final = 4
 _CONNECT_TIMEOUT_S: Final = 2
-#: Disables Envoy's circuit breakers, because the picker limits the requests of each server.
+#: Threshold that disables a circuit breaker, because the picker limits the requests of each server.
 _UNLIMITED: Final = 1 << 30
 
 
 def clusters(model_registry: ModelRegistry, settings: EnvoySettings) -> Config:
-    """Return the content of the clusters' file, one cluster for each endpoint."""
+    """Return the content of the clusters file: one cluster for each endpoint."""
     return resources(_cluster(endpoint, settings) for endpoint in model_registry.endpoints.values())
 
 
 def servers(endpoint: Endpoint) -> Config:
-    """Return the content of the file of a cluster's servers.
+    """Return the content of the servers file of an endpoint's cluster.
 
     Raises:
         ValueError: an address is not ``IP:PORT``.
@@ -82,11 +82,11 @@ def _cluster(endpoint: Endpoint, settings: EnvoySettings) -> Config:
         },
         # No outlier detection: the override-host policy sends requests to ejected servers too (tested). The picker
         # avoids failing servers instead.
-        # Envoy notices a silently broken connection only by a request that fails. Each client connection has its own
-        # upstream connections, so that the retry does not use another broken one.
+        # Envoy notices a silently broken connection only when a request on it fails. Each client connection has its own
+        # upstream connections, so the retry is unlikely to use another broken one.
         "connection_pool_per_downstream_connection": True,
         "upstream_connection_options": {
-            # Detects machines that disappeared without closing their connections.
+            # Detects servers that disappeared without closing their connections.
             "tcp_keepalive": {"keepalive_time": 15, "keepalive_interval": 5, "keepalive_probes": 3}
         },
         "typed_extension_protocol_options": _protocol(
@@ -104,8 +104,8 @@ def _protocol(options: Config) -> Config:
 
 
 def _picked_server(settings: EnvoySettings) -> Config:
-    """Return the policy that uses the picker's first server, and the next one for the retry. If the picker named no
-    server of the cluster, Envoy uses none or, with `fail_open`, any server of the cluster."""
+    """Return the policy that sends a request to the first of the picker's servers, and its retry to the next.
+    Servers outside of the cluster are skipped. If none is left, Envoy uses no server or, with `fail_open`, any."""
     return {
         "name": "envoy.load_balancing_policies.override_host",
         "typed_config": {
@@ -122,7 +122,7 @@ def _picked_server(settings: EnvoySettings) -> Config:
 
 
 def _any_server() -> Config:
-    """Return a policy that draws two servers and uses the one with fewer requests."""
+    """Return a policy that draws two servers and uses the one with fewer active requests."""
     return {
         "name": "envoy.load_balancing_policies.least_request",
         "typed_config": {
@@ -133,7 +133,7 @@ def _any_server() -> Config:
 
 
 def _no_server() -> Config:
-    """Return a policy that never finds a server, because it selects by a label that no server has."""
+    """Return a policy that never finds a server: it selects by metadata that no server has, without a fallback."""
     kind = f"{TYPE}extensions.load_balancing_policies"
     return {
         "name": "envoy.load_balancing_policies.subset",
@@ -170,8 +170,7 @@ def picker_cluster(settings: EnvoySettings) -> Config:
                 {"max_connections": _UNLIMITED, "max_pending_requests": _UNLIMITED, "max_requests": _UNLIMITED}
             ]
         },
-        # Without `fail_open`, health affects only ``/ready``: the panic threshold of 100 % makes Envoy send requests to
-        # an unhealthy picker too.
+        # Without `fail_open`, the panic threshold of 100 % makes Envoy send requests to an unhealthy picker too.
         "health_checks": [
             {
                 "timeout": "2s",

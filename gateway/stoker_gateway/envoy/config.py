@@ -1,5 +1,5 @@
 """Envoy's bootstrap configuration, as plain values. The other configuration is in files that Envoy watches: clusters
-and servers (`clusters.py`), and the certificate (`listener.py`).
+and servers (`clusters.py`), and the paths of the certificate (`listener.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def bootstrap(settings: EnvoySettings) -> Config:
 
 
 def _statistics() -> list[Config]:
-    """Return the patterns of the statistics to keep, out of the hundreds that Envoy has for each cluster."""
+    """Return the patterns of the statistics that Envoy keeps; it has hundreds for each cluster."""
     patterns = (
         r"server\.(live|state|uptime|memory_allocated|total_connections|concurrency)",
         r"listener_manager\.(workers_started|total_listeners_active)",

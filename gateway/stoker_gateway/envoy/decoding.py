@@ -1,7 +1,6 @@
-"""Decompression of request bodies in Envoy, so that the picker and the servers get plain bodies.
+"""Decompression of gzip request bodies in Envoy, so that the picker and the servers get decompressed bodies.
 
-``max_body_bytes`` limits the decompressed body. Bodies with an encoding other than gzip reach the picker unchanged,
-which rejects them.
+``max_body_bytes`` limits the decompressed body. The picker rejects bodies with another encoding.
 """
 
 from __future__ import annotations

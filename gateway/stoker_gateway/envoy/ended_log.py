@@ -7,10 +7,10 @@ from typing import Final
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import METADATA, PICK
 
-#: Maximum time that an entry is buffered, in seconds, and size of the buffer.
+#: Entries are sent after this time in seconds, or once the buffer has this size in bytes.
 FLUSH_S: Final = 0.05
 BUFFER_BYTES: Final = 16384
-#: Envoy's statistic of entries, including those still buffered.
+#: Envoy's statistic: number of entries that it has not dropped, including buffered ones.
 LOGS_WRITTEN_STAT: Final = "access_logs.grpc_access_log.logs_written"
 #: Response headers in an entry.
 HEADERS: Final = ("content-type", "content-encoding")
@@ -19,7 +19,7 @@ _TYPE: Final = "type.googleapis.com/envoy.extensions."
 
 
 def config(cluster: str) -> Config:
-    """Return the configuration of the access log that is sent to a cluster."""
+    """Return the configuration of this access log, which Envoy sends to a cluster."""
     return {
         "name": "envoy.access_loggers.http_grpc",
         "filter": {

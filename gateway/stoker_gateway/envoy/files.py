@@ -1,8 +1,8 @@
 """The configuration files that Envoy watches. They are replaced atomically by renaming.
 
 A cluster's servers file is written before the cluster is added to the clusters file, and deleted after the cluster is
-removed from it, so each cluster in the clusters file has a servers file. Each file has a version, a
-digest of its content, and Envoy's statistics report the versions that it has read.
+removed from it, so each cluster in the clusters file has a servers file. Each file has a version, a digest of its
+content. Envoy's statistics report the last versions of the clusters and servers files that it has applied.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _CLUSTERS: Final = "cluster_manager.cds.version_text"
 
 
 class EnvoyFiles:
-    """Writes the files that have changed."""
+    """Writes Envoy's configuration files. Unchanged files are not rewritten."""
 
-    #: Path in Envoy's admin interface that returns the versions of the files that Envoy has read.
+    #: Path of the version statistics in Envoy's admin interface.
     versions_path: Final = "/stats?type=TextReadouts&filter=version_text$"
 
     def __init__(self, settings: EnvoySettings) -> None:
@@ -35,13 +35,13 @@ class EnvoyFiles:
             _replace(settings.certificate_file, listener.certificate(settings.tls))
 
     def write(self, model_registry: ModelRegistry, *earlier: ModelRegistry) -> None:
-        """Write the files for this model registry, and delete those of other clusters.
+        """Write the clusters and servers files, and delete the servers files of removed clusters.
 
         Args:
-            earlier: registries whose clusters and servers are kept in addition.
+            model_registry, earlier: their clusters and servers are written.
 
         Raises:
-            OSError: a file cannot be written; some files may have been updated.
+            OSError: a file cannot be written or deleted; other files may have been updated.
         """
         settings = self._settings
         known = _all(model_registry, *earlier)
@@ -60,7 +60,7 @@ class EnvoyFiles:
             self._versions.pop(_servers_version(path.stem), None)
 
     def unread(self, response: str) -> set[str]:
-        """Return the names of the version statistics of files that Envoy has not read yet.
+        """Return the names of the version statistics that differ from the versions last written.
 
         Args:
             response: response of Envoy's admin interface to `versions_path`.
@@ -71,7 +71,7 @@ class EnvoyFiles:
 
 
 def _all(model_registry: ModelRegistry, *earlier: ModelRegistry) -> ModelRegistry:
-    """Return a registry with the models and servers of all given ones."""
+    """Return a registry with the models and servers of all given registries."""
     known = dict(model_registry.endpoints)
     for each in earlier:
         for name, endpoint in each.endpoints.items():
@@ -92,6 +92,6 @@ def _replace(path: Path, content: Any) -> str:
     beside = path.with_name(f"{path.name}.new")
     beside.write_text(
         f'{{"version_info": "{version}", {text[1:]}', encoding="utf-8"
-    )  # avoids encoding a large file twice
+    )  # avoids serialising a large file twice
     beside.replace(path)
     return version

@@ -2,8 +2,8 @@
 
     client ─► internal headers removed ─► path allowed ─► picker chooses cluster and servers ─► router
 
-A request for which the picker named no cluster, or a server outside of the cluster, gets status 503, unless `fail_open`
-is set.
+A request that leaves the picker's filter without a cluster, or without a server of the cluster, gets status 503, unless
+`fail_open` is set.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stoker_gateway.envoy.values import LISTENER, PICKER, TYPE, Config, resource
 from stoker_gateway.protocol.envoy_headers import DESTINATION_METADATA, METADATA, SUBSET_METADATA
 from stoker_gateway.registry.addresses import EVERY
 
-#: Prefixes of headers that Envoy removes from clients' requests, because the picker, Envoy or servers trust them.
+#: Prefixes of headers that the picker, Envoy or servers trust, so Envoy removes them from clients' requests.
 INTERNAL_HEADERS: Final = ("x-stoker-", "x-gateway-", "x-envoy-")
 
-#: Name of the certificate's Secret in Envoy's configuration.
+#: Name of the certificate's secret in Envoy's configuration (SDS).
 CERTIFICATE: Final = "gateway"
-#: Buffer for data to a client that does not read, in bytes. Request bodies have a limit of their own.
+#: Limit of a client connection's read and write buffers, in bytes. Request bodies have a limit of their own.
 _CONNECTION_BUFFER_BYTES: Final = 1 << 20
-#: Seconds by which the maximum message timeout exceeds the maximum hold. Envoy allows at most an hour.
+#: Seconds by which the maximum message timeout exceeds the maximum hold. Envoy limits the timeout to an hour.
 _EXTENSION_S: Final = 30
 
 
@@ -56,8 +56,8 @@ def _transport(settings: EnvoySettings) -> Config:
 
 
 def certificate(tls: TLSFiles) -> Config:
-    """Return the content of the file with the certificate's paths. Envoy reloads the certificate when a file or
-    symbolic link is moved into its folder, which is how Kubernetes replaces all files of a Secret at once.
+    """Return the content of the file with the paths of the certificate and its key. Envoy watches the certificate's
+    folder, see `TLSFiles`.
     """
     return resources(
         [
@@ -75,7 +75,7 @@ def certificate(tls: TLSFiles) -> Config:
 
 
 def _connections(settings: EnvoySettings) -> Config:
-    """Return the HTTP connection manager, with strict parsing of requests."""
+    """Return the HTTP connection manager."""
     return {
         "@type": f"{TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": LISTENER,
@@ -94,8 +94,8 @@ def _connections(settings: EnvoySettings) -> Config:
         ],
         "normalize_path": True,
         "merge_slashes": True,
-        # Clients escape slashes in model names. Unescaping precedes routing, so the path that is checked is the path
-        # that is forwarded.
+        # Clients may escape slashes in model names. Unescaping precedes routing, so the path that is checked is the
+        # path that is forwarded.
         "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "use_remote_address": True,
         "generate_request_id": True,
@@ -110,7 +110,7 @@ def _connections(settings: EnvoySettings) -> Config:
         # These timeouts also run while the picker holds a request.
         "request_timeout": seconds(settings.upload_s + settings.max_held_s),
         "stream_idle_timeout": seconds(settings.idle_s + settings.max_held_s),
-        # Proxies such as nginx use HTTP/1.0 by default, and always send a Host header.
+        # Proxies such as nginx may send HTTP/1.0.
         "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": LISTENER},
         "http2_protocol_options": {"max_concurrent_streams": 2048},
         "local_reply_config": local_replies.config(),
@@ -146,8 +146,8 @@ def _filters(settings: EnvoySettings) -> list[Config]:
             "typed_config": {
                 "@type": f"{TYPE}{filters}.ext_proc.v3.ExternalProcessor",
                 "grpc_service": {"envoy_grpc": {"cluster_name": PICKER}},
-                # If the picker fails, Envoy continues: a request without a decision finds no cluster, and a response in
-                # progress continues even if the picker dies before the end of its stream.
+                # If the picker fails, a request without a decision gets status 503, or goes to the cluster `fail_open`.
+                # A response in progress continues.
                 "failure_mode_allow": True,
                 "message_timeout": seconds(settings.max_wait_s + 5),
                 # The picker extends the message timeout of a request that it holds.

@@ -1,6 +1,6 @@
-"""Envoy's own error responses, in the format of the requested API: OpenAI's, or Anthropic's below /v1/messages.
+"""Envoy's own error responses, in the format of the requested API: OpenAI's, or Anthropic's for /v1/messages and below.
 
-Envoy applies this configuration to the picker's responses too. `PICKER_DETAILS` marks them, and they stay unchanged.
+The picker's responses are local replies too. `PICKER_DETAILS` marks them, and they stay unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from stoker_gateway.envoy.values import Config
 from stoker_gateway.protocol.envoy_headers import PICKER_DETAILS
 
-#: Value of ``Retry-After`` for `_RETRYABLE` statuses, in seconds.
+#: ``Retry-After`` of responses with a status in `_RETRYABLE`, in seconds.
 RETRY_AFTER_S: Final = 1
 
 _UNAVAILABLE: Final = "service_unavailable_error"
@@ -50,7 +50,7 @@ def anthropic_error(status: int) -> Config:
 
 def config() -> Config:
     """Return Envoy's ``local_reply_config``. The first mapper that matches applies."""
-    # Envoy answers 504 if the picker exceeds its timeout. Clients get 503 instead, as for a server that is unavailable.
+    # If Envoy answers 504 because of the picker, clients get 503, as if no server were available.
     timed_out = [_cel_filter("response.code_details.startsWith('ext_proc')"), _status_filter(504)]
     mappers = [
         _mapper(503, anthropic_error(503), *timed_out, _is_anthropic()) | {"status_code": 503},
@@ -59,7 +59,7 @@ def config() -> Config:
         _mapper(400, anthropic_error(400), _status_filter(501), _is_anthropic()) | {"status_code": 400},
         _mapper(400, openai_error(400), _status_filter(501)) | {"status_code": 400},
     ]
-    # Envoy rejects a WebSocket or another upgrade with 403. After status 426, clients fall back to plain HTTP.
+    # Envoy rejects upgrades, such as WebSocket, with 403. After status 426, some clients fall back to plain HTTP.
     for shape, *of in ((anthropic_error, _is_anthropic()), (openai_error,)):
         mappers.append(_mapper(403, shape(403), _status_filter(403), *of) | {"status_code": 426})
     for status in sorted(_ERRORS.keys() - {403}):
@@ -91,7 +91,7 @@ def _not_from_picker() -> Config:
 
 
 def _cel_filter(expression: str) -> Config:
-    """Return a filter by a CEL expression."""
+    """Return a filter that matches if a CEL expression is true."""
     return {
         "extension_filter": {
             "name": "envoy.access_loggers.extension_filters.cel",

@@ -15,5 +15,5 @@ ENVIRONMENT: Final = {"TZ": "UTC0"}
 
 def log_format(*, json: bool) -> str:
     """Return the value of ``--log-format``. The flag applies from the first log line, whereas a format in the
-    configuration would apply only after it has been read."""
+    configuration would apply only after Envoy has read it."""
     return _JSON if json else _TEXT

@@ -31,9 +31,9 @@ def envoy_binary() -> Path:
 
 
 class EnvoyProcess(EnvoyAdmin):
-    """Envoy's process, from `start` to `end`. The kernel kills it when this process dies.
+    """Envoy's process.
 
-    Only the main thread may start it, because the kernel kills it when the thread that started it ends.
+    The kernel kills Envoy when the thread that started it ends, so only the main thread may call `start`.
     """
 
     def __init__(self, settings: EnvoySettings) -> None:
@@ -41,16 +41,16 @@ class EnvoyProcess(EnvoyAdmin):
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, deadline_s: float = 30) -> None:
-        """Start Envoy and wait until it is ready.
+        """Start Envoy and wait until it is live.
 
         Raises:
-            EnvoyError: Envoy does not become ready; its log on standard error has the cause.
+            EnvoyError: Envoy is not installed, exits, or is not live after `deadline_s` seconds.
         """
         config_file = self._settings.folder / "envoy.json"
         config_file.write_text(json.dumps(bootstrap(self._settings)), encoding="utf-8")
         arguments = ["-c", str(config_file), "--disable-hot-restart", "--log-level", "warning"]
         arguments += ["--log-format", log_format(json=self._settings.json_log)]
-        arguments += ["--file-flush-interval-msec", "1000"]  # interval of flushing the access log
+        arguments += ["--file-flush-interval-msec", "1000"]  # for the access log on standard output
         arguments += ["--concurrency", str(self._settings.threads)]
         child = [sys.executable, "-m", "stoker_gateway.envoy.child", str(os.getpid()), str(envoy_binary())]
         self._process = await asyncio.create_subprocess_exec(
@@ -67,12 +67,12 @@ class EnvoyProcess(EnvoyAdmin):
             await asyncio.sleep(STEP_S)
 
     async def ended(self) -> str:
-        """Wait until Envoy exits, and return the cause."""
+        """Wait until Envoy exits, and return a sentence with the cause."""
         assert self._process is not None
         return cause_of_death(await self._process.wait(), None, killed_for_memory=False, subject="Envoy").message
 
     async def end(self) -> None:
-        """Stop Envoy at once, aborting active requests. Does nothing if it has already exited."""
+        """Stop Envoy at once, aborting active requests. Does nothing if Envoy is not running."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.send_signal(signal.SIGTERM)

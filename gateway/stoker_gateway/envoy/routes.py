@@ -1,5 +1,4 @@
-"""Envoy's routes: the paths of requests that go to the picker and then to the cluster that it chooses, and the paths
-that Envoy answers itself."""
+"""Envoy's routes: the paths whose requests go to the picker, and the paths that Envoy answers itself."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from stoker_gateway.protocol.envoy_headers import CLUSTER, HELD_HEADER, METADATA
 def route_config(settings: EnvoySettings) -> Config:
     """Return the route configuration.
 
-    Only requests with allowed paths go to the picker, which chooses the cluster. Without its decision a request is
-    rejected, or goes to the cluster of `fail_open`.
+    Only requests with allowed paths go to the picker, which answers a request or chooses its cluster. If it does
+    neither, the request is rejected, or goes to the cluster `fail_open`.
     """
     without_picker = {
         "typed_per_filter_config": {
@@ -66,20 +65,20 @@ def route_config(settings: EnvoySettings) -> Config:
     host["request_headers_to_remove"] = [
         "x-envoy-external-address",
         "x-envoy-internal",
-    ]  # Envoy adds them to each request
+    ]  # added by Envoy
     # Clusters are loaded after the routes.
     return {"name": LISTENER, "virtual_hosts": [host], "validate_clusters": False}
 
 
 def _allowed() -> list[Config]:
-    """Return the route matches of the paths that Envoy sends to the picker."""
+    """Return the route matches of the paths whose requests Envoy sends to the picker."""
     exact = [paths.MODELS, paths.SCHEMA, *sorted(paths.POSTED)]
     return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 
 
 def _picker_header(header: str) -> Config:
-    """Return a response header with the value from the picker's metadata. Envoy omits the header if there is no
-    value."""
+    """Return a response header with the value of the same name in the picker's metadata. Without a value, Envoy omits
+    the header."""
     value = f"%DYNAMIC_METADATA({METADATA}:{header})%"
     return {"header": {"key": header, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
 
@@ -90,12 +89,11 @@ def _to_server(settings: EnvoySettings) -> Config:
         "timeout": "0s",
         "idle_timeout": seconds(settings.idle_s + settings.max_held_s),
         "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
-        # Retry if no byte of a response has arrived (Envoy never retries later), or if the response reports that the
-        # server has not started the request.
+        # Retry if the server does not respond (after the first byte of a response Envoy never retries), or if its
+        # response reports that it has not started the request.
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset,retriable-headers",
-            # Other error responses are not retried, because a request that crashed a server must not crash the next
-            # one.
+            # Other error responses are not retried, because the request may have caused the error.
             "retriable_headers": [{"name": NOT_BEGUN_HEADER, "present_match": True}],
             "num_retries": 1,
             "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.010s"},

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Maximum time in which a client must send a request, in seconds.
+#: Default time limit for receiving a request, in seconds.
 UPLOAD_S: Final = 120.0
 
 
 @dataclass(frozen=True)
 class TLSFiles:
     """Paths of a certificate and its key, in PEM. Envoy reloads both when a file or symbolic link is moved into the
-    certificate's folder, as in a mounted Secret. It ignores writes in place."""
+    certificate's folder, as when Kubernetes updates a mounted Secret. It ignores writes in place."""
 
     certificate: Path
     key: Path
@@ -29,18 +29,19 @@ class EnvoySettings:
         folder: folder of sockets and files; its path must be short, because a socket's path has at most 107 bytes.
         max_wait_s: maximum time that a request waits in the picker's queue for a server with room.
         max_held_s: maximum time that the picker holds a request until a server is ready; 0 means that requests are not
-            held. If requests are held, the picker limits the upload time of a request, instead of Envoy.
-        max_body_bytes: maximum size of a request body. The body is in memory until the server has received it.
-        upload_s: maximum time in which a client must send a request and the picker must route it.
-        headers_s: maximum time in which a client must send its headers.
-        idle_s: maximum idle time of a stream, in both directions. It must exceed the time to the first token.
+            held. It is added to Envoy's `upload_s` and `idle_s`, so the picker has its own limit for uploads.
+        max_body_bytes: maximum size of a decompressed request body, which Envoy buffers.
+        upload_s: time limit for receiving and routing a request.
+        headers_s: time limit for receiving a request's headers.
+        idle_s: maximum time in which a stream has no data in either direction. It must exceed the time to the first
+            byte of a response.
         max_connections: maximum number of client connections; Envoy closes further connections.
         threads: number of Envoy's worker threads.
-        tls: certificate; None means that connections are not encrypted.
+        tls: certificate; None means that client connections are not encrypted.
         access_log: whether to log each request to standard output.
         json_log: whether Envoy's own log, on standard error, is JSON.
         allowed_origins: origins whose pages may use the gateway (CORS), as browsers send them; ``*`` means any.
-        fail_open: cluster to which requests go while the picker fails; None means that requests are rejected.
+        fail_open: cluster to which requests go while the picker fails; None means that they are rejected.
     """
 
     host: str
@@ -72,12 +73,12 @@ class EnvoySettings:
 
     @property
     def clusters_file(self) -> Path:
-        """Path of the clusters file."""
+        """Path of the file of all endpoints' clusters."""
         return self.folder / "clusters.json"
 
     @property
     def certificate_file(self) -> Path:
-        """Path of the file that names the certificate."""
+        """Path of the file with the certificate's paths."""
         return self.folder / "certificate.json"
 
     def servers_file(self, cluster: str) -> Path:

@@ -6,17 +6,17 @@
 
 local find, match, sub, byte, gsub = string.find, string.match, string.sub, string.byte, string.gsub
 
--- Maximum bytes of a usage object, and of an event that is scanned: the last event of /v1/responses contains the whole
--- response.
+-- Maximum bytes of a usage object, and of an event's line. Longer ones are ignored. The last event of /v1/responses
+-- contains the whole response.
 local MAX_USAGE, MAX_EVENT = 4096, 1048576
--- Objects that may contain a usage.
+-- Top-level objects that may contain a usage.
 local PARENTS = { response = true, message = true }
 -- Fields with prompt tokens, fields with output tokens, and objects with the number of cached tokens.
 local OF_PROMPT = { "prompt_tokens", "input_tokens", "cached_tokens", "cache_read_input_tokens",
   "cache_creation_input_tokens" }
 local OF_OUTPUT = { "completion_tokens", "output_tokens" }
 local DETAILS = { "prompt_tokens_details", "input_tokens_details" }
--- Events before the output begins.
+-- Types of events before the output begins.
 local EARLY = { ["response.created"] = true, ["response.in_progress"] = true, ["response.queued"] = true,
   message_start = true, ping = true }
 
@@ -25,7 +25,7 @@ local function number(text, name)
   if value and value < 2147483648 then return value end
 end
 
--- Merges a usage into the known counts. Prompt counts never decrease, because a later usage may lack them. A usage with
+-- Merges a usage into the known counts. Prompt counts never decrease, because a later usage may report 0. A usage with
 -- prompt fields but without any count above 0 is ignored.
 local function add(known, usage)
   local flat = gsub(gsub(sub(usage, 2, -2), "%b{}", "{}"), "%b[]", "[]")
@@ -61,8 +61,8 @@ local function may_be(name, text)
   return sub(key, 1, #text) == text or find(text, '^' .. key .. '%s*:?%s*$') or find(text, '^' .. key .. '%s*:%s*{')
 end
 
--- Returns the field that contains the usage, the usage, and whether the text is an error, for a JSON text whose chunks
--- `pieces` returns one after another.
+-- Scans a JSON text whose chunks `pieces` returns one after another. Returns the usage's top-level field, the usage,
+-- and whether an error was found before it.
 local function usage_of(pieces)
   local depth, in_string, rest, key, parent, is_error = 0, false, "", nil, nil, false
   for piece in pieces do
@@ -116,7 +116,8 @@ local function once(text)
   end
 end
 
--- Returns the usage of an event: the counts so far of Stoker's engine, at the end of the event, else the API's usage.
+-- Returns the field and the usage of an event: the counts so far of Stoker's engine, at the event's end, else the API's
+-- usage.
 local function usage_of_event(line)
   local counted = match(line, '"stoker_usage":(%b{})}%s*$')
   if counted then return "stoker_usage", counted end
@@ -159,7 +160,7 @@ local function read_events(pieces, keep, fail)
     for source, usage in pairs(last) do keep(source, usage) end
   end
   local last = {}
-  if size > 0 and size <= MAX_EVENT then read_line(last) end  -- a line without an end
+  if size > 0 and size <= MAX_EVENT then read_line(last) end  -- the last line has no line break
   for source, usage in pairs(last) do keep(source, usage) end
 end
 

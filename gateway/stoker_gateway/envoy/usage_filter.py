@@ -1,8 +1,8 @@
 """Filter that copies the token usage in responses to dynamic metadata while they stream through Envoy, without
-delaying, buffering or changing them.
+delaying or changing them.
 
-It is a Lua script because Envoy's own filters (1.40) are not usable: the one for JSON buffers whole responses and turns
-a response that exceeds its buffer into an error; the one for events crashes Envoy if an event is a number, such as
+It is a Lua script because Envoy's own filters (1.40) are not usable: the JSON filter buffers whole responses and turns
+a response that exceeds its buffer into an error; the SSE filter crashes Envoy if an event is a number, such as
 ``data: 1``.
 """
 

@@ -22,10 +22,10 @@ class ClusterStore:
     """Store of the keys in a namespace.
 
     Args:
-        namespace: namespace of the gateway.
+        namespace: namespace of the keys' Secrets.
 
     Raises:
-        KeyStoreError: no cluster is configured.
+        KeyStoreError: the cluster's configuration is missing or invalid.
     """
 
     def __init__(self, namespace: str) -> None:

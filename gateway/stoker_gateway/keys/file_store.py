@@ -27,7 +27,7 @@ from stoker_gateway.keys.values import moment_text
 
 
 class FileStore:
-    """Store of the keys in a file. Creating the first key creates the file.
+    """Store of the keys in a file. Creating a key creates a missing file.
 
     Args:
         path: path of the file; symbolic links are followed.
@@ -98,7 +98,8 @@ class FileStore:
             os.close(folder)
 
     def _write(self, text: str, expected: list[Any]) -> None:
-        """Replace the file. A new file is readable only by its owner; an existing one keeps its owner and mode."""
+        """Replace the file, if `text` has the expected documents. Only its owner can read a new file; an existing one
+        keeps its owner and mode."""
         if self._documents(text) != expected:
             raise ArgumentError("--file", f"{self._path} cannot be changed by this command; edit it by hand")
         path = self._path.resolve()
@@ -121,7 +122,7 @@ class FileStore:
 
 def _pieces(text: str) -> list[str]:
     """Split a text into the part before the first document, and each document with the text up to the next one."""
-    events = yaml.parse(text, yaml.SafeLoader)  # marks of the libyaml loader count bytes, not characters
+    events = yaml.parse(text, yaml.SafeLoader)  # libyaml's marks do not count a byte order mark
     marks = [event.start_mark for event in events if isinstance(event, yaml.DocumentStartEvent)]
     cuts = [0, *(mark.index for mark in marks if mark is not None), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts)]

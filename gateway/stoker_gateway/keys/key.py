@@ -1,7 +1,4 @@
-"""A client's key: the models it may use, its limits, and a digest of its text, which only the client has.
-
-sk-stoker-ID-SECRET
-"""
+"""A client's key: its permissions, and a digest of its text ``sk-stoker-ID-SECRET``. The text is not stored."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-#: Valid ids of keys. An id is part of an object's name, of metric labels and of log lines.
+#: Valid ids of keys. Ids occur in names of Secrets, metric labels and log lines.
 KEY_ID: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 #: Prefix of each key's text, by which secret scanners can recognise leaked keys.
 PREFIX: Final = "sk-stoker-"
-#: Priorities range from -1000 to 1000.
+#: Maximum priority of a key; the minimum is its negative.
 MAX_PRIORITY: Final = 1000
 
 _SECRET_BYTES: Final = 24
@@ -23,12 +20,12 @@ _SECRET_BYTES: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a key; None means unlimited.
+    """Limits of a key, as maximum numbers; None means unlimited.
 
     Attributes:
         requests_per_minute: requests that start in a minute.
         tokens_per_minute: tokens of prompts and outputs in a minute.
-        concurrency: concurrent requests.
+        concurrency: active requests.
     """
 
     requests_per_minute: int | None = None
@@ -44,8 +41,7 @@ class Key:
         id: id of the key; not secret.
         digest: digest of its text, see `digest_of`.
         models: served names that it may use; ``*`` stands for any characters. Empty means all models.
-        limits: rate limits.
-        priority: queued requests with a higher priority leave the queue first.
+        priority: requests with a higher priority leave the gateway's queue first.
         expires: expiry time in seconds since 1970; None means never.
     """
 

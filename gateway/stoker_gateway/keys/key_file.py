@@ -44,9 +44,8 @@ class KeyFile:
         self.keyring = self._watch.keyring(documents(self._content, path))
 
     async def watch(self, on_change: Callable[[Keyring], None]) -> NoReturn:
-        """Check the file forever, and call `on_change` with the keys whenever the file has changed. If the file cannot
-        be read, log the error once and keep the previous keys.
-        """
+        """Check the file forever, and call `on_change` with the keys whenever the content has changed. If it cannot be
+        read or parsed, log the error once and keep the previous keys."""
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
@@ -91,7 +90,7 @@ def documents(content: bytes, path: Path) -> list[Any]:
     """Return the YAML documents of a file's content, without empty ones.
 
     Raises:
-        KeyManifestError: the content is not valid YAML.
+        KeyManifestError: the content cannot be parsed.
     """
     try:
         _check_depth(content)
@@ -121,7 +120,7 @@ _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """Loader that rejects duplicate keys, as the API server does."""
+    """Loader that rejects duplicate fields of a mapping."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Construct a mapping."""
@@ -129,5 +128,5 @@ class _Loader(_BASE):  # type: ignore[misc]
         names = [each for each in keys if isinstance(each, Hashable)]
         if len(set(names)) < len(names):
             twice = next(each for number, each in enumerate(names) if each in names[:number])
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} occurs twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the field {twice!r} occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)

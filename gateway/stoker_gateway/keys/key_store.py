@@ -10,11 +10,11 @@ from stoker_gateway.keys.manifests import Manifest
 class KeyStore(Protocol):
     """Store of keys.
 
-    Each method raises `KeyStoreError` if the store cannot be reached, read or written.
+    Each method raises `KeyStoreError` or `ArgumentError` if the store cannot be reached, read or written.
     """
 
     def read(self) -> list[Manifest]:
-        """Return the manifests of all keys, including invalid ones."""
+        """Return all manifests of keys, including invalid ones."""
 
     def create(self, manifest: Manifest) -> None:
         """Add a key.

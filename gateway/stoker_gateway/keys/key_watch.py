@@ -1,4 +1,4 @@
-"""Logging of added, changed and removed keys and of invalid manifests; each is logged once."""
+"""Creation of keyrings from manifests, and logging of changed keys and invalid manifests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL_REJECTED: Final = ", so every request is rejected until there is one"
 
 
 class KeyWatch:
-    """Creates keyrings from manifests, and logs the changes since the last one.
+    """Creates keyrings from manifests, and logs the changes between them.
 
     Args:
         source: description of the manifests' location, for log lines.
@@ -29,7 +29,7 @@ class KeyWatch:
         self._faults: set[str] = set()
 
     def keyring(self, read: Iterable[Any]) -> Keyring:
-        """Return a keyring of all current manifests. Invalid ones are left out."""
+        """Return a keyring of the valid manifests, and log what has changed."""
         keyring, faults = manifests.read_all(read)
         for fault in dict.fromkeys(faults):
             if fault not in self._faults:

@@ -1,4 +1,4 @@
-"""The set of all valid keys. A keyring is immutable; a change of keys creates a new one."""
+"""The set of all keys with valid manifests. A keyring is immutable; a change of keys creates a new one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Keyring:
             now: seconds since 1970.
 
         Raises:
-            UnauthorizedError: the key is unknown or has expired.
+            UnauthorizedError: there is no such key, or it has expired.
         """
         if not text:
             raise UnauthorizedError(f"no API key was sent; {_SEND}")

@@ -72,7 +72,7 @@ def read(manifest: Any) -> Key:
     """Return the key of a manifest, written by a user or returned by the API server.
 
     Raises:
-        KeyManifestError: the manifest is invalid; the message names the Secret and the field.
+        KeyManifestError: the manifest is invalid; the message names the Secret and, if known, the field.
     """
     name = secret_name(manifest)
     if name is None:
@@ -84,9 +84,8 @@ def read(manifest: Any) -> Key:
 
 
 def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
-    """Return the keys of the valid manifests, and error messages for the others. Secrets that are being deleted are
-    skipped.
-    """
+    """Return the keys of the valid manifests, and messages about invalid and duplicate ones. Keys whose Secrets are
+    being deleted are left out."""
     keys, digests, faults = dict[str, Key](), set[str](), list[str]()
     for manifest in manifests:
         try:
@@ -107,7 +106,7 @@ def read_all(manifests: Iterable[Any]) -> tuple[Keyring, list[str]]:
 
 
 def secret_name(manifest: Any) -> str | None:
-    """Return the Secret's name in a manifest; None if it is no manifest or has no valid name."""
+    """Return the Secret's name in a manifest; None if there is no valid name."""
     metadata = manifest.get("metadata") if isinstance(manifest, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     return name if isinstance(name, str) and name and name.isprintable() and len(name) <= 253 else None
@@ -117,7 +116,7 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
     if (manifest.get("apiVersion"), manifest.get("kind")) not in (
         ("v1", "Secret"),
         (None, None),
-    ):  # items of lists have neither
+    ):  # items of API lists have neither
         raise ValueError("kind: must be Secret, with apiVersion v1")
     if manifest.get("type") != TYPE:
         raise ValueError(f"type: must be {TYPE}")
@@ -134,7 +133,7 @@ def _read(manifest: Mapping[str, Any], name: str) -> Key:
     if not _SHA256.fullmatch(fields.get("sha256", "")):
         raise ValueError(
             "sha256: must be the SHA-256 of the key's text, as 64 digits of 0-9 and a-f"
-        )  # without the value
+        )  # does not show the value, which may be the key
     limits = {
         attribute: _value(field, values.limit, fields[field]) for field, attribute in LIMITS.items() if field in fields
     }

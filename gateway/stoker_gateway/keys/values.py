@@ -1,4 +1,4 @@
-"""Parsing of a key's fields. Each function raises ValueError with a message for the user."""
+"""Parsing and formatting of a key's fields. Parsers raise ValueError with a message for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from stoker_gateway.keys.key import KEY_ID, MAX_PRIORITY
 
-#: Largest value of a limit.
+#: Maximum value of a limit.
 MAX_LIMIT: Final = 10**12
 #: Maximum number of characters of an invalid value in a message.
 _SHOWN: Final = 80
@@ -59,7 +59,7 @@ def moment(text: str) -> float:
 
 
 def moment_text(seconds: float) -> str:
-    """Format seconds since 1970 in RFC 3339 format, to the second."""
+    """Format seconds since 1970 in RFC 3339 format, rounded down to a second."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

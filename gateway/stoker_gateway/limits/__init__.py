@@ -1,1 +1,1 @@
-"""Rate limits of keys: enforcement and usage, in a single gateway or shared by its replicas."""
+"""Rate limits of keys: enforcement and usage, for one replica of the gateway or several."""

@@ -22,7 +22,7 @@ class KeyUsage:
         return not (self.open or self.requests.slots or self.tokens.slots)
 
     def expire(self, now: float) -> None:
-        """Drop usage that is older than a minute."""
+        """Drop usage outside the window of `SlidingMinute`."""
         self.requests.expire(now)
         self.tokens.expire(now)
 
@@ -30,7 +30,7 @@ class KeyUsage:
         """Record the start of a request and reserve its tokens.
 
         Returns:
-            The one-second slot that contains the tokens.
+            The second to which the tokens were added.
         """
         self.requests.add(1, now)
         self.open += 1
@@ -39,8 +39,8 @@ class KeyUsage:
     def end(self, second: int, reserved: int, used: int, now: float) -> None:
         """Record the end of a request.
 
-        Unused tokens of the reservation are subtracted in its second. Tokens beyond the reservation count at `now`,
-        when they become known.
+        Unused tokens of the reservation are subtracted from its second. Tokens beyond the reservation are added at
+        `now`.
 
         Args:
             second: second of the reservation, from `begin`.

@@ -1,4 +1,4 @@
-"""Usage of this replica's clients by key, and the clients' active requests."""
+"""Record of the keys' usage by this replica's clients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from stoker_gateway.limits.key_usage import KeyUsage
 
 #: Maximum time that a request counts as active, in seconds, in case its end is never reported.
 LONGEST_S: Final = 3600.0
-#: Maximum number of active requests; beyond it the oldest count as ended.
+#: Maximum number of active requests; beyond it the oldest request counts as ended.
 MAX_GRANTS: Final = 200_000
-#: Interval for dropping keys without usage, in seconds.
+#: Minimum interval for dropping keys without usage, in seconds.
 _TIDY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Granted:
-    """An active request."""
+    """An active request, which started at `at` and reserved `tokens` in `second`."""
 
     key_id: str
     tokens: int
@@ -27,7 +27,7 @@ class _Granted:
 
 
 class Ledger:
-    """Usage by key.
+    """Usage of this replica's clients by key.
 
     Args:
         changed: called with the key's id whenever a request has ended.
@@ -40,7 +40,7 @@ class Ledger:
         self._tidied_at = 0.0
 
     def __len__(self) -> int:
-        """Number of keys with usage."""
+        """Number of keys with recorded usage."""
         return len(self._uses)
 
     @property
@@ -49,11 +49,11 @@ class Ledger:
         return len(self._granted)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids of all keys with usage."""
+        """Iterate over the ids of all keys with recorded usage."""
         return iter(tuple(self._uses))
 
     def use(self, key_id: str, now: float) -> KeyUsage:
-        """Return the usage of a key, which the caller must not modify."""
+        """Return a key's usage; the caller must not modify it."""
         self._tidy(now)
         use = self._uses.get(key_id)
         if use is None:
@@ -72,7 +72,7 @@ class Ledger:
         """Record the end of a request; unknown requests are ignored.
 
         Args:
-            tokens: number of tokens that it used; None if unknown: the reserved number counts.
+            tokens: number of tokens that it used; None means the reserved number.
         """
         granted = self._granted.pop(grant_id, None)
         if granted is None:

@@ -1,4 +1,4 @@
-"""Admission of requests by the limits of their keys (the rule is `rate_limit.decide`), and recording of their usage."""
+"""Admission of requests by their keys' limits (the rule is `rate_limit.decide`), and recording of the keys' usage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Limiter(Protocol):
     """Enforces the limits of keys. Used from one event loop."""
 
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
-        """Admit or reject a request.
+        """Admit a request and reserve its tokens, or reject it.
 
         Args:
             tokens: estimate of the maximum number of tokens that it will use.
@@ -27,7 +27,7 @@ class Limiter(Protocol):
         """Record the end of a request; unknown and already settled requests are ignored.
 
         Args:
-            tokens: number of tokens that it used; None if unknown: the reserved number counts.
+            tokens: number of tokens that it used; None means the reserved number.
         """
 
 

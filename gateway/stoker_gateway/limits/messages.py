@@ -1,7 +1,7 @@
 """Messages between replicas, as JSON.
 
-to a key's owner:  the sender's identity, an increasing number, usage statements, and requests for admission
-from the owner:    its identity, and a verdict for each request
+message  the sender's identity, an increasing number, usage statements, and admission requests
+reply    the replying replica's identity, and verdicts on the requests
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ LimitVerdict = RateLimitStatus | Denial
 
 
 class MessageError(Exception):
-    """A message is invalid; the sender may run another version."""
+    """A message or reply is invalid; the other replica may run another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRequest:
-    """A request for admission.
+    """A replica's request to admit a client's request.
 
     Attributes:
-        key_id: id of the key.
         limits: limits of the key, as known by the sender.
         tokens: number of tokens to reserve.
     """
@@ -40,13 +39,12 @@ class LimitRequest:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a replica to another.
+    """A message from one replica to another.
 
     Attributes:
         sender: identity of the sender.
         number: increases with each message of a sender.
         uses: usage of the sender's clients, by key id.
-        requests: requests for admission.
     """
 
     sender: str
@@ -82,7 +80,7 @@ class Reply:
 
     Attributes:
         sender: identity of the replying replica.
-        verdicts: verdicts in the order of the message's `requests`.
+        verdicts: in the order of the message's `requests`; empty if the message is outdated.
     """
 
     sender: str

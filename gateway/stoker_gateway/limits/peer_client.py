@@ -1,5 +1,4 @@
-"""Client of another replica. It sends one message at a time; the next message contains what was queued meanwhile, up to
-`_MAX_KEYS` of each kind."""
+"""Client of another replica. It sends one message at a time, with queued usage reports and admission requests."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from stoker_gateway.limits.ratelimit_headers import Denial, Grant
 
 logger = logging.getLogger(__name__)
 
-#: Interval of messages without content, in seconds.
+#: Time after which a message is sent even if nothing is queued, in seconds.
 HEARTBEAT_S: Final = 0.5
-#: Timeout of a message in seconds, after which the other replica counts as unreachable.
+#: Timeout of a message, in seconds.
 _LOST_S: Final = 1.0
-#: Delay in seconds for batching reports of ended requests.
+#: Delay of urgent usage reports, for batching, in seconds.
 _REPORT_DELAY_S: Final = 0.1
-#: Maximum number of usage statements, and of admission requests, in a message.
+#: Maximum number of queued usage reports, and of admission requests, in a message.
 _MAX_KEYS: Final = 500
 
 
@@ -45,11 +44,11 @@ class Peer:
         changed: Callable[[], None],
     ) -> None:
         self.address = address
-        #: Identity of the replica, once known.
+        #: Identity in the replica's last reply; None before the first.
         self.identity: str | None = None
-        #: Whether the replica answered the last message.
+        #: Whether the last message got a valid reply.
         self.reached = False
-        #: Whether an admission request has timed out since the replica last answered a message.
+        #: Whether an admission request has timed out since the last valid reply.
         self.is_unresponsive = False
         self._missed = False
         self._message = message
@@ -72,7 +71,7 @@ class Peer:
             on_verdict: called with the verdict before the next message is sent, unless the future is cancelled.
 
         Returns:
-            A future of the result of `on_verdict`; None if the replica cannot be reached.
+            A future of `on_verdict`'s result, or of None if there is no verdict.
         """
         pending = _PendingRequest(request, on_verdict)
         self._pending.append(pending)
@@ -83,7 +82,7 @@ class Peer:
         """Queue a statement of a key's usage.
 
         Args:
-            soon: whether to send it within `_REPORT_DELAY_S`, instead of with the next message.
+            soon: whether to send it after `_REPORT_DELAY_S`, if no message is sent before.
         """
         self._changed_keys[key_id] = None
         if soon and self._timer is None:

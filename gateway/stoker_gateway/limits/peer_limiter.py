@@ -1,8 +1,8 @@
 """Limiter that shares the limits of keys with other replicas of the gateway.
 
-A key's owner decides from the usage of the clients of all reachable replicas. Every other replica sends the owner an
-admission request, together with its own clients' usage of the key. If the owner does not answer in time, the replica
-decides from its own clients' usage and its own share of the limit.
+A key's owner decides from the usage that it knows, without that of unreachable replicas. Other replicas send the owner
+admission requests, together with their clients' usage of the key. A replica that gets no verdict in time decides from
+its own clients' usage and its own share of the limits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 #: Maximum time to wait for the owner's verdict, in seconds.
 MAX_VERDICT_WAIT_S: Final = 0.1
-#: Seconds without a message after which another replica counts as unreachable.
+#: Seconds without a message from another replica after which it counts as unreachable.
 SILENT_S: Final = 2.0
-#: Interval in seconds at which the usage of all keys is sent again.
+#: Interval in seconds at which the usage of all keys is reported again.
 _RESTATE_S: Final = 10.0
 
 
 class PeerLimiter:
-    """A `Limiter` that shares keys with other replicas. Runs in one event loop.
+    """A `Limiter` that shares limits with other replicas. Runs in one event loop.
 
     Args:
         token: shared secret of all replicas.
@@ -57,7 +57,7 @@ class PeerLimiter:
         self.view = View(self.identity)
 
     async def set_peers(self, addresses: Iterable[str]) -> None:
-        """Set the addresses of the other replicas, ``HOST:PORT``. They may include this replica's own."""
+        """Set the replicas' addresses, ``HOST:PORT``, with or without this replica's own."""
         current = set(addresses)
         departed = [self._peers.pop(address) for address in self._peers.keys() - current]
         for address in sorted(current - self._peers.keys()):
@@ -88,7 +88,7 @@ class PeerLimiter:
         self._ledger.end(grant_id, tokens, now)
 
     def receive(self, message: Message) -> Reply:
-        """Process a message of another replica, and return the reply.
+        """Process a replica's message, and return the reply.
 
         Raises:
             MessageError: the message is invalid.
@@ -96,7 +96,7 @@ class PeerLimiter:
         now, sender = self._clock(), message.sender
         if sender != self.identity:
             if message.number <= self._last_messages.get(sender, (-1, 0.0))[0]:
-                # Outdated: a later message of the sender was processed, so the sender ignores this reply.
+                # Outdated: the sender has sent a later message, and does not wait for this reply.
                 return Reply(self.identity)
             try:
                 for key_id, report in message.uses.items():
@@ -115,7 +115,7 @@ class PeerLimiter:
 
     def _decide(self, request: LimitRequest, sender: str, now: float) -> LimitVerdict:
         """Decide as the key's owner."""
-        # The usage of unreachable replicas does not count, because they enforce their own share.
+        # Unreachable replicas enforce their own share, so their usage is left out.
         unreachable = {each.identity for each in self._peers.values() if each.identity} - self.view.reached - {sender}
         uses = [self._ledger.use(request.key_id, now), *self._reports.uses(request.key_id, now, unreachable)]
         share = LimitShare() if request.limits == Limits() else self.view.share
@@ -129,7 +129,7 @@ class PeerLimiter:
         return grant
 
     async def _request(self, peer: Peer, request: LimitRequest) -> Grant | Denial | None:
-        """Request admission from another replica; None if it cannot be reached or does not answer in time."""
+        """Request admission from another replica; return None if there is no verdict in time."""
         answer = peer.request(request, lambda verdict: self._begin(request, verdict))
         try:
             await asyncio.wait({answer}, timeout=MAX_VERDICT_WAIT_S)
@@ -138,7 +138,7 @@ class PeerLimiter:
                 self.settle(grant.id, 0, self._clock())
             raise
         finally:
-            # The next usage statement corrects the owner's count of a grant that was not used or came too late.
+            # The owner may count this request as admitted; the next usage statement corrects that.
             if answer.cancel():
                 peer.report_usage(request.key_id, soon=True)
         if answer.cancelled():
@@ -147,7 +147,7 @@ class PeerLimiter:
         return answer.result()
 
     def _peer(self, identity: str) -> Peer | None:
-        """Return the connection to a replica; None if it is this replica or unknown."""
+        """Return the connection to a replica; None for this replica and unknown ones."""
         if identity == self.identity:
             return None
         return next((peer for peer in self._peers.values() if peer.identity == identity), None)
@@ -167,7 +167,7 @@ class PeerLimiter:
         return Message(self.identity, self._number, uses, requests)
 
     def _update_view(self) -> None:
-        """Update the view of the replicas. If it has changed, send the usage of all keys to their owners."""
+        """Update the view of the replicas. Report all keys' usage if the view has changed, and every `_RESTATE_S`."""
         now = self._clock()
         self._last_messages = {each: last for each, last in self._last_messages.items() if now - last[1] < SILENT_S}
         peers = {peer.identity or peer.address: peer for peer in self._peers.values()}

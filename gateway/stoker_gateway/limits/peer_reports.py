@@ -1,8 +1,8 @@
-"""Usage of other replicas' clients, from each replica's last statement.
+"""Usage of other replicas' clients: each replica's last statement for a key, and requests admitted since.
 
-A statement contains a replica's complete usage of a key and replaces the previous one. So it makes up for lost
-messages, and includes requests that the replica admitted by itself. Times are sent as ages, so clocks need not be
-synchronised.
+A statement contains the complete usage of a key by a replica's clients, and replaces the previous one. So it makes up
+for lost messages, and includes requests that the replica admitted by itself. Times are sent as ages, so clocks need
+not be synchronised.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from stoker_gateway.limits.key_usage import KeyUsage
 
-#: Seconds without a statement after which a replica's active requests count as ended.
+#: Seconds without a statement or admission after which a replica's active requests with a key count as ended.
 STALE_S: Final = 30.0
-#: Interval for dropping keys without usage, in seconds.
+#: Minimum interval for dropping keys without usage, in seconds.
 _TIDY_S: Final = 60.0
 
 Statement = dict[str, Any]
@@ -39,7 +39,7 @@ class PeerReports:
         self._tidied_at = 0.0
 
     def __len__(self) -> int:
-        """Number of keys with usage."""
+        """Number of keys with recorded usage."""
         return len(self._uses)
 
     def record(self, replica: str, key_id: str, report: Statement, now: float) -> None:
@@ -57,7 +57,7 @@ class PeerReports:
         self._reported_at[key_id, replica] = now
 
     def begin(self, replica: str, key_id: str, tokens: int, now: float) -> None:
-        """Record the start of a replica's request, until the replica's next statement includes it."""
+        """Record the start of a replica's request, until the replica's next statement for the key."""
         self._uses.setdefault(key_id, {}).setdefault(replica, KeyUsage()).begin(tokens, now)
         self._reported_at[key_id, replica] = now
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """Addresses of this replica and the others.
+    """Addresses of the replicas, and their shared secret.
 
     Attributes:
-        listen: address at which this replica listens for the others, ``HOST:PORT``.
+        listen: address at which this replica listens for messages, ``HOST:PORT``.
         token: shared secret of all replicas.
-        addresses: addresses of the others, ``HOST:PORT``.
-        service: ``HOST:PORT`` whose host resolves to all replicas, including this one; if None, `addresses` has all
-            others.
+        addresses: addresses of the other replicas, ``HOST:PORT``.
+        service: ``HOST:PORT`` whose host resolves to all replicas' addresses, which replace `addresses`; may be None.
     """
 
     listen: str

@@ -1,4 +1,4 @@
-"""Sharing of limits with other replicas: the limiter, the server for their messages, and their discovery."""
+"""Sharing of limits with other replicas: limiter, message server, and discovery of the replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Peers:
 
     def __init__(self, settings: PeerSettings) -> None:
         self._settings = settings
-        #: The limiter that decides about requests.
+        #: Limiter for the requests of this replica's clients.
         self.limiter = PeerLimiter(settings.token)
         self._server = PeerServer(settings.token, self.limiter.receive)
 
@@ -39,8 +39,8 @@ class Peers:
         logger.info("the keys' limits are shared with %s; listening for other replicas on port %d", addresses, port)
 
     async def watch(self) -> NoReturn:
-        """Resolve the replicas' addresses periodically. Replicas that are no longer listed are removed; if the name
-        cannot be resolved, the known ones are kept."""
+        """Resolve `PeerSettings.service` periodically, if it is set, and use its addresses. If it cannot be resolved,
+        the previous addresses are kept."""
         while True:
             if self._settings.service is not None:
                 try:

@@ -1,4 +1,4 @@
-"""The rate limits of a key: `decide` admits or rejects a request by the current usage. This module has no state and
+"""The rate limits of a key: `decide` admits or rejects a request, given the usage. This module has no state and
 does no I/O."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoker_gateway.limits.key_usage import KeyUsage
 from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimitStatus
 from stoker_gateway.limits.sliding_minute import SlidingMinute, until_empty, until_room
 
-#: Retry-After in seconds, if the time at which there is room is unknown.
+#: Retry-After in seconds, if it is unknown when the limit will have room.
 SOON_S: Final = 1.0
 
 
@@ -22,7 +22,7 @@ class LimitShare:
     """Share of each limit that may be used.
 
     Attributes:
-        parts, of: the fraction ``parts / of``; the share of a limit that is not 0 is at least 1.
+        parts, of: the fraction ``parts / of``, rounded down, but at least 1 unless the limit is 0.
     """
 
     parts: int = 1
@@ -42,7 +42,7 @@ class _PerMinute(NamedTuple):
 
     Attributes:
         full_limit: limit of all replicas together; None means unlimited.
-        minutes: usage of each replica.
+        minutes: all usage that counts against the limit.
         requested: amount that the request needs.
     """
 
@@ -57,7 +57,7 @@ class _PerMinute(NamedTuple):
         return sum(minute.total for minute in self.minutes)
 
     def denial(self, share: LimitShare, now: float) -> Denial | None:
-        """Return the reason to reject the request; None if it may start."""
+        """Return the denial of a request that would exceed the limit; None if it would not."""
         if self.full_limit is None:
             return None
         limit, used, requested = share.part(self.full_limit), self.used, self.requested
@@ -66,11 +66,11 @@ class _PerMinute(NamedTuple):
         if used + requested <= limit:
             return None
         room = until_room(self.minutes, requested, limit, now)
-        # A request that is larger than this share fits once the replicas reach each other again, so clients may retry.
+        # A request that is larger than the share may fit once the replicas reach each other again.
         return Denial(self.resource, limit, used, requested, SOON_S if math.isinf(room) else room)
 
     def allowance(self, share: LimitShare, now: float, *, begins: bool) -> Allowance | None:
-        """Return the remaining amount; None means unlimited. With `begins`, the request's amount is subtracted."""
+        """Return the status of the limit; None means unlimited. With `begins`, the requested amount counts as used."""
         if self.full_limit is None:
             return None
         limit, extra = share.part(self.full_limit), self.requested if begins else 0
@@ -81,18 +81,17 @@ class _PerMinute(NamedTuple):
 def decide(
     limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare = ALL
 ) -> RateLimitStatus | Denial:
-    """Decide whether a request may start, and return its key's status. A request may start while
+    """Decide whether a request may start. Return the status of its key's limits, or a denial. A request may start if
 
-        requests of the last minute + 1                        ≤ requests_per_minute
-        tokens of the last minute + reserved tokens            ≤ tokens_per_minute
-        active requests + 1                                    ≤ concurrency
+        requests of the last minute + 1                 ≤ requests_per_minute
+        tokens of the last minute + `tokens`            ≤ tokens_per_minute
+        active requests + 1                             ≤ concurrency
 
     If the request would exceed several limits, the denial names the limit that takes longest to have room.
 
     Args:
-        uses: all usage that counts against the limits, without usage that is older than a minute.
+        uses: all usage that counts against the limits; expired usage must have been dropped.
         tokens: number of tokens that the request reserves.
-        share: share of the limits that may be used.
     """
     requests_a_minute = _PerMinute("requests", limits.requests_per_minute, [use.requests for use in uses], 1)
     tokens_a_minute = _PerMinute("tokens", limits.tokens_per_minute, [use.tokens for use in uses], tokens)

@@ -1,4 +1,4 @@
-"""Status of a key's rate limits as response headers: OpenAI's ``x-ratelimit-*``.
+"""Admission or rejection of a request, with the status of its key's limits for OpenAI's ``x-ratelimit-*`` headers.
 
 https://platform.openai.com/docs/guides/rate-limits
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-#: Names of all headers.
+#: Names of these headers.
 HEADERS: Final = tuple(
     f"x-ratelimit-{field}-{resource}"
     for resource in ("requests", "tokens")
@@ -19,10 +19,10 @@ HEADERS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Status of one limit.
+    """Status of one limit per minute.
 
     Attributes:
-        limit: limit per minute.
+        limit: share of the limit that may be used.
         remaining: amount that is left.
         reset_s: seconds until the whole limit is available again, if nothing is used meanwhile.
     """
@@ -34,7 +34,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitStatus:
-    """Status of a key's limits; None for a limit that it does not have."""
+    """Status of a key's limits per minute; None for a limit that the key does not have."""
 
     requests: Allowance | None = None
     tokens: Allowance | None = None
@@ -69,12 +69,11 @@ class Denial:
 
     Attributes:
         what: limit that the request would exceed.
-        limit: limit that applied: while other replicas are unreachable, a share of the key's limit (see `LimitShare`);
-            the whole limit if the request alone exceeds it.
+        limit: share of the key's limit that may be used (see `LimitShare`); the whole limit if the request alone
+            exceeds it.
         used: amount in use.
         requested: amount that the request needs.
-        retry_after_s: seconds until there is room; None if the request alone exceeds the limit, so there will never be
-            room.
+        retry_after_s: seconds after which to retry; None if the request alone exceeds the key's limit.
         standing: status of the key's limits.
     """
 

@@ -1,5 +1,4 @@
-"""Ownership of keys among the gateway's replicas, and the share of each limit that they may use. This module does no
-I/O.
+"""Ownership of keys among the gateway's replicas, and their share of each limit. This module does no I/O.
 
 Each key has an owner among the replicas that reach each other. Together these replicas may use the fraction of each
 limit that corresponds to their fraction of all replicas, so after a network partition each side has its share. An
@@ -30,7 +29,8 @@ class View:
         self.reached = frozenset(reached) - {me}
         self.number = max(number, len(self.reached) + 1)
         self._rendezvous = Rendezvous({me, *self.reached})
-        #: Returns a key's owner and, if any, the owner's successor, to which the owner reports its usage of the key.
+        #: Returns the identities of a key's owner and, if any, of the owner's successor, to which the owner reports its
+        #: usage of the key.
         self.order = lru_cache(maxsize=4096)(self._order)
 
     @property
@@ -40,7 +40,7 @@ class View:
 
     @property
     def share_alone(self) -> LimitShare:
-        """Share of each limit that this replica may use without asking the owner."""
+        """Share of each limit that this replica may use without the owner's verdict."""
         return LimitShare(1, self.number)
 
     def owner(self, key_id: str) -> str:

@@ -1,7 +1,7 @@
 """Usage of the last minute, in slots of one second.
 
-The current second and the 60 before it count. Usage thus counts for 60 to 61 seconds: a limit holds in any period of 60
-seconds, and a client with steady usage gets 60/61 of the limit.
+The window is the current second and the 60 before it. Usage thus counts for 60 to 61 seconds: a limit holds in any
+period of 60 seconds, and a client with steady usage gets 60/61 of the limit.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-#: Number of seconds that count in addition to the current one.
+#: Number of seconds in the window besides the current one.
 MINUTE_S: Final = 60
 
 
 class SlidingMinute:
-    """Usage of one minute.
+    """Usage in the window. Times are seconds of any clock.
 
-    Times are seconds of any clock. If the clock goes back, usage counts in the latest second until it catches up.
+    If the clock goes back, usage is added to the latest second until the clock catches up.
     """
 
     __slots__ = ("slots", "total")
@@ -30,7 +30,7 @@ class SlidingMinute:
         self.total = 0
 
     def expire(self, now: float) -> None:
-        """Drop usage that is older than a minute."""
+        """Drop usage outside the window."""
         oldest = math.floor(now) - MINUTE_S
         while self.slots and (second := next(iter(self.slots))) < oldest:
             self.total -= self.slots.pop(second)
@@ -39,7 +39,7 @@ class SlidingMinute:
         """Record usage.
 
         Returns:
-            The one-second slot that contains it.
+            The second to which the usage was added.
         """
         second = math.floor(now)
         if self.slots:
@@ -49,14 +49,14 @@ class SlidingMinute:
         return second
 
     def release(self, second: int, amount: int) -> None:
-        """Subtract usage in a second; a second that is no longer in the window is ignored."""
+        """Subtract usage from a second, at most to 0; a second without usage is ignored."""
         if second in self.slots:
             amount = min(amount, self.slots[second])
             self.slots[second] -= amount
             self.total -= amount
 
     def ages(self, now: float) -> list[tuple[float, int]]:
-        """Return pairs of minimum age in seconds and amount used, the oldest first."""
+        """Return the minimum age in seconds and the amount of each second's usage, oldest first."""
         return [(max(0.0, now - second - 1), used) for second, used in self.slots.items() if used]
 
 
@@ -64,7 +64,7 @@ def until_room(minutes: Iterable[SlidingMinute], amount: int, limit: int, now: f
     """Return the seconds until `amount` may be used, if nothing is used meanwhile; infinite if it exceeds the limit.
 
     Args:
-        minutes: usage to which the limit applies, as a sum.
+        minutes: usages whose sum is limited.
     """
     if amount > limit:
         return math.inf

@@ -1,4 +1,4 @@
-"""gRPC service that receives Envoy's access log of completed requests and passes it to listeners."""
+"""gRPC service that receives Envoy's access log of completed requests and passes the requests to listeners."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
     """Envoy's access log service.
 
     Args:
-        listeners: called in this order. If one raises, the others are still called.
+        listeners: called in this order, even if one raises an exception.
     """
 
     def __init__(self, listeners: Sequence[EndedListener]) -> None:

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: Destination that means standard output.
 STDOUT: Final = "-"
-#: Maximum number of lines that wait, for example while the disk is full. Further lines are lost, and an error is
-#: logged.
+#: Maximum number of queued lines, for example while the disk is full. Further lines are lost, and an error is logged.
 MAX_LINES: Final = 200_000
 #: Seconds until a failed write is retried.
 _AGAIN_S: Final = 1.0
@@ -35,7 +34,7 @@ _MODE: Final = 0o640
 
 
 class BillingLog:
-    """Writes the billing log, from its creation to `close`.
+    """Writes the billing log until `close`.
 
     Args:
         destination: file to which lines are appended, or ``-`` for standard output.
@@ -61,14 +60,14 @@ class BillingLog:
             return
         if len(self._lines) >= MAX_LINES:
             if not self._lost:
-                logger.error("the billing log could not be written for too long: lines are lost from now on")
+                logger.error("the billing log could not be written for too long: lines are lost")
             self._lost += 1
             return
         self._lines.append(line(ended))
         self._has_lines.set()
 
     def close(self) -> None:
-        """Write the waiting lines and stop the thread."""
+        """Write the queued lines for up to `_CLOSE_S`; log the number of lost lines."""
         self._closing.set()
         self._has_lines.set()
         self._thread.join(_CLOSE_S)
@@ -87,7 +86,7 @@ class BillingLog:
                 self._has_lines.set()
 
     def _write_all(self) -> None:
-        """Write the waiting lines. After a partial write, the rest of the line stays at the head of the queue."""
+        """Write the queued lines. After a partial write, the rest of the line stays at the head of the queue."""
         while self._lines:
             if self._path is not None and not self._in_line and not _is_at(self._file, self._path):
                 os.close(self._file)

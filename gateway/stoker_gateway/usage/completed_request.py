@@ -44,17 +44,15 @@ class CompletedRequest:
 
     Attributes:
         model: served name.
-        key: id of the client's key; empty without keys.
+        key: id of the client's key; empty if requests need no key.
         grant: id of the reservation against the key's limits; empty without a reservation.
-        pick: number of the pick that routed it.
-        servers: servers that it was sent to, in order. Only the last can have answered.
+        pick: number of the picker's decision that routed it.
+        servers: servers that Envoy tried, in order. Only the last can have sent the response.
         unreachable: whether the connection to the last server failed.
         status: HTTP status of the response; 0 if there was none.
-        tokens: tokens that it used.
         response_bytes: size of the response's body.
         aborted: whether the response is incomplete, whatever the cause.
         began: start time in seconds since 1970.
-        duration_s: duration in seconds.
         request_id: value of X-Request-Id.
     """
 
@@ -119,8 +117,7 @@ def _servers(common: Any, destination: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted: bool) -> Tokens:
-    """Return the tokens of a request: from the response's usage, or an estimate if the response has no usage or was cut
-    before it."""
+    """Return the tokens that a request used: from the response's usage, or estimated."""
     path = entry.request.path.partition("?")[0]
     if entry.request.request_method != _POST or path not in POSTED:
         return Tokens()  # a retrieved stored response repeats the usage of the original request
@@ -132,7 +129,7 @@ def _tokens(entry: Any, usage: Mapping[str, Any], prompt_tokens: Any, *, aborted
         return known or Tokens()
     streamed = entry.response.response_headers.get("content-type", "").startswith("text/event-stream")
     guess = tokens.estimated(entry.request.request_body_bytes, entry.response.response_body_bytes, streamed=streamed)
-    if known is not None:  # the response was cut, and its usage counts only its beginning
+    if known is not None:  # the response is incomplete, and its usage may cover only its beginning
         return Tokens(known.prompt, known.cached, max(known.output, guess.output), estimated=True)
     prompt = int(prompt_tokens) if isinstance(prompt_tokens, float) else guess.prompt
     return Tokens(prompt, 0, guess.output, estimated=True)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the keys' usage. Only current keys have series, so that their number does not grow."""
+"""Prometheus metrics of the keys' usage. Only current keys have series, so that the number of series does not grow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ class UsageMetrics:
     """Usage metrics of one gateway.
 
     Args:
-        registry: Prometheus registry.
         keys: ids of the current keys; empty if requests need no key.
     """
 
@@ -44,7 +43,7 @@ class UsageMetrics:
         self._forget("model", model)
 
     def ended(self, ended: CompletedRequest) -> None:
-        """Count a completed request."""
+        """Count a completed request, unless its key is no longer current."""
         if ended.key not in self._keys:
             return
         self.requests.labels(ended.key, ended.model, str(ended.status)).inc()

@@ -19,13 +19,13 @@ import orjson
 
 from stoker_gateway.protocol.envoy_headers import USAGES
 
-#: Average bytes of a token's text, and of a stream event with one token.
+#: Assumed average bytes of a token's text, and of a stream event with one token.
 TOKEN_BYTES: Final = 4
 EVENT_BYTES: Final = 220
 
 #: Usage fields with the number of output tokens.
 _OUTPUT_NAMES: Final = ("completion_tokens", "output_tokens")
-#: Larger token counts are invalid and ignored.
+#: Token counts of this size and larger are ignored.
 _MAX_COUNT: Final = 1 << 31
 
 
@@ -47,7 +47,7 @@ class Tokens:
 
 
 def reported(usage: Mapping[str, Any]) -> Tokens | None:
-    """Return the usage that a response reports; None if it reports none.
+    """Return the usage that a response reports; None if it reports no prompt tokens.
 
     Args:
         usage: metadata that Envoy extracted from the response.
@@ -85,9 +85,8 @@ def _tokens(known: Mapping[str, Any]) -> Tokens | None:
 
 
 def _merged(*usages: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge several usages of one response, later ones over earlier ones. Prompt counts never decrease, because a later
-    usage may report 0 for counts that it does not have.
-    """
+    """Merge several usages of one response; later output counts replace earlier ones. Prompt counts never decrease,
+    because a later usage may report 0 for unknown counts."""
     merged: dict[str, Any] = {}
     for usage in usages:
         if _has_prompt_count(usage) and not any(map(_count, usage.values())):
