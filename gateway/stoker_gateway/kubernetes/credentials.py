@@ -1,6 +1,6 @@
 """The servers' API keys, from the Secrets that endpoints name in ``spec.auth``.
 
-The Roles for them name single Secrets, so the gateway cannot watch them all. It reads each periodically, and when an
+The gateway may read these Secrets only by name, so it cannot watch them all. It reads each periodically, and when an
 endpoint that names it changes. The key of a Secret that does not exist or may not be read is not known (see
 `KeyHistory.update`). After other errors the last key stays in use.
 """
