@@ -21,8 +21,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--tls-key",
         type=Path,
         metavar="FILE",
-        help="private key of the certificate, in PEM; both files are reloaded when a file is moved into the folder of the "
-        "certificate, as in a mounted Secret",
+        help="private key of the certificate, in PEM; both files are reloaded when a file is moved into the folder of "
+        "the certificate, as in a mounted Secret",
     )
 
 

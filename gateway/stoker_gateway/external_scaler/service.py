@@ -1,9 +1,9 @@
 """KEDA's gRPC service ``externalscaler.ExternalScaler``. Each gateway replica answers for all replicas.
 
-A replica whose report is missing may have any number of requests, so it must not count as idle. The load of an endpoint
-that no replica serves is unknown, because its requests do not pass through the gateway. In both cases
-GetMetrics fails, and the endpoint is reported as active if the known requests make it so, but never as idle. KEDA and
-the HorizontalPodAutoscaler then do not remove pods.
+An endpoint's load is not known while a replica's report is missing, because that replica may have any number of
+requests, or if no replica serves the endpoint, because its requests do not pass through the gateway. Then GetMetrics
+fails, and the endpoint is reported as active if the known requests make it so, but never as idle. So KEDA and the
+HorizontalPodAutoscaler do not remove pods.
 """
 
 from __future__ import annotations

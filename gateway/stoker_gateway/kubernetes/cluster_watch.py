@@ -1,4 +1,4 @@
-"""Watches a cluster, and reports its model registry and keys whenever they change.
+"""Watches a cluster, and reports its model registry and clients' keys whenever they change.
 
 InferenceEndpoints, EndpointSlices, Secrets of clients' keys ─ a watch each ─┐
 Secrets of servers' API keys ───────────────── read by name, periodically ───┴─► report, at most five times a second
@@ -33,7 +33,7 @@ _ENDPOINTS: Final = Kind(
     "/apis/stoker.dev/v1alpha1/inferenceendpoints",
     remedy="; install Stoker's chart, which contains their definition",
 )
-#: The EndpointSlices of the operator's Services that Kubernetes' own controller creates.
+#: EndpointSlices that Kubernetes' own controller creates for the operator's Services.
 _SLICES: Final = Kind(
     "EndpointSlices",
     "/apis/discovery.k8s.io/v1/endpointslices",
@@ -42,7 +42,7 @@ _SLICES: Final = Kind(
 
 
 class ClusterWatch:
-    """Reports a cluster's model registry and keys. Used in one event loop.
+    """Reports a cluster's model registry and clients' keys. Used in one event loop.
 
     Args:
         namespace: namespace of the clients' keys.

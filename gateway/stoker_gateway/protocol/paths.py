@@ -1,7 +1,7 @@
 """The paths that clients may use, shared by Envoy's routes and by the picker's routing and accounting.
 
-Paths must match exactly. A variant that a server may accept, such as one with a trailing slash, is rejected, because
-it would bypass the accounting.
+The paths in `POSTED` must match exactly. A variant that a server may accept, such as one with a trailing slash, is
+rejected, because it would bypass the accounting.
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 
 class Phase(enum.Enum):
-    """Phase of an endpoint with scaling, set by the operator; the values are those of
-    ``status.scaling.phase``."""
+    """Phase of an endpoint with scaling, set by the operator; the values are those of ``status.scaling.phase``."""
 
     ACTIVE = "Active"
     """The endpoint's ready servers get requests."""
     DRAINING = "Draining"
-    """The endpoint's servers get no new requests, so that they can be removed."""
+    """While the drain id is valid, the endpoint's servers get no new requests, so that they can be removed."""
     ZERO = "Zero"
     """The endpoint has no servers, or they are being removed."""
 
