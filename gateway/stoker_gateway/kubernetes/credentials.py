@@ -1,8 +1,8 @@
 """The servers' API keys, from the Secrets that endpoints name in ``spec.auth``.
 
 The gateway may read these Secrets only by name, so it cannot watch them all. It reads each periodically, and when an
-endpoint that names it changes. The key of a Secret that does not exist or may not be read is not known (see
-`KeyHistory.update`). After other errors the last key stays in use.
+endpoint that names it changes. The key of a Secret that does not exist, is unusable or may not be read is not known
+(see `KeyHistory.update`). After other errors the last key stays in use.
 """
 
 from __future__ import annotations
