@@ -30,23 +30,23 @@ class GatewaySettings:
     """Settings of the gateway.
 
     Attributes:
-        host, port: address for clients: an IP address; port 0 chooses a free one.
+        host, port: IP address and port for clients; port 0 chooses a free one.
         max_body_bytes: maximum size of a request body.
         tls: certificate; None means that connections are not encrypted.
         drain_delay_s: seconds for which connections are still accepted at shutdown, while ``/ready`` fails.
         drain_s: maximum time that active requests may take after that, in seconds.
         peers: settings for sharing the keys' limits with other replicas; None means that they are not shared.
-        metrics_port: port of /metrics, on the same host; None means no metrics.
+        metrics_port: port of `MetricsServer`, on the same host; None means no metrics.
         access_log: whether to log each request to standard output.
-        billing_log: file for lines about the tokens of requests; ``-`` means standard output, and None no such log.
-        json_log: whether Envoy's log is JSON.
-        max_held: maximum number of held requests of an endpoint with scaling while none of its servers is ready.
-        max_held_bytes: maximum size of their bodies together.
+        billing_log: file for a line about each request that used tokens; ``-`` means standard output, and None no such
+            log.
+        json_log: whether Envoy's own log is JSON.
+        max_held, max_held_bytes: maximum number of held requests of an endpoint with scaling, and maximum size of their
+            bodies together.
         holds: whether there may be endpoints with scaling, whose requests are held.
         external_scaler: settings of KEDA's external scaler; None means that the gateway does not provide it.
         allowed_origins: origins whose pages may use the gateway (CORS), as browsers send them; ``*`` means any.
-        fail_open: cluster among whose servers Envoy chooses while the picker fails; None means that requests are
-            rejected.
+        fail_open: Envoy cluster for requests while the picker fails; None means that they are rejected.
     """
 
     host: str

@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines concurrently until the first one ends; cancel the others and raise its exception, if any."""
+    """Run coroutines concurrently until one ends, and raise its exception, if any. Cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

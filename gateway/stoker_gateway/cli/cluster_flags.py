@@ -132,14 +132,14 @@ def external_scaler(
 
 
 def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegistry], ClusterWatch]:
-    """Connect to the cluster of the kubeconfig or of this pod, and return a function that creates its watch.
+    """Return a function that creates the watch of the cluster of the kubeconfig or of this pod.
 
     Args:
         namespace: namespace of the clients' keys.
         holds_external: see `ClusterWatch`.
 
     Raises:
-        GatewayError: no cluster is configured.
+        GatewayError: no usable configuration was found.
     """
     from stoker_gateway.kubernetes.api import Api
     from stoker_gateway.kubernetes.cluster_watch import ClusterWatch
@@ -150,5 +150,5 @@ def cluster(namespace: str, *, holds_external: bool) -> Callable[[CollectorRegis
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 12 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 1 to {10**12 - 1}")
     return int(text)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-#: Headers that cannot identify a session: Envoy removes them from requests, or they describe the connection.
+#: Headers that cannot identify a session: Envoy may remove or change them, or they describe connection or message.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
 
 
@@ -45,7 +45,6 @@ class Command:
     """A parsed command line.
 
     Attributes:
-        settings: settings of the gateway.
         model_registry: models to serve; None means that models come from the cluster.
         keys: file of the clients' keys; None means that keys come from the cluster, or requests need no key.
         namespace: namespace of the clients' keys in the cluster; None without ``--kubernetes``.
@@ -110,8 +109,8 @@ def parse_command(argv: list[str]) -> Command:
 def _fail_open(
     parser: argparse.ArgumentParser, options: argparse.Namespace, model_registry: ModelRegistry | None
 ) -> str:
-    """Return the only Envoy cluster. Exit with a message if there may be several, because only the picker knows the
-    cluster of a request, or if requests need keys, because only the picker checks them."""
+    """Return the models' only Envoy cluster. Exit with a message if there may be several, because only the picker knows
+    a request's cluster, or if requests need keys, because only the picker checks them."""
     why = "--picker-failure-mode fail-open forwards requests unchecked"
     if model_registry is None:
         parser.error(f"{why}, but with --kubernetes requests need keys; leave out one of them")

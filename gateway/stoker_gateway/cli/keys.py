@@ -30,8 +30,7 @@ _COLUMNS: Final = ("id", "models", *manifests.LIMITS, "priority", "expires", "cr
 
 
 def main(argv: list[str]) -> int:
-    """Run a subcommand, and return the exit code: 1 if the file or the cluster cannot be used, 2 for an invalid
-    argument."""
+    """Run a subcommand, and return the exit code: 2 for an invalid argument, 1 for other failures."""
     options = parser_of().parse_args(argv)
     try:
         result: int = options.run(options)

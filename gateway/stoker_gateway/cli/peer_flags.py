@@ -73,7 +73,7 @@ def _token(parser: argparse.ArgumentParser, path: Path) -> str:
 
 
 def address(text: str) -> str:
-    """Check a flag's ``HOST:PORT``."""
+    """Check and return a flag's ``HOST:PORT``."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or any(each.isspace() or each in "/@," for each in host):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")

@@ -21,13 +21,13 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--tls-key",
         type=Path,
         metavar="FILE",
-        help="private key of the certificate, in PEM; both files are reloaded when they are replaced by a move, as in a "
-        "mounted Secret",
+        help="private key of the certificate, in PEM; both files are reloaded when a file is moved into the folder of "
+        "the certificate, as in a mounted Secret",
     )
 
 
 def files_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> TLSFiles | None:
-    """Return the files from the flags; None if no flag is set. Missing or invalid files exit the process."""
+    """Return the files from the flags; None if no flag is set. A missing flag or an invalid file exits the process."""
     if options.tls_cert is None and options.tls_key is None:
         return None
     for flag, path in (("--tls-cert", options.tls_cert), ("--tls-key", options.tls_key)):

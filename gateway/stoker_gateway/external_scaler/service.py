@@ -1,9 +1,9 @@
-"""KEDA's gRPC service ``externalscaler.ExternalScaler``. Each replica returns the sum over all replicas.
+"""KEDA's gRPC service ``externalscaler.ExternalScaler``. Each gateway replica answers for all replicas.
 
-A replica whose report is missing may have any number of requests, so it must not count as idle. The load of an endpoint
-that no replica serves is unknown, because its requests do not pass through the gateway. In both cases calls fail,
-unless the known requests already make the endpoint active, and KEDA and the HorizontalPodAutoscaler keep the number of
-pods.
+An endpoint's load is not known while a replica's report is missing, because that replica may have any number of
+requests, or if no replica serves the endpoint, because its requests do not pass through the gateway. Then GetMetrics
+fails, and the endpoint is reported as active if the known requests make it so, but never as idle. So KEDA and the
+HorizontalPodAutoscaler do not remove pods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker_common.scaling.signals import GatewayReport, Signals, combine
 from stoker_gateway.external_scaler import messages
 from stoker_gateway.external_scaler.trigger import Trigger, TriggerError, parse_trigger
 
-#: Interval in seconds of polls of the replicas while there are calls, and of checks in a stream.
+#: Minimum interval of polls of the replicas, and interval of checks in a stream, in seconds.
 _PERIOD_S: Final = 0.5
 #: Interval in seconds at which a stream repeats that an endpoint is active while requests are held, because an earlier
 #: activation may have been lost.
@@ -75,7 +75,7 @@ class ExternalScaler:
         await self._server.start()
 
     async def stop(self) -> None:
-        """End all calls. KEDA then calls another replica."""
+        """End all calls, so that KEDA calls another replica."""
         await self._server.stop(0)
         await self._signals.close()
 
@@ -141,7 +141,7 @@ class ExternalScaler:
             )
 
     async def _signals_of(self, trigger: Trigger) -> Signals:
-        """Return the combined reports of all replicas about an endpoint, at most `_PERIOD_S` old."""
+        """Return the combined reports of all replicas about an endpoint, from a poll at most `_PERIOD_S` ago."""
         clock = asyncio.get_running_loop().time
         async with self._polling:
             if clock() - self._polled_at >= _PERIOD_S:

@@ -18,7 +18,7 @@ _DEFAULT_METRIC: Final[Metric] = "pendingRequests"
 #: Limits of the target. KEDA writes it with three decimal places.
 _MIN_TARGET: Final = 0.001
 _MAX_TARGET: Final = 1e6
-#: Maximum number of characters of a value in an error message.
+#: Maximum number of characters of a target, and of a value in an error message.
 _MAX_SHOWN: Final = 100
 #: Names of the metrics in the HorizontalPodAutoscaler. Names of external metrics must be in lower case.
 _NAMES: Final[dict[Metric, str]] = {
@@ -38,7 +38,7 @@ class Trigger:
 
     Attributes:
         key: namespace and name of the InferenceEndpoint, which is in the ScaledObject's namespace.
-        target: target value of the metric for each replica.
+        target: target value of the metric per replica.
     """
 
     key: EndpointKey
@@ -56,7 +56,6 @@ def parse_trigger(name: str, namespace: str, metadata: Mapping[str, str]) -> Tri
 
     Args:
         name, namespace: name and namespace of the ScaledObject.
-        metadata: metadata of the trigger.
 
     Raises:
         TriggerError: a key is unknown, or a value is missing or invalid.

@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 _CONNECT_S: Final = 5
 _READ_S: Final = 30
-#: TCP keepalive: detects within 25 s a connection whose other end has disappeared.
+#: TCP keepalive: an idle connection whose other end has disappeared fails within 25 s.
 _KEEP_ALIVE: Final = [
     *urllib3.connection.HTTPConnection.default_socket_options,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -35,8 +35,8 @@ class ApiError(Exception):
     """The API server returned an error, an invalid response, or none.
 
     Args:
-        status: HTTP status; 0 without a valid response.
-        retry_after_s: Retry-After in seconds; 0 if it is absent.
+        status: the error's HTTP status code; 0 if it has none.
+        retry_after_s: Retry-After in seconds; 0 if it is absent or unusable.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float = 0) -> None:
@@ -57,14 +57,14 @@ class Api:
 
     @classmethod
     def connect(cls) -> Api:
-        """Connect to the cluster of the kubeconfig, or the one in which this process runs.
+        """Return a client of the kubeconfig's cluster or, without a kubeconfig, of the cluster of this pod.
 
         Raises:
-            GatewayError: neither is configured.
+            GatewayError: no usable configuration was found.
         """
         configuration = client.Configuration()
         if "KUBERNETES_SERVICE_HOST" in os.environ:
-            configuration.proxy = None  # in a pod, HTTPS_PROXY applies only to destinations outside of the cluster
+            configuration.proxy = None  # in a pod, HTTPS_PROXY is meant for destinations outside of the cluster
         try:
             with contextlib.redirect_stdout(None):  # `load_config` prints if there is no kubeconfig
                 config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class Api:
         """Return the object at a path.
 
         Raises:
-            ApiError: the request failed, or the response is not an object.
+            ApiError: the request failed, or the response is not a JSON object.
         """
         with self._response(path, query or {}, _READ_S) as answer:
             try:
@@ -91,13 +91,13 @@ class Api:
 
     @contextlib.contextmanager
     def lines(self, path: str, query: Mapping[str, str], silent_s: float) -> Iterator[Iterator[Object]]:
-        """Open a watch, and yield an iterator of its events until the watch ends.
+        """Context manager: open a watch, and yield an iterator of its events.
 
         Args:
-            silent_s: maximum time without an event, in seconds.
+            silent_s: maximum time without data, in seconds.
 
         Raises:
-            ApiError: the watch cannot be opened, or the connection broke.
+            ApiError: the watch cannot be opened or read.
         """
         with self._response(path, query, silent_s) as answer:
             yield _objects(answer)
@@ -142,7 +142,7 @@ def _objects(answer: urllib3.BaseHTTPResponse) -> Iterator[Object]:
 
 
 def _message(body: str | bytes | None) -> str:
-    """Return the message of the API server's Status object."""
+    """Return the message of a Status object; empty if there is none."""
     try:
         return str(json.loads(body or "")["message"])
     except (ValueError, TypeError, KeyError):

@@ -11,7 +11,7 @@ from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Name
 from stoker_gateway.registry.model_registry import Endpoint, ModelRegistry, Scaling, cluster_name
 
-#: Reasons, shown to clients, why an endpoint's requests are rejected. They do not reveal who owns the endpoint.
+#: Reasons, shown to clients, why an endpoint's requests are rejected. They name neither its namespace nor its Secret.
 NO_CREDENTIAL: Final = "the gateway cannot read the API key of its servers; the gateway's log says why"
 TLS: Final = "its servers use TLS, which the gateway does not support"
 
@@ -24,12 +24,12 @@ def make(
     *,
     holds_external: bool = False,
 ) -> ModelRegistry:
-    """Return the model registry. If several endpoints have the same served name, the oldest endpoint gets it.
+    """Return the model registry. If several endpoints have the same served name, the oldest one serves it.
 
     Args:
-        credentials: the servers' API key, by the Secret that contains it; unreadable Secrets are absent.
+        credentials: the servers' API keys by Secret; Secrets without a known key are absent.
         history: keys of earlier registries; updated by this call.
-        holds_external: whether to hold requests also for endpoints that another autoscaler scales.
+        holds_external: whether requests are also held for endpoints that another autoscaler than the operator scales.
     """
     slices = list(slices)
     servers, with_starting = _servers(slices), _servers(slices, with_starting=True)
@@ -50,8 +50,8 @@ def make(
                 made[served] = Endpoint(
                     served,
                     cluster_name(served),
-                    # If requests may be held, starting pods are included, because the gateway's polls find that a pod
-                    # is ready earlier than the EndpointSlice shows it.
+                    # If requests may be held, starting pods are included, because the gateway's polls detect their
+                    # readiness before EndpointSlices show it.
                     () if facts.speaks_tls else (with_starting if scaling else servers).get(at, ()),
                     facts.session_header,
                     authorizations[0] if authorizations else None,

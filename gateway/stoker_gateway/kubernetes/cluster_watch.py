@@ -1,4 +1,4 @@
-"""Watches a cluster, and reports its model registry and keys whenever they change.
+"""Watches a cluster, and reports its model registry and clients' keys whenever they change.
 
 InferenceEndpoints, EndpointSlices, Secrets of clients' keys ─ a watch each ─┐
 Secrets of servers' API keys ───────────────── read by name, periodically ───┴─► report, at most five times a second
@@ -25,7 +25,7 @@ from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.kubernetes.watch import Kind, Name, Watch
 from stoker_gateway.registry.model_registry import ModelRegistry
 
-#: Minimum interval of reports, in seconds.
+#: Minimum time between reports, in seconds.
 PERIOD_S: Final = 0.2
 
 _ENDPOINTS: Final = Kind(
@@ -33,7 +33,7 @@ _ENDPOINTS: Final = Kind(
     "/apis/stoker.dev/v1alpha1/inferenceendpoints",
     remedy="; install Stoker's chart, which contains their definition",
 )
-#: Slices of the operator's Services, created by Kubernetes' controller, which follows the readiness of pods.
+#: EndpointSlices that Kubernetes' own controller creates for the operator's Services.
 _SLICES: Final = Kind(
     "EndpointSlices",
     "/apis/discovery.k8s.io/v1/endpointslices",
@@ -42,13 +42,12 @@ _SLICES: Final = Kind(
 
 
 class ClusterWatch:
-    """Reports a cluster's models and keys. Runs in one event loop.
+    """Reports a cluster's model registry and clients' keys. Used in one event loop.
 
     Args:
-        api: client of the API server.
-        namespace: the gateway's namespace, which contains the clients' keys.
+        namespace: namespace of the clients' keys.
         registry: Prometheus registry.
-        holds_external: whether to hold requests also for endpoints that another autoscaler scales.
+        holds_external: see `build_registry.make`.
     """
 
     def __init__(self, api: Api, namespace: str, registry: CollectorRegistry, *, holds_external: bool = False) -> None:
@@ -75,11 +74,11 @@ class ClusterWatch:
     async def watch(
         self, set_model_registry: Callable[[ModelRegistry], Awaitable[None]], set_keyring: Callable[[Keyring], None]
     ) -> NoReturn:
-        """Watch forever. The first report follows when all kinds have been listed: the keys first, then the model
-        registry.
+        """Watch until cancelled. The first report follows when all watched kinds have been listed: keys first, then the
+        model registry.
 
         Raises:
-            GatewayError: a watching thread failed with an unexpected error.
+            GatewayError: a thread failed unexpectedly.
         """
         for thread in self._threads:
             thread.start()
@@ -131,7 +130,7 @@ class ClusterWatch:
         )
 
     def _changed(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._updated.set)
 
     def _work(self, work: Callable[[], None]) -> None:
@@ -149,7 +148,7 @@ class ClusterWatch:
 
 
 def age_gauge(registry: CollectorRegistry) -> Gauge:
-    """Register the metric that shows whether the model registry is current."""
+    """Register the gauge of the maximum `Watch.age_s`."""
     return Gauge(
         "stoker:gateway_directory_age_seconds",
         "Seconds for which changes in the cluster may have been missed; 0 while it is watched.",

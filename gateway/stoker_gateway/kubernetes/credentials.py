@@ -1,8 +1,8 @@
 """The servers' API keys, from the Secrets that endpoints name in ``spec.auth``.
 
-The gateway may read only these Secrets, so it reads each by its name, periodically and whenever an endpoint changes. If
-a Secret does not exist or may not be read, its endpoints' requests are rejected, never sent without a key. While the
-API server does not answer, the last key stays in use.
+The gateway may read these Secrets only by name, so it cannot watch them all. It reads each periodically, and when an
+endpoint that names it changes. The key of a Secret that does not exist, is unusable or may not be read is not known
+(see `KeyHistory.update`). After other errors the last key stays in use.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stoker_gateway.kubernetes.watch import Name
 
 logger = logging.getLogger(__name__)
 
-#: Maximum interval between two reads of a Secret, in seconds; up to 20 % are subtracted at random.
+#: Interval of reads of a Secret in seconds; up to 20 % are subtracted at random.
 PERIOD_S: Final = 30.0
-#: Seconds until a Secret without a key is read again: doubled each time, up to the period.
+#: Seconds until a Secret is read again after a failure: doubled with each failure, up to `PERIOD_S`.
 _FIRST_WAIT_S: Final = 1.0
-#: Entry of the Secret that all runtimes read.
+#: Entry of a Secret that all runtimes read.
 _ENTRY: Final = "api-key"
 
 
@@ -37,9 +37,9 @@ class _Secret:
     Attributes:
         stamp: state of the endpoints that name it, at the last `set_secrets`.
         due: time of the next read, by the clock.
-        key: the key; None while the Secret has none or may not be read.
-        failures: number of consecutive failures.
-        logged_error: last logged error; empty if there is none.
+        key: the key; None if it is not known.
+        failures: number of failures since the last success or change of `stamp`.
+        logged_error: error of the last read; empty if it succeeded.
     """
 
     stamp: object
@@ -54,8 +54,7 @@ class Credentials:
     thread-safe.
 
     Args:
-        api: client of the API server.
-        changed: called in the thread when a key has changed.
+        changed: called in the thread when a read has changed a key.
         clock: monotonic clock, in seconds.
     """
 
@@ -85,7 +84,7 @@ class Credentials:
             self._condition.notify()
 
     def keys(self) -> dict[Name, str]:
-        """Return the known keys."""
+        """Return the known keys by Secret."""
         with self._condition:
             return {name: secret.key for name, secret in self._secrets.items() if secret.key is not None}
 
@@ -150,8 +149,8 @@ class Credentials:
 
 
 def first_key(secret: Mapping[str, Any]) -> str | None:
-    """Return the key of a Secret: the first line of the entry ``api-key``, which all runtimes read, or else of the
-    first entry by name that is not hidden. None if there is none, or if a header cannot contain it.
+    """Return the key of a Secret: the first line with text of the entry ``api-key`` or, if that has none, of the first
+    other entry by name that has one and is not hidden. None without such a line, or if a header cannot contain it.
     """
     data = secret.get("data")
     if not isinstance(data, Mapping):

@@ -23,8 +23,7 @@ ADDRESS: Final = "gateway"
 PORT: Final = "http"
 #: Label with the name of a slice's Service.
 SERVICE: Final = "kubernetes.io/service-name"
-#: Maximum and default of ``holdSeconds``. Envoy waits at most an hour for a decision, and the picker must answer
-#: earlier.
+#: Maximum and default of ``holdSeconds``. The picker must answer before Envoy's maximum wait, an hour.
 MAX_HOLD_S: Final = 3570.0
 DEFAULT_HOLD_S: Final = 300.0
 #: Maximum number of characters of a drain id, and of the reason of a failed start.
@@ -38,13 +37,13 @@ class EndpointFacts:
 
     Attributes:
         generation: generation of its spec.
-        created: creation time in seconds since 1970.
+        created: creation time in seconds since 1970; infinity if it is unknown.
         served_names: served names of its model.
         session_header: name in lower case of the header that identifies a session; None if there is none.
         secret: name of the Secret with the API keys of its pods; None means that its pods need no key.
         speaks_tls: whether its pods serve HTTPS.
         scaling: how the operator scales it; None if the operator does not scale it.
-        is_scaled_externally: whether no manifest sets its number of replicas, so another autoscaler can set it.
+        is_scaled_externally: whether no manifest sets its number of replicas, so that an autoscaler can.
     """
 
     namespace: str
@@ -65,8 +64,8 @@ class SliceFacts:
 
     Attributes:
         namespace, service: Service of the pods.
-        servers: unique id and ``IP:PORT`` of each ready pod.
-        starting: the same for pods that are not ready.
+        servers: UID (or else IP) and ``IP:PORT`` of each ready pod.
+        starting: the same for pods that are neither ready nor terminating.
     """
 
     namespace: str
@@ -76,7 +75,7 @@ class SliceFacts:
 
 
 def read_endpoint(manifest: Mapping[str, Any]) -> EndpointFacts | None:
-    """Return the facts of an InferenceEndpoint; None unless the operator has marked it as served by the gateway."""
+    """Return the facts of an InferenceEndpoint; None if the gateway does not serve it."""
     metadata, spec, status = (_mapping(manifest.get(part)) for part in ("metadata", "spec", "status"))
     if not any(address.get("name") == ADDRESS for address in _mappings(status.get("addresses"))):
         return None
@@ -135,7 +134,8 @@ def read_key(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any]) -> Scaling | None:
-    """Return how an endpoint is scaled. An invalid status must not stop traffic, so it counts as `Phase.ACTIVE`."""
+    """Return how the operator scales an endpoint; None if it does not. An invalid phase must not stop traffic, so it is
+    treated as `Phase.ACTIVE`."""
     if not isinstance(spec, Mapping):
         return None
     hold, phase = spec.get("holdSeconds"), Phase.ACTIVE
@@ -152,11 +152,11 @@ def _scaling(namespace: str, name: str, spec: object, status: Mapping[str, Any])
 
 
 def _is_scaled_externally(metadata: Mapping[str, Any]) -> bool:
-    """Whether ``spec.replicas`` is set through the scale subresource alone, as autoscalers do (KEDA, a
-    HorizontalPodAutoscaler), and not by a manifest.
+    """Whether no manifest sets ``spec.replicas``: its managers, if any, use the scale subresource, as autoscalers do.
+    False without ``managedFields``.
 
-    The API server records the managers of the field. It forgets them when a Scale object with 0 replicas is written,
-    since such an object omits the number, and does not record later writes through the scale subresource then.
+    The API server forgets the field's managers when a Scale object with 0 replicas is written, which omits the number.
+    It then does not record later writes through the scale subresource.
     """
     entries = list(_mappings(metadata.get("managedFields")))
     managers = [each for each in entries if "f:replicas" in _mapping(_mapping(each.get("fieldsV1")).get("f:spec"))]
@@ -178,7 +178,7 @@ def _served_names(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _moment(text: object) -> float:
-    """Return seconds since 1970; infinity for an invalid time, which thus counts as the newest."""
+    """Return a timestamp in seconds since 1970; infinity (the newest) if it is invalid."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

@@ -1,5 +1,5 @@
 """The current and earlier API keys of each endpoint. A server that reads its key only at start, such as vLLM's, expects
-an earlier key until it is restarted."""
+that key until it is restarted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker_gateway.kubernetes.watch import Name
 
-#: Number of earlier keys to keep for an endpoint.
+#: Maximum number of earlier keys of an endpoint.
 EARLIER: Final = 3
 
 
@@ -27,20 +27,19 @@ class _Known:
 
 
 class KeyHistory:
-    """Stores the latest keys of each endpoint. A key is never sent to another endpoint's servers."""
+    """Stores each endpoint's latest keys, which are not used for other endpoints."""
 
     def __init__(self) -> None:
         self._known: dict[Name, _Known] = {}
 
     def update(self, endpoint: Name, secret: str | None, key: str | None) -> tuple[str | None, ...]:
-        """Return the keys that an endpoint's servers may expect, the latest first. If the result is empty, the servers
-        must get no requests.
+        """Record an endpoint's key, and return the keys that its servers may expect, the latest first. If the result is
+        empty, the servers must get no requests.
 
         Args:
-            endpoint: namespace and name of the endpoint.
             secret: Secret that the endpoint names; None means that its servers need no key.
-            key: key in the Secret; None if it is not known. If the endpoint has just changed to this Secret, the keys
-                of the previous one stay in use, because it takes a moment until the gateway may read a Secret.
+            key: key in the Secret; None if it is not known. After a change of Secret, the previous keys stay in use
+                until it is known, because permission to read a Secret follows later.
         """
         before = self._known.get(endpoint)
         if secret is not None and key is None:
@@ -50,6 +49,6 @@ class KeyHistory:
         return self._known[endpoint].keys
 
     def keep(self, endpoints: Iterable[Name]) -> None:
-        """Drop the keys of all other endpoints."""
+        """Forget all endpoints but these."""
         for endpoint in self._known.keys() - set(endpoints):
             del self._known[endpoint]

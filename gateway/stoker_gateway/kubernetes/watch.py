@@ -1,11 +1,11 @@
-"""List and watch of all objects of one kind.
+"""List and watch of objects of one kind.
 
-A watch runs in a thread with the synchronous Kubernetes client, which handles the cluster's configuration and the
-renewal of tokens. So parsing a long list does not block the event loop that routes requests.
+A watch runs in a thread, so that parsing a long list does not block the event loop that routes requests. The
+synchronous Kubernetes client handles the cluster's configuration and the renewal of tokens.
 
-If a watch ends for a reason other than its timeout, the objects are listed again, because deletions in between are not
-reported. They are also listed periodically, because versions may go back when etcd is restored. The known objects stay
-in use until the next list is complete.
+After a failed or very short watch the objects are listed again, because a watch from the last version may fail too.
+They are also listed periodically, because versions may go back when etcd is restored. The known objects stay in use
+until the next list is complete.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Item = TypeVar("Item")
 #: Namespace and name.
 Name = tuple[str, str]
 
-#: Number of objects in a page of a list.
+#: Maximum number of objects in a page of a list.
 _PAGE: Final = 500
-#: Range of a watch's duration in seconds. A watch without events for its duration plus `_SILENT_S` is broken.
+#: Range of a watch's duration in seconds. A watch fails if no data arrives for its duration plus `_SILENT_S`.
 _WATCH_S: Final = (60, 120)
 _SILENT_S: Final = 15
-#: Mean interval of periodic lists, in seconds.
+#: Mean age of a list, in seconds, from which the end of a watch leads to a new list.
 _RELIST_S: Final = 600
-#: Backoff in seconds: base, maximum, and maximum of an obeyed Retry-After.
+#: Backoff in seconds: base, maximum, and maximum wait for a Retry-After.
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 5.0
 _LONGEST_OBEYED_S: Final = 30.0
-#: A watch that lasted this many seconds resets the backoff.
+#: Minimum duration in seconds of a watch after which no list is needed, and of a list with its watches that resets the
+#: backoff.
 _LASTED_S: Final = 5.0
 
 
@@ -62,10 +63,8 @@ class Watch(Generic[Item]):
     """Mirrors the objects of a kind. `run` is the main function of a thread; the other methods are thread-safe.
 
     Args:
-        api: client of the API server.
-        kind: kind of the objects.
-        read: returns the extract of an object that is stored; None means that the object is ignored.
-        changed: called in the thread when objects may have changed.
+        read: returns the extract to store of an object; None means that the object is ignored.
+        changed: called in the thread when extracts may have changed.
         clock: monotonic clock, in seconds.
         draw: returns a random number from 0 to 1, which spreads the requests of replicas.
     """
@@ -92,7 +91,7 @@ class Watch(Generic[Item]):
         self.listed = False
 
     def items(self) -> dict[Name, Item]:
-        """Return the known objects."""
+        """Return the extracts of the known objects."""
         with self._lock:
             return dict(self._items)
 
@@ -102,7 +101,7 @@ class Watch(Generic[Item]):
         return 0.0 if until is None else self._clock() - until
 
     def run(self, stop: threading.Event) -> None:
-        """List and watch until `stop` is set."""
+        """List and watch until `stop` is set, which is checked between requests and after each event."""
         failures = 0
         while not stop.is_set():
             began = self._clock()
@@ -124,7 +123,7 @@ class Watch(Generic[Item]):
                 stop.wait(wait_s)
 
     def _list(self) -> str:
-        """List all objects, and return the version of the list."""
+        """Replace the known objects by a new list, and return its version."""
         query = {"limit": str(_PAGE)} | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
         found: dict[Name, Item] = {}
         while True:
@@ -147,7 +146,7 @@ class Watch(Generic[Item]):
         return str(metadata.get("resourceVersion", ""))
 
     def _watch_on(self, version: str, until: float, stop: threading.Event) -> None:
-        """Watch changes after a version, with a new watch whenever one ends by its timeout."""
+        """Watch changes after a version, one watch after another, until `stop` is set or a new list is needed."""
         while not stop.is_set() and (began := self._clock()) < until:
             seconds = int(_WATCH_S[0] + (_WATCH_S[1] - _WATCH_S[0]) * self._draw())
             query = {
@@ -166,7 +165,7 @@ class Watch(Generic[Item]):
                 return
 
     def _take(self, event: Object) -> str | None:
-        """Process an event, and return the version after it."""
+        """Process an event, and return its version, if it has one."""
         kind, manifest = event.get("type"), event["object"]
         if kind == "ERROR":
             code = manifest.get("code")
@@ -184,7 +183,7 @@ class Watch(Generic[Item]):
         return version if isinstance(version, str) else None
 
     def _log_error(self, error: ApiError) -> None:
-        """Log an error, unless it was the last one logged."""
+        """Log an error unless it repeats."""
         remedy = ""
         if error.status == 404:
             remedy = self._kind.remedy

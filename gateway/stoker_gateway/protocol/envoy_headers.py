@@ -10,7 +10,7 @@ from typing import Final
 
 #: Header and metadata key with the chosen servers: ``IP:PORT``, separated by commas, best first.
 DESTINATION: Final = "x-gateway-destination-endpoint"
-#: Namespace of the dynamic metadata with the same value.
+#: Namespace of the dynamic metadata with this key.
 DESTINATION_METADATA: Final = "envoy.lb"
 #: Namespace of the proxy's metadata with the servers among which the picker must choose.
 SUBSET_METADATA: Final = "envoy.lb.subset_hint"
@@ -33,8 +33,8 @@ USAGE_HEADER: Final = "x-stoker-usage"
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 #: Response header of Stoker's engine: it has not started the request, so Envoy may retry it at another server.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
-#: Response header with the seconds for which the request was held until a server was ready; also the key of the same
-#: value in the picker's metadata.
+#: Response header with the seconds for which the request was held because no server was ready; also its key in the
+#: picker's metadata.
 HELD_HEADER: Final = "x-stoker-held-seconds"
 #: Namespace of the dynamic metadata with the token usage in responses (``envoy/usage.lua``): JSON objects as text. The
 #: fields of `USAGES`: the counts so far of Stoker's engine; ``usage`` of OpenAI's and Anthropic's APIs; the usage in

@@ -1,7 +1,7 @@
-"""The paths that clients may use: a single list for Envoy's routes and for the picker's routing and accounting.
+"""The paths that clients may use, shared by Envoy's routes and by the picker's routing and accounting.
 
-Paths must match exactly. A variant that a server would accept, such as one with a trailing slash, is rejected, because
-it would bypass the accounting.
+The paths in `POSTED` must match exactly. A variant that a server may accept, such as one with a trailing slash, is
+rejected, because it would bypass the accounting.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
 
-#: Paths that generate text: they use tokens even if the response has no usage, and fill the prefix cache.
+#: Paths that generate text, so they use tokens and fill the prefix cache.
 GENERATING: Final = frozenset({CHAT, COMPLETIONS, RESPONSES, MESSAGES})
 #: Paths that use no tokens.
 FREE: Final = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-#: Paths whose bodies are forms with a file, and whose responses are generated text.
+#: Paths whose requests are forms with a file, and whose responses are generated text.
 FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-#: Paths that Stoker's engine does not serve but other servers do. Their usage is never estimated: it is 0 unless the
-#: response reports it.
+#: Paths that Stoker's engine does not serve but other servers do. Their usage is never estimated: without usage in the
+#: response it is 0.
 OTHERS: Final = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/audio/speech", "/v1/images/generations"})
 #: All paths for POST requests whose body names a model.
 POSTED: Final = GENERATING | FREE | FORMS | OTHERS

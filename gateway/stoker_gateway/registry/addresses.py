@@ -1,4 +1,4 @@
-"""Helpers for listening addresses."""
+"""Helpers for addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EVERY_IPV4: Final = "0.0.0.0"
 
 
 def usable(host: str) -> str:
-    """Return `host`, or the IPv4 wildcard address if `host` is `EVERY` and the kernel has no IPv6."""
+    """Return `host`, or the IPv4 wildcard address if `host` is `EVERY` and IPv6 is unavailable."""
     if host != EVERY:
         return host
     try:
@@ -23,7 +23,7 @@ def usable(host: str) -> str:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; `EVERY` includes IPv4.
+    """Return a TCP socket bound to an address; `EVERY` includes IPv4.
 
     Raises:
         OSError: the address cannot be bound, for example because it is in use.
@@ -41,8 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def check_free(host: str, port: int) -> None:
-    """Check that an address is free. Otherwise Envoy would share the port with another Envoy, and requests would go to
-    either.
+    """Check that an address is free: two Envoys could share a port, and requests would go to either.
 
     Raises:
         OSError: the address cannot be bound, for example because it is in use.

@@ -1,7 +1,6 @@
 """The models and their servers.
 
-A model registry is immutable. A change, from the command line or the API server, creates a new one, which is passed to
-Envoy's configuration and to the picker.
+A model registry is immutable. Each change creates a new one.
 """
 
 from __future__ import annotations
@@ -14,26 +13,26 @@ from dataclasses import dataclass, field
 
 
 class Phase(enum.Enum):
-    """Phase of an endpoint with scaling, set by the operator; the values are those of ``status.phase``."""
+    """Phase of an endpoint with scaling, set by the operator; the values are those of ``status.scaling.phase``."""
 
     ACTIVE = "Active"
-    """The endpoint's servers get requests."""
+    """The endpoint's ready servers get requests."""
     DRAINING = "Draining"
-    """The endpoint's servers get no new requests, so that they can be removed."""
+    """While the drain id is valid, the endpoint's servers get no new requests, so that they can be removed."""
     ZERO = "Zero"
     """The endpoint has no servers, or they are being removed."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the gateway knows about how the operator, or another autoscaler, scales an endpoint.
+    """State of an endpoint's scaling by the operator or another autoscaler.
 
     Attributes:
         namespace, name: the InferenceEndpoint. It may have several served names, which share this object.
         hold_s: maximum time that a request waits for a ready server, in seconds.
-        phase: current phase.
-        drain: the operator's last drain id, which replicas acknowledge before servers are removed; empty if there is
-            none.
+        phase: always `Phase.ACTIVE` for another autoscaler.
+        drain: the operator's last drain id, which all gateway replicas acknowledge before the last servers are removed;
+            empty if there is none.
         start_failure: reason, shown to clients, why the servers do not start; empty if no failure is known.
     """
 
@@ -59,12 +58,12 @@ class Endpoint:
         cluster: name of the Envoy cluster: unique, and safe in file names and metrics.
         servers: addresses, ``IP:PORT`` (``[IP]:PORT`` for IPv6).
         session_header: name in lower case of the request header that identifies a session; None if there is none.
-        authorization: ``Authorization`` that the servers expect, sent if the gateway requires keys of its own; None
+        authorization: current ``Authorization`` for the servers, by which the gateway replaces a client's key; None
             means no ``Authorization``. Secret.
-        earlier_authorizations: previous values, the latest first. A server that reads its key only at start accepts the
-            value of that time until it is restarted. Secret.
-        created: creation time for clients, in seconds since 1970.
-        refusal: reason, shown to clients, why its servers get no requests; None means that they get requests.
+        earlier_authorizations: previous values, the latest first; an empty one means no ``Authorization``. A server
+            that reads its key only at start accepts the value of that time until it is restarted. Secret.
+        created: creation time that clients see, in seconds since 1970; 0 if it is unknown.
+        refusal: reason, shown to clients, why its requests are rejected; None means that they are not.
         scaling: how the endpoint is scaled; None means that its requests are not held.
         resource: namespace and name of the InferenceEndpoint; None if the command line defines the endpoint.
     """

@@ -1,4 +1,4 @@
-"""Servers that the command line specifies by host name. A name may have several addresses, and they may change.
+"""Servers from the command line. A host name may have several addresses, and they may change.
 
 Each address of a name is a server. Names are resolved periodically, and sooner if none of a model's servers is ready.
 So the gateway finds the new addresses of a headless Service, or of a machine whose address has changed.
@@ -25,8 +25,7 @@ SOON_S: Final = 1.0
 
 
 def addresses_of(host: str, port: int | None) -> tuple[str, ...]:
-    """Return all IP addresses of a host. If it has IPv4 and IPv6 addresses, return only the IPv4 ones, because they
-    belong to the same machines.
+    """Return a host's IPv4 addresses or, if it has none, its IPv6 addresses. Returning both would count machines twice.
 
     Raises:
         OSError, UnicodeError: the host cannot be resolved.
@@ -39,12 +38,12 @@ def addresses_of(host: str, port: int | None) -> tuple[str, ...]:
 
 @dataclass
 class NamedServers:
-    """Hosts and ports of each model, and their addresses.
+    """Hosts and ports of each model's servers, and their addresses.
 
     Attributes:
         hosts: served name → hosts and ports; a host may be an IP address.
-        look_up: returns all addresses of a host.
-        known: addresses of the last successful lookup.
+        look_up: returns the addresses of a host.
+        known: host and port → addresses of the last successful lookup.
     """
 
     hosts: Mapping[str, Sequence[tuple[str, int]]]
@@ -60,7 +59,7 @@ class NamedServers:
         """Resolve the hosts, and return each model's servers. A name that cannot be resolved keeps its last addresses.
 
         Raises:
-            OSError, UnicodeError: a name cannot be resolved, and never was.
+            OSError, UnicodeError: a name without known addresses cannot be resolved.
         """
         for host in dict.fromkeys(each for hosts in self.hosts.values() for each in hosts):
             try:
@@ -84,10 +83,10 @@ class NamedServers:
         """Resolve the names periodically until cancelled.
 
         Args:
-            model_registry: the initial registry.
+            model_registry: the current registry.
             change: called with the new registry when addresses have changed.
-            any_lost: returns whether a model has servers, but none that is ready.
-            lookup_s: interval of lookups, in seconds.
+            any_lost: returns whether any model has servers, but none that is ready.
+            lookup_s: maximum interval of lookups, in seconds.
         """
         loop = asyncio.get_running_loop()
         while True:

@@ -1,4 +1,4 @@
-"""Callbacks that pass poll results and completed requests to the pickers and the limiter."""
+"""Callbacks for poll results and completed requests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from stoker_gateway.usage.completed_request import CompletedRequest
 def listener(
     model_registry: ModelRegistry, pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None]
 ) -> Callable[[PollResult], None]:
-    """Return a callback that passes poll results to the pickers of the server's endpoints.
+    """Return a callback that passes a server's poll results to the pickers of its endpoints.
 
     Args:
-        model_registry: the models and their servers.
         pickers: pickers by served name.
         wake: called with the served name of each endpoint whose servers may have room now.
     """
@@ -41,12 +40,12 @@ def listener(
 def ended_listener(
     pickers: Mapping[str, EndpointPicker], wake: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[CompletedRequest], None]:
-    """Return a callback that reports completed requests, and the servers that failed at them, to the pickers.
+    """Return a callback that reports completed requests, and servers that did not answer them, to the pickers.
 
     Args:
         pickers: pickers by served name.
         wake: called with the served name of each endpoint whose servers may have room now.
-        clock: clock of the pickers, in seconds.
+        clock: the pickers' clock, in seconds.
     """
 
     def on_completed(ended: CompletedRequest) -> None:
@@ -63,7 +62,7 @@ def ended_listener(
 
 
 def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[CompletedRequest], None]:
-    """Return a callback that reports which server answered a request.
+    """Return a callback that reports the last server to which a request with a response was sent.
 
     Args:
         answered: called with the model's served name, the number of the pick, and the server.
@@ -90,7 +89,7 @@ def in_flight_listener(has_ended: Callable[[str, int], None]) -> Callable[[Compl
 
 
 def settler(limiter: Limiter, clock: Callable[[], float] = time.monotonic) -> Callable[[CompletedRequest], None]:
-    """Return a callback that replaces a request's reserved tokens by the tokens that it used."""
+    """Return a callback that replaces the reserved tokens of a request by its used tokens."""
 
     def on_completed(ended: CompletedRequest) -> None:
         if ended.grant:

@@ -1,9 +1,9 @@
 """The live configuration: applies a model registry to Envoy, the picker and the poller.
 
-The order of a change ensures that the picker never chooses a server that Envoy does not know. First new models and
-servers are added to Envoy's files, and Envoy's statistics confirm that it has read them. Then the picker adopts the new
-registry. After the maximum time in which earlier decisions reach Envoy, the removed models and servers are deleted from
-its files. Active requests to a removed server continue.
+The picker should choose only servers that Envoy knows. So a change first adds new models and servers to Envoy's files,
+and waits until Envoy's statistics confirm that it has read them. Then the picker adopts the new registry. After the
+maximum time in which earlier decisions reach Envoy, removed models and servers are deleted from Envoy's files. Active
+requests to a removed server continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker_gateway.scheduling.picker import EndpointPicker
 
 logger = logging.getLogger(__name__)
 
-#: Interval at which the gateway checks that Envoy has read its files, and timeout of this wait, in seconds.
+#: Interval of checks whether Envoy has read its files, and timeout of this wait, in seconds.
 _CHECK_INTERVAL_S: Final = 0.02
 _READ_S: Final = 10.0
 _ON_THE_WAY_S: Final = ON_THE_WAY_S
@@ -36,13 +36,13 @@ _MAX_SHOWN: Final = 20
 
 
 class LiveConfig:
-    """Applies model registries to all parts of the gateway. Runs in one event loop.
+    """Applies model registries to Envoy, the picker and the poller. Used in one event loop.
 
     Args:
         files: Envoy's configuration files.
         envoy: Envoy's admin interface.
         picker: the picker's server.
-        identity: unique name of this gateway's pickers.
+        identity: unique name of this process.
     """
 
     def __init__(self, files: EnvoyFiles, envoy: EnvoyAdmin, picker: PickerServer, identity: str) -> None:
@@ -71,7 +71,7 @@ class LiveConfig:
         set_servers(_servers(self.model_registry))
 
     def on_poll_result(self, result: PollResult) -> None:
-        """Process the result of a poll."""
+        """Pass the result of a poll to the server watch and the pickers."""
         self._watch.record(result)
         self._notify_pickers(result)
 
@@ -110,7 +110,7 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Delete the models and servers of a registry that the picker no longer uses from Envoy's files."""
+        """Delete from Envoy's files the models and servers that only an earlier registry has."""
         del self._departing[left_at]
         try:
             self._write()
@@ -171,7 +171,7 @@ def _servers(model_registry: ModelRegistry) -> list[str]:
 
 
 def describe(model_registry: ModelRegistry) -> str:
-    """Return the models of a registry with their numbers of servers, for a log line."""
+    """Return a registry's first models with their numbers of servers, for a log line."""
     counts = {name: len(endpoint.servers) for name, endpoint in model_registry.endpoints.items()}
     shown = [f"{name} ({count} server{'s' * (count != 1)})" for name, count in list(counts.items())[:_MAX_SHOWN]]
     return ", ".join(shown + ["…"] * (len(counts) > _MAX_SHOWN)) or "no model"

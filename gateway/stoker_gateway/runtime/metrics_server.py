@@ -1,6 +1,6 @@
 """HTTP server for ``/metrics`` (the picker's and Envoy's metrics) and ``/scaling`` (the report for autoscalers).
 
-Envoy's metrics come from its admin interface. That interface is not exposed, because clients could stop Envoy by it.
+Envoy's metrics come from its admin interface, which is not exposed, because clients could stop Envoy through it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker_gateway.registry.addresses import bind
 
 
 class MetricsServer:
-    """Serves metrics to Prometheus and reports to autoscalers, and nothing else.
+    """Serves metrics, and the report for autoscalers.
 
     Args:
         registry: metrics of this process.

@@ -1,6 +1,6 @@
-"""The picker's process: the picker, the poller, and the receiver of Envoy's access log.
+"""The picker's process: all parts of the gateway except Envoy and the supervisor.
 
-Envoy is a separate process and outlives this one (`supervisor`).
+Envoy continues if this process is killed (`supervisor`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 #: Maximum time at shutdown for Envoy to report completed requests, in seconds.
 _REPORT_TIMEOUT_S: Final = 10.0
-#: Seconds after the start for which timeouts of Envoy's admin interface are retried.
+#: Seconds for which timeouts of Envoy's admin interface are retried at the start.
 _LATE_S: Final = 60.0
 
 #: Creates the watch of a cluster's models and keys, with its metrics in the given registry.
@@ -62,16 +62,15 @@ async def run(
     is_restart: bool = False,
     names: NamedServers | None = None,
 ) -> None:
-    """Run the picker until SIGTERM or SIGINT, then wait for active requests; a second signal ends the process at once.
+    """Run the picker until SIGTERM or SIGINT, then wait for active requests; a second signal ends the wait.
 
     Args:
-        settings: settings of the gateway.
         folder: Envoy's folder.
         model_registry: models to serve; None means that they come from `cluster`.
         keys: the clients' keys; None means that they come from `cluster`, or if that is None, no key is required.
-        cluster: creates the watch of the cluster; None means that the gateway is not in a cluster.
-        is_restart: whether this picker replaces one that was killed, while Envoy kept running.
-        names: host names to resolve periodically; None means that the servers' addresses do not change.
+        cluster: creates the watch of the cluster; None means that no cluster is watched.
+        is_restart: whether this picker replaces one that was killed.
+        names: the servers' hosts, which are resolved periodically if any is a name.
 
     Raises:
         GatewayError: a part of the gateway cannot serve, or Envoy does not work.
@@ -99,7 +98,7 @@ class _Picker:
         self._keys = keys
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
         self._registry_known = asyncio.Event()  # set once the model registry is known
-        self._reported_before = 0  # access log entries that Envoy had written before this picker started
+        self._reported_before = 0  # number of access log entries that Envoy wrote for earlier pickers
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._cluster = None if cluster is None else cluster(registry)
@@ -212,8 +211,8 @@ class _Picker:
         await self._until_all_reported()
 
     async def _until_all_reported(self) -> None:
-        """Wait until Envoy has reported all completed requests. It reports them with a delay, and discards unsent
-        reports when it exits."""
+        """Wait until Envoy has reported all completed requests, or a timeout. It reports with a delay, and discards
+        unsent reports when it exits."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REPORT_TIMEOUT_S
         while loop.time() < deadline:

@@ -1,5 +1,5 @@
-"""Periodic work for scaling: reads Envoy's counts of active requests, makes the poller poll servers with waiting
-requests more often, and creates the report for autoscalers.
+"""Support for scaling: reads Envoy's counts of active requests, makes the poller poll servers that requests wait for
+more often, and creates the report for autoscalers.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ logger = logging.getLogger(__name__)
 
 #: Interval of the main loop, in seconds.
 _CHECK_INTERVAL_S: Final = 0.1
-#: Interval of reading Envoy's counts in seconds: while an endpoint drains, and otherwise.
+#: Minimum interval of reads of Envoy's counts in seconds: while an endpoint drains, and otherwise.
 _DRAINING_PERIOD_S: Final = 0.25
 _PERIOD_S: Final = 2.0
 
 
 class ScalingWatch:
-    """Passes Envoy's counts of active requests to the picker, and creates the report for autoscalers. Runs in one event
+    """Passes Envoy's counts of active requests to the picker, and creates the report for autoscalers. Used in one event
     loop.
 
     Args:
-        picker: the picker's server.
-        envoy: Envoy's admin interface.
-        identity: unique name of this gateway.
+        identity: unique name of this process.
         is_known: returns whether the model registry is known.
         set_awaited: called with the servers that requests wait for, whenever they change.
     """
@@ -56,8 +54,8 @@ class ScalingWatch:
     def report(self) -> bytes | None:
         """Return the report for autoscalers in JSON.
 
-        The result is None until the model registry and Envoy's counts are known: before, the report would lack requests
-        that an earlier picker routed."""
+        It is None until the model registry and Envoy's counts are known, because the report would lack requests that an
+        earlier picker routed."""
         if not self._has_counted:
             return None
         endpoints = self._picker.scaling_report()
@@ -65,7 +63,7 @@ class ScalingWatch:
         return orjson.dumps({"gateway": self._identity, "uptimeSeconds": uptime_s, "endpoints": endpoints})
 
     async def watch(self) -> NoReturn:
-        """Update the picker and the poller until cancelled."""
+        """Pass Envoy's counts to the picker, and the awaited servers to the poller, until cancelled."""
         awaited: set[str] = set()
         last_count = next_count = 0.0
         while True:

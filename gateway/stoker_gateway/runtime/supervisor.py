@@ -46,16 +46,15 @@ async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, a
     """Run the gateway until SIGTERM or SIGINT, then wait for active requests; a second signal aborts them.
 
     Args:
-        settings: settings of the gateway.
         model_registry: models to serve at the start; None means that the models are not known yet.
         argv: command line, which the picker parses again.
 
     Returns:
-        The picker's exit code; the picker has logged the cause.
+        The exit code of the picker, which reports the cause of a failure; 0 if it was killed at shutdown.
 
     Raises:
         GatewayError: Envoy cannot serve, or has exited.
-        OSError: a file cannot be written, or the port is in use.
+        OSError: a file cannot be written, or the address cannot be bound.
     """
     check_free(settings.host, settings.port)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
@@ -63,7 +62,7 @@ async def run(settings: GatewaySettings, model_registry: ModelRegistry | None, a
 
 
 class _Supervisor:
-    """Envoy and the picker."""
+    """Runs Envoy and the picker."""
 
     def __init__(
         self, settings: GatewaySettings, folder: Path, model_registry: ModelRegistry, argv: Sequence[str]
@@ -99,7 +98,7 @@ class _Supervisor:
         raise EnvoyError(await self._envoy.ended())
 
     async def _run_pickers(self) -> None:
-        """Run the picker, and restart it if it is killed, until it exits by itself."""
+        """Run the picker, and restart it if it is killed, until it exits by itself or the gateway stops."""
         loop = asyncio.get_running_loop()
         arguments = [str(self._folder), str(os.getpid())]
         for number in count():
