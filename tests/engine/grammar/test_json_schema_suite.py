@@ -94,7 +94,7 @@ def whole_floats(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("file", SUITE)
-def test_only_what_is_valid_is_written(file: str, bytes_: ByteMatcher) -> None:
+def test_grammars_write_only_valid_instances(file: str, bytes_: ByteMatcher) -> None:
     for description, schema, instances in SUITE[file]:
         try:
             source = bytes_.compile(json=schema)
@@ -112,7 +112,7 @@ def test_only_what_is_valid_is_written(file: str, bytes_: ByteMatcher) -> None:
                 assert file in UNWRITTEN or whole_floats(instance), where
 
 
-def test_most_of_the_suite_is_served(bytes_: ByteMatcher) -> None:
+def test_grammars_support_most_of_the_suite(bytes_: ByteMatcher) -> None:
     """The tests above would not notice keywords that are refused without need."""
     counts: Counter[bool] = Counter()
     for groups in SUITE.values():
