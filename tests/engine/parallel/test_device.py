@@ -43,7 +43,7 @@ def test_threads_stay_within_the_containers_processors(
         torch.set_num_threads(before)
 
 
-def test_memory_is_the_containers_where_that_is_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_limited_by_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(host_memory, "_CGROUP_LIMITS", (str(limit),))
     limit.write_text("1000000\n")
