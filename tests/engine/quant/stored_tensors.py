@@ -10,7 +10,7 @@ from stoker_engine.quant.checkpoints.module import Part, StoredModule
 
 
 class StoredTensors:
-    """See `Tensors`.
+    """`Tensors` in memory that count the bytes read.
 
     Attributes:
         read_bytes: number of bytes read so far.
