@@ -103,7 +103,7 @@ def test_too_many_patterns_are_refused() -> None:
 
 
 def test_names_and_patterns_have_the_index_of_their_first_match() -> None:
-    names = [f"model.layers.{layer}.mlp.gate" for layer in range(20_000)]  # as many as there are layers
+    names = [f"model.layers.{layer}.mlp.gate" for layer in range(20_000)]  # one for each layer
     listed = ListedModules.of([*names, "re:.*up$", "lm_head", "model.*.down", "re:.*experts.*", "router", "router"], "")
     indexes = {
         "model.layers.7.mlp.gate": 7, "language.model.layers.7.mlp.gate.proj": 7, "model.layers.7.mlp.gate_proj": None,

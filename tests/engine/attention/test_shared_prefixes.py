@@ -13,7 +13,7 @@ from stoker_engine.kernels.cpu.library import library
 
 from .conftest import Sequences, run
 
-pytestmark = pytest.mark.skipif(library() is None, reason="these are the CPU's kernels")
+pytestmark = pytest.mark.skipif(library() is None, reason="there are no CPU kernels")
 
 PLAIN = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, value_head_dim=32, scale=0.2)
 SHAPES = {

@@ -87,7 +87,7 @@ def bytes_() -> ByteMatcher:
 
 
 def whole_floats(value: Any) -> bool:
-    """Return whether it contains a number such as 1.0, an integer for JSON Schema that no grammar writes like that."""
+    """Return whether `value` contains a float such as 1.0: an integer in JSON Schema, which grammars write as 1."""
     if isinstance(value, list):
         return any(map(whole_floats, value))
     return isinstance(value, float) and value.is_integer()

@@ -65,7 +65,7 @@ def test_types_have_the_block_sizes_of_ggml() -> None:
 
 @each_format
 def test_torch_dequantizes_as_the_gguf_library(format: GGUFFormat) -> None:
-    """Any shape, slices of wider rows, any bytes."""
+    """Blocks may have any shape, be slices of wider rows, and hold any bytes."""
     wide = hostile_blocks(format, 12, 4, seed=4).view(3, 4, -1)
     part = wide[:, 1:3, format.bytes : 3 * format.bytes]
     for blocks in (part, random_blocks(format, 30, 3, seed=5), every_scale(format)):

@@ -102,7 +102,7 @@ def test_dequantized_values_equal_the_definition(format: GroupFormat) -> None:
 
 
 def test_mxfp4_equals_that_of_gguf() -> None:
-    """Its blocks have the same codes in the same order, each after a scale."""
+    """GGUF's blocks have the same codes in the same order, each after a scale."""
     generator = torch.Generator().manual_seed(3)
     gguf = torch.randint(0, 256, (7, 5, 17), generator=generator, dtype=torch.uint8)
     gguf[..., 0] = gguf[..., 0].clamp(1, 253)

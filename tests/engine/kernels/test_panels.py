@@ -142,7 +142,7 @@ def multiplied(
 def test_block_panels_multiply_in_8_bits(
     library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat, outputs: int, units: int
 ) -> None:
-    """Any bytes, in batches of all sizes; a row has the same bits in each."""
+    """The blocks hold any bytes; a row has the same bits in batches of all sizes."""
     inner = whole_numbers(stored, units * 32)
     blocks = random_stored(stored, outputs, inner, seed=outputs)
     hostile = blocks.clone()

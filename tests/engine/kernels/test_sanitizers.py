@@ -187,7 +187,7 @@ def test_communicators_pass_under_sanitizers() -> None:
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "with a race"])
+@pytest.mark.parametrize("broken", [False, True], ids=["unchanged", "with a race"])
 @pytest.mark.parametrize(
     "driver, driven, expected_output",
     [

@@ -109,7 +109,7 @@ def reader_of(base: Path, dtype: torch.dtype = torch.float32) -> AdapterReader:
 def test_adapters_of_one_layout_keep_their_own_elements(
     alpha: int, stored: torch.dtype, dtype: torch.dtype, base: Path, tmp_path: Path
 ) -> None:
-    """One reader, which has seen the layout, reads what a new one reads, and refuses what is not finite."""
+    """A reader that knows the layout reads the same as a new one, and refuses elements that are not finite."""
     adapters, reader = PeftAdapters(tiny_family("llama")), reader_of(base, dtype)
     folders = []
     for seed in range(3):

@@ -65,7 +65,7 @@ def _in_blocks(options: dict[str, Any], size: int = 32) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several ranks, without computation."""
+    """One of several ranks, which only loads."""
 
     rank: int
     size: int

@@ -40,7 +40,7 @@ from ...support.engine.tiny_models import randomized, reference_of
 
 CPU = torch.device("cpu")
 EXPERTS, SIZE, LAYERS = 4, 64, 3
-#: As openai/gpt-oss-20b's, but for the sizes.
+#: Like that of openai/gpt-oss-20b, except for the sizes.
 CONFIG: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",

@@ -132,7 +132,7 @@ def _kill_during_the_download(process: subprocess.Popen[str], cache: Path) -> in
 
 
 def _until_it_downloads(cache: Path) -> None:
-    until(lambda: any(path.stat().st_size for path in cache.rglob("*.incomplete")), "nothing was downloaded")
+    until(lambda: any(path.stat().st_size for path in cache.rglob("*.incomplete")), "the download has started")
 
 
 def test_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:

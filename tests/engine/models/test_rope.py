@@ -53,7 +53,7 @@ def test_logits_equal_transformers_on_both_sides_of_the_original_length(
     assert ours.config.default_model_len == _ORIGINAL
     assert ours.config.longest_model_len == 4 * _ORIGINAL
     tokens = torch.randint(2, 128, (length,)).tolist()
-    # transformers fixes its frequencies by the length of what it is given: all of it at once.
+    # transformers chooses its frequencies by the length of its input: the whole sequence at once.
     with torch.inference_mode():
         expected = theirs(torch.tensor([tokens])).logits[0]
     [sequence] = paged_run(ours, [tokens], new_tokens=1).sequences

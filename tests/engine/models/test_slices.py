@@ -1,6 +1,6 @@
 """Ranks read exactly the parts of weights that they hold.
 
-Each target of a model is cut along a random dimension at random places, and each part is loaded separately.
+Each target of a model is cut along a random dimension at random positions, and each part is loaded separately.
 """
 
 from __future__ import annotations

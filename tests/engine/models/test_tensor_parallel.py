@@ -216,7 +216,7 @@ def test_ranks_give_the_logits_of_the_whole_model(
 
 @pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
 def test_shards_cover_the_whole_weights(name: str, size: int, whole_experts: bool, tmp_path: Path) -> None:
-    """Each element of a weight is in some rank's target, at its place by the shard."""
+    """Each element of a weight is in some rank's target, at the position given by the shard."""
     save(name, tmp_path)
     parts = [
         load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).weight_targets() for rank in range(size)

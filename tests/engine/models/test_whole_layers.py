@@ -27,7 +27,7 @@ from . import llama_cpp
 
 _CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(cpu_library(_CPU, torch.float32) is None, reason="these are the CPU's kernels")
+pytestmark = pytest.mark.skipif(cpu_library(_CPU, torch.float32) is None, reason="there are no CPU kernels")
 
 
 WHOLE = (
@@ -94,7 +94,7 @@ def test_large_steps_have_the_bits_of_separate_operations(
 def test_whole_and_separate_layers_may_alternate(
     tmp_path: Path, paged_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four layers, two consecutive ones run in one call, and the last, which computes only the needed rows."""
+    """Of four layers, two consecutive ones run in one call; the last one computes only the needed rows."""
     kind, options = GGUF["gemma3"]
     path = tmp_path / "model.gguf"
     tiny = random_model(kind, {**options, "num_hidden_layers": 4})

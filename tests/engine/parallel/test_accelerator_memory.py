@@ -123,10 +123,8 @@ def test_total_memory_is_within_3_percent_of_the_plan(name: str, meet: Meet, mon
 def test_activations_of_a_rank_are_within_10_percent_of_the_plan(
     name: str, meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {
-        **CASES[name].config,
-        "num_hidden_layers": 5,
-    }  # DeepSeek's first three are dense, and the last layer holds less
+    # DeepSeek's first three layers are dense, and the last one holds less.
+    config = {**CASES[name].config, "num_hidden_layers": 5}
     case = CASES[name]._replace(config=config)
     step = held(case, meet, monkeypatch, max_num_seqs=8, num_gpu_blocks_override=1024).step
     sharding = RankLayout.of(EngineArgs("m", **case.sizes)).sharding

@@ -36,7 +36,7 @@ def test_threads_stay_within_the_containers_processors(
         device.limit_threads()
         assert torch.get_num_threads() == threads
         torch.set_num_threads(4)
-        for limit in (2, None, 8):  # later calls without further information change nothing
+        for limit in (2, None, 8):  # later calls with no limit, or a higher one, change nothing
             device.limit_threads(limit)
             assert torch.get_num_threads() == min(2, threads)
     finally:

@@ -66,7 +66,7 @@ PROMPTS = [[5, 6, 7], [11, 200, 3, 17, 90, 41, 8, 150, 33], [2]]
 #: Tensors that stay unquantized.
 _UNQUANTIZED = re.compile(r"norm|embed_tokens|lm_head|mlp\.gate\.weight|block_sparse_moe\.gate\.weight|router|bias")
 
-#: All methods for Llama; for other families what differs.
+#: All methods for Llama; for other families those that differ.
 CASES = [
     *(("llama", method) for method in METHODS),
     *((family, method) for family in ("phi3", "mixtral") for method in ("W4A16 asymmetric", "FP8 tensors")),

@@ -1,4 +1,4 @@
-"""bitsandbytes' matrices: what the library packed and dequantized."""
+"""bitsandbytes' matrices, compared with the library's dequantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTQ's and AWQ's matrices: what GPTQModel packed and dequantized, and tensors that are packed bit by bit."""
+"""GPTQ's and AWQ's matrices, compared with GPTQModel's dequantization, and with tensors packed bit by bit."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_matrices_of_every_size_equal_their_values(bits: int, group: int, output
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_parts_read_only_their_bytes(method: str, bits: int) -> None:
     if method == "awq" and bits != 4:
-        pytest.skip("has 4 bits")
+        pytest.skip("AWQ has only 4 bits")
     matrix = Quantized(96, 160, bits, 32)
     tensors = StoredTensors(matrix.gptq(_Q) if method == "gptq" else matrix.awq(_Q))
     config = _gptq(matrix) if method == "gptq" else _awq(matrix)

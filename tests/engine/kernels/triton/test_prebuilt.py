@@ -70,7 +70,7 @@ def test_prebuilt_driver_is_used_without_a_compiler(
     other.write_text("int one;")
     with pytest.raises(RuntimeError, match="C compiler"):
         build.compile_so_from_file(str(other), "other")
-    # It needs the driver's library; one without functions suffices to inspect the module.
+    # The module needs libcuda; a library without functions suffices to inspect it.
     library = tmp_path / "libcuda.so.1"
     monkeypatch.undo()
     subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", library], check=True)

@@ -116,7 +116,7 @@ def test_quantized_caches_have_the_bytes_of_the_reference(kv_cache_dtype: str, d
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 def test_float16_neither_underflows_nor_overflows(kv_cache_dtype: str) -> None:
-    """Many keys with equal scores, so that weights are small; keys as large as possible."""
+    """Many keys have equal scores, so that weights are small; one key is as large as possible."""
     shape = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=16, value_head_dim=16, scale=1e-6)
     sequences = Sequences.random(shape, [1500], torch.float16, kv_cache_dtype=kv_cache_dtype)
     sequences.keys[0][7] = 65504.0

@@ -184,7 +184,7 @@ def test_nan_affects_only_its_row() -> None:
 
 
 def test_results_are_added_in_the_order_of_expert_numbers() -> None:
-    """In float32, starting from 0: one addition per expert, in any place."""
+    """Sums are float32 and start from 0, with one addition per expert, wherever `chosen` names it."""
     generator = torch.Generator().manual_seed(0)
     for tokens, top, size in ((3, 8, 5), (2, 1, 1025), (1, 3, 1024)):
         chosen = draw_chosen(tokens, top, 10, top)
