@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 DEMO_READY := $(VENV)/.demo-ready
 DOCS   := .venv-docs
 SITE   := .site
-# uv needs a fifth of pip's CPU time and shows progress. It uses pip's configuration: its index and folders of wheels.
+# uv needs a fifth of pip's CPU time and shows progress. These options pass it pip's index and folders of wheels.
 INDEX   = $(or $(PIP_INDEX_URL),$(shell $(BIN)/pip config get global.index-url 2>/dev/null))
 UV      = $(BIN)/uv pip install --python $(BIN)/python --system-certs --constraint constraints.txt \
 	$(if $(INDEX),--default-index $(INDEX)) $(addprefix --find-links ,$(PIP_FIND_LINKS))
@@ -27,8 +27,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
 
-# Creates .venv with the packages $(1), and compiles the CPU kernels at the same time: the first waits for the network, and a compiler
-# needs no packages.
+# Creates .venv with the packages $(1), and compiles the CPU kernels during the downloads, since a compiler needs no packages.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
@@ -97,7 +96,7 @@ verify: setup ## fail if generated files are stale
 	$(BIN)/python docs/generate --check
 	@$(BIN)/python -m release.version --check
 
-# The site needs Sphinx and nothing of the programs, so it has a small environment of its own.
+# The site needs only Sphinx, so it has a small environment of its own.
 $(DOCS)/.ready: BIN := $(DOCS)/bin
 $(DOCS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DOCS)

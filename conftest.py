@@ -1,4 +1,4 @@
-"""Where the time of a test run goes: seconds, and processor seconds, of each folder; `--times FILE` keeps each test's.
+"""Prints seconds and processor seconds of a test run by folder; `--times FILE` appends those of each test to a file.
 
 Processor seconds are those of the process that runs the test and of the processes it started that have ended, so that
 compilers, servers and nested runs of pytest count. A process that outlives its test counts for the test that ends it.
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Stopwatch(), "stopwatch")
-    if not hasattr(config, "workerinput"):  # one of xdist's workers has it
+    if not hasattr(config, "workerinput"):  # not in a worker of xdist
         config.pluginmanager.register(_Totals(config), "totals")
 
 
@@ -34,7 +34,7 @@ def _cpu_seconds() -> float:
 
 
 class _Stopwatch:
-    """Adds `cpu_seconds` to each report: of the phase, and of what lay between it and the phase before."""
+    """Adds `cpu_seconds` to each report: those since the report before."""
 
     def __init__(self) -> None:
         self._last: float | None = None

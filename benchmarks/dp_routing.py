@@ -40,7 +40,7 @@ class Routed:
 
 
 class Cache:
-    """KV cache of one engine, with the contents it has after each prompt."""
+    """KV cache of one engine, with the prompts computed so far."""
 
     def __init__(self, num_blocks: int) -> None:
         self._prefixes = PrefixCache()

@@ -11,11 +11,11 @@ each has its own system prompts, so that none hits cache entries of another. Cac
 - random, least request: the client chooses. Least request takes the better of two random servers by requests in flight,
   as Envoy does.
 - sglang-router: with ``--policy cache_aware``, run by the given Python; skipped without it. It adds SGLang's fields to
-  each request; a relay removes them, because servers that refuse unknown fields would reject the request.
+  each request, which a relay removes, because the servers refuse unknown fields.
 
 After each round of a way, except sglang-router's, the same conversations with their real lengths are simulated in
-virtual time, by the picker and the servers of `gateway_routing.py`: the last column. The measured and the simulated
-share should differ by less than 5 points.
+virtual time, by the picker and the servers of `gateway_routing.py` (last column). The measured and the simulated share
+should differ by less than 5 points.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def simulated(turns: list[Turn], servers: int, way: str, seed: int) -> float:
     by_talk: dict[int, list[Turn]] = {}
     for turn in turns:
         by_talk.setdefault(turn.talk, []).append(turn)
-    # System prompt tokens: their part of the shortest first turn, by words.
+    # Tokens of the system prompt, by its share of the words of the shortest first turn.
     first = min(turns[0].prompt for turns in by_talk.values())
     system = round(first * SYSTEM_WORDS / (SYSTEM_WORDS + QUESTION_WORDS))
     for each in world.servers:

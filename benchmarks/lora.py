@@ -7,7 +7,7 @@ For each model and rank, with adapters on all linear operations of the layers:
     base        LoRA off
     unused      LoRA on, requests without adapters
     adapters    eight adapters, assigned to the requests in turn
-    bound       time of a base step, and of reading the adapters' bytes once at memory bandwidth
+    bound       time of a base step plus that of reading the adapters' bytes once at memory bandwidth
 
 ``decode-N``: N streams, one token each per step. ``prompts``: eight prompts of 1,024 tokens. Values are medians over
 the rounds; the engines alternate within a round.

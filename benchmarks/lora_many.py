@@ -34,7 +34,7 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.engine import Engine
 
-RANK, DISTINCT = 16, 20  # number of adapter folders; several adapters share one
+RANK, DISTINCT = 16, 20  # DISTINCT: number of folders, which the adapters share
 CLIENTS, PROMPT, DECODED = 16, 16, 24
 
 

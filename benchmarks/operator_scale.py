@@ -175,7 +175,7 @@ class Measurement:
         self.custom.create_namespaced_custom_object(*RESOURCE[:3], RESOURCE[3], endpoint(number))
 
     def settled(self) -> int:
-        """Return the number of endpoints with the expected status."""
+        """Return the number of Ready endpoints by the operator's metrics."""
         text = self.text()
         marker = 'stoker_operator_endpoints{condition="Ready",status="True"} '
         return int(float(text.partition(marker)[2].partition("\n")[0] or 0))

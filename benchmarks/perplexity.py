@@ -43,7 +43,7 @@ class Perplexity:
 
     Attributes:
         value: exponential of the mean negative log-probability of the scored tokens.
-        error: standard error over texts; the difference between two runs on the same text is far more precise.
+        error: standard error of `value`; the difference between two runs on the same text is far more precise.
         tokens: number of scored tokens.
         seconds: duration.
     """

@@ -2,10 +2,10 @@
 namespace per test.
 
 `pytest e2e` creates what is missing and leaves the cluster running, so that the next run starts quickly;
-`e2e/cluster/down` removes it. E2E_KUBECONFIG names your own cluster instead, without Stoker; its nodes must be able to
-pull the images, called E2E_IMAGES/operator:TAG and so on (default stoker/operator:dev). KEEP=1 keeps the tests' objects
-for inspection. NOBUILD=1 uses the images that the nodes have. NODES is the number of nodes of a new cluster (`make e2e`
-makes one, `make e2e-all` three). LEVELS=all builds the engine's image with the CPU kernels of all levels.
+`e2e/cluster/down` removes it. E2E_KUBECONFIG is the kubeconfig of your own cluster, without Stoker, to use instead; its
+nodes must be able to pull the images E2E_IMAGES/operator:TAG and so on (default stoker/operator:dev). KEEP=1 keeps the
+tests' objects for inspection. NOBUILD=1 uses the images that the nodes have. NODES is the number of nodes of a new
+cluster (`make e2e`: 1, `make e2e-all`: 3). LEVELS=all builds the engine's image for all instruction sets.
 `--results FILE` writes the table that is printed at the end.
 """
 

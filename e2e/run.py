@@ -1,9 +1,8 @@
 """Runs the end-to-end tests: `python e2e/run.py [PYTEST OPTION...]`.
 
 Tests that need only an API server run concurrently with those on a cluster. Both mostly wait, so that together they
-take little longer than one of them. The output of the cluster's tests is shown at once, that of the others afterwards;
-the exit status is pytest's, if either failed. Ctrl-C reaches both from the terminal, and both clean up; SIGTERM is
-forwarded to them as SIGINT.
+take little longer than one of them. The output of the cluster's tests is shown at once, that of the others afterwards.
+Ctrl-C reaches both from the terminal, and both clean up; SIGTERM is forwarded to them as SIGINT.
 """
 
 from __future__ import annotations

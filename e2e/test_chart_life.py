@@ -1,8 +1,8 @@
-"""Lifecycle of the chart: installed on a bare cluster, upgraded, rolled back, uninstalled; typos in values are errors.
+"""Lifecycle of the chart: installation, upgrade, rollback, uninstallation; typos in values are errors.
 
-Asserted: an endpoint with the first release's manifest still applies after the CRD was replaced, and stored objects
-stay readable; running pods are never touched; after uninstalling, only the CRD and its objects remain. `helm test`
-succeeds, and the example values start a model that answers.
+Asserted: after an upgrade, a rollback and an uninstallation, only the CRD and its objects remain, the first release's
+manifest still applies, and its endpoint's Deployment was not replaced. `helm test` succeeds, and the example values
+start a model that answers.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ FIRST_RELEASE: Object = {
 }
 
 
-def test_a_typo_is_an_error(cluster: Cluster) -> None:
+def test_typo_in_values_is_an_error(cluster: Cluster) -> None:
     output = cluster.helm("template", RELEASE, str(CHART), "--set", "replica=3", check=False)
     assert "replica" in output and "rror" in output
 
 
-def test_helm_test_says_that_it_works(cluster: Cluster, chart: None) -> None:
+def test_helm_test_reports_a_working_webhook(cluster: Cluster, chart: None) -> None:
     output = cluster.helm("test", RELEASE, "--namespace", SYSTEM, "--logs", "--timeout", "2m")
     assert "refuses one whose hardware is not in the catalogue" in output
 
 
 @pytest.mark.timeout(600)
-def test_a_model_comes_with_the_chart(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
+def test_model_is_installed_with_the_chart(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
     example = CHART / "examples/demo-model.yaml"
     release.install(cluster, images, f"endpoints.demo.namespace={namespace}", values_files=[example])
     endpoint = Endpoint(cluster, namespace)

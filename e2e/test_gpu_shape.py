@@ -46,7 +46,9 @@ def gpus(name: str, count: int, images: Images, **parallelism: int) -> Object:
 
 
 @pytest.mark.timeout(600)
-def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu_node: str, namespace: str) -> None:
+def test_pod_gets_the_planned_gpus(
+    cluster: Cluster, images: Images, chart: None, gpu_node: str, namespace: str
+) -> None:
     endpoint = Endpoint(cluster, namespace, "four")
     endpoint.apply(gpus("four", 4, images, tensor=2))
     pod = wait_for(lambda: next(iter(endpoint.pods()), None), "a pod", 60)
@@ -58,30 +60,30 @@ def test_a_plan_gets_its_gpus(cluster: Cluster, images: Images, chart: None, gpu
     plan = wait_for(lambda: endpoint.get()["status"].get("workloads"), "a plan", 30)[0]["plan"]
     assert (plan["tensor"], plan["data"]) == (2, 2)
 
-    # The status names the occupied GPUs as the reason of the second one's wait.
+    # The status of a second endpoint names the one that occupies the GPUs.
     second = Endpoint(cluster, namespace, "eight")
     second.apply(gpus("eight", 8, images, tensor=2))
     condition = second.wait_reason("Unschedulable", timeout=90)
     assert GPU in condition["message"]
     assert f"{namespace}/four" in condition["message"]
 
-    # Once GPUs are free, the second one starts by itself.
+    # Once the GPUs are free, its pod is scheduled.
     endpoint.delete()
     wait_for(lambda: any("nodeName" in pod["spec"] for pod in second.pods()), "eight GPUs", 120)
 
 
 @pytest.mark.further
 @pytest.mark.timeout(300)
-def test_more_than_any_node_has(cluster: Cluster, images: Images, chart: None, gpu_node: str, namespace: str) -> None:
+def test_more_gpus_than_any_node_has_are_reported(
+    cluster: Cluster, images: Images, chart: None, gpu_node: str, namespace: str
+) -> None:
     endpoint = Endpoint(cluster, namespace, "sixteen")
     endpoint.apply(gpus("sixteen", 16, images, tensor=2))
     condition = endpoint.wait_reason("Unschedulable", timeout=90)
     assert "no node" in condition["message"] and "8" in condition["message"], condition
 
 
-def test_wrong_shapes_are_refused_when_they_are_written(
-    cluster: Cluster, images: Images, chart: None, namespace: str
-) -> None:
+def test_wrong_shapes_are_refused_on_apply(cluster: Cluster, images: Images, chart: None, namespace: str) -> None:
     for parallelism, sentence in (
         ({"tensor": 3}, "tensor"),
         ({"tensor": 2, "data": 4}, "needs 8 GPUs"),

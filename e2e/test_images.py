@@ -87,14 +87,14 @@ def engine(docker: Docker) -> Iterator[str]:
 
 
 @pytest.mark.further
-def test_a_second_build_makes_the_same_files(docker: Docker) -> None:
+def test_second_build_has_the_same_files(docker: Docker) -> None:
     before = _dangling(docker)
     docker.run(str(ROOT / "images/build"), "operator", NO_CACHE="1", TAG="again")
     try:
         docker.run(str(ROOT / "images/compare.py"), OPERATOR, "stoker/operator:again")
     finally:
         docker("rmi", "stoker/operator:again")
-        # Removes its stages too: the next build would start from these newest ones, and find no cached layers on them.
+        # The stages too: otherwise the next build would start from them, the newest, and find no cached layers.
         if stages := _dangling(docker) - before:
             docker("rmi", *stages, status=None)
 
@@ -104,7 +104,7 @@ def _dangling(docker: Docker) -> set[str]:
 
 
 @BOTH
-def test_what_it_says_of_itself(docker: Docker, image: str) -> None:
+def test_image_metadata_states_user_entrypoint_and_labels(docker: Docker, image: str) -> None:
     (found,) = json.loads(docker("inspect", image))
     config: dict[str, Any] = found["Config"]
     assert config["User"] == "65532:65532"
@@ -124,13 +124,13 @@ def test_what_it_says_of_itself(docker: Docker, image: str) -> None:
     ("image", "has", "lacks"),
     [(OPERATOR, "kopf", {"torch", "transformers"}), (ENGINE, "torch", {"kopf", "kubernetes"})],
 )
-def test_it_has_one_half(docker: Docker, image: str, has: str, lacks: set[str]) -> None:
+def test_image_contains_only_its_package(docker: Docker, image: str, has: str, lacks: set[str]) -> None:
     found = docker("run", "--rm", "--entrypoint=python", image, "-c", FIND, has, "pip", *lacks)
     assert found.split() == [has]  # no pip either: nothing is installed at run time
 
 
 @BOTH
-def test_who_runs_it_cannot_change_it(docker: Docker, image: str) -> None:
+def test_images_user_cannot_change_its_files(docker: Docker, image: str) -> None:
     # Errors about unreadable folders go to stderr, which would be mixed into the output.
     find = "find / -xdev -writable -not -type l 2>/dev/null"
     writable_paths = docker("run", "--rm", "--entrypoint=sh", image, "-c", find, status=None).splitlines()
@@ -141,7 +141,7 @@ def test_who_runs_it_cannot_change_it(docker: Docker, image: str) -> None:
     }
 
 
-def test_the_operator_on_a_read_only_file_system(docker: Docker) -> None:
+def test_operator_runs_on_a_read_only_file_system(docker: Docker) -> None:
     sandbox = ("run", "--rm", "--interactive", "--read-only", "--network=none", "--cap-drop=ALL", OPERATOR)
     plan = docker(*sandbox, "plan", "-f", "/dev/stdin", stdin=(ROOT / "examples/02-four-gpus.yaml").read_text())
     assert "nvidia" in plan
@@ -151,7 +151,7 @@ def test_the_operator_on_a_read_only_file_system(docker: Docker) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_engine_ends_on_sigterm(docker: Docker, engine: str) -> None:
+def test_engine_ends_on_sigterm(docker: Docker, engine: str) -> None:
     def serves() -> bool:
         if not _runs(docker, engine):
             pytest.fail(docker("logs", engine))
@@ -163,7 +163,7 @@ def test_the_engine_ends_on_sigterm(docker: Docker, engine: str) -> None:
 
 @pytest.mark.further
 @pytest.mark.timeout(600)
-def test_the_engine_ends_while_it_starts(docker: Docker, engine: str) -> None:
+def test_engine_ends_on_sigterm_during_its_start(docker: Docker, engine: str) -> None:
     # Until a program has installed a handler, process 1 ignores SIGTERM.
     def taken_up() -> bool:
         status = docker("exec", engine, "cat", "/proc/1/status", status=None)

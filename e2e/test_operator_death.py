@@ -22,7 +22,6 @@ from kit.waiting import wait_for
 
 #: Objects of an endpoint without a volume claim, in a cluster without Prometheus' resources. With more than one replica
 #: it also has a PodDisruptionBudget.
-#: has a PodDisruptionBudget.
 CHILDREN = ("deployment", "service", "serviceaccount", "networkpolicy")
 
 
@@ -61,7 +60,9 @@ def replica_sets(cluster: Cluster, namespace: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, results: Results) -> None:
+def test_operator_killed_at_any_moment_continues(
+    cluster: Cluster, chart: None, namespace: str, results: Results
+) -> None:
     """The endpoints need two pods on nodes that do not exist: their pods never start, which makes the test fast."""
     nowhere = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
     names = []
@@ -87,7 +88,7 @@ def test_killed_at_any_moment(cluster: Cluster, chart: None, namespace: str, res
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_the_control_plane_fails_under_traffic(
+def test_control_plane_failure_costs_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
     endpoint = Endpoint(cluster, namespace)
@@ -103,7 +104,7 @@ def test_the_control_plane_fails_under_traffic(
         return cluster.kubectl("get", "--raw", "/readyz", "--request-timeout=2s", check=False) == "ok"
 
     def recovered() -> bool:
-        """Return whether the operator reconciles again, by a change that restarts nothing."""
+        """Return whether all objects exist, and the endpoint is ready with its newest spec."""
         return bool(endpoint.ready()) and complete(cluster, namespace, "demo")
 
     for disturbance, disturb in (
@@ -143,14 +144,14 @@ def pause_etcd(cluster: Cluster, node: str) -> None:
 
 
 def annotation(cluster: Cluster, namespace: str) -> str:
-    """Return the last written annotation of the Service."""
+    """Return the Service's annotation ``example.com/after``; empty if it is missing."""
     service = cluster.get("service", "demo", "--namespace", namespace)
     value: str = service["metadata"].get("annotations", {}).get("example.com/after", "")
     return value
 
 
 @pytest.mark.timeout(600)
-def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> None:
+def test_specs_are_accepted_and_deleted_without_an_operator(cluster: Cluster, chart: None, namespace: str) -> None:
     """Without an operator, the API server accepts specs that the webhook would refuse, and a deleted namespace goes
     away.
 
@@ -186,7 +187,7 @@ def test_no_operator_answers(cluster: Cluster, chart: None, namespace: str) -> N
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_uninstalled_with_live_endpoints(
+def test_uninstall_with_live_endpoints_costs_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
     endpoint = Endpoint(cluster, namespace)

@@ -84,7 +84,7 @@ def kill(endpoint: Endpoint, words: bytes) -> float:
 
 
 def answers(endpoint: Endpoint, model: str, prompts: list[str]) -> list[Any]:
-    """Return each prompt's tokens, and the second most likely token after the first one."""
+    """Return the logprobs of each prompt's completion: its tokens, and the two most likely at each position."""
     pod = endpoint.pods()[0]["metadata"]["name"]
     request = {"model": model, "prompt": prompts, "max_tokens": 24, "temperature": 0, "logprobs": 2, "ignore_eos": True}
     return [each["logprobs"] for each in json.loads(endpoint.run(pod, _ASK.format(request=request)))["choices"]]
@@ -97,7 +97,7 @@ def copies(endpoint: Endpoint) -> Object:
 
 
 @pytest.mark.timeout(1800)
-def test_ranks_serve_what_one_process_serves(
+def test_ranks_produce_the_output_of_one_process(
     cluster: Cluster, endpoint: Endpoint, space: str, results: Results
 ) -> None:
     began = time.monotonic()
@@ -132,9 +132,7 @@ def test_ranks_serve_what_one_process_serves(
 
 @pytest.mark.further
 @pytest.mark.timeout(1800)
-def test_a_rolling_update_breaks_no_request(
-    endpoint: Endpoint, images: Images, results: Results, namespace: str
-) -> None:
+def test_rolling_update_costs_no_request(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
     url = endpoint.wait_ready(_READY_S)["url"]
     before = set(endpoint.lives())
     with traffic(endpoint.cluster, namespace, images.client, url) as flow:
@@ -153,7 +151,7 @@ def test_a_rolling_update_breaks_no_request(
     ("victim", "words"),
     [("rank", b"exec.rank_main"), pytest.param("engine", b"processes.main", marks=pytest.mark.further)],
 )
-def test_what_is_killed_is_loaded_again_while_the_other_engine_serves(
+def test_killed_engine_is_loaded_again_while_the_other_serves(
     endpoint: Endpoint, images: Images, results: Results, namespace: str, victim: str, words: bytes
 ) -> None:
     url = endpoint.wait_ready(_READY_S)["url"]

@@ -1,7 +1,7 @@
 """Weights on a shared volume: pods that start together download them once, and continue a killed pod's download.
 
 Asserted by the hub's requests: of two pods with one claim, the one that downloads is killed in the middle; the other
-continues from there, and both serve. A later pod needs no request, nor a hub.
+continues from there, and both serve. A later pod needs no hub.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kit.results import Results
 from kit.tiny import tiny, tiny_llama
 from kit.waiting import wait_for
 
-#: MiB of padding, written 10 at a time; the first transfer does not complete.
+#: MiB of padding, and the MiB after which its first transfer is held. The download writes 10 MiB at a time.
 _PADDING = 48
 _HELD_AT = 24
 _WRITTEN = 10 * 1024**2
@@ -58,7 +58,7 @@ def claim(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 @pytest.mark.further
-def test_downloaded_once_and_continued_after_a_kill(
+def test_weights_are_downloaded_once_and_continued_after_a_kill(
     cluster: Cluster,
     images: Images,
     chart: None,

@@ -1,5 +1,4 @@
-"""The status is true: each fault is reported within seconds with its exact reason and remedy, and disappears once
-fixed.
+"""The status is true: each fault is reported within seconds, and disappears once fixed.
 
 Asserted for each fault: the Ready condition's reason and required parts of its message; an Event with that reason on
 the endpoint; after the fix, the endpoint becomes ready. A fault never affects serving pods: a rollout of pods that
@@ -57,7 +56,7 @@ def private_hub(cluster: Cluster, images: Images, hub_namespace: str, model: dic
 
 
 class ReportedCondition(NamedTuple):
-    """A reported condition, with the time of its report."""
+    """A reported condition, with the seconds until its report."""
 
     condition: Object
     seconds: float
@@ -177,7 +176,7 @@ def test_memory_limit(endpoint: Endpoint, hub: str, note: Note) -> None:
 
 
 @pytest.mark.further
-def test_longer_than_the_model(endpoint: Endpoint, hub: str, note: Note) -> None:
+def test_max_model_len_beyond_the_model(endpoint: Endpoint, hub: str, note: Note) -> None:
     document = tiny(hub)
     document["spec"]["engine"]["maxModelLen"] = 1_000_000
     endpoint.apply(document)
@@ -213,7 +212,7 @@ def test_no_gpus(endpoint: Endpoint, images: Images, hub: str, note: Note) -> No
     fixed(endpoint, "Unschedulable")
 
 
-def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hub: str) -> None:
+def test_failing_rollout_keeps_serving_pods(endpoint: Endpoint, hub: str) -> None:
     """Rapid edits and reverts do not affect serving pods either."""
     endpoint.apply(tiny(hub))
     endpoint.wait_ready(_READY_S)
@@ -233,7 +232,7 @@ def test_a_rollout_that_cannot_succeed_leaves_what_serves(endpoint: Endpoint, hu
 
 
 @pytest.mark.further
-def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
+def test_no_room_for_an_additional_pod(endpoint: Endpoint, hub: str, note: Note) -> None:
     """A new pod does not fit beside the serving one; the remedy in the status works."""
     (node, *_) = (
         node["metadata"]["labels"]["kubernetes.io/hostname"]
@@ -264,7 +263,7 @@ def test_no_room_for_one_more(endpoint: Endpoint, hub: str, note: Note) -> None:
 
 
 @pytest.mark.further
-def test_a_pod_that_never_comes_to_serve(endpoint: Endpoint, images: Images, hub: str, note: Note) -> None:
+def test_pod_that_never_serves(endpoint: Endpoint, images: Images, hub: str, note: Note) -> None:
     document = tiny(hub)
     sleeper = {"name": "sleeper", "image": images.client, "command": ["sleep", "3600"], "securityContext": _RESTRICTED}
     document["spec"] |= {"template": {"spec": {"initContainers": [sleeper]}}, "rollout": {"startupTimeoutSeconds": 20}}

@@ -47,7 +47,7 @@ def tenants(cluster: Cluster, chart: None, namespace: str) -> Iterator[tuple[str
     cluster.kubectl("delete", "namespace", other_namespace, "--wait=false")
 
 
-def test_a_tenant_has_its_own_and_no_more(cluster: Cluster, tenants: tuple[str, str]) -> None:
+def test_tenant_manages_only_its_own_endpoints(cluster: Cluster, tenants: tuple[str, str]) -> None:
     mine, other = tenants
     me = f"--as={USER.format(mine)}"
     nowhere: Object = {"spec": {"nodeSelector": {"nowhere": "at-all"}}}
@@ -67,7 +67,7 @@ def test_a_tenant_has_its_own_and_no_more(cluster: Cluster, tenants: tuple[str, 
     cluster.kubectl("delete", "ie", "demo", "--namespace", mine, me)
 
 
-def test_the_operator_reaches_no_secret(cluster: Cluster, tenants: tuple[str, str]) -> None:
+def test_operator_cannot_read_secrets(cluster: Cluster, tenants: tuple[str, str]) -> None:
     operator = f"--as=system:serviceaccount:{SYSTEM}:stoker"
     for verb in ("get", "list", "watch"):
         for where in (tenants[0], "kube-system"):
@@ -79,7 +79,7 @@ def test_the_operator_reaches_no_secret(cluster: Cluster, tenants: tuple[str, st
 
 
 @pytest.mark.timeout(600)
-def test_secrets_are_disclosed_nowhere(cluster: Cluster, tenants: tuple[str, str]) -> None:
+def test_secrets_appear_in_no_log_object_or_command_line(cluster: Cluster, tenants: tuple[str, str]) -> None:
     mine, _ = tenants
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mine"}, "stringData": {"key": KEY}}
     token = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": TOKEN}}

@@ -1,8 +1,7 @@
 """Runs the tutorials that need pods, and the migration of tutorial 06 under traffic, without failed or cut requests.
 
 The migration starts from a plain Deployment of this project's engine: its mechanism, a Service whose selector changes
-to another set of pods, does not depend on their program. `vllm/test_vllm.py` does it with vLLM if an image of vLLM is
-available.
+to another set of pods, does not depend on the pods' program. `vllm/test_vllm.py` starts from vLLM.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from tutorial import run, tutorials
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tutorial", tutorials("cluster"), ids=lambda path: path.stem)
-def test_a_tutorial_is_true(cluster: Cluster, chart: None, namespace: str, tutorial: Path, tmp_path: Path) -> None:
+def test_tutorial_shows_the_real_output(
+    cluster: Cluster, chart: None, namespace: str, tutorial: Path, tmp_path: Path
+) -> None:
     # The user's kubectl context has its own namespace.
     document = yaml.safe_load(cluster.kubeconfig.read_text())
     for each in document["contexts"]:
@@ -68,7 +69,7 @@ def plain(endpoint: Object, image: str) -> list[Object]:
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_a_move_loses_no_request(
+def test_migration_costs_no_request(
     cluster: Cluster, images: Images, chart: None, namespace: str, results: Results
 ) -> None:
     in_namespace = ("--namespace", namespace)

@@ -1,10 +1,9 @@
 """Shared configuration of all tests: hypothesis, selection of slow tests, virtual time.
 
 ``--slow none|drawn|all`` selects among tests marked `slow`. With `drawn`, a slow test with many cases runs a fixed part
-of them, selected by the hash of each case's name: the same in every run, and unaffected by added cases. A slow test
-that loops itself gets its number from `part_of`. Tests marked `slow(drawn=False)` run only with `all`: others find
-the same faults, less directly. Tests in `only_in_test_all.toml` also run only with `all`; the file states what each
-would detect, and which test replaces it.
+of them, selected by the hash of each case's name. A slow test that loops itself gets its number of iterations from
+`part_of`. Tests marked `slow(drawn=False)` run only with `all`: others find the same faults, less directly. Tests in
+`only_in_test_all.toml` also run only with `all`; the file states what each would detect, and which test replaces it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
 settings.register_profile("stoker", deadline=None, derandomize=True)
 settings.load_profile("stoker")
 
-#: One of so many cases is selected, and at least one.
+#: With ``--slow drawn``, one in this many cases runs, but at least one per test.
 _ONE_OF = 12
 
 
@@ -66,8 +65,8 @@ def _shuffle(items: list[pytest.Item], seed: str) -> None:
 def _longest_first(items: list[pytest.Item]) -> None:
     """Sort files so that workers finish together (``--dist loadfile --no-loadscope-reorder`` takes them in this order).
 
-    Files with slow tests or long timeouts come first, those with few tests before those with many; then the others,
-    those with many tests first.
+    Files with tests marked `slow` or `timeout` come first, by ascending number of tests; then the others, by descending
+    number.
     """
     files: dict[Any, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -119,7 +118,7 @@ def _drawn(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.fixture(autouse=True)
 def _log_as_before() -> Iterator[None]:
-    """Restore logging after each test.
+    """Remove the stream handlers that a test added to the root logger, and restore its level.
 
     A command that runs in this process logs to the test's standard error, which is closed afterwards: each later log
     line would print a traceback.

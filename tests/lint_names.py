@@ -114,7 +114,7 @@ def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Print the findings."""
+    """Print the findings; return 1 if there are any."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: list[str] = []
     for path in listed.stdout.splitlines():

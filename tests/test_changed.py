@@ -27,5 +27,5 @@ find: Any = runpy.run_path(str(Path(__file__).with_name("changed.py")))["tests_f
         ("Makefile", []),
     ],
 )
-def test_tests_of_a_file(file: str, tests: list[str]) -> None:
+def test_tests_of_a_changed_file_are_found(file: str, tests: list[str]) -> None:
     assert find(file) == tests

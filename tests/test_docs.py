@@ -46,7 +46,7 @@ def ends_of_paths() -> frozenset[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
-def test_what_is_named_exists(document: Path) -> None:
+def test_named_paths_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     missing = {name for name in PATH.findall(text) if name.removeprefix("./") not in ends_of_paths()} - {FORBIDDEN}
     assert not missing

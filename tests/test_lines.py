@@ -47,12 +47,12 @@ def _reads_json(statement: ast.stmt) -> bool:
 
 
 def _may(node: ast.Attribute) -> bool:
-    """Return whether the call splits bytes, which have only line feeds and carriage returns, or a file of /proc."""
+    """Return whether the call splits bytes, only at line feeds and carriage returns, or a file of /proc."""
     receiver = ast.unparse(node.value)
     return "read_bytes" in receiver or "/proc/" in receiver
 
 
-def test_lines_end_at_a_line_feed() -> None:
+def test_json_and_event_streams_are_split_only_at_line_feeds() -> None:
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = {
         f"{name}:{line}"
@@ -63,7 +63,7 @@ def test_lines_end_at_a_line_feed() -> None:
     assert not found, "write .split('\\n'), or use stoker_engine.cli.lines"
 
 
-def test_what_counts() -> None:
+def test_splits_at_other_line_boundaries_are_found() -> None:
     assert wrong("for line in answer.iter_lines():\n    pass\n", program=False) == [1]
     assert wrong("x = [json.loads(line) for line in text.splitlines()]", program=False) == [1]
     assert wrong("x = text.splitlines()", program=True) == [1]

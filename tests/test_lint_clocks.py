@@ -68,15 +68,15 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("source", WRONG.values(), ids=WRONG)
-def test_what_load_can_fail_is_found(source: str) -> None:
+def test_code_that_fails_under_load_is_found(source: str) -> None:
     assert len(findings(source)) == 1
 
 
 @pytest.mark.parametrize("source", RIGHT.values(), ids=RIGHT)
-def test_what_load_cannot_fail_is_not_found(source: str) -> None:
+def test_code_that_cannot_fail_under_load_is_not_found(source: str) -> None:
     assert findings(source) == []
 
 
-def test_lines_are_those_of_the_source() -> None:
+def test_reported_lines_are_those_of_the_source() -> None:
     (found,) = findings("import time\n\n\ntime.sleep(\n    1\n)\n")
     assert found.line == 4

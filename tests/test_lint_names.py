@@ -21,7 +21,7 @@ LINT = runpy.run_path(str(Path(__file__).with_name("lint_names.py")))
         ("The stream has started.", False),
     ],
 )
-def test_a_line(line: str, found: bool) -> None:
+def test_retired_names_and_archaic_words_are_found(line: str, found: bool) -> None:
     assert bool(LINT["findings"]("a.py", line)) == found
 
 
@@ -46,11 +46,11 @@ def test_a_line(line: str, found: bool) -> None:
         ("class Place: ...", []),
     ],
 )
-def test_names_that_do_not_say_what_they_hold(code: str, lines: list[int]) -> None:
+def test_vague_names_are_found(code: str, lines: list[int]) -> None:
     assert [int(found.split(":")[1]) for found in LINT["vague"]("a.py", code)] == lines
 
 
-def test_the_names_of_the_glossary_are_retired() -> None:
+def test_retired_names_are_in_the_glossary() -> None:
     glossary = (Path(__file__).parents[1] / "docs/reference/glossary.md").read_text()
     classes = [name for name in LINT["RETIRED"] if name[0].isupper() and name != "CopyMetrics"]
     assert len(classes) > 20

@@ -69,9 +69,7 @@ def read(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_json_lines_are_one_object_whatever_is_logged(
-    configure: Configure, text: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_any_logged_text_is_one_json_object(configure: Configure, text: str, capfd: pytest.CaptureFixture[str]) -> None:
     configure("json")
     token = logs.request_id.set("r-1")
     try:
@@ -91,9 +89,7 @@ def test_json_lines_are_one_object_whatever_is_logged(
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_text_lines_are_one_line_whatever_is_logged(
-    configure: Configure, text: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_any_logged_text_is_one_text_line(configure: Configure, text: str, capfd: pytest.CaptureFixture[str]) -> None:
     configure("text")
     token = logs.request_id.set("r-1")
     try:
@@ -114,7 +110,7 @@ def test_text_lines_are_one_line_whatever_is_logged(
     assert traceback and all(line.startswith("  ") for line in traceback)
 
 
-def test_lines_name_the_process_the_request_and_the_endpoint(capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_name_the_process_the_request_and_the_endpoint(capfd: pytest.CaptureFixture[str]) -> None:
     extra = {"namespace": "default", "endpoint": "demo", "request_id": "r-2", "detail": 1, "level": "forged", "rank": 9}
     for format in ("text", "json"):
         logs.configure(format, labels={"engine": 1, "rank": 0})
@@ -184,7 +180,7 @@ def test_timestamps_are_utc_with_milliseconds() -> None:
     ids=["gateway", "engine", "operator"],
 )
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_the_reason_of_an_exit_is_written_like_other_lines(command: str, reason: str, format: str) -> None:
+def test_reason_of_an_exit_has_the_format_of_other_lines(command: str, reason: str, format: str) -> None:
     stoker = Path(sys.executable).with_name("stoker")
     done = subprocess.run(
         [stoker, *command.split(), "--log-format", format], capture_output=True, text=True, timeout=120

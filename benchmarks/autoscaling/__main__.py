@@ -146,7 +146,7 @@ def table(outcomes: dict[Load, dict[str, Outcome]]) -> str:
 
 
 def merge(outcomes: list[Outcome]) -> Outcome:
-    """Merge the outcomes of several seeds: all waits, the sum of pod-seconds, the counts of the first seed."""
+    """Merge several seeds: all waits, summed pod-seconds, the highest number of pods, the first seed's counts."""
     waits = sorted(wait for outcome in outcomes for wait in outcome.waits)
     pod_seconds = sum(outcome.pod_seconds for outcome in outcomes)
     return Outcome(waits, pod_seconds, max(outcome.highest for outcome in outcomes), outcomes[0].counts)

@@ -15,7 +15,7 @@ from stoker_gateway.scheduling.load import ServerLoad
 from stoker_gateway.scheduling.picker import EndpointPicker, Refusal
 from stoker_gateway.scheduling.routing_request import RoutingRequest
 
-#: Requests that a pod computes concurrently; further ones that the picker sends wait in the pod.
+#: Requests that a pod computes concurrently; other requests that the picker sends it wait in the pod.
 SLOTS: Final = 8
 #: Interval of polling the pods and of asking the autoscaler, in seconds.
 TICK_SECONDS: Final = 0.5
@@ -79,7 +79,7 @@ class Outcome:
     """Result of a load.
 
     Attributes:
-        waits: seconds from arrival until a pod computes, sorted.
+        waits: seconds from each request's arrival until a pod computes it, sorted.
         counts: desired number of pods, per tick.
     """
 
@@ -149,7 +149,7 @@ class Simulation:
         self.at(self.now + start_seconds, become_ready)
 
     def remove_pod(self) -> None:
-        """Remove a pod as a ReplicaSet does: one that is not ready, else the newest. Its requests end first."""
+        """Remove a pod as a ReplicaSet does: the newest that is not ready, else the newest. Its requests end first."""
         staying = [pod for pod in self.pods.values() if not pod.leaves]
         pod = max(staying, key=lambda pod: (not pod.ready, pod.number))
         pod.leaves = True

@@ -108,7 +108,7 @@ class HorizontalPodAutoscaler:
         return max(self.lowest, min(max([proposed, *recent]), self.highest, max(2 * current, 4)))
 
     def limit(self, direction: str, current: int, now: float) -> int:
-        """Return the largest change that the policies permit, as a number of replicas."""
+        """Return the number of replicas up or down to which the policies permit to scale."""
         assert self.behavior is not None
         rules = self.behavior[direction]
         if rules["selectPolicy"] == "Disabled":

@@ -42,5 +42,5 @@ LOADS: Final = (
     Load("flapping", lambda t: 9.0 if t % 240 < 120 else 2.0, 9.0),
     Load("slow-start", lambda t: 2.0 if t < 600 or t >= 2400 else 10.0, 10.0, start_seconds=150.0),
 )
-#: First half of the capacity of 500 pods at the target, then that of 1,000.
+#: A load that needs 500 pods at the target, then 1,000.
 LARGE: Final = Load("1,000 pods", lambda t: 600.0 if t < 20 else 1200.0, 1200.0, 100.0)

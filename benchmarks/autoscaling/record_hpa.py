@@ -201,7 +201,7 @@ class Recorder:
 
 
 def create_definition() -> None:
-    """Define the targets, and wait until the API server serves them."""
+    """Create the targets' CRD, and wait until it is established."""
     count = {"type": "object", "properties": {"replicas": {"type": "integer"}, "selector": {"type": "string"}}}
     version = {
         "name": VERSION,
@@ -236,7 +236,7 @@ def create_definition() -> None:
 
 
 def register(port: int) -> None:
-    """Register the metrics server with the API server, by ExternalName: only the loopback interface exists."""
+    """Register the metrics server with the API server, by ExternalName: it listens on loopback only."""
     core: Any = kubernetes.client.CoreV1Api()
     core.create_namespaced_service(
         NAMESPACE,

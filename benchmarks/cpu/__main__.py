@@ -50,7 +50,7 @@ QUICK_ROUNDS = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: 0, 1 if nothing was measured, or 130 after an interrupt, with the results so far written.
 
-    Wrong arguments exit with 2.
+    With ``--quick``, an interrupt also returns 0. Wrong arguments exit with 2.
     """
     options = parse(arguments)
     cache = cache_folder()

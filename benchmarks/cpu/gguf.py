@@ -38,7 +38,7 @@ ISA_OPTIONS = {
     "avx512-vnni": (*_AVX512, "-DGGML_AVX512_VNNI=ON"),
 }
 
-#: llama.cpp's converter. It refuses unknown tokenizers such as that of the random models.
+#: llama.cpp's converter, patched to accept unknown tokenizers such as that of the random models.
 CONVERT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))

@@ -1,6 +1,6 @@
 """The history: one JSON line per row of every run, to detect regressions.
 
-A run is compared with the last earlier row of the same processor, model, workload and engine, by the share of the
+Each row is compared with the last earlier one of the same processor, model, workload and engine, by the share of the
 roofline: the speed of shared machines varies from day to day, and the ceilings are measured in the same minute. Rows
 with mostly busy rounds are kept, but never used as the reference.
 """
@@ -20,7 +20,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def change(row: Row, processor: str, lines: list[dict[str, Any]]) -> float | None:
-    """Return the relative change of the roofline share since the last quiet row of this kind; 0.1: 10 % more."""
+    """Return the change of the roofline share since the last quiet row of this kind (0.1: 10 % more), or None."""
     kind = (processor, row.model, row.workload, row.engine)
     for line in reversed(lines):
         is_quiet = 2 * line["noisy"] <= line["rounds"]

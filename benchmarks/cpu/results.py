@@ -52,7 +52,7 @@ class Results:
         commit: the repository's commit, with ``+`` if files were modified.
         read_bytes: highest measured memory bandwidth, in bytes/s of reads.
         gemm_flops: highest measured FLOP/s of torch's bfloat16 GEMM.
-        left_out: causes by what was not measured, or not in full.
+        left_out: maps what was not measured, or not fully, to the cause.
     """
 
     date: str

@@ -19,7 +19,7 @@ def used_and_all() -> tuple[int, int]:
 
 
 class IdleWaiter:
-    """Waits for an idle machine, at most `each_s` seconds at a time, and 15 times that in total."""
+    """Waits for an idle machine, at most `each_s` seconds at a time and 15 times that in total, then 1 s at a time."""
 
     def __init__(
         self,

@@ -121,8 +121,8 @@ class BarChart:
 def bins(values: Sequence[float]) -> list[tuple[str, int]]:
     """Return ranges of equal width with round bounds, and the number of values in each.
 
-    If the largest value is more than twice the 95th percentile, one wider range at the end has all values beyond the
-    range that contains that percentile. Infinite values and NaN are not counted.
+    If the largest value is more than twice the 95th percentile, the last range is wider and contains all values above
+    the range of that percentile. Infinite values and NaN are not counted.
     """
     ordered = sorted(value for value in values if math.isfinite(value))
     if not ordered:

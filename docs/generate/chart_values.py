@@ -1,7 +1,7 @@
 """The page of the chart's values, from values.yaml with its comments, and from values.schema.json.
 
-The description of a value is the comment right above it, which each value must have. Commented lines below a value,
-indented by two spaces, are examples.
+The description of a value is the comment right above it; only mappings with documented fields may lack one. Comments
+below a value whose text is indented by two spaces are examples.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _find(schema: Any, path: list[str]) -> Any:
 
 
 def _resolve(node: Any, schema: Any) -> Any:
-    """Return a node without references; of a list of conditions the first, which has the type."""
+    """Follow references; of `allOf` return the first schema, which has the type."""
     while "$ref" in node or "allOf" in node:
         node = node["allOf"][0] if "allOf" in node else schema["definitions"][node["$ref"].rpartition("/")[2]]
     return node

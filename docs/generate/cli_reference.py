@@ -52,7 +52,7 @@ def _command(parser: argparse.ArgumentParser, level: int, shared: dict[str, list
 
     Args:
         level: level of the groups' headings.
-        shared: groups of `stoker serve` by title, which is the first command; other commands refer to them.
+        shared: groups of `stoker serve`, the first command, by title; other commands refer to equal groups.
     """
     if parser.description:
         yield from (prose(parser.description), "")

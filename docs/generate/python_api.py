@@ -99,7 +99,7 @@ def _class(
     """Yield a class: its constructor, its text, its fields or arguments, and its public methods.
 
     Args:
-        level: that of the heading.
+        level: level of the heading.
         names: other names of the class.
         is_result: whether scripts only read its objects, so that defaults do not matter.
     """
@@ -203,7 +203,7 @@ def _sections(docstring: str) -> tuple[list[str], dict[str, list[tuple[str, str]
 
 
 def _items(body: str) -> list[tuple[str, str]]:
-    """Return the entries of a section. Lines that are indented further continue one; a section may be a single text."""
+    """Return a section's entries (names, text). Deeper lines continue an entry; plain text has no names."""
     entries = re.split(r"\n {4}(?! )", body.rstrip())
     items = []
     for entry in entries[1:]:

@@ -17,7 +17,10 @@ Object = dict[str, Any]
 
 
 def wait_for(look: Callable[[], Any], description: str, timeout: float = waiting.HANGING_S) -> Any:
-    """Wait until `look` returns something true, and return that; 404 errors count as nothing."""
+    """Wait until `look` returns something true, and return that; 404 errors count as nothing.
+
+    A `timeout` below `waiting.HANGING_S` is raised to it.
+    """
 
     def found() -> Any:
         try:

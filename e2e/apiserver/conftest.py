@@ -34,7 +34,7 @@ def kube(apiserver: ApiServer, helm: str) -> Cluster:
     command = [helm, "install", "stoker", ROOT / "charts/stoker", f"--namespace={SYSTEM}", "--create-namespace"]
     subprocess.run(command, env={**os.environ, "KUBECONFIG": str(apiserver.kubeconfig)}, check=True)
     cluster = Cluster(apiserver)
-    # The webhook's Service has no endpoints here. Tests that want calls label their namespace and set the address.
+    # The webhook's Service has no endpoints. Tests of the webhook label their namespace and set its address.
     selector = {"op": "add", "path": "/webhooks/0/namespaceSelector", "value": {"matchLabels": {"webhook": "called"}}}
     client.AdmissionregistrationV1Api(cluster.api).patch_validating_webhook_configuration("stoker", [selector])
 
@@ -54,7 +54,7 @@ def foreign() -> Callable[..., list[Object]]:
 
     def documents(module: str, version: str, *files: str) -> list[Object]:
         command = ["go", "mod", "download", "-json", f"{module}@{version}"]
-        # Outside of this repository's module; downloads stay in Go's own cache.
+        # `cwd` is outside any Go module; downloads stay in Go's cache.
         done = subprocess.run(command, cwd="/", stdout=subprocess.PIPE, text=True, check=True)
         folder = Path(json.loads(done.stdout)["Dir"])
         return [each for file in files for each in yaml.safe_load_all((folder / file).read_text()) if each]
@@ -125,7 +125,7 @@ def ns(kube: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sleeping_operator(operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator, not started. Its log must not contain bugs or missing rights."""
+    """The operator, not started. Its log must contain no tracebacks and no denied requests."""
     operator = Operator(operators_kubeconfig, tmp_path_factory.mktemp("operator") / "log")
     yield operator
     operator.stop()
@@ -176,7 +176,7 @@ def leaving() -> Iterator[list[Replica]]:
 def start(
     sleeping_operator: Operator, leaving: list[Replica], tmp_path: Path, eventually: Any
 ) -> Iterator[Callable[[], Replica]]:
-    """Start a replica and wait until it is ready. Its log must not contain bugs or missing rights."""
+    """Start a replica and wait until it is ready. Its log must contain no tracebacks and no denied requests."""
     sleeping_operator.stop()
     replicas: list[Replica] = []
 

@@ -38,9 +38,9 @@ class Life:
     """An operator process for one namespace, or all.
 
     Args:
-        kubeconfig: the cluster and credentials. The same for all lives of a test run.
+        kubeconfig: the cluster and credentials; the same for all lives of a test run.
         namespace: namespace to watch; empty for all.
-        log: file to which its log is appended; its writes are in the same file name with ``.writes``.
+        log: file to which its log is appended; its writes are in the same path with the suffix ``.writes``.
         death: when it dies; None if it runs until it is stopped.
         options: additional command line arguments.
     """
@@ -96,7 +96,7 @@ def _live(kubeconfig: Path, words: list[str], log: Path, death: Death | None) ->
 
 
 def _crashing(method: Callable[..., Any], verb: str, log: Path, death: Death | None) -> Callable[..., Any]:
-    """Wrap a method of the client: record its writes, and kill the process at `death`."""
+    """Wrap a method of the client: record its writes except dry runs, and kill the process at `death`."""
 
     def write(kube: Any, about: Any, *args: Any, **options: Any) -> Any:
         if options.get("dry_run"):

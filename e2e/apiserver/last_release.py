@@ -1,4 +1,4 @@
-"""The last release: the sources of the newest tag `v*` before the commit under test."""
+"""The last release: the sources of the newest tag `v*` in the history of the commit under test."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 class Operator:
     """``stoker operator`` as a process.
 
-    As a context manager it runs until the end of the block; its log must not contain bugs or missing rights.
+    As a context manager it runs until the end of the block; then its log must pass `check_log`.
 
     Args:
         kubeconfig: the cluster and credentials.
@@ -107,7 +107,7 @@ class Operator:
 
 
 def check_log(log: Path) -> None:
-    """Assert that an operator's log contains no bugs and no missing rights."""
+    """Assert that an operator's log contains no tracebacks and no denied requests."""
     logged = log.read_text()
     assert "Traceback" not in logged, f"{log}: {logged}"
     assert '" cannot ' not in logged, (
@@ -160,6 +160,6 @@ class Replica:
         return self.process.wait(timeout=60)
 
     def check(self) -> None:
-        """Assert that its log is in order, line by line."""
+        """Assert `check_log`, and that each line is JSON with a message."""
         check_log(self.log)
         assert all(json.loads(line)["message"] for line in self.log.read_text().strip("\n").split("\n"))

@@ -52,18 +52,18 @@ def listed(kube: Any, namespace: str) -> Any:
 
 
 @pytest.mark.parametrize("spec", RIGHT.values(), ids=RIGHT)
-def test_what_is_right_is_taken(kube: Any, document: Any, spec: Any) -> None:
+def test_valid_specs_are_accepted(kube: Any, document: Any, spec: Any) -> None:
     assert refusal(kube, document(**spec)) == ""
 
 
 @pytest.mark.parametrize("wrong", RULE_BREAKERS, ids=lambda wrong: wrong.name)
-def test_what_breaks_a_rule_is_refused_in_the_same_words(kube: Any, document: Any, wrong: Wrong) -> None:
+def test_rule_breakers_are_refused_with_the_same_message(kube: Any, document: Any, wrong: Wrong) -> None:
     message = refusal(kube, document(**wrong.spec))
     assert wrong.field in message
     assert wrong.sentence in message
 
 
-def test_a_field_that_is_wrong_is_named(kube: Any, document: Any) -> None:
+def test_wrong_fields_are_named(kube: Any, document: Any) -> None:
     """The API server refuses a thousand wrong manifests; tests/operator checks that Python blames the same fields."""
     wrongs = list(generated(SCHEMA))
     with ThreadPoolExecutor(8) as threads:
@@ -78,7 +78,7 @@ def test_a_wrong_name_is_refused(kube: Any, document: Any, name: str) -> None:
     assert "metadata.name: Invalid value: this name is not valid for an Infer" in refusal(kube, document(name))
 
 
-def test_what_is_left_out_is_not_written_into_the_object(kube: Any, document: Any, ns: str) -> None:
+def test_absent_fields_are_not_written_into_the_object(kube: Any, document: Any, ns: str) -> None:
     created = kube.create(ns, document(hardware=GPUS, parallelism={"tensor": 2}, engine=None, service=None))
     assert created["spec"] == {
         "model": {"source": "demo://gemma-3-270m"},
@@ -88,13 +88,13 @@ def test_what_is_left_out_is_not_written_into_the_object(kube: Any, document: An
     }
 
 
-def test_a_pod_template_is_kept_as_it_was_written(kube: Any, document: Any, ns: str) -> None:
+def test_pod_template_is_stored_unchanged(kube: Any, document: Any, ns: str) -> None:
     template = {"spec": {"tolerations": [{"operator": "Exists"}], "volumes": [{"name": "a", "emptyDir": {}}]}}
     assert kube.create(ns, document(template=template))["spec"]["template"] == template
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
-def test_the_cache_stays_what_it_is(kube: Any, document: Any, ns: str, change: Change) -> None:
+def test_cache_is_immutable_except_for_its_size(kube: Any, document: Any, ns: str, change: Change) -> None:
     was = kube.create(ns, document(storage=change.before))
     now = copy.deepcopy(was)
     now["spec"].pop("storage", None)
@@ -107,8 +107,8 @@ def test_the_cache_stays_what_it_is(kube: Any, document: Any, ns: str, change: C
     assert (f"{change.field}: Invalid value: {change.sentence}" in message) if change.field else message == ""
 
 
-def test_everything_else_can_be_changed(kube: Any, document: Any, ns: str) -> None:
-    """Change each valid spec to the next one, as far as the cache's rules permit."""
+def test_all_fields_except_the_cache_can_be_changed(kube: Any, document: Any, ns: str) -> None:
+    """Change each valid spec without a cache to the next one."""
     was = kube.create(ns, document())
     for name, spec in RIGHT.items():
         if "cache" in spec.get("storage", {}):
@@ -133,7 +133,7 @@ def test_kubectl_explain_explains_every_field(kube: Any) -> None:
     assert explained(endpoint["status"]) > 30
 
 
-def test_a_table_tells_what_runs_where(kube: Any, document: Any, ns: str) -> None:
+def test_kubectl_table_shows_the_endpoints_state(kube: Any, document: Any, ns: str) -> None:
     kube.create(ns, document(replicas=2))
     condition = {"lastTransitionTime": "2026-01-01T00:00:00Z", "message": "no node", "observedGeneration": 1}
     status = {
@@ -299,7 +299,7 @@ specs = st.fixed_dictionaries(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(spec=specs)
-def test_python_and_the_api_server_judge_alike(kube: Any, document: Any, spec: Any) -> None:
+def test_python_and_the_api_server_give_the_same_verdict(kube: Any, document: Any, spec: Any) -> None:
     manifest = document(**spec)
     api_server_message = refusal(kube, copy.deepcopy(manifest))
     try:

@@ -44,7 +44,7 @@ def only_named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[st
     return found
 
 
-def test_it_is_clean(helm: str) -> None:
+def test_chart_passes_strict_lint(helm: str) -> None:
     subprocess.run([helm, "lint", "--strict", "--quiet", CHART], check=True)
 
 
@@ -52,7 +52,7 @@ def granted(rules: list[dict[str, Any]]) -> set[str]:
     return {f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
-def test_the_operator_may_do_what_it_does_and_no_more(helm: str) -> None:
+def test_operator_has_exactly_the_rights_it_needs(helm: str) -> None:
     documents = lasting(template(helm))
     roles = {each["metadata"]["name"]: each["rules"] for each in documents if each["kind"] in ("Role", "ClusterRole")}
     users = {name: granted(roles.pop(name)) for name in ("stoker-view", "stoker-edit")}
@@ -80,7 +80,7 @@ def test_the_operator_may_do_what_it_does_and_no_more(helm: str) -> None:
 @pytest.mark.parametrize(
     ("values", "kind"), [((), "ClusterRole"), (("watchNamespaces={a,b}",), "Role")], ids=["everywhere", "namespaces"]
 )
-def test_secrets_are_readable_where_that_is_chosen(helm: str, values: tuple[str, ...], kind: str) -> None:
+def test_secrets_are_readable_only_with_the_value(helm: str, values: tuple[str, ...], kind: str) -> None:
     def roles(documents: list[dict[str, Any]]) -> list[set[str]]:
         found = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, "stoker")]
         return [granted(each["rules"]) for each in found]
@@ -95,7 +95,7 @@ def test_secrets_are_readable_where_that_is_chosen(helm: str, values: tuple[str,
     assert flags[1] - flags[0] == {"--check-referenced-objects"}
 
 
-def test_the_operators_pods_are_closed_but_for_its_webhook_and_prometheus(helm: str) -> None:
+def test_operator_pods_accept_only_webhook_and_prometheus_connections(helm: str) -> None:
     policy = only(template(helm), "NetworkPolicy")["spec"]
     pods = only(template(helm), "Deployment")["spec"]
     assert policy["podSelector"] == pods["selector"]
@@ -150,7 +150,7 @@ def test_the_policy_reaches_the_operator(helm: str, tmp_path: Path) -> None:
     assert checksum(documents) != checksum(changed)
 
 
-def test_the_operator_has_variables_of_the_values(helm: str) -> None:
+def test_operator_has_the_environment_of_the_values(helm: str) -> None:
     values = (
         "env[0].name=HTTPS_PROXY",
         "env[0].value=http://p:1",
@@ -189,7 +189,7 @@ def test_images_may_be_named_by_their_digest(helm: str, tmp_path: Path) -> None:
         assert catalogue.image("vllm", "nvidia-l4") == f"other.example.com/vllm@{digest}"
 
 
-def test_its_pod_is_restricted(helm: str) -> None:
+def test_operator_pod_is_restricted(helm: str) -> None:
     spec = only(template(helm), "Deployment")["spec"]["template"]["spec"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     (container,) = spec["containers"]
@@ -200,7 +200,7 @@ def test_its_pod_is_restricted(helm: str) -> None:
     }
 
 
-def test_its_arguments_are_the_commands(helm: str) -> None:
+def test_rendered_arguments_are_accepted_by_the_command(helm: str) -> None:
     """The command accepts the arguments that the chart renders."""
     for values in ([], ["webhook.enabled=false"], ["webhook.certificate=cert-manager", "watchNamespaces={a,b}"]):
         documents = template(helm, *values)
@@ -223,7 +223,7 @@ def test_its_arguments_are_the_commands(helm: str) -> None:
             assert settings.webhook.secret == only(documents, "Secret")["metadata"]["name"]
 
 
-def test_the_certificate_may_be_cert_managers(helm: str) -> None:
+def test_webhook_certificate_may_come_from_cert_manager(helm: str) -> None:
     documents = template(helm, "webhook.certificate=cert-manager")
     assert not [each for each in documents if each["kind"] == "Secret"]
     assert "stoker-webhook" not in [each["metadata"]["name"] for each in documents if each["kind"] == "ClusterRole"]
@@ -271,7 +271,7 @@ def test_the_catalogue_reaches_the_operator(helm: str, tmp_path: Path) -> None:
     assert container["image"] == "my/operator:1"
 
 
-def test_without_the_internet_images_come_from_a_registry_of_ones_own(helm: str, tmp_path: Path) -> None:
+def test_images_come_from_the_configured_registry(helm: str, tmp_path: Path) -> None:
     registry = "registry.example.com:5000/mirror"
     documents = template(
         helm, f"images.registry={registry}", "images.tag=9.9", "catalogue.runtimes.vllm.rocm=other.example.com/vllm:1"
@@ -289,7 +289,7 @@ def test_without_the_internet_images_come_from_a_registry_of_ones_own(helm: str,
     assert container["image"] == "localhost/my/operator:1"
 
 
-def test_the_definition_stays_unless_that_is_not_wanted(helm: str) -> None:
+def test_crd_is_kept_on_uninstall_by_default(helm: str) -> None:
     policy = {"helm.sh/resource-policy": "keep"}
     kept = only(template(helm), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == policy
@@ -299,7 +299,7 @@ def test_the_definition_stays_unless_that_is_not_wanted(helm: str) -> None:
     assert "CustomResourceDefinition" not in [each["kind"] for each in template(helm, "crds.install=false")]
 
 
-def test_example_values_are_right(helm: str) -> None:
+def test_example_values_render(helm: str) -> None:
     examples = sorted((CHART / "examples").glob("*.yaml"))
     assert examples
     for path in examples:
@@ -307,7 +307,7 @@ def test_example_values_are_right(helm: str) -> None:
     demo()
 
 
-def test_an_image_that_is_said_twice_is_refused(helm: str) -> None:
+def test_image_set_twice_is_refused(helm: str) -> None:
     values = ("images.engine.cpu=a/b:1", "catalogue.runtimes.stoker.cpu=a/c:1")
     command = [helm, "template", "stoker", CHART, *(f"--set={value}" for value in values)]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -315,7 +315,7 @@ def test_an_image_that_is_said_twice_is_refused(helm: str) -> None:
     assert "images.engine.cpu and catalogue.runtimes.stoker.cpu both set an image" in result.stderr
 
 
-def test_rights_end_where_the_namespaces_do(helm: str) -> None:
+def test_rights_are_limited_to_the_watched_namespaces(helm: str) -> None:
     documents = lasting(template(helm, "watchNamespaces={one,two}"))
     everywhere = [each for each in documents if each["kind"] in ("ClusterRole", "ClusterRoleBinding")]
     users = {"stoker-view", "stoker-edit"}
@@ -340,7 +340,7 @@ def test_nodes_with_pods_of_the_chart_can_be_drained(helm: str) -> None:
     assert not [each for each in template(helm, "replicas=1") if each["kind"] == "PodDisruptionBudget"]
 
 
-def test_it_is_monitored_where_that_is_possible(helm: str) -> None:
+def test_pod_monitor_is_rendered_if_the_cluster_has_the_kind(helm: str) -> None:
     def monitors(*arguments: str) -> int:
         command = [helm, "template", "stoker", CHART, *arguments]
         rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -374,7 +374,7 @@ def demo() -> InferenceEndpoint:
 
 
 @pytest.mark.parametrize("name", ["default", "confined", "cert-manager", "gateway"])
-def test_what_is_rendered_is_as_it_was(helm: str, name: str) -> None:
+def test_chart_renders_the_golden_files(helm: str, name: str) -> None:
     """The chart renders the golden files; STOKER_GOLDEN=write updates them.
 
     The gateway's Secrets are named, because the certificate and token that the chart generates otherwise are random.

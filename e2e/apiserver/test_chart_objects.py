@@ -73,7 +73,7 @@ def check(kube: Any, documents: list[Any]) -> None:
     assert len(applied.stdout.splitlines()) == len(documents)
 
 
-def test_monitors_and_alerts_are_what_the_prometheus_operator_takes(
+def test_monitors_and_alerts_match_the_prometheus_operators_schema(
     kube: Any, helm: str, ns: str, foreign: Any, define: Any
 ) -> None:
     folder = "example/prometheus-operator-crd/monitoring.coreos.com"
@@ -134,7 +134,7 @@ def test_endpoints_of_the_values_are_applied(kube: Any, helm: str, ns: str) -> N
     assert refused.stderr.count("replicaz") == 1, "it is not tried again: time does not fix it"
 
 
-def test_helm_test_tells_whether_it_works(kube: Any, ns: str, start: Any, configuration: Any) -> None:
+def test_helm_test_reports_whether_the_webhook_works(kube: Any, ns: str, start: Any, configuration: Any) -> None:
     without = script(kube, "helm_test.py", ns, "accepts")
     assert without.returncode == 0, without.stderr
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"webhook": "called"}}})

@@ -130,9 +130,7 @@ def drawn(rng: random.Random, namespace: str) -> Values:
     return {**values, "crds": {"install": False}, "rbac": {"aggregate": rng.random() < 0.5}}
 
 
-def test_drawn_values_make_valid_objects_and_the_same_ones_each_time(
-    kube: Any, helm: str, ns: str, tmp_path: Path
-) -> None:
+def test_random_values_render_valid_and_deterministic_objects(kube: Any, helm: str, ns: str, tmp_path: Path) -> None:
     rng = random.Random(20)
     charts = (CHART, built(tmp_path, BUILD))
     releases = [LONGEST, "1e3", "2024", "stoker", *(f"r{number}" for number in range(16))]
@@ -167,7 +165,7 @@ def emptied(paths: list[tuple[str, ...]], on: bool) -> Values:
     return values
 
 
-def test_values_left_empty_are_empty_or_refused_by_their_name(helm: str) -> None:
+def test_empty_values_are_accepted_or_refused_by_name(helm: str) -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     all_paths = [path for path in leaves(defaults) if path != ("gateway", "enabled")]
     needed = [path for path in all_paths if isinstance(at(defaults, path), bool | int) and path[-1] != "replicas"]
@@ -203,7 +201,7 @@ def at(values: Values, path: tuple[str, ...]) -> Any:
     return values
 
 
-def test_all_pods_have_what_is_for_all_of_them(helm: str) -> None:
+def test_common_values_reach_all_pods(helm: str) -> None:
     spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
     values = {
         "gateway": {
@@ -244,9 +242,7 @@ def test_all_pods_have_what_is_for_all_of_them(helm: str) -> None:
         assert is_gateway or container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
 
 
-def test_a_quota_takes_all_pods_that_have_the_resources_of_the_values(
-    kube: Any, helm: str, ns: str, eventually: Any
-) -> None:
+def test_quota_admits_all_pods_with_the_values_resources(kube: Any, helm: str, ns: str, eventually: Any) -> None:
     hard = {"limits.cpu": "9", "limits.memory": "9Gi", "requests.cpu": "9", "requests.memory": "9Gi"}
     kube.core.create_namespaced_resource_quota(ns, {"metadata": {"name": "all"}, "spec": {"hard": hard}})
     eventually(lambda: kube.core.read_namespaced_resource_quota("all", ns).status.hard, "the quota counts")
@@ -281,7 +277,7 @@ def test_volumes_reach_the_operator_and_the_gateway(helm: str) -> None:
         assert container["env"] == more(name)["env"]
 
 
-def test_replicas_of_the_gateway_know_each_other_by_a_secret_of_ones_own(helm: str) -> None:
+def test_peer_secret_of_the_user_is_used(helm: str) -> None:
     documents = parsed(render(helm, CHART, "stoker", "default", {"gateway": {"enabled": True, **NAMED_SECRETS}}))
     assert [each["metadata"]["name"] for each in documents if each["kind"] == "Secret"] == ["stoker-webhook"]
     spec = only_named(documents, "Deployment", "stoker-gateway")["spec"]["template"]["spec"]
@@ -306,7 +302,7 @@ def test_names_of_long_releases_fit_and_differ(helm: str) -> None:
 
 
 @pytest.mark.parametrize("release", ["2024", "my.rel", "1.2.3", "0", f"9.{'a' * 43}.{'b' * 7}", LONGEST, "stoker", "a"])
-def test_services_have_names_that_every_cluster_takes(helm: str, release: str) -> None:
+def test_service_names_are_valid_in_every_cluster(helm: str, release: str) -> None:
     monitoring = {"podMonitor": "Enabled", "kind": "ServiceMonitor"}
     webhook = {"certificate": "cert-manager"}
     values = {"gateway": {"enabled": True}, "monitoring": monitoring, "webhook": webhook}
@@ -351,7 +347,7 @@ def test_null_removes_an_endpoint_of_another_values_file(helm: str, tmp_path: Pa
     assert applied({"endpoints": {"a": None, "b": None}}) == []
 
 
-def test_manifests_reach_the_job_word_for_word(helm: str) -> None:
+def test_manifests_reach_the_job_unchanged(helm: str) -> None:
     env = [
         {"name": "A", "value": "$(HOME) $$(HOME) $$ $ $x"},
         {"name": "B", "value": 'ä "\\ <&> \n\t \u2028 {{ .Values }}'},
@@ -371,7 +367,7 @@ def test_replicas_left_empty_are_the_default(helm: str) -> None:
     assert [each["spec"]["replicas"] for each in parsed(rendered) if each["kind"] == "Deployment"] == [2, 2]
 
 
-def test_the_gateways_service_is_as_the_values_say(helm: str) -> None:
+def test_gateway_service_follows_the_values(helm: str) -> None:
     service = {"type": "LoadBalancer", "loadBalancerClass": "example.com/lb", "labels": {"pool": "a"}}
     values = {"gateway": {"enabled": True, "service": service}}
     live = only_named(parsed(render(helm, CHART, "stoker", "default", values)), "Service", "stoker-gateway")
@@ -385,12 +381,12 @@ def test_the_gateways_service_is_as_the_values_say(helm: str) -> None:
 @pytest.mark.parametrize(
     "registry", ["https://r.example.com", "http://r.example.com/a", "oci://r.example.com", "r/", "/r"]
 )
-def test_a_registry_is_no_url(helm: str, registry: str) -> None:
+def test_registry_must_not_be_a_url(helm: str, registry: str) -> None:
     message = refusal(helm, CHART, {"images": {"registry": registry}})
     assert "'/images/registry': value must be 'HOST[:PORT][/PATH], without https:// and without a slash" in message
 
 
-def test_labels_and_annotations_that_no_cluster_takes_are_refused_by_their_field(helm: str) -> None:
+def test_invalid_labels_and_annotations_are_refused_by_field(helm: str) -> None:
     keys = ["", "a b", "-a", "a/", "/a", "a/b/c", "A.example.com/a", "a..b/c", "a" * 64, "ä"]
     labels = [*(({key: "a"}) for key in keys), {"a": "b c"}, {"a": "-"}, {"a": "b" * 64}]
     paths = ["podLabels", "gateway/podLabels", "gateway/service/labels", "nodeSelector", "monitoring/labels",
@@ -432,7 +428,7 @@ def gateway_of(documents: list[Any]) -> str:
     return str(name)
 
 
-def test_another_chart_may_switch_it_off(helm: str, tmp_path: Path) -> None:
+def test_parent_chart_may_disable_stoker(helm: str, tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "charts/stoker")
     depends = {"name": "stoker", "version": "*", "repository": "", "condition": "stoker.enabled"}
     about = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [depends]}

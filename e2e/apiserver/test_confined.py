@@ -32,7 +32,7 @@ def confined(kube: Any, helm: str, ns: str, tmp_path: Path) -> Iterator[Path]:
     subprocess.run([helm, "uninstall", "confined", namespace_flag], env=environment, check=True)
 
 
-def test_it_works_there_and_sees_nothing_else(
+def test_confined_operator_works_only_in_its_namespaces(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, confined: Path, tmp_path: Path
 ) -> None:
     sleeping_operator.stop()

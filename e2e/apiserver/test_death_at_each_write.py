@@ -188,7 +188,7 @@ class Cast:
         return all(each == first for each in rest)
 
     def writes(self) -> dict[str, Counter[str]]:
-        """Count writes per namespace by verb and resource, with those without effect, without status and Events."""
+        """Count writes per namespace by verb and resource, even without effect, except of endpoints and Events."""
         counts: dict[str, Counter[str]] = {ns: Counter() for ns in self.namespaces}
         for event in self.kube.server.requests():
             about = event.get("objectRef", {})
@@ -246,7 +246,7 @@ def cast(
 
 
 @pytest.mark.timeout(600)
-def test_afterwards_all_is_as_if_nobody_had_been_killed(cast: Cast, eventually: Any) -> None:
+def test_state_after_a_kill_at_any_write_equals_the_undisturbed_one(cast: Cast, eventually: Any) -> None:
     cast.fill(1)
     alone = cast.namespaces[0]
     for phase in cast.phases():
@@ -278,7 +278,7 @@ def test_afterwards_all_is_as_if_nobody_had_been_killed(cast: Cast, eventually: 
 
 
 @pytest.mark.timeout(300)
-def test_what_is_deleted_half_made_stays_gone(cast: Cast, eventually: Any) -> None:
+def test_half_created_endpoint_stays_deleted(cast: Cast, eventually: Any) -> None:
     (up, *_) = cast.phases()
     deaths = [Death("after", write) for write in sorted(up.writes)]
     cast.fill(len(deaths))
@@ -299,7 +299,7 @@ def test_what_is_deleted_half_made_stays_gone(cast: Cast, eventually: Any) -> No
 
 
 @pytest.mark.timeout(300)
-def test_one_write_a_life_is_enough(cast: Cast, eventually: Any) -> None:
+def test_operator_that_dies_after_each_write_still_converges(cast: Cast, eventually: Any) -> None:
     """Each operator dies after its first write; the next one continues from there."""
     cast.fill(2)
     alone, mortal = cast.namespaces
@@ -329,7 +329,7 @@ def test_one_write_a_life_is_enough(cast: Cast, eventually: Any) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_certificate_is_made_and_announced_in_the_end(cast: Cast, configuration: Any, eventually: Any) -> None:
+def test_certificate_is_created_and_announced_despite_kills(cast: Cast, configuration: Any, eventually: Any) -> None:
     """An operator also writes its webhook's certificate, and the CA bundle for the API server."""
     cast.fill(1)
     (ns,) = cast.namespaces

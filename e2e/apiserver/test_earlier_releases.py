@@ -1,9 +1,9 @@
 """Upgrades from earlier releases: their CRD is replaced while objects are stored, their manifests still apply, and the
 pods of their operator keep running.
 
-`first_release/` contains what the first release installed, accepted and created, verbatim; `second_release/` that of
-the release which stored a record of the rendered spec under the hash of the spec's text. The last release is the newest
-tag, whose operator runs.
+`first_release/` contains what the first release installed, accepted and created, verbatim; `second_release/` the same
+of the release that stored a record of the rendered spec under the hash of the spec's text. The last release is the
+newest tag; its operator runs.
 """
 
 from __future__ import annotations

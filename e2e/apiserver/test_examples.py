@@ -17,7 +17,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
+def test_examples_are_accepted(kube: Any, ns: str, example: Path) -> None:
     document = yaml.safe_load(example.read_text())
     document["metadata"]["namespace"] = ns
     server = Kube(kube.api)
@@ -29,7 +29,7 @@ def test_an_example_is_taken(kube: Any, ns: str, example: Path) -> None:
 
 
 def changed(written: Any, stored: Any, path: str = "") -> list[str]:
-    """Yield the paths at which the stored value differs from a written one."""
+    """Return where a stored value differs from a written one; a missing empty value does not."""
     if isinstance(written, dict) and isinstance(stored, dict):
         return [each for key, value in written.items() for each in changed(value, stored.get(key), f"{path}.{key}")]
     if isinstance(written, list) and isinstance(stored, list) and len(written) == len(stored):

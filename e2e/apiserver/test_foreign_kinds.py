@@ -43,7 +43,9 @@ def cert_manager(foreign: Any, define: Any) -> None:
     define(foreign("github.com/cert-manager/cert-manager", CERT_MANAGER, *files))
 
 
-def test_the_charts_are_taken(kube: Any, helm: str, ns: str, cert_manager: None, pod_monitors: None) -> None:
+def test_objects_of_foreign_kinds_match_their_schemas(
+    kube: Any, helm: str, ns: str, cert_manager: None, pod_monitors: None
+) -> None:
     for kinds, values in VALUES.items():
         command = [helm, "template", "fresh", CHART, f"--namespace={ns}", "--set", values]
         rendered = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -74,7 +76,7 @@ def dry_run(kube: Any, ns: str, body: Any) -> int:
     return status
 
 
-def test_the_chart_sees_what_the_cluster_knows(kube: Any, helm: str, ns: str, define_pod_monitors: Any) -> None:
+def test_chart_detects_the_kinds_of_the_cluster(kube: Any, helm: str, ns: str, define_pod_monitors: Any) -> None:
     command = [helm, "install", "fresh", CHART, f"--namespace={ns}", "--set=crds.install=false,webhook.enabled=false"]
     command += ["--dry-run=server"]
     environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
@@ -88,7 +90,7 @@ def test_the_chart_sees_what_the_cluster_knows(kube: Any, helm: str, ns: str, de
     assert monitors() == 1
 
 
-def test_monitors_are_made_as_soon_as_they_are_known(
+def test_pod_monitors_are_created_once_the_kind_exists(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
 ) -> None:
     """The operator was started before the Prometheus operator was installed."""
@@ -120,7 +122,7 @@ def test_monitors_are_made_as_soon_as_they_are_known(
     assert endpoints["tls"][0]["scheme"] == "https"
 
 
-def test_an_operator_outlives_a_kind_that_goes(
+def test_operator_survives_the_removal_of_a_kind(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, define_pod_monitors: Any, tmp_path: Path
 ) -> None:
     """The Prometheus operator may be reinstalled at any time; the operator then watches the kind again."""
@@ -148,7 +150,7 @@ def test_an_operator_outlives_a_kind_that_goes(
         eventually(monitored, "there is a PodMonitor")
 
 
-def test_a_kind_that_went_before_it_was_watched(kube: Any, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_of_a_removed_kind_ends(kube: Any, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator does not wait for the kind: a later discovery may find it again."""
     monkeypatch.setattr(config.kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kube.kubeconfig))
     watches, ended = OptionalWatches(Settings(namespaces=(ns,))), threading.Event()

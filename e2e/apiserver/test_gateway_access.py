@@ -115,7 +115,7 @@ def may(kube: Any, user: str, verb: str, ns: str, secret: str = "") -> bool:
     return bool(client.AuthorizationV1Api(kube.api).create_subject_access_review(review).status.allowed)
 
 
-def test_who_is_served_and_what_may_be_read(
+def test_routed_endpoints_and_readable_secrets_follow_the_rules(
     kube: Any, helm: str, routed: Routed, document: Any, eventually: Callable[..., Any]
 ) -> None:
     operator, system, (red, blue) = routed
@@ -182,7 +182,7 @@ def test_who_is_served_and_what_may_be_read(
 
 
 @pytest.mark.timeout(600)
-def test_an_operator_that_dies_at_a_write_leaves_it_to_the_next(
+def test_next_operator_completes_a_half_granted_access(
     kube: Any, routed: Routed, document: Any, eventually: Callable[..., Any], tmp_path: Path
 ) -> None:
     operator, _, (red, _) = routed
@@ -260,7 +260,7 @@ def granted(helm: str) -> set[tuple[str, str, str]]:
     return of("--set=gateway.enabled=true") - of()
 
 
-def test_the_operator_may_grant_by_one_name_only(kube: Any, routed: Routed) -> None:
+def test_operator_may_grant_access_by_one_name_only(kube: Any, routed: Routed) -> None:
     _, _, (red, _) = routed
     api = Kube(config.new_client_from_config(str(routed.operator.kubeconfig)))
 
@@ -297,7 +297,7 @@ def test_the_operator_may_grant_by_one_name_only(kube: Any, routed: Routed) -> N
     assert not refused(binding(ROLE, "Role", ROLE))
 
 
-def test_an_operator_of_some_namespaces_has_no_gateway(helm: str) -> None:
+def test_gateway_requires_an_operator_of_all_namespaces(helm: str) -> None:
     command = [helm, "template", "routed", CHART, "--set=gateway.enabled=true,watchNamespaces={a}"]
     failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode != 0

@@ -29,13 +29,13 @@ def container(documents: list[dict[str, Any]]) -> dict[str, Any]:
     return dict(found)
 
 
-def test_there_is_none_unless_asked_for(helm: str) -> None:
+def test_gateway_is_off_by_default(helm: str) -> None:
     assert not [each for each in template(helm) if "gateway" in each["metadata"]["name"]]
     there = [each for each in template(helm, ON) if "gateway" in each["metadata"]["name"]]
     assert len(there) == 13
 
 
-def test_its_flags_are_the_commands(helm: str) -> None:
+def test_rendered_flags_are_accepted_by_the_command(helm: str) -> None:
     documents = template(helm, ON, "gateway.drain.delaySeconds=7", "gateway.drain.timeoutSeconds=90")
     command, *words = container(documents)["args"]
     assert command == "gateway"
@@ -55,7 +55,7 @@ def test_its_flags_are_the_commands(helm: str) -> None:
     assert (six.host, six.peer_listen) == ("::", "[::]:8082")
 
 
-def test_its_parts_find_each_other(helm: str) -> None:
+def test_selectors_match_the_gateways_pods(helm: str) -> None:
     documents = template(helm, ON, "monitoring.podMonitor=Enabled")
     labels = pods(documents)["template"]["metadata"]["labels"]
     selector = pods(documents)["selector"]["matchLabels"]
@@ -80,7 +80,7 @@ def test_its_parts_find_each_other(helm: str) -> None:
     assert not [each for each in single if each["kind"] == "PodDisruptionBudget" and "gateway" in str(each["metadata"])]
 
 
-def test_keda_and_other_replicas_reach_what_the_external_scaler_needs(helm: str) -> None:
+def test_external_scaler_is_reachable_for_keda_and_other_replicas(helm: str) -> None:
     assert not [each for each in template(helm, ON) if "scaler" in str(each["metadata"]["name"])]
     documents = template(helm, ON, "gateway.externalScaler.enabled=true")
     options = parser_of().parse_args(container(documents)["args"][1:])
@@ -102,7 +102,7 @@ def test_keda_and_other_replicas_reach_what_the_external_scaler_needs(helm: str)
     assert parser_of().parse_args(container(four)["args"][1:]).external_scaler_listen == "0.0.0.0:8083"
 
 
-def test_it_may_read_what_it_needs_and_no_more(helm: str) -> None:
+def test_gateway_has_exactly_the_rights_it_needs(helm: str) -> None:
     documents = lasting(template(helm, ON))
     assert granted(only_named(documents, "ClusterRole", "stoker-gateway")["rules"]) == {
         "inferenceendpoints list",
@@ -114,7 +114,7 @@ def test_it_may_read_what_it_needs_and_no_more(helm: str) -> None:
     assert (granted(role["rules"]), role["metadata"]["namespace"]) == ({"secrets list", "secrets watch"}, "default")
 
 
-def test_its_own_certificate_is_for_its_names(helm: str) -> None:
+def test_generated_certificate_covers_the_gateways_hosts(helm: str) -> None:
     documents = template(helm, ON, "gateway.url=https://models.example.com:8443/")
     data = only_named(documents, "Secret", "stoker-gateway-tls")["data"]
     crt, key, ca = (base64.b64decode(data[name]) for name in ("tls.crt", "tls.key", "ca.crt"))
@@ -132,7 +132,7 @@ def test_its_own_certificate_is_for_its_names(helm: str) -> None:
     assert only_named(bare, "Service", "stoker-gateway")["spec"]["ports"][0]["port"] == 80
 
 
-def test_an_upgrade_keeps_token_and_certificate(helm: str, kube: Any, ns: str) -> None:
+def test_upgrade_keeps_token_and_certificate(helm: str, kube: Any, ns: str) -> None:
     environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
 
     def put(word: str) -> list[dict[str, str]]:
@@ -149,7 +149,7 @@ def test_an_upgrade_keeps_token_and_certificate(helm: str, kube: Any, ns: str) -
         subprocess.run([helm, "uninstall", "gw", f"--namespace={ns}"], env=environment, stdout=subprocess.DEVNULL)
 
 
-def test_the_certificate_follows_the_url_and_clients_trust_it_still(helm: str, kube: Any, ns: str) -> None:
+def test_certificate_follows_the_url_with_the_same_ca(helm: str, kube: Any, ns: str) -> None:
     environment = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
 
     def put(word: str, url: str) -> dict[str, bytes]:
@@ -197,7 +197,7 @@ def test_the_certificate_follows_the_url_and_clients_trust_it_still(helm: str, k
         "gateway.nonsense=1",
     ],
 )
-def test_what_cannot_be_is_refused(helm: str, value: str) -> None:
+def test_impossible_values_are_refused(helm: str, value: str) -> None:
     command = [helm, "template", "stoker", CHART, f"--set={ON}", f"--set={value}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode and value.partition("=")[0].rpartition(".")[2] in done.stderr

@@ -61,7 +61,9 @@ def keyring(core: client.CoreV1Api, namespace: str) -> Keyring:
     return found
 
 
-def test_a_key_is_made_shown_and_revoked(core: client.CoreV1Api, namespace: str, keys: Command, tmp_path: Path) -> None:
+def test_key_is_created_listed_and_revoked(
+    core: client.CoreV1Api, namespace: str, keys: Command, tmp_path: Path
+) -> None:
     namespace_flag = ("--namespace", namespace)
     words = ["--model", "org/*", "--model", "ü b", "--tokens-per-minute", "5", "--priority", "-3", "--expires-in", "1h"]
     code, text, stderr = keys("create", *namespace_flag, "--id", "team-a", *words)
@@ -84,7 +86,7 @@ def test_a_key_is_made_shown_and_revoked(core: client.CoreV1Api, namespace: str,
     assert code == 2 and "team-a" in stderr
 
 
-def test_a_file_s_keys_can_be_applied(core: client.CoreV1Api, namespace: str, tmp_path: Path) -> None:
+def test_keys_of_a_file_can_be_applied(core: client.CoreV1Api, namespace: str, tmp_path: Path) -> None:
     store = FileStore(tmp_path / "keys.yaml")
     made = Key("a", "0" * 64, ("m", "n/*"), Limits(1, 2, 3), 4, 2e9)
     store.create(manifests.write(made))
@@ -93,7 +95,7 @@ def test_a_file_s_keys_can_be_applied(core: client.CoreV1Api, namespace: str, tm
     assert keyring(core, namespace).keys == {"a": made}
 
 
-def test_a_secret_that_is_no_key_s_stays(core: client.CoreV1Api, namespace: str, keys: Command) -> None:
+def test_secret_without_a_key_is_unchanged(core: client.CoreV1Api, namespace: str, keys: Command) -> None:
     core.create_namespaced_secret(namespace, {"metadata": {"name": "stoker-key-mine"}, "stringData": {"a": "b"}})
     code, _, stderr = keys("revoke", "--namespace", namespace, "mine")
     assert code == 2 and "mine" in stderr
@@ -102,7 +104,7 @@ def test_a_secret_that_is_no_key_s_stays(core: client.CoreV1Api, namespace: str,
     assert (code, out) == (2, "")
 
 
-def test_what_the_api_server_refuses_is_said(
+def test_refusals_of_the_api_server_are_reported(
     apiserver: ApiServer, core: client.CoreV1Api, namespace: str, keys: Command, tmp_path: Path
 ) -> None:
     code, out, stderr = keys("create", "--namespace", "none-such")

@@ -171,7 +171,7 @@ async def until(holds: Callable[[], bool], description: str) -> None:
     await wait_for_async(holds, description, 120)
 
 
-def test_it_knows_what_there_is_whatever_becomes_of_the_api_server(own_server: ApiServer) -> None:
+def test_gateway_follows_the_cluster_across_api_server_failures(own_server: ApiServer) -> None:
     admin = Admin(own_server)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""A slow model hub: the creation of pods does not wait for it."""
+"""A slow model hub: the operator creates pods only after the hub has answered."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def hub() -> Iterator[Hub]:
     made.server.server_close()
 
 
-def test_pods_wait_for_the_models_description(
+def test_pods_wait_for_the_models_config(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, hub: Hub, tmp_path: Path
 ) -> None:
     sleeping_operator.stop()

@@ -50,7 +50,7 @@ def loose() -> Iterator[ApiServer]:
 @pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Path) -> None:
+def test_thousand_wrong_endpoints_are_reported(loose: ApiServer, tmp_path: Path) -> None:
     api = config.new_client_from_config(str(loose.kubeconfig))
     custom = client.CustomObjectsApi(api)
     bodies = [

@@ -22,7 +22,7 @@ def command(*options: str) -> list[str]:
     return [sys.executable, "-m", "stoker", "operator", *options]
 
 
-def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
+def test_missing_cluster_is_reported(tmp_path: Path) -> None:
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
     environment.pop("KUBERNETES_SERVICE_HOST", None)
     result = subprocess.run(command(), env=environment, capture_output=True, text=True, timeout=60)
@@ -31,7 +31,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
     assert len((result.stdout + result.stderr).splitlines()) == 1
 
 
-def test_a_catalogue_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_malformed_catalogue_is_refused(tmp_path: Path) -> None:
     (tmp_path / "catalogue.yaml").write_text("nonsense: 1")
     result = subprocess.run(
         command("--catalogue", str(tmp_path / "catalogue.yaml")), capture_output=True, text=True, timeout=60
@@ -40,7 +40,7 @@ def test_a_catalogue_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "nonsense" in result.stderr
 
 
-def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
+def test_address_in_use_ends_the_operator(kube: Any, sleeping_operator: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -52,7 +52,7 @@ def test_an_address_in_use_ends_it(kube: Any, sleeping_operator: Any) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_it_looks_after_the_namespaces_it_is_told(
+def test_operator_reconciles_only_its_namespaces(
     kube: Any, ns: str, document: Any, eventually: Any, sleeping_operator: Any, tmp_path: Path
 ) -> None:
     """It sees changes by other clients in its namespace, answers probes, and ends on SIGTERM."""
@@ -69,7 +69,7 @@ def test_it_looks_after_the_namespaces_it_is_told(
 
 
 @pytest.mark.slow
-def test_a_kind_that_goes_ends_it_with_the_remedy(tmp_path: Path) -> None:
+def test_removed_crd_ends_the_operator_with_the_remedy(tmp_path: Path) -> None:
     definition = crd()
     log = tmp_path / "log"
     with ApiServer(controller_manager=False) as server:

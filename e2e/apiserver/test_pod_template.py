@@ -142,7 +142,7 @@ def by_name(spec: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_it_is_merged_as_kubectl_does(name: str, tmp_path: Path) -> None:
+def test_template_is_merged_as_by_kubectl(name: str, tmp_path: Path) -> None:
     live = deployment()
     file = tmp_path / "deployment.json"
     file.write_text(json.dumps(live))
@@ -155,7 +155,7 @@ def test_it_is_merged_as_kubectl_does(name: str, tmp_path: Path) -> None:
     assert by_name(merged) == by_name(json.loads(result.stdout)["spec"]["template"]["spec"])
 
 
-def test_what_is_merged_is_a_pod_and_stays_as_it_is(kube: Any, ns: str) -> None:
+def test_merged_template_is_stored_unchanged(kube: Any, ns: str) -> None:
     server = Kube(kube.api)
     gpu = {"accelerator": "nvidia-l4", "count": 2}
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}
@@ -186,7 +186,7 @@ def test_what_is_merged_is_a_pod_and_stays_as_it_is(kube: Any, ns: str) -> None:
         server.apply(wrong, "stoker", dry_run=True)
 
 
-def test_pods_are_admitted_where_restricted_ones_only_are(kube: Any, ns: str) -> None:
+def test_pods_are_admitted_by_the_restricted_standard(kube: Any, ns: str) -> None:
     kube.core.patch_namespace(ns, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
     wait_for(lambda: kube.core.read_namespaced_service_account("default", ns), "the namespace's service account")
 

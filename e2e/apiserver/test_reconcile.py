@@ -52,7 +52,7 @@ def wait_until_ready(kube: Any, ns: str, eventually: Any, replicas: int = 1) -> 
     eventually(serve, "Ready")
 
 
-def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_endpoint_becomes_objects_and_a_status(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(engine={"dtype": "float32", "maxNumSeqs": 8}))
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported as rolling out")
     uid = kube.endpoint(ns, "demo")["metadata"]["uid"]
@@ -95,7 +95,9 @@ def test_an_endpoint_becomes_objects_and_reports(kube: Any, ns: str, document: A
     assert reported_events == [("Normal", "RollingOut"), ("Normal", "Ready")]
 
 
-def test_the_users_object_stays_the_users(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_operator_writes_only_the_status_of_the_users_object(
+    kube: Any, ns: str, document: Any, eventually: Any
+) -> None:
     kube.create(ns, document())
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
     endpoint = kube.endpoint(ns, "demo")
@@ -107,7 +109,7 @@ def test_the_users_object_stays_the_users(kube: Any, ns: str, document: Any, eve
     assert [each["subresource"] for each in ours] == ["status"]
 
 
-def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_new_spec_rolls_out(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(engine={"maxNumSeqs": 8, "env": [{"name": "A", "value": "1"}]}))
     eventually(lambda: kube.pods(ns, "demo"), "a pod")
     wait_until_ready(kube, ns, eventually)
@@ -116,7 +118,7 @@ def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) ->
     kube.patch(ns, "demo", {"engine": {"maxNumSeqs": 16, "env": None}})
     eventually(lambda: "--max-num-seqs=16" in args(kube.deployment(ns, "demo")), "the Deployment is changed")
     container = kube.deployment(ns, "demo")["spec"]["template"]["spec"]["containers"][0]
-    assert "A" not in [variable["name"] for variable in container["env"]]  # removed from the spec, so removed here
+    assert "A" not in [variable["name"] for variable in container["env"]]  # removed with the spec's field
     progressing = eventually(lambda: kube.condition(ns, "demo", "Progressing"), "reported")
     assert progressing["status"] == "True"
     assert kube.condition(ns, "demo", "Available")["status"] == "True"  # the old pod still serves
@@ -125,7 +127,7 @@ def test_a_new_spec_rolls(kube: Any, ns: str, document: Any, eventually: Any) ->
     assert after.metadata.name != before.metadata.name
 
 
-def test_what_others_remove_or_change_is_restored(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_foreign_removals_and_changes_are_reverted(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document())
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
     uid = kube.get(f"/api/v1/namespaces/{ns}/services/demo")["metadata"]["uid"]
@@ -137,7 +139,7 @@ def test_what_others_remove_or_change_is_restored(kube: Any, ns: str, document: 
     eventually(lambda: kube.deployment(ns, "demo")["spec"]["replicas"] == 1, "the replicas are ours")
 
 
-def test_what_others_add_stays(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_additions_of_other_clients_stay(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document())
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
     # As `kubectl rollout restart` does.
@@ -150,7 +152,7 @@ def test_what_others_add_stays(kube: Any, ns: str, document: Any, eventually: An
     assert deployment["spec"]["template"]["metadata"]["annotations"] == restarted
 
 
-def test_an_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     theirs = {"metadata": {"name": "demo"}, "spec": {"ports": [{"port": 1234}], "selector": {"app": "theirs"}}}
     kube.core.create_namespaced_service(ns, theirs)
     kube.create(ns, document())
@@ -166,7 +168,7 @@ def test_an_object_of_another_owner_is_left_alone(kube: Any, ns: str, document: 
     eventually(lambda: ready(kube, ns, "RollingOut"), "the endpoint goes on")
 
 
-def test_what_lost_its_owner_is_adopted_and_nulls_arrive(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_orphans_are_adopted_and_nulls_are_applied(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(template={"spec": {"securityContext": {"fsGroup": None}}}))
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
     deployment = kube.deployment(ns, "demo")
@@ -187,7 +189,7 @@ def test_what_lost_its_owner_is_adopted_and_nulls_arrive(kube: Any, ns: str, doc
     assert adopted["spec"]["template"] == deployment["spec"]["template"]
 
 
-def test_a_spec_that_only_the_catalogue_refuses(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_spec_outside_the_catalogue_is_refused(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(engine={"maxNumSeqs": 8}))
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
     kube.patch(ns, "demo", {"hardware": {"accelerator": "no-such-gpu"}, "engine": {"maxNumSeqs": 9}})
@@ -200,7 +202,7 @@ def test_a_spec_that_only_the_catalogue_refuses(kube: Any, ns: str, document: An
     assert condition["message"].startswith("spec.engine.args: ")
 
 
-def test_what_the_api_server_will_not_take_is_reported(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_refusals_of_the_api_server_are_reported(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     resources = {"limits": {"memory": "8Gi"}, "requests": {"memory": "9Gi"}}
     kube.create(ns, document(hardware={"accelerator": "cpu", "resources": resources}))
     condition = eventually(lambda: ready(kube, ns, "ApplyFailed"), "reported")
@@ -221,7 +223,7 @@ def test_what_the_api_server_will_not_take_is_reported(kube: Any, ns: str, docum
         ),
     ],
 )
-def test_trouble_with_a_pod_is_named(
+def test_pod_problems_are_reported(
     kube: Any, ns: str, document: Any, eventually: Any, waiting: Any, last: Any, reason: str, words: str
 ) -> None:
     kube.create(ns, document())
@@ -251,7 +253,7 @@ def test_scaling_goes_through_the_endpoint(kube: Any, ns: str, document: Any, ev
     eventually(lambda: ready(kube, ns, "ScaledToZero", "True"), "scaled to zero")
 
 
-def test_what_only_several_replicas_need_comes_and_goes(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_disruption_budget_follows_the_number_of_replicas(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(replicas=2))
     budget = f"/apis/policy/v1/namespaces/{ns}/poddisruptionbudgets/demo"
     assert eventually(lambda: kube.get(budget), "the budget")["spec"]["maxUnavailable"] == 1
@@ -265,7 +267,7 @@ def test_what_only_several_replicas_need_comes_and_goes(kube: Any, ns: str, docu
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
-def test_a_template_is_checked_by_the_api_server(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_template_is_checked_by_the_api_server(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(template={"spec": {"nodeSelectr": {"disk": "ssd"}}}))
     condition = eventually(lambda: ready(kube, ns, "InvalidTemplate"), "refused")
     assert "spec.template: " in condition["message"] and "nodeSelectr" in condition["message"]
@@ -276,7 +278,7 @@ def test_a_template_is_checked_by_the_api_server(kube: Any, ns: str, document: A
     assert kube.deployment(ns, "demo")["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
 
 
-def test_rapid_edits_and_reverts_end_at_the_last(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_rapid_edits_and_reverts_end_at_the_last_spec(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document())
     wait_until_ready(kube, ns, eventually)
     for number in (3, 4, 5, 3, 7, 6):
@@ -286,7 +288,7 @@ def test_rapid_edits_and_reverts_end_at_the_last(kube: Any, ns: str, document: A
     wait_until_ready(kube, ns, eventually)
 
 
-def test_a_quota_is_named(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_exceeded_quota_is_named(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     quota = {"metadata": {"name": "team"}, "spec": {"hard": {"pods": "0"}}}
     kube.core.create_namespaced_resource_quota(ns, quota)
     eventually(lambda: kube.core.read_namespaced_resource_quota("team", ns).status.hard, "the quota counts")
@@ -321,7 +323,7 @@ def test_a_claim_that_cannot_be_shared_is_refused(
     eventually(lambda: ready(kube, ns, "RollingOut"), "accepted")
 
 
-def test_a_claim_grows_and_no_pod_ends(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_claim_grows_without_ending_a_pod(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     storage = client.StorageV1Api(kube.api)
     grows = {"metadata": {"name": ns}, "provisioner": "example.com/none", "allowVolumeExpansion": True}
     storage.create_storage_class(grows)
@@ -408,7 +410,7 @@ def test_deletion_needs_no_operator_and_a_restart_writes_nothing(
     assert 1 <= after["inferenceendpoints"] - before["inferenceendpoints"] <= 4
 
 
-def test_an_endpoint_made_anew_under_its_name(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_recreated_endpoint_adopts_the_objects(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document())
     eventually(lambda: ready(kube, ns, "RollingOut"), "reported")
     kube.delete(ns, "demo")

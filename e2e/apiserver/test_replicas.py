@@ -53,7 +53,7 @@ def pem(bundle: str) -> str:
     return base64.b64decode(bundle).decode()
 
 
-def test_one_writes_and_both_answer(document: Any, start: Any, configuration: Any, eventually: Any) -> None:
+def test_leader_writes_and_both_replicas_review(document: Any, start: Any, configuration: Any, eventually: Any) -> None:
     leader, follower = leader_and_other(start, eventually)
     assert (leader.leads(), follower.leads()) == (True, False)
     review = {
@@ -73,7 +73,7 @@ def test_one_writes_and_both_answer(document: Any, start: Any, configuration: An
         assert "spec.hardware.accelerator" in response["status"]["message"]
 
 
-def test_who_is_killed_is_followed_in_less_than_20_seconds(
+def test_killed_leader_is_replaced_within_20_seconds(
     kube: Any, ns: str, document: Any, start: Any, eventually: Any
 ) -> None:
     leader, follower = leader_and_other(start, eventually)
@@ -90,7 +90,7 @@ def test_who_is_killed_is_followed_in_less_than_20_seconds(
     print(f"failover after kill -9: {seconds:.1f} s")
 
 
-def test_who_ends_hands_over_at_once_and_answers_a_while(
+def test_stopping_leader_hands_over_at_once_and_still_reviews(
     kube: Any, ns: str, document: Any, start: Any, eventually: Any, configuration: Any
 ) -> None:
     leader, follower = leader_and_other(start, eventually)
@@ -128,7 +128,7 @@ def test_who_ends_hands_over_at_once_and_answers_a_while(
     print(f"hand-over: {took.total_seconds():.1f} s after it was last renewed; {answers} reviews answered since")
 
 
-def test_the_api_server_asks_it(
+def test_api_server_calls_the_webhook(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
     replica = start()
@@ -165,13 +165,12 @@ def test_the_api_server_asks_it(
     assert 'The InferenceEndpoint "bad" is invalid: spec.hardware.accelerator: nvidia-nonsense' in answered.stderr
 
 
-def test_judging_takes_no_time(
+def test_reviews_take_less_than_50_ms(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
-    """Reviews take less than 50 ms by the replica's own clock while it reconciles.
+    """At least half of the reviews take less than 50 ms by the replica's clock while it reconciles.
 
-    Most reviews are checked, since the machine may be busy; benchmarks/operator_scale.py measures all of them on an
-    idle one.
+    The machine may be busy; benchmarks/operator_scale.py measures all reviews on an idle one.
     """
     replica = start()
     configuration.call(replica)
@@ -196,7 +195,7 @@ def test_judging_takes_no_time(
     assert within["0.05"] >= 0.5 * within["+Inf"]
 
 
-def test_what_is_there_stays_writable_whatever_it_says(
+def test_existing_invalid_endpoint_stays_writable(
     kube: Any, ns: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
     kube.create(ns, document("old", hardware=UNKNOWN))
@@ -222,7 +221,7 @@ def test_what_is_there_stays_writable_whatever_it_says(
     kube.delete(ns, "old")
 
 
-def test_while_nobody_answers_endpoints_are_accepted_and_judged_later(
+def test_endpoints_are_accepted_without_a_webhook_and_evaluated_later(
     kube: Any, judged: str, document: Any, start: Any, configuration: Any, eventually: Any
 ) -> None:
     replica = start()
@@ -234,7 +233,7 @@ def test_while_nobody_answers_endpoints_are_accepted_and_judged_later(
     assert (condition["status"], condition["reason"]) == ("False", "UnknownAccelerator")
 
 
-def test_an_upgrade_of_the_chart_keeps_the_certificate(
+def test_chart_upgrade_keeps_the_certificate(
     kube: Any, helm: str, start: Any, configuration: Any, eventually: Any
 ) -> None:
     start()
@@ -248,7 +247,7 @@ def test_an_upgrade_of_the_chart_keeps_the_certificate(
     assert configuration.bundle() == bundle
 
 
-def test_a_stop_during_many_events_logs_nothing(kube: Any, ns: str, document: Any, start: Any) -> None:
+def test_stop_during_many_events_logs_nothing(kube: Any, ns: str, document: Any, start: Any) -> None:
     """kopf is stopped between two events of a watch, and signalled twice; `start` checks the log."""
     for number in range(40):
         kube.create(ns, document(f"many-{number}", hardware=UNKNOWN))

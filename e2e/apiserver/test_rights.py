@@ -59,7 +59,7 @@ def used(kube: Any) -> set[tuple[str, str, str]]:
     return found
 
 
-def test_what_is_granted_is_what_is_used(
+def test_granted_rights_equal_the_used_ones(
     kube: Any, helm: str, ns: str, document: Any, start: Any, pod_monitors: None, eventually: Any
 ) -> None:
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -94,7 +94,7 @@ def test_what_is_granted_is_what_is_used(
     eventually(lambda: kube.set_pod_status(ns, pod, containerStatuses=[waiting]) or True, "it is being created")
     eventually(lambda: ("", "events", "list") in used(kube), "the operator looks for the reason")
 
-    # Objects that the endpoint no longer needs are deleted; other writers' changes are reverted.
+    # Objects that the endpoint no longer needs are deleted; changes by other clients are reverted.
     less = {"replicas": 1, "monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "None"}}
     kube.patch(ns, "all", less)
     for kind in ("poddisruptionbudgets", "podmonitors", "networkpolicies"):
@@ -111,7 +111,7 @@ def test_what_is_granted_is_what_is_used(
 
 
 def hopeless(kube: Any, ns: str, document: Any, eventually: Any) -> None:
-    """Create a Deployment before the operator learns that the model does not fit."""
+    """Create a Deployment like that of an operator that did not know yet that the model does not fit; it is removed."""
     large = {"model": {"source": "hf://meta-llama/Llama-3.1-70B-Instruct"}, "engine": {"image": "x"}}
     made = kube.create(ns, document("large", hardware={"accelerator": "nvidia-l4", "count": 1}, **large))
     planned = eventually(lambda: kube.condition(ns, "large", "Planned"), "its condition is reported")
@@ -169,5 +169,5 @@ def port_names(kube: Any, ns: str) -> list[str]:
 
 
 def spoil(kube: Any, ns: str) -> None:
-    """Change something in each object that the operator maintains."""
+    """Rename the Service's port."""
     kube.core.patch_namespaced_service("all", ns, {"spec": {"ports": [{"port": 8000, "name": "spoilt"}]}})

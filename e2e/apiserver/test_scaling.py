@@ -46,7 +46,7 @@ class Scaled:
     name: str
 
     def report(self, *replicas: int, held: int = 0, queued: int = 0, in_flight: int = 0) -> None:
-        """Make gateway replicas, by default all, report these requests; without any the endpoint is long idle."""
+        """Make gateway replicas, by default all, report these requests, or a long idle time if there are none."""
         idle = 0.0 if held or queued or in_flight else 1000.0
         entry = {"held": held, "queued": queued, "inFlight": in_flight, "idleSeconds": idle, "engines": []}
         for number in replicas or range(len(self.gateway.replicas)):
@@ -190,7 +190,7 @@ def wait_polls(replica: ScriptedReplica, count: int = POLLS) -> None:
     wait_for(lambda: replica.num_requests >= until, f"{count} more requests")
 
 
-def test_the_count_goes_to_the_deployment_alone(operator: Operator, create: Callable[..., Scaled]) -> None:
+def test_recommended_count_changes_only_the_deployment(operator: Operator, create: Callable[..., Scaled]) -> None:
     scaled = create(minReplicas=0, idleSecondsToZero=1)
     created = scaled.endpoint()
     scaled.settle(1)
@@ -218,7 +218,7 @@ def test_the_count_goes_to_the_deployment_alone(operator: Operator, create: Call
     )
 
 
-def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, create: Callable[..., Scaled]) -> None:
+def test_zero_requires_the_acknowledgement_of_each_replica(operator: Operator, create: Callable[..., Scaled]) -> None:
     scaled = create(minReplicas=0, idleSecondsToZero=1)
     scaled.settle(1)
     before = scaled.changes()
@@ -238,8 +238,8 @@ def test_zero_needs_the_acknowledgement_of_each_replica(operator: Operator, crea
     wait_for(lambda: scaled.kube.condition(scaled.namespace, scaled.name)["reason"] == "ScaledToZero", "it is Ready")
 
 
-def test_an_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
-    """By a held request, and if a replica does not acknowledge it."""
+def test_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
+    """A held request withdraws an announcement; without each replica's acknowledgement it lapses."""
     held, lapsed = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("held", "lapsed"))
     for each in (held, lapsed):
         each.settle(1)
@@ -305,7 +305,7 @@ def drip(body: bytes) -> Answer:
 def hostile_answers(entry: Object) -> dict[str, Answer]:
     """Return responses that must be ignored.
 
-    Each reports more requests than three replicas can serve, and has exactly one fault.
+    Each has exactly one fault; if it is readable, it reports more requests than three replicas can serve.
     """
     endpoint = {**entry, "held": 50, "queued": 0, "inFlight": 0, "idleSeconds": 0.0, "engines": []}
     engine = {"address": "10.0.0.1:80", "running": 9, "waiting": 50, "kvUsage": 0.5, "ready": True, "ageSeconds": 0}
@@ -472,7 +472,7 @@ def test_changed_scaling_restarts_no_pod(operator: Operator, create: Callable[..
     assert pods < scaled.pods()
 
 
-def test_the_next_leader_continues(
+def test_next_leader_continues(
     operators: tuple[Operator, Operator], operator: Operator, create: Callable[..., Scaled]
 ) -> None:
     """The leader is killed while endpoints grow, go to zero, and are at zero."""

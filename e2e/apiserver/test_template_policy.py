@@ -1,4 +1,4 @@
-"""Restricted templates permit what Kubernetes' restricted standard does; stricter policies stop no running endpoint."""
+"""Restricted templates permit only what Kubernetes' restricted standard does; stricter policies stop no endpoint."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def refusal_of(kube: Any, namespace: str, pod: Any) -> str:
     return "" if response.status == 201 else str(answer["message"])
 
 
-def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any) -> None:
+def test_permitted_templates_meet_the_restricted_standard(kube: Any, confined: Any, document: Any) -> None:
     counts = {"permitted": 0, "taken": 0, "refused by both": 0, "refused by us alone": 0}
 
     @settings(
@@ -184,7 +184,7 @@ def test_what_is_permitted_is_restricted(kube: Any, confined: Any, document: Any
         try:
             objects = render(parse(document(template=template)), Catalogue.load())
         except Refused:
-            return  # the rule duplicates a field
+            return  # the template sets a field of the spec again
         made = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]
         made["spec"]["serviceAccountName"] = "default"
         pod = {"metadata": {"name": "demo", **made["metadata"]}, "spec": made["spec"]}

@@ -27,13 +27,15 @@ def path(helm: str, tmp_path: Path) -> str:
     return f"{programs}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
-def test_the_chart_is_installed_as_it_is_told(path: str) -> None:
+def test_chart_is_installed_by_the_tutorials_commands(path: str) -> None:
     with ApiServer(controller_manager=False) as bare:
         run(INSTALL, {"KUBECONFIG": str(bare.kubeconfig), "PATH": path})
 
 
 @pytest.mark.parametrize("tutorial", OTHERS, ids=lambda path: path.stem)
-def test_a_tutorial_is_true(kube: Any, operator: Any, ns: str, path: str, tutorial: Path, tmp_path: Path) -> None:
+def test_tutorial_shows_the_real_output(
+    kube: Any, operator: Any, ns: str, path: str, tutorial: Path, tmp_path: Path
+) -> None:
     # The user's kubectl context has its own namespace.
     document = yaml.safe_load(kube.kubeconfig.read_text())
     for each in document["contexts"]:

@@ -65,7 +65,7 @@ def watch(kube: Any) -> Iterator[Callable[[list[str]], None]]:
     select(before)
 
 
-def test_an_install_over_namespaces_of_another_release_is_refused(
+def test_install_over_another_releases_namespaces_is_refused(
     kube: Any, run_helm: Helm, watch: Callable[[list[str]], None], ns: str
 ) -> None:
     there = f"release stoker in namespace {SYSTEM} already watches "
@@ -77,7 +77,7 @@ def test_an_install_over_namespaces_of_another_release_is_refused(
     assert f"{there}one, two," in run_helm.install("second", ns, "webhook.enabled=true", dry)
     assert f"{there}two," in run_helm.install("second", ns, "watchNamespaces={three,two}", dry)
     assert "STATUS: pending-install" in run_helm.install("second", ns, "watchNamespaces={three}", dry)
-    # Its own webhook does not obstruct other releases.
+    # A release's own webhook does not obstruct its upgrade.
     watch([ns])
     again = run_helm("upgrade", "--install", "stoker", str(CHART), f"--namespace={SYSTEM}", dry)
     assert "STATUS: pending-upgrade" in again

@@ -21,7 +21,7 @@ SEQUENCES = "test/prefill-max-num-seqs"
 
 @pytest.fixture(scope="module")
 def composed(kube: Cluster, operators_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator with that kind, for the module; it has the chart's rights and those that the kind needs."""
+    """The operator with this workload kind, with the chart's rights and those that the kind needs."""
     rbac: Any = client.RbacAuthorizationV1Api(kube.api)
     verbs = ["get", "list", "watch", "create", "patch", "delete"]
     rule = {"apiGroups": ["apps"], "resources": ["statefulsets"], "verbs": verbs}
@@ -84,7 +84,7 @@ def until_ready(kube: Any, ns: str, eventually: Callable[..., Any]) -> None:
     eventually(lambda: serve(kube, ns) and ready(kube, ns), "Ready")
 
 
-def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
+def test_endpoint_of_two_workloads_is_created_reported_and_deleted(
     kube: Any, ns: str, document: Any, eventually: Any, running: Any
 ) -> None:
     # Creation: objects, and status with replicas and pods.
@@ -166,7 +166,7 @@ def test_an_endpoint_of_two_workloads_from_its_creation_to_its_deletion(
     )
 
 
-def test_templates_that_the_api_server_refuses(kube: Any, ns: str, document: Any, eventually: Any) -> None:
+def test_templates_refused_by_the_api_server_are_reported(kube: Any, ns: str, document: Any, eventually: Any) -> None:
     kube.create(ns, document(template={"spec": {"containers": [{"name": "engine", "nothing": 1}]}}))
     condition = eventually(lambda: ready(kube, ns, "False"), "it is reported")
     assert condition["reason"] == "InvalidTemplate"

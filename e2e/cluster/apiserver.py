@@ -1,8 +1,6 @@
 """A real Kubernetes API server without a cluster: etcd, API server and controller manager as plain processes.
 
-It corresponds to Go's envtest. There are no nodes, so no pod runs or gets an IP. The API server and its controllers
-are real: schemas and CEL rules, server-side apply, RBAC, owner references with garbage collection, Deployments that
-create ReplicaSets that create Pods. It starts in a few seconds.
+It corresponds to Go's envtest, but also runs the controllers. There are no nodes, so no pod runs or gets an IP.
 
     with ApiServer() as server:
         kubernetes.config.load_kube_config(str(server.kubeconfig))
@@ -186,7 +184,6 @@ networking: {{serviceSubnet: {SERVICE_RANGE}}}
     def _spawn(self, component: str, *options: str) -> None:
         # In its own session, so that Ctrl-C reaches only this process and `stop` sets the order; with a death signal,
         # so that even `kill -9` of the test run leaves no process behind.
-        # order; with a death signal, so that even `kill -9` of the test run leaves no process behind.
         command = ["setpriv", "--pdeathsig", "KILL", str(self.folder / component), *options]
         command += self.options.get(component, ())
         with (self.folder / f"{component}.log").open("wb") as log:

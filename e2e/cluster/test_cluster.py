@@ -59,14 +59,14 @@ def test_service_answers_by_its_dns_name(cluster: Cluster, images: Images, names
     fetch = f"import urllib.request as r; print(r.urlopen('{url}', timeout=5).status)"
     ask = ("exec", "--namespace", namespace, "client", "--", "python", "-c", fetch)
 
-    def answered() -> bool:  # a ready pod reaches the client's node after the API server
+    def answered() -> bool:  # the client's node learns later than the API server that the pod is ready
         return cluster.kubectl(*ask, check=False).splitlines()[-1:] == ["200"]
 
     wait_for(answered, "the Service answers", 60)
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_that_is_slow_to_answer_is_not_made_anew(cluster: Cluster) -> None:
+def test_slow_cluster_is_not_created_again(cluster: Cluster) -> None:
     (node,) = cluster.get("nodes", "-l", "node-role.kubernetes.io/control-plane")["items"]
     name = node["metadata"]["name"]
     stderr = ""

@@ -76,7 +76,7 @@ def test_changes_cost_no_request(endpoint: Endpoint, images: Images, results: Re
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_killed_pod_breaks_off_what_it_computed(
+def test_killed_pod_interrupts_only_its_requests(
     endpoint: Endpoint, images: Images, results: Results, key: str
 ) -> None:
     endpoint.wait_ready()
@@ -94,7 +94,7 @@ def test_a_killed_pod_breaks_off_what_it_computed(
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_frozen_engine_breaks_off_what_it_computed(
+def test_frozen_engine_interrupts_only_its_requests(
     endpoint: Endpoint, images: Images, results: Results, key: str
 ) -> None:
     endpoint.wait_ready()
@@ -118,7 +118,7 @@ def test_a_frozen_engine_breaks_off_what_it_computed(
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_drained_node_costs_no_request(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
+def test_drained_node_costs_no_request(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
     cluster = endpoint.cluster
     endpoint.wait_ready()
     node = endpoint.pods()[0]["spec"]["nodeName"]
@@ -139,7 +139,7 @@ def test_a_drained_node_costs_no_request(endpoint: Endpoint, images: Images, res
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_killed_gateway_breaks_off_what_went_through_it(
+def test_killed_gateway_interrupts_only_its_requests(
     endpoint: Endpoint, images: Images, results: Results, key: str
 ) -> None:
     cluster = endpoint.cluster
@@ -157,7 +157,7 @@ def test_a_killed_gateway_breaks_off_what_went_through_it(
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
+def test_killed_picker_interrupts_no_response(endpoint: Endpoint, images: Images, results: Results, key: str) -> None:
     cluster = endpoint.cluster
     endpoint.wait_ready()
     with traffic(cluster, endpoint.namespace, images.client, URL, workers=3, api_key=key) as flow:
@@ -171,7 +171,7 @@ def test_a_killed_picker_breaks_off_no_answer(endpoint: Endpoint, images: Images
         flow.wait_for(10)
     results.add("gateway: both pickers killed", flow.result, recovery)
     assert not flow.result.cut, listed(flow.result.cut)
-    # Requests that were being routed, or came before the next picker was ready, may be retried.
+    # Requests that were being routed, or came before the next picker was ready, fail with 503.
     assert all("Error code: 503" in each.error for each in flow.result.failed), listed(flow.result.failed)
     unexcused = [each for each in flow.result.failed if not struck - 5 < each.start < recovered + HEARSAY]
     assert not unexcused, listed(unexcused)

@@ -28,11 +28,11 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-#: Seconds without requests after which KEDA sets 0.
+#: Seconds without requests after which KEDA sets 0 replicas.
 _COOLDOWN_S = 5
 #: Time for an idle endpoint to reach zero, including the autoscaler's period and the end of pods, in seconds.
 _TO_ZERO_S = 240
-#: Start times of requests over longer than a HorizontalPodAutoscaler's period; each takes several seconds.
+#: Start times of requests, which span several periods of a HorizontalPodAutoscaler; each takes seconds.
 _TIMES = [2.0 * each for each in range(30)]
 _TOKENS = 2000
 _METRIC = "pending-requests"

@@ -71,7 +71,7 @@ def ask(endpoint: Endpoint) -> Callable[..., tuple[int, Object]]:
 
 
 @pytest.mark.timeout(900)
-def test_who_is_served(
+def test_requests_are_served_only_with_a_permitted_key(
     cluster: Cluster, endpoint: Endpoint, keys: Callable[..., str], ask: Callable[..., tuple[int, Object]]
 ) -> None:
     status = endpoint.wait_ready()
@@ -127,7 +127,7 @@ def test_a_revoked_key_is_refused_within_seconds(endpoint: Endpoint, keys: Calla
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_who_floods_leaves_others_their_time(
+def test_flooding_key_does_not_starve_others(
     endpoint: Endpoint, images: Images, results: Results, keys: Callable[..., str]
 ) -> None:
     """The limit of concurrent requests bounds a key: the flooding client may have one at a time, and sends far more.

@@ -1,10 +1,9 @@
-"""An endpoint scaled between zero and three pods, by clients that do not retry.
+"""An endpoint scaled between zero and three pods; clients do not retry.
 
-Asserted: a burst at zero is held, starts pods and is answered completely; then the pods are removed. Requests at any
-moment of the way to zero are answered, also after a restart of all operators and gateways at zero, and while the
-leading operator is killed. If pods cannot start, requests are answered with the reason. Bursts in each phase of the way
-to zero, and during removal of pods, are answered. While a gateway replica does not report, requests are answered and no
-pod is removed.
+Asserted: a burst at zero is held, starts pods and is answered; then the pods are removed. Requests are answered at any
+moment and in each phase of the way to zero, while pods are removed, after a restart of all operators and gateways at
+zero, while the operators are killed, and while a gateway replica does not report, which also keeps all pods. If pods
+cannot start, requests are answered with the reason.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def all_answered(answers: list[Answer]) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key: str) -> None:
+def test_burst_at_zero_is_answered(scaled: Endpoint, images: Images, results: Results, key: str) -> None:
     wait_zero(scaled)
     with burst(scaled, images, key, [each * 0.05 for each in range(12)], tokens=200) as answers:
         pods = wait_for(lambda: len(scaled.pods()) == 3 and scaled.pods(), "three pods", 120)
@@ -176,7 +175,7 @@ def test_a_burst_at_zero(scaled: Endpoint, images: Images, results: Results, key
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images: Images, key: str) -> None:
+def test_requests_at_any_moment_of_scaling_to_zero_are_answered(scaled: Endpoint, images: Images, key: str) -> None:
     rng, times = random.Random(7), [0.0]
     for _ in range(8):  # from before the announcement to after the end of the last pod
         times.append(times[-1] + rng.uniform(_IDLE_S - 1, _IDLE_S + 12))
@@ -187,7 +186,7 @@ def test_requests_around_each_moment_of_the_way_to_zero(scaled: Endpoint, images
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: str) -> None:
+def test_requests_at_zero_survive_restarts_of_operator_and_gateway(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     cluster = scaled.cluster
     for name in (release.RELEASE, "stoker-gateway"):
@@ -203,7 +202,7 @@ def test_everything_is_restarted_at_zero(scaled: Endpoint, images: Images, key: 
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
+def test_failed_start_is_returned_to_held_requests(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     scaled.patch(engine={"image": "stoker/no-such-image:1"})
     try:
@@ -220,12 +219,12 @@ def test_a_start_that_fails_is_the_answer(scaled: Endpoint, images: Images, key:
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, key: str) -> None:
+def test_crashing_start_is_returned_to_held_requests(scaled: Endpoint, images: Images, key: str) -> None:
     wait_zero(scaled)
     env = scaled.get()["spec"]["engine"]["env"]
     scaled.patch(engine={"env": [*env, {"name": "PYTHONHOME", "value": "/nowhere"}]})
     try:
-        # Later ones arrive while the pod waits for its restart, and at zero.
+        # The later requests arrive while the pod waits for its restart, and at zero.
         with burst(scaled, images, key, [0.0, 0.2, 0.4, 10.0, 25.0, 40.0]) as answers:
             pass
     finally:
@@ -240,7 +239,7 @@ def test_a_start_that_crashes_is_the_answer(scaled: Endpoint, images: Images, ke
 @pytest.mark.further
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("expected", ["Draining", "Zero"])
-def test_a_burst_in_a_phase_of_the_way_to_zero(
+def test_burst_in_each_phase_of_scaling_to_zero_is_answered(
     scaled: Endpoint, images: Images, results: Results, key: str, expected: str
 ) -> None:
     cluster, name = scaled.cluster, f"burst-{uuid.uuid4().hex[:6]}"
@@ -264,7 +263,7 @@ def test_a_burst_in_a_phase_of_the_way_to_zero(
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: str) -> None:
+def test_bursts_while_pods_are_removed_are_answered(scaled: Endpoint, images: Images, key: str) -> None:
     scaling = scaled.get()["spec"]["scaling"]
     scaled.patch(scaling={"minReplicas": 3, "idleSecondsToZero": None})
     try:
@@ -284,7 +283,7 @@ def test_bursts_while_pods_are_removed(scaled: Endpoint, images: Images, key: st
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key: str) -> None:
+def test_silent_gateway_replica_keeps_the_count(scaled: Endpoint, images: Images, key: str) -> None:
     cluster, pod = scaled.cluster, gateway_pods(scaled.cluster)[0]
     rule = ("FORWARD", "--destination", pod["status"]["podIP"], "--protocol", "tcp", "--dport", "8081", "-j", "DROP")
     nodes = [each["metadata"]["name"] for each in cluster.get("nodes")["items"]]
@@ -299,7 +298,7 @@ def test_a_gateway_replica_does_not_report(scaled: Endpoint, images: Images, key
         with burst(scaled, images, key, [each * 0.5 for each in range(60)]) as answers:
             pass
         all_answered(answers)
-        # Long requests need one pod; only the missing report keeps the others.
+        # These requests need one pod; only the missing report keeps the others.
         assert scaled.condition("Scaling")["reason"] == "MissingSignals"
         assert (len(scaled.pods()), phase(scaled)) == (3, "Active")
     finally:

@@ -8,9 +8,9 @@ from kit.cluster import Cluster
 
 
 def controllers_live(cluster: Cluster, since: float) -> bool:
-    """Return whether kube-controller-manager and kube-scheduler have renewed their Leases, without which they exit.
+    """Return whether kube-controller-manager and kube-scheduler have renewed their Leases since `since`.
 
-    A managed cluster may hide these Leases; the result is then True.
+    Without its Lease a controller exits. A managed cluster may hide these Leases; the result is then True.
 
     Args:
         since: seconds since 1970, by the nodes' clock.

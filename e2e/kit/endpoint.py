@@ -96,7 +96,7 @@ class Endpoint:
         return _condition(self.get(), kind)
 
     def ready(self) -> Object | None:
-        """Return its status if it is Ready with the newest spec."""
+        """Return its status if it is Ready with the newest spec, otherwise None."""
         endpoint = self.get()
         return endpoint["status"] if _condition(endpoint, "Ready").get("status") == "True" else None
 
@@ -120,7 +120,7 @@ class Endpoint:
         return [pod for pod in items if "deletionTimestamp" not in pod["metadata"] and _lives(pod)]
 
     def lives(self) -> dict[str, int]:
-        """Return the number of container restarts by pod. If it is equal later, no pod was replaced or restarted."""
+        """Return container restarts by pod UID. Two equal results mean that no pod was replaced or restarted."""
         return {
             pod["metadata"]["uid"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ()))
             for pod in self.pods()
@@ -143,7 +143,7 @@ class Endpoint:
         return self._kubectl("exec", pod, "--container", "engine", "--", "python3", "-c", code)
 
     def signal_engine(self, pod: str, signal: str) -> None:
-        """Send a signal to a pod's engine, but not to its server: ``signal_engine(pod, "SIGSTOP")``."""
+        """Send a signal to a pod's engine processes, but not to its server: ``signal_engine(pod, "SIGSTOP")``."""
         assert self.run(pod, _SIGNAL.format(signal=signal)).strip(), f"{pod} has no engine"
 
     def _kubectl(self, *arguments: str) -> str:

@@ -15,8 +15,7 @@ from kit.waiting import wait_for
 _PROGRAM = Path(__file__).resolve().parents[2] / "tests/engine/models/fake_hub.py"
 _PORT = 8080
 
-#: Arguments: token, size of a padding file in MiB, and the MiB after which the first transfer of a file is held; 0
-#: disables the latter two.
+#: Arguments: `token`, `padding` and `hold_at` of `start`; a size of 0 means no padding, or that no transfer is held.
 _SERVE = f"""
 import json, pathlib, random, signal, sys, time
 sys.path.insert(0, "/hub/program")
@@ -29,11 +28,11 @@ if hold_at := int(sys.argv[3]):
     hub.hold_at = hold_at * 1024**2
 print("serving", sorted(files), flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-told = 0
+num_printed = 0
 while True:
-    for fetched in hub.fetched[told:]:
+    for fetched in hub.fetched[num_printed:]:
         print(json.dumps(fetched), flush=True)
-        told += 1
+        num_printed += 1
     time.sleep(0.2)
 """
 
@@ -52,7 +51,7 @@ class Hub:
     pod: str
 
     def fetched(self) -> list[tuple[str, int]]:
-        """Return the requested files: path, and offset of the first byte."""
+        """Return path and offset of the first byte of each file request."""
         log = self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace)
         return [tuple(json.loads(line)) for line in log.strip("\n").split("\n") if line.startswith("[")]
 
@@ -74,7 +73,7 @@ def start(
         files: the model's files, less than a megabyte in total.
         token: token with read access; empty for public access.
         padding: size in MiB of a further file, padding.txt, which no engine reads.
-        hold_at: MiB after which the first transfer of a file only trickles until its connection ends.
+        hold_at: MiB after which the first transfer of each file only trickles until its connection ends.
     """
     name = "hub-private" if token else "hub"
     pod = client_pod(name, image, ["python", "-c", _SERVE, token, str(padding), str(hold_at)])

@@ -29,7 +29,7 @@ def _documents(config: Path) -> Iterator[Object]:
 
 
 def _adapted(document: Object, image: str) -> Object:
-    """Adapt a manifest as kustomize does, for a small node, with an image that the nodes have."""
+    """Set an image that the nodes have, as kustomize does, and requests for a small node."""
     if document["kind"] == "Deployment":
         pod = document["spec"]["template"]["spec"]
         for container in pod["containers"]:
@@ -38,7 +38,7 @@ def _adapted(document: Object, image: str) -> Object:
             if document["metadata"]["name"] == "keda-operator":
                 container["args"].append("--enable-webhook-patching=false")
     if document["kind"] == "APIService":
-        # KEDA's operator writes its CA bundle into the object that has this annotation.
+        # TLS is verified: KEDA's operator writes its CA bundle into this object.
         document["spec"].setdefault("insecureSkipTLSVerify", False)
     return document
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from kit.cluster import Cluster
 
-#: Keep the tests' objects for inspection.
+#: Whether the tests' objects are kept for inspection.
 KEEP = bool(os.environ.get("KEEP"))
 
 
@@ -20,9 +20,15 @@ def fresh(cluster: Cluster, title: str) -> Iterator[str]:
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].strip("-")
     name = f"{words}-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)
-    yield name
-    if not KEEP:
-        # Not waiting for the pods' drain saves time; the next test has the CPUs to itself.
-        cluster.kubectl("delete", "inferenceendpoints", "--all", "--namespace", name, "--ignore-not-found", check=False)
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
-        cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--wait=false", check=False)
+    try:
+        yield name
+    finally:
+        if not KEEP:
+            _delete(cluster, name)
+
+
+def _delete(cluster: Cluster, name: str) -> None:
+    # The short grace period cuts the pods' drain, so that the next test has the CPUs to itself.
+    cluster.kubectl("delete", "inferenceendpoints", "--all", "--namespace", name, "--ignore-not-found", check=False)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    cluster.kubectl("delete", "pods", "--all", "--namespace", name, "--grace-period=1", "--wait=false", check=False)

@@ -52,12 +52,12 @@ class Result:
 
     @property
     def failed(self) -> list[Request]:
-        """Return requests without a response."""
+        """Return requests that failed before any text arrived."""
         return [each for each in self.requests if each.outcome == "failed"]
 
     @property
     def cut(self) -> list[Request]:
-        """Return requests whose response was incomplete."""
+        """Return requests that failed after some text had arrived."""
         return [each for each in self.requests if each.outcome == "cut"]
 
     @property
@@ -79,7 +79,7 @@ class Result:
         return max((after - before for before, after in zip([first, *ends], ends, strict=False)), default=0)
 
     def unbroken(self) -> None:
-        """Assert that every request was answered completely."""
+        """Assert that there were enough requests, all answered completely."""
         assert self.sent >= _ENOUGH, f"{self.sent} requests are too few for a verdict"
         broken = self.broken
         assert not broken, f"{len(broken)} of {self.sent} requests failed or were cut, such as\n{listed(broken[:10])}"
@@ -108,7 +108,7 @@ class Flow:
         return _read(self.cluster.kubectl("logs", self.pod, "--namespace", self.namespace))
 
     def wait_for(self, more: int, timeout: float = START) -> None:
-        """Wait until `more` further requests have been answered."""
+        """Wait until `more` further requests have ended."""
         before = self.so_far().sent
         wait_for(lambda: self.so_far().sent >= before + more, f"{more} more requests", timeout)
 

@@ -3,14 +3,14 @@
     python traffic_client.py URL WORKERS API_KEY [LONGEST PAUSE]
 
 It runs in a pod of the cluster and never retries. The lengths of completion prompts have a long-tailed distribution, up
-to the model's limit, or to LONGEST tokens. Each worker pauses for PAUSE seconds after a request. It prints one line of
-JSON per request:
+to the model's limit and to LONGEST tokens. Each worker pauses for PAUSE seconds after a request. The program prints one
+line of JSON per request:
 
     {"start", "first", "end": seconds since 1970, "kind", "outcome": "ok" | "failed" | "cut", "error",
      "tokens": chunks of text}
 
-A request that is "failed" got no response; one that is "cut" got an incomplete response. On SIGTERM the workers finish
-their requests, and the program prints {"ended": seconds since 1970} as its last line.
+A request "failed" if an error came before any text, and was "cut" if one came later. On SIGTERM the workers finish
+their requests, and the last line is {"ended": seconds since 1970}.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _numbers = itertools.count(1)
 def prompt(max_length: int) -> list[int]:
     """Return at most `max_length` token ids.
 
-    Steps of the golden ratio spread the lengths evenly: any 25 consecutive prompts contain a long one.
+    Steps of the golden ratio spread the lengths: any 25 consecutive prompts contain one above 800 tokens.
     """
     number = next(_numbers)
     length = round(math.exp(_LENGTHS.inv_cdf(number * 0.618034 % 1)))

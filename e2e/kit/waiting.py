@@ -29,7 +29,7 @@ def wait_for(look: Callable[[], T | None], description: str, timeout: float, eve
 
 
 async def wait_for_async(holds: Callable[[], bool], description: str, timeout: float) -> None:  # noqa: ASYNC109
-    """`wait_for` for coroutines; the event loop keeps running."""
+    """Wait in a coroutine, without blocking the event loop, until `holds` returns True."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while not holds():

@@ -86,7 +86,7 @@ class Asking:
         yield from _texts(self._complete(prompt=prompt, max_tokens=4, stream=True), _text)
 
     def any_length(self) -> Iterator[str]:
-        """Send a prompt: half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 70 longer than 2,000."""
+        """Send a prompt: half are shorter than 64 tokens, 1 in 12 is longer than 500, and 1 in 90 longer than 2,000."""
         tokens = self._output_length()
         length = max(1, min(round(self.dice.lognormvariate(math.log(64), 1.5)), self.max_model_len - tokens))
         prompt = self.dice.choices(_WORDS, k=length)
@@ -164,8 +164,8 @@ class Asking:
         return _refused(400, lambda: self._complete(prompt="a", temperature=-1))
 
     def no_such_format(self) -> Iterator[str]:
-        """Request JSON mode, which the engine lacks and must refuse."""
-        return _refused(400, lambda: self._chat_as({"type": "json_object"}))
+        """Request a format that does not exist, and expect a refusal."""
+        return _refused(400, lambda: self._chat_as({"type": "yaml"}))
 
     def too_long(self) -> Iterator[str]:
         return _refused(400, lambda: self._complete(prompt=_SYSTEM * 500))

@@ -45,10 +45,10 @@ def growth(points: Sequence[Point]) -> float:
 
 
 def memory_is_flat(points: Sequence[Point]) -> bool:
-    """Return whether settled memory (seconds, bytes) does not grow."""
+    """Return whether settled memory (seconds, bytes) grows no more than tolerated."""
     return growth(points) <= max(MEMORY_BYTES, MEMORY_SHARE * statistics.median(value for _, value in points))
 
 
 def count_is_flat(at_rest: Sequence[int]) -> bool:
-    """Return whether a count, sampled at idle moments, has not grown."""
+    """Return whether a count, sampled at idle moments, has grown by at most `COUNT`."""
     return not at_rest or at_rest[-1] - at_rest[0] <= COUNT

@@ -1,8 +1,8 @@
 """Faults and changes during traffic, one at a time, in a seeded random order.
 
-A fault is gentle or harsh. A gentle one fails no request. A harsh one kills or freezes an engine: requests in flight on
-its pod fail. If the pod's server dies too, requests that the Service still routes there fail until its endpoints are
-updated; if the server survives and restarts the engine, no others fail.
+A gentle fault fails no request. A harsh one kills or freezes an engine: requests in flight on its pod fail. If the
+pod's server dies too, requests that the Service still routes there fail until its endpoints are updated; if the server
+survives and restarts the engine, no others fail.
 
 After each fault, everything must recover before the next one (`Site.wait_recovered`), and a change of an endpoint must
 take effect, which detects an operator that only seems to work.
@@ -147,7 +147,7 @@ class Fault:
     """A fault.
 
     Attributes:
-        strike: triggers it. Returns the blow of a harsh fault.
+        strike: triggers it. Returns the blow of a harsh fault, or None.
         restarts: whether pods of the endpoint may be replaced or restarted.
         needs_root: whether it needs root on a node, which only clusters made by these tests permit.
     """
@@ -240,7 +240,7 @@ def _webhook_down(site: Site) -> None:
 
 
 def _node_drained(site: Site) -> None:
-    """Drain a node with model pods, if there is one that is not sheltered."""
+    """Drain a worker that is not sheltered, preferably one with model pods."""
     nodes = [pod["spec"]["nodeName"] for pod in site.endpoint.pods()]
     other_nodes = [
         each["metadata"]["name"]

@@ -96,7 +96,7 @@ class Life:
 
 @dataclass(frozen=True)
 class Watched:
-    """Containers to sample: those of the pods that match a selector.
+    """One container of each pod that matches a selector, to be sampled.
 
     Attributes:
         roles: role of the container's first process, and of its children.

@@ -43,7 +43,6 @@ _KEY = "key-of-the-soak-5d20"
 _ROUND_MINUTES = 5
 #: Workers per endpoint, and their pause after a request in seconds: without it the tiny model would take all CPUs.
 #: There are enough workers that a server soon has its final number of threads, with their memory.
-#: all the processors else. Enough workers that a server soon has all the threads it will ever have, and their memory.
 _ASKING = {_STRUCK: (2, 0.0), _STEADY: (4, 0.8)}
 #: Range of the pause between a recovery and the next fault, in seconds.
 _BREATHER_S = (5, 15)
@@ -136,7 +135,7 @@ def check_at_rest(watch: Watch, record: Record, endpoints: list[Endpoint]) -> No
 
 
 def nothing_twice(site: Site, endpoints: list[Endpoint]) -> Iterator[str]:
-    """Yield duplicate or orphaned objects."""
+    """Yield problems: duplicate or orphaned objects, an old ReplicaSet with pods, more than one Lease, no leader."""
     cluster, namespace = site.cluster, site.endpoint.namespace
     names = sorted(endpoint.name for endpoint in endpoints)
     owners = {endpoint.get()["metadata"]["uid"] for endpoint in endpoints}

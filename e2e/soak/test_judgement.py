@@ -29,14 +29,14 @@ def memory(leak: float, minutes: int = 30) -> list[drift_check.Point]:
 
 
 @pytest.mark.parametrize(("leak", "is_flat"), [(0, True), (5, True), (20, False), (200, False)])
-def test_a_leak_is_told_from_noise(leak: float, is_flat: bool) -> None:
+def test_leak_is_distinguished_from_noise(leak: float, is_flat: bool) -> None:
     points = drift_check.settled(memory(leak), born=0.0)
     assert points[0][0] == drift_check.WARM_UP_S
     assert drift_check.growth(points) / _MIB == pytest.approx(leak, abs=3)
     assert drift_check.memory_is_flat(points) == is_flat
 
 
-def test_a_short_life_is_not_judged() -> None:
+def test_short_life_is_not_evaluated() -> None:
     assert drift_check.settled(memory(200, minutes=7), born=0.0) == []
     assert drift_check.settled(memory(200, minutes=9), born=0.0)
     assert drift_check.slope([(1.0, 5.0)]) == 0
@@ -46,7 +46,7 @@ def test_the_slope_is_exact_on_a_line_with_a_wild_point() -> None:
     assert drift_check.slope([(0, 1), (1, 3), (2, 500), (3, 7), (4, 9)]) == pytest.approx(2)
 
 
-def test_counts() -> None:
+def test_growing_counts_are_not_flat() -> None:
     for counts in ([], [10, 30, 10], [10, 10 + drift_check.COUNT]):
         assert drift_check.count_is_flat(counts)
     assert not drift_check.count_is_flat([10, 12, 15])
@@ -67,7 +67,7 @@ def record(*requests: Request, endpoint: str = "struck") -> Record:
     return result
 
 
-def test_only_a_harsh_fault_excuses() -> None:
+def test_only_harsh_faults_excuse_failed_requests() -> None:
     assert not record(
         request_of(98, 100), request_of(109, 140), request_of(98, 130, "cut"), request_of(10, 11, "ok")
     ).problems
@@ -77,7 +77,7 @@ def test_only_a_harsh_fault_excuses() -> None:
     assert record(request_of(98, 100), endpoint="steady").problems
 
 
-def test_the_page_tells_leaks_and_the_picture_draws_them() -> None:
+def test_page_lists_leaks_and_picture_draws_them() -> None:
     result = record(request_of(98, 100), request_of(10, 11, "ok"))
     samples = [Sample(when, int(value), 10 + int(when) // 100, 4, when % 300 == 0) for when, value in memory(100)]
     result.lives.append(Life("steady", "steady-1", "engine", samples))
@@ -91,7 +91,7 @@ def test_the_page_tells_leaks_and_the_picture_draws_them() -> None:
     assert picture.count("<polyline") == 2 and "engine SIGKILLed" in picture
 
 
-def test_each_fault_comes_once_before_any_comes_again() -> None:
+def test_each_fault_occurs_once_before_any_repeats() -> None:
     drawn = schedule(random.Random(1))
     names = [next(drawn).name for _ in range(2 * len(FAULTS))]
     everything = {fault.name for fault in FAULTS}
@@ -99,6 +99,6 @@ def test_each_fault_comes_once_before_any_comes_again() -> None:
     assert names[: len(FAULTS)] != [fault.name for fault in FAULTS]
 
 
-def test_what_needs_root_is_left_out_where_nodes_are_somebody_elses() -> None:
+def test_faults_that_need_root_are_omitted_on_foreign_nodes() -> None:
     drawn = schedule(random.Random(1), nodes_are_ours=False)
     assert not any(next(drawn).needs_root for _ in range(2 * len(FAULTS)))

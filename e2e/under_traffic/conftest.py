@@ -14,7 +14,7 @@ from kit.namespace import fresh
 def endpoint(cluster: Cluster, chart: None) -> Iterator[Endpoint]:
     """An endpoint with two pods for all of these tests. Each test leaves it serving with two.
 
-    It computes its longest prompt faster than its drain timeout.
+    It computes its longest prompt within `drainSeconds`.
     """
     with fresh(cluster, "under-traffic") as namespace:
         endpoint = Endpoint(cluster, namespace)

@@ -17,9 +17,8 @@ from kit.results import Results
 from kit.traffic import listed, traffic
 from kit.waiting import wait_for
 
-#: Time until a Service removes an ended container, in seconds: the kubelet checks every second, then the endpoints and
-#: every node's rules are updated. If a node's rules can be read, they are checked instead.
-#: endpoints, then every node's rules are written. Where a node's rules can be read, they show it.
+#: Time until no Service routes to an ended container, in seconds: the kubelet checks every second, then the endpoints
+#: and every node's rules are updated. If a node's rules can be read, they are checked instead.
 HEARSAY = 6
 
 
@@ -37,7 +36,9 @@ def leads_to(cluster: Cluster, node: str, address: str) -> bool:
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_graceful_deletion(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
+def test_graceful_deletion_costs_no_request(
+    endpoint: Endpoint, images: Images, results: Results, namespace: str
+) -> None:
     url = endpoint.wait_ready()["url"]
     with traffic(endpoint.cluster, namespace, images.client, url) as flow:
         pod = busy_pod(endpoint)["metadata"]["name"]
@@ -51,7 +52,9 @@ def test_graceful_deletion(endpoint: Endpoint, images: Images, results: Results,
 
 
 @pytest.mark.timeout(1200)
-def test_engine_killed(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
+def test_killed_engine_costs_only_its_requests(
+    endpoint: Endpoint, images: Images, results: Results, namespace: str
+) -> None:
     url = endpoint.wait_ready()["url"]
     lives = endpoint.lives()
     with traffic(endpoint.cluster, namespace, images.client, url, workers=3) as flow:
@@ -73,7 +76,9 @@ def test_engine_killed(endpoint: Endpoint, images: Images, results: Results, nam
 
 @pytest.mark.further
 @pytest.mark.timeout(1200)
-def test_engine_frozen(endpoint: Endpoint, images: Images, results: Results, namespace: str) -> None:
+def test_frozen_engine_costs_only_its_requests(
+    endpoint: Endpoint, images: Images, results: Results, namespace: str
+) -> None:
     url = endpoint.wait_ready()["url"]
     lives = endpoint.lives()
     with traffic(endpoint.cluster, namespace, images.client, url) as flow:

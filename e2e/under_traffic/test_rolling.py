@@ -66,7 +66,7 @@ def ended(endpoint: Endpoint, replicas: int) -> None:
         ("maxModelLen", {"maxModelLen": 2304}, "--max-model-len=2304"),
     ],
 )
-def test_rolling_update(
+def test_rolling_update_of_a_setting(
     endpoint: Endpoint, undisturbed: Disturbed, change_name: str, engine: dict, argument: str
 ) -> None:  # type: ignore[type-arg]
     def change(flow: Flow) -> None:
@@ -97,7 +97,7 @@ def test_rolling_update_of_the_image(
 
 @pytest.mark.further
 @pytest.mark.timeout(900)
-def test_scale(endpoint: Endpoint, undisturbed: Disturbed) -> None:
+def test_scaling_up_and_down(endpoint: Endpoint, undisturbed: Disturbed) -> None:
     def change(flow: Flow) -> None:
         before = set(endpoint.lives())
         endpoint.cluster.kubectl("scale", "ie/demo", "--replicas=3", "--namespace", endpoint.namespace)

@@ -37,7 +37,7 @@ _KEY = "key-of-the-application"
 _SHAPE = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 _TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 _CACHE_BYTES = 64 * 2**20
-#: Flags without a field of the endpoint. Nothing can be compiled, because the image has no compiler.
+#: Flags without a field of the endpoint; eager because the image has no compiler.
 _FLAGS = ["--enforce-eager", f"--kv-cache-memory-bytes={_CACHE_BYTES}"]
 _RESOURCES = {"requests": {"cpu": "300m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 _METRICS = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:8000/metrics').read().decode())"
@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def placed(cluster: Cluster) -> Object:
-    """Selector of a node that reports the image: perhaps only one node has this large image."""
+    """Selector of a node that has the image, perhaps the only one; empty if no node reports it."""
     for node in cluster.get("nodes")["items"]:
         if any(IMAGE in name for each in node["status"].get("images", ()) for name in each["names"] or ()):
             return {"kubernetes.io/hostname": node["metadata"]["name"]}
@@ -59,7 +59,7 @@ def placed(cluster: Cluster) -> Object:
 
 
 def secret() -> Object:
-    """Return the Secret with the API key, which both Deployments use."""
+    """Return the Secret with the API key, which all servers use."""
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"api-key": _KEY}}
 
 
@@ -130,7 +130,7 @@ def same(hub: str, placed: Object, **changes: Any) -> Object:
 
 
 @pytest.mark.timeout(2400)
-def test_a_move_loses_no_request(
+def test_migration_costs_no_request(
     cluster: Cluster,
     images: Images,
     chart: None,
@@ -250,7 +250,7 @@ except urllib.error.HTTPError as error:
     ],
     ids=["no-such-model", "beyond-the-model"],
 )
-def test_what_is_wrong_is_said(
+def test_start_errors_are_reported_with_their_reason(
     cluster: Cluster,
     images: Images,
     chart: None,

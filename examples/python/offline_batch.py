@@ -16,7 +16,7 @@ PROMPTS = str(Path(__file__).parent / "prompts.jsonl")
 
 
 def main(source: str = PROMPTS, target: str = "results.jsonl", model: str = "demo://gemma-3-270m") -> None:
-    """Complete the prompts in file `source`; write prompt, text and the reason of the end to `target`."""
+    """Complete the prompts in file `source`; write prompts, texts, finish reasons and token counts to `target`."""
     with Path(source).open(encoding="utf-8") as lines:
         requests = [json.loads(line) for line in lines if line.strip()]
     params = [SamplingParams(temperature=0, max_tokens=request.get("output_tokens", 64)) for request in requests]

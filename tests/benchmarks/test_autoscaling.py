@@ -35,5 +35,5 @@ def test_flapping_load_waits_less_than_with_hpa_and_costs_less() -> None:
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.strip("\n").split("\n")[-1])
     ours, other = measured["stoker"], measured["hpa"]
-    assert ours[0] == other[0] > 5000, "the same requests, all of which end"
+    assert ours[0] == other[0] > 5000, "both complete the same requests"
     assert ours[1] < other[1] and ours[2] < other[2] and ours[3] <= 1.02 * other[3]

@@ -56,7 +56,7 @@ class Pretended:
     def close(self) -> None: ...
 
 
-def test_workloads_are_what_their_names_say() -> None:
+def test_workloads_match_their_names() -> None:
     names = expand(["W1", "W2", "W3", "decode", "prefill", "long"])
     made = {name: workload(name, seed=0) for name in names}
     assert made["decode-16"].num_output_tokens == 16 * 64
@@ -72,14 +72,14 @@ def test_workloads_are_what_their_names_say() -> None:
     assert expand(["decode-8", "decode"])[0] == "decode-8" and len(expand(["decode-8", "decode"])) == 6
 
 
-def test_roofline_of_one_request_is_reading_weights() -> None:
+def test_roofline_of_one_request_is_limited_by_reading_weights() -> None:
     needed = least(Workload("w", [([1, 2, 3], 4)]), MODEL)
     assert needed.bytes_read == 4 * 2 * 150
     assert needed.operations == 2 * (100 * (3 + 3) + 50 * 4)
     assert needed.ceiling(MACHINE) == "memory" and needed.seconds(MACHINE) == 1.2
 
 
-def test_roofline_of_many_is_computing_and_a_shared_prefix_counts_once() -> None:
+def test_roofline_of_many_requests_is_limited_by_computing() -> None:
     needed = least(Workload("w", [([7] * 100 + [number], 1) for number in range(10)]), MODEL)
     assert needed.operations == 2 * (100 * (100 + 10) + 50 * 10)
     assert needed.ceiling(MACHINE) == "GEMM" and needed.seconds(MACHINE) == 2.3
@@ -88,7 +88,7 @@ def test_roofline_of_many_is_computing_and_a_shared_prefix_counts_once() -> None
 
 
 @pytest.mark.parametrize("head", [True, False])
-def test_parameters_by_what_tokens_go_through(tmp_path: Path, head: bool) -> None:
+def test_parameters_are_counted_by_layer_and_head(tmp_path: Path, head: bool) -> None:
     shapes = {"model.embed_tokens.weight": [10, 4], "model.layers.0.mlp.up_proj.weight": [4, 6]}
     if head:
         shapes["lm_head.weight"] = [10, 4]
@@ -97,7 +97,7 @@ def test_parameters_by_what_tokens_go_through(tmp_path: Path, head: bool) -> Non
     assert parameters(tmp_path) == (24, 40)
 
 
-def test_bytes_of_quantized_weights(tmp_path: Path) -> None:
+def test_bytes_of_quantized_weights_are_counted(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("token_embd.weight", np.zeros((10, 34), dtype=np.uint8), raw_dtype=GGMLQuantizationType.Q8_0)
     writer.add_tensor("blk.0.attn_q.weight", np.zeros((4, 18), dtype=np.uint8), raw_dtype=GGMLQuantizationType.Q4_0)
@@ -113,7 +113,7 @@ def test_bytes_of_quantized_weights(tmp_path: Path) -> None:
         quantized.folder_alone("vllm")
 
 
-def test_bytes_of_a_quantized_folder(tmp_path: Path) -> None:
+def test_bytes_of_a_quantized_folder_are_counted(tmp_path: Path) -> None:
     """By their size in the file; a head of its own leaves the embedding out."""
     weights = {
         "model.embed_tokens.weight": torch.zeros(10, 4, dtype=torch.bfloat16),
@@ -127,7 +127,7 @@ def test_bytes_of_a_quantized_folder(tmp_path: Path) -> None:
     assert parameters(tmp_path, bytes_of) == (6 * 4 + 6 * 4, 10 * 4 * 4)
 
 
-def test_medians_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_medians_ratios_and_shares_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ours = row("stoker", 50, 10, 30)
     found = results(ours, row("slow", 20), row("fast", 60, 60))
     assert ours.speed == 30
@@ -139,7 +139,7 @@ def test_medians_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "| W1 | 30.0 (10.0–50.0) | 20.0 (20.0–20.0) | 60.0 (60.0–60.0) | 0.50 (fast) | 50% of memory | – |" in text
 
 
-def test_history_compares_with_the_last_of_the_same_kind(tmp_path: Path) -> None:
+def test_history_compares_with_the_last_run_of_the_same_kind(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     assert history.change(row("stoker", 1), "a processor", history.read(path)) is None
     history.append(path, results(row("stoker", 30, share=0.4), row("other", 1, share=0.1)))
@@ -151,7 +151,7 @@ def test_history_compares_with_the_last_of_the_same_kind(tmp_path: Path) -> None
     assert history.change(row("third", 9), "a processor", lines) is None
 
 
-def test_history_never_compares_with_a_busy_machine(tmp_path: Path) -> None:
+def test_history_never_compares_with_runs_on_a_busy_machine(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     busy = row("stoker", 10, 10, 10, share=0.1)
     busy.noisy = 2
@@ -161,7 +161,7 @@ def test_history_never_compares_with_a_busy_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counts", [[4, 3], [4], [4, 4, 4], []])
-def test_a_wrong_number_of_tokens_is_no_speed(counts: list[int]) -> None:
+def test_wrong_number_of_tokens_yields_no_speed(counts: list[int]) -> None:
     asked = Workload("w", [([1], 4), ([1], 4)])
     check_counts(asked, Finished(1, [4, 4]))
     with pytest.raises(CannotRunError, match=r"^w: "):
@@ -192,7 +192,7 @@ def test_waiting_for_a_quiet_machine_ends() -> None:
     assert len(waited) == 15 * 2 + 5  # and then a single look each time
 
 
-def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
+def test_successful_builds_are_kept_and_failed_ones_are_not(tmp_path: Path) -> None:
     made = list[str]()
     for recipe in ("1", "1", "2"):
         once(tmp_path / "kept", recipe, lambda folder, step, recipe=recipe: made.append(recipe))
@@ -212,7 +212,7 @@ def test_what_was_made_is_kept_and_what_failed_is_not(tmp_path: Path) -> None:
         (["--rounds", "0"], "'0' is not an integer of at least 1"),
     ],
 )
-def test_unknown_arguments_name_what_there_is(
+def test_unknown_arguments_are_refused_with_the_known_values(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -221,7 +221,7 @@ def test_unknown_arguments_name_what_there_is(
     assert message in capsys.readouterr().err
 
 
-def test_parts_are_asked_for_by_spaces_or_commas() -> None:
+def test_lists_of_arguments_are_separated_by_spaces_or_commas() -> None:
     options = bench.parse(["--workloads", "W2 decode-8", "--peers", "none", "--models", "gemma,A"])
     assert (options.workloads, options.peers, options.models) == (["W2", "decode-8"], [], ["gemma", "A"])
 

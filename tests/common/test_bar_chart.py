@@ -10,7 +10,7 @@ import pytest
 from stoker_common.bar_chart import Bar, BarChart, bins
 
 
-def test_stacked_bars_mark_the_limit_and_cut_what_is_far_above_it() -> None:
+def test_stacked_bars_mark_the_limit_and_cut_values_far_above_it() -> None:
     bars = [Bar("fits", (2, 1, 1)), Bar("full", (4, 4, 0)), Bar("exceeds", (6, 3, 0)), Bar("huge", (40, 0, 0))]
     assert BarChart(28, ascii_only=True).stacked(bars, 8) == [
         "   fits  ##=-    |",
@@ -37,7 +37,7 @@ def test_bins_have_round_limits_and_all_values() -> None:
         ("10 - 12", 1), ("12 - 14", 1), ("14 - 16", 0), ("16 - 18", 0), ("18 - 20", 1), ("20 - 22", 0),
         ("22 - 24", 0), ("24 - 26", 0), ("26 - 28", 0), ("28 - 30", 0), ("30 - 32", 1),
     ]  # fmt: skip
-    assert bins([*range(1, 41), 5000.0])[-1] == ("40 - 5,000", 2), "a tail does not hide the others"
+    assert bins([*range(1, 41), 5000.0])[-1] == ("40 - 5,000", 2), "an outlier does not hide the other values"
     assert bins([5.0] * 3) == [("5", 3)]
     assert bins([0.0]) == [("0", 1)]
     assert bins([math.nan, math.inf]) == []
@@ -46,7 +46,7 @@ def test_bins_have_round_limits_and_all_values() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "ascii_only"), [("utf-8", False), ("ascii", True), ("latin-1", True)])
-def test_encoding_decides_on_characters(encoding: str, ascii_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_determines_the_characters(encoding: str, ascii_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "33")
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     chart = BarChart.to(stream)

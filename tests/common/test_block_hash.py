@@ -29,7 +29,7 @@ def num_shared(first: Sequence[BlockHash], second: Sequence[BlockHash]) -> int:
     return shared
 
 
-def test_hashes_of_tokens_and_salts_stay_as_they_are() -> None:
+def test_hashes_are_stable_across_releases() -> None:
     """The hashes are stable, because programs of different releases compare them."""
     assert CacheKeys().root_hash().hex() == "cae66941d9efbd404e4d88758ea67670"
     assert CacheKeys("s").root_hash().hex() == "bbf7769fea5c8d41a9068bd6edbb2c13"
@@ -42,7 +42,7 @@ def test_hashes_of_tokens_and_salts_stay_as_they_are() -> None:
 
 
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=200))
-def test_a_salt_like_a_root_key_shares_nothing(root_key: bytes, other: bytes) -> None:
+def test_salt_equal_to_a_root_key_shares_no_blocks(root_key: bytes, other: bytes) -> None:
     """Clients choose their salt, which may read like an adapter's name."""
     salts = {root_key.decode("latin-1"), root_key.hex(), other.decode("latin-1"), ""}
     adapter = chain_of(range(32), CacheKeys(root_key=root_key))
@@ -108,7 +108,7 @@ def test_equal_tokens_share_exactly_the_blocks_before_other_content(seed: int) -
     assert num_shared(*texts) == sum(end <= differing for end in block_ends(size))
 
 
-def test_an_extra_key_does_not_stand_for_tokens() -> None:
+def test_extra_key_never_equals_tokens_of_a_client() -> None:
     """No tokens or image parts chosen by a client produce another prompt's hash."""
     spans = (ContentSpan(0, 16, b"x"),)
     plain = set(chain_of(range(64)))

@@ -38,7 +38,7 @@ def test_start_is_not_in_the_future(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"1 (a) R 0", b"1 (a) " + b"x " * 30])
-def test_start_that_is_not_known_is_now(tmp_path: Path, content: bytes | None) -> None:
+def test_unknown_start_is_now(tmp_path: Path, content: bytes | None) -> None:
     stat = tmp_path / "stat"
     if content is not None:
         stat.write_bytes(content)

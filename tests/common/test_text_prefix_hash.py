@@ -13,7 +13,7 @@ from stoker_common.text_prefix_hash import BLOCKS_OF_A_SIZE, FIRST_BLOCK, block_
 
 
 @given(st.integers(0, 200_000))
-def test_blocks_are_full_and_a_small_part_of_what_is_before_them(size: int) -> None:
+def test_blocks_are_full_and_small_relative_to_the_preceding_text(size: int) -> None:
     ends = [0, *block_ends(size)]
     blocks = [end - start for start, end in itertools.pairwise(ends)]
     assert ends[-1] <= size < ends[-1] + FIRST_BLOCK * 2 ** (len(blocks) // BLOCKS_OF_A_SIZE)
@@ -21,12 +21,12 @@ def test_blocks_are_full_and_a_small_part_of_what_is_before_them(size: int) -> N
         assert block == FIRST_BLOCK or block <= FIRST_BLOCK + start // BLOCKS_OF_A_SIZE
 
 
-def test_even_a_huge_text_has_few_blocks() -> None:
+def test_huge_text_has_few_blocks() -> None:
     assert len(list(block_ends(32 << 20))) < 400
 
 
 @given(st.integers(0, 40_000), st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 2**32))
-def test_texts_share_the_blocks_of_their_common_beginning(common: int, first: int, second: int, seed: int) -> None:
+def test_texts_share_the_blocks_of_their_common_prefix(common: int, first: int, second: int, seed: int) -> None:
     chance = random.Random(seed)
     beginning = chance.randbytes(common)
     texts = beginning + b"a" + chance.randbytes(first), beginning + b"b" + chance.randbytes(second)
@@ -36,7 +36,7 @@ def test_texts_share_the_blocks_of_their_common_beginning(common: int, first: in
     assert not set(chains[0][shared:]) & set(chains[1][shared:])
 
 
-def test_endpoints_and_salts_share_nothing() -> None:
+def test_texts_of_different_endpoints_and_salts_share_no_blocks() -> None:
     text = bytes(FIRST_BLOCK)
     names = [("m", ""), ("m", "s"), ("ms", ""), ("", "ms"), ("", "")]
     assert len({text_chain(text, endpoint, CacheKeys(salt))[0] for endpoint, salt in names}) == len(names)

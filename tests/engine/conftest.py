@@ -66,10 +66,8 @@ def demo_reference(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory, wo
             model = AutoModelForCausalLM.from_pretrained(
                 demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32
             )
-            del (
-                model.hf_quantizer,
-                model.config.quantization_config,
-            )  # which refuse to be saved; the numbers are float32
+            # The quantizer and its config cannot be saved; the weights are float32.
+            del model.hf_quantizer, model.config.quantization_config
             unfinished = folder.with_suffix(".part")
             model.save_pretrained(unfinished)
             unfinished.rename(folder)

@@ -63,7 +63,7 @@ async def until_free(reports: list[StepReport]) -> None:
     assert reports[-1].stats.kv_cache_usage == 0
 
 
-def test_one_engine_for_everything_that_ends_well(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_engine_passes_all_checks(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting a process takes seconds, so these checks share one."""
 
     # Loading a tokenizer blocks all threads of a process, including probes: the server must not do it.
@@ -73,14 +73,14 @@ def test_one_engine_for_everything_that_ends_well(tiny_llama: Path, monkeypatch:
         async with running(tiny_llama) as (llm, reports):
             for check in (
                 many_streams_at_once,
-                a_closed_stream_frees_its_blocks_and_hurts_nobody,
+                a_closed_stream_frees_its_blocks_and_affects_no_other,
                 an_invalid_request_is_refused_before_it_starts,
-                a_request_that_cannot_be_sent_hurts_nobody,
+                an_unsendable_request_affects_no_other,
                 a_stop_string_ends_one_sequence,
                 several_sequences,
-                a_request_whose_text_fails_hurts_nobody,
-                bad_words_are_encoded_once_and_elsewhere,
-                outputs_keep_to_their_grammars,
+                a_request_whose_text_fails_affects_no_other,
+                bad_words_are_encoded_once,
+                outputs_satisfy_their_grammars,
                 shutdown_ends_streams,
             ):
                 await check(llm, reports)
@@ -95,7 +95,7 @@ async def many_streams_at_once(llm: AsyncLLM, reports: list[StepReport]) -> None
     await until_free(reports)
 
 
-async def a_closed_stream_frees_its_blocks_and_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
+async def a_closed_stream_frees_its_blocks_and_affects_no_other(llm: AsyncLLM, reports: list[StepReport]) -> None:
     alone = await collect(llm, "alone", LONG)
     survivor = asyncio.create_task(collect(llm, "survivor", LONG))
     stream: Any = llm.generate("leaver", [8, 9], LONG)
@@ -116,11 +116,11 @@ async def an_invalid_request_is_refused_before_it_starts(llm: AsyncLLM, reports:
     await anext(stream)
     with pytest.raises(RequestError, match="choose another"):
         await anext(llm.generate("twice", [5], SHORT))
-    assert sum([len(delta.token_ids) async for delta in stream]) > 300, "it goes on"
+    assert sum([len(delta.token_ids) async for delta in stream]) > 300, "the first stream continues"
     assert len(await collect(llm, "good")) == 8
 
 
-async def a_request_that_cannot_be_sent_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
+async def an_unsendable_request_affects_no_other(llm: AsyncLLM, reports: list[StepReport]) -> None:
     alone = asyncio.create_task(collect(llm, "fine", LONG))
 
     class Unpicklable(str):
@@ -155,7 +155,7 @@ async def several_sequences(llm: AsyncLLM, reports: list[StepReport]) -> None:
     await until_free(reports)
 
 
-async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[StepReport]) -> None:
+async def a_request_whose_text_fails_affects_no_other(llm: AsyncLLM, reports: list[StepReport]) -> None:
     assert llm.engines[0].outputs is not None
     process = llm.engines[0].outputs.process
 
@@ -173,7 +173,7 @@ async def a_request_whose_text_fails_hurts_nobody(llm: AsyncLLM, reports: list[S
     await until_free(reports)
 
 
-def test_logits_that_are_no_numbers_end_a_request_and_are_counted(tiny_llama: Path, tmp_path: Path) -> None:
+def test_nan_logits_end_a_request_and_are_counted(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "overflows")
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -192,7 +192,7 @@ def test_logits_that_are_no_numbers_end_a_request_and_are_counted(tiny_llama: Pa
     asyncio.run(run())
 
 
-async def bad_words_are_encoded_once_and_elsewhere(llm: AsyncLLM, reports: list[StepReport]) -> None:
+async def bad_words_are_encoded_once(llm: AsyncLLM, reports: list[StepReport]) -> None:
     words = [f"word {number}" for number in range(250)]
     encode, encoded = llm.tokenizer.encode, list[int]()
 
@@ -232,11 +232,11 @@ async def chosen(llm: AsyncLLM, name: str, params: SamplingParams) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-async def outputs_keep_to_their_grammars(llm: AsyncLLM, reports: list[StepReport]) -> None:
-    token_table, asked = llm.tokenizer.token_table, list[int]()
+async def outputs_satisfy_their_grammars(llm: AsyncLLM, reports: list[StepReport]) -> None:
+    token_table, calls = llm.tokenizer.token_table, list[int]()
 
     async def counted() -> TokenTable:
-        asked.append(1)
+        calls.append(1)
         return await token_table()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -246,7 +246,7 @@ async def outputs_keep_to_their_grammars(llm: AsyncLLM, reports: list[StepReport
         found = await asyncio.gather(*answers)
         assert all(text in (f"red {i}", f"green {i}") for i, text in enumerate(found))
         assert len(await beside) == 400
-        assert not asked, "the engine knows the vocabulary before it serves"
+        assert not calls, "the engine knows the vocabulary before it serves"
     bad = dataclasses.replace(LONG, structured_outputs=StructuredOutputs(regex="a{3,2}["))
     with pytest.raises(RequestError) as refused:
         await collect(llm, "bad", bad)
@@ -254,7 +254,7 @@ async def outputs_keep_to_their_grammars(llm: AsyncLLM, reports: list[StepReport
     await until_free(reports)
 
 
-def test_another_engine_is_told_the_vocabulary_too(tiny_llama: Path) -> None:
+def test_a_restarted_engine_gets_the_vocabulary(tiny_llama: Path) -> None:
     async def run() -> None:
         async with running(tiny_llama) as (llm, _):
             assert await chosen(llm, "first", choosing("one")) == "one"
@@ -282,7 +282,7 @@ async def shutdown_ends_streams(llm: AsyncLLM, reports: list[StepReport]) -> Non
         await anext(llm.generate("late", [5], LONG))
 
 
-def test_an_abort_storm_under_preemption_leaves_the_pool_balanced_and_survivors_exact(tiny_llama: Path) -> None:
+def test_an_abort_storm_leaves_a_balanced_pool_and_exact_survivors(tiny_llama: Path) -> None:
     async def run() -> None:
         chance = random.Random(0)
         # 60 blocks of 16 tokens, for 200 requests of up to 60 tokens: most of them are preempted at times.
@@ -309,7 +309,9 @@ def test_an_abort_storm_under_preemption_leaves_the_pool_balanced_and_survivors_
 
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_idle_costs_next_to_nothing(tiny_llama: Path, ranks: int, seconds: int, part_of: Callable[[int], int]) -> None:
+def test_an_idle_engine_uses_almost_no_cpu(
+    tiny_llama: Path, ranks: int, seconds: int, part_of: Callable[[int], int]
+) -> None:
     """At most 0.5% of one core for all processes together, also right after work."""
     seconds = max(3, part_of(seconds))
 

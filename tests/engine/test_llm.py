@@ -33,7 +33,7 @@ def _one(llm: LLM, prompt: Any = "the quick brown", **params: Any) -> Any:
     return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0].outputs[0]
 
 
-def test_a_prompt_that_is_only_scored_may_fill_context_and_cache(tiny_llama: Path) -> None:
+def test_a_scored_prompt_may_fill_context_and_cache(tiny_llama: Path) -> None:
     """Its log-probabilities equal those with more room."""
     prompt = [5 + i * 7 % 200 for i in range(64)]
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
@@ -45,15 +45,15 @@ def test_a_prompt_that_is_only_scored_may_fill_context_and_cache(tiny_llama: Pat
             [output] = llm.generate([prompt], replace(params, only_scores=True), use_tqdm=False)
             assert output.outputs[0].finish_reason == "length"
             assert output.prompt_logprobs is not None and expected.prompt_logprobs is not None
-            for found, wanted_position in zip(output.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-                assert found is not None and wanted_position is not None
-                known = {token: each.logprob for token, each in wanted_position.items()}
+            for found, expected_position in zip(output.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+                assert found is not None and expected_position is not None
+                known = {token: each.logprob for token, each in expected_position.items()}
                 assert {token: each.logprob for token, each in found.items()} == pytest.approx(known, abs=1e-4)
         with pytest.raises(RequestError, match="maximum context length"):
             llm.generate([prompt], params, use_tqdm=False)
 
 
-def test_max_tokens(llm: LLM) -> None:
+def test_max_tokens_limits_the_output(llm: LLM) -> None:
     output = _one(llm, max_tokens=5)
     assert len(output.token_ids) == 5
     assert output.finish_reason is FinishReason.LENGTH
@@ -90,8 +90,8 @@ def test_the_end_token_stops_unless_ignored(tiny_llama: Path, tmp_path: Path) ->
 
 def test_penalties_count_right_in_forks_and_after_preemptions(tiny_llama: Path) -> None:
     prompts = [[9, 8, 7, 8] * 8, [5, 6] * 16, [20, 21, 22] * 10]
-    asked = {"repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": -0.4, "max_tokens": 40}
-    params = SamplingParams(**asked, n=3, seed=3, ignore_eos=True)  # type: ignore[arg-type]
+    penalties = {"repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": -0.4, "max_tokens": 40}
+    params = SamplingParams(**penalties, n=3, seed=3, ignore_eos=True)  # type: ignore[arg-type]
     found = []
     for blocks in (200, 14):
         llm = LLM(str(tiny_llama), max_model_len=128, num_gpu_blocks_override=blocks)
@@ -102,18 +102,18 @@ def test_penalties_count_right_in_forks_and_after_preemptions(tiny_llama: Path) 
     assert len({tuple(tokens) for tokens in found[0][0]}) == 3
 
 
-def test_what_changes_logits_is_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logit_rules_are_built_once_per_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     of = LogitRules.of
-    monkeypatch.setattr(LogitRules, "of", lambda asked: made.append(asked.id) or of(asked))
+    monkeypatch.setattr(LogitRules, "of", lambda request: made.append(request.id) or of(request))
     many = list(range(300))
-    asked = {"allowed_token_ids": many, "stop_token_ids": many[:200], "logit_bias": dict.fromkeys(many, 1.0)}
-    output = _one(llm, **asked, min_tokens=20, bad_words=["a", "b c"], frequency_penalty=0.5, n=2)
+    rules = {"allowed_token_ids": many, "stop_token_ids": many[:200], "logit_bias": dict.fromkeys(many, 1.0)}
+    output = _one(llm, **rules, min_tokens=20, bad_words=["a", "b c"], frequency_penalty=0.5, n=2)
     assert len(output.token_ids) >= 20
     assert len(made) == 1
 
 
-def test_a_seed_repeats_alone_and_in_a_batch_and_chunked(llm: LLM, tiny_llama: Path) -> None:
+def test_a_seed_repeats_its_output_alone_batched_and_chunked(llm: LLM, tiny_llama: Path) -> None:
     seeded = {"temperature": 1.0, "top_p": 0.95, "top_k": 40, "seed": 7}
     alone = _one(llm, [9, 8, 7], **seeded).token_ids
     params = SamplingParams(max_tokens=24, ignore_eos=True, **seeded)
@@ -126,7 +126,7 @@ def test_a_seed_repeats_alone_and_in_a_batch_and_chunked(llm: LLM, tiny_llama: P
     assert _one(llm, [9, 8, 7], **{**seeded, "seed": 8}).token_ids != alone
 
 
-def test_a_restart_repeats_unseeded_requests(tiny_llama: Path) -> None:
+def test_the_engines_seed_repeats_unseeded_requests(tiny_llama: Path) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
     runs = [
         [output.outputs[0].token_ids for output in engine.generate([[9, 8, 7]] * 2, params, use_tqdm=False)]
@@ -135,7 +135,7 @@ def test_a_restart_repeats_unseeded_requests(tiny_llama: Path) -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_min_tokens_keeps_what_would_end_it_from_being_chosen(llm: LLM) -> None:
+def test_min_tokens_prevents_earlier_stop_tokens(llm: LLM) -> None:
     whole = _one(llm).token_ids
     output = _one(llm, stop_token_ids=(whole[3],), min_tokens=10)
     assert len(output.token_ids) >= 10
@@ -149,17 +149,17 @@ def test_a_stop_string_may_be_part_of_the_text(llm: LLM) -> None:
     assert output.text == whole[: whole.index(stop) + 3]
 
 
-def test_bad_words_never_come(llm: LLM) -> None:
+def test_bad_words_are_never_generated(llm: LLM) -> None:
     words = [llm.tokenizer.decode([token]) for token in _one(llm).token_ids]
     word = next(word for word in words if word.strip().isalnum())
     assert word not in _one(llm, bad_words=(word,)).text
 
 
-def test_only_allowed_tokens_come(llm: LLM) -> None:
+def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
     assert set(_one(llm, allowed_token_ids=(40, 41, 42), temperature=1.0).token_ids) <= {40, 41, 42}
 
 
-def test_a_bias_decides(llm: LLM) -> None:
+def test_a_large_logit_bias_decides(llm: LLM) -> None:
     assert _one(llm, logit_bias={77: 100.0}).token_ids == [77] * 24
 
 
@@ -184,7 +184,7 @@ def test_one_of_n_may_stop_before_the_others(llm: LLM) -> None:
     assert stopped[2].stop_reason == stop
 
 
-def test_logprobs_are_of_the_tokens_and_sum_up(llm: LLM) -> None:
+def test_logprobs_are_those_of_the_tokens_and_sum_up(llm: LLM) -> None:
     output = _one(llm, logprobs=0, temperature=1.0)
     assert [list(position) for position in output.logprobs] == [[token] for token in output.token_ids]
     assert output.cumulative_logprob == pytest.approx(
@@ -192,7 +192,7 @@ def test_logprobs_are_of_the_tokens_and_sum_up(llm: LLM) -> None:
     )
 
 
-def test_more_logprobs_than_the_server_gives_are_refused(llm: LLM) -> None:
+def test_more_logprobs_than_permitted_are_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="--max-logprobs"):
         _one(llm, logprobs=21)
 
@@ -216,7 +216,7 @@ def test_beams_that_cannot_fit_are_refused(llm: LLM) -> None:
     assert not llm.engine.has_work
 
 
-def test_prompts_as_vllm_writes_them(llm: LLM) -> None:
+def test_prompts_are_accepted_in_vllms_forms(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     prompts = [{"prompt": "the quick"}, {"prompt_token_ids": llm.tokenizer.encode("the quick")}, "the quick"]
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -251,7 +251,7 @@ def test_priority_is_served_first(tiny_llama: Path) -> None:
     assert first == ["1", "2", "0"]
 
 
-def test_a_prompt_that_must_not_be_cut_needs_a_step_that_holds_it(tiny_llama: Path) -> None:
+def test_disabled_chunked_prefill_requires_steps_as_long_as_the_context(tiny_llama: Path) -> None:
     with pytest.raises(ArgumentError, match="--max-num-batched-tokens to 512"):
         LLM(str(tiny_llama), num_gpu_blocks_override=64, enable_chunked_prefill=False, max_num_batched_tokens=100)
 
@@ -318,7 +318,9 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: list[int], max_tokens: int, f
     [
         {"tensor_parallel_size": 3},
         {"kv_cache_dtype": "int3"},
-        pytest.param({"device": "cuda"}, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is here")),
+        pytest.param(
+            {"device": "cuda"}, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is available")
+        ),
         {"dtype": "int8"},
         {"gpu_memory_utilization": 1.5},
         {"block_size": 3},
@@ -333,12 +335,12 @@ def test_arguments_that_cannot_be_met_are_refused(tiny_llama: Path, options: dic
 
 
 @pytest.mark.parametrize("model", ["/nowhere", "demo://nothing", "s3://bucket/model", "not-a-model"])
-def test_a_model_that_is_not_there(model: str) -> None:
+def test_missing_models_are_refused(model: str) -> None:
     with pytest.raises(ModelError):
         LLM(model)
 
 
-def test_a_sequence_that_cannot_fit_the_cache_is_refused_with_what_fits(tiny_llama: Path) -> None:
+def test_a_context_beyond_the_cache_is_refused_with_the_length_that_fits(tiny_llama: Path) -> None:
     with pytest.raises(ModelError, match="--max-model-len to 64"):
         LLM(str(tiny_llama), num_gpu_blocks_override=5, max_model_len=65)
     assert LLM(str(tiny_llama), num_gpu_blocks_override=5).engine.info.max_model_len == 64
@@ -403,7 +405,7 @@ def lora_llm(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return LLM(str(tiny_llama), enable_lora=True, max_loras=1, **options)
 
 
-def test_lora_requests(lora_llm: LLM, tmp_path: Path) -> None:
+def test_lora_requests_select_adapters(lora_llm: LLM, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     requests = [LoRARequest(f"adapter {number}", number + 1, str(tmp_path / str(number))) for number in range(3)]
 
@@ -419,7 +421,7 @@ def test_lora_requests(lora_llm: LLM, tmp_path: Path) -> None:
     assert found[0].sequences[0].tokens[3:] == each[0]
 
 
-def test_lora_requests_that_are_refused(lora_llm: LLM, tmp_path: Path, llm: LLM) -> None:
+def test_conflicting_lora_requests_are_refused(lora_llm: LLM, tmp_path: Path, llm: LLM) -> None:
     request = LoRARequest("a", 1, str(tmp_path / "0"))
     lora_llm.generate([[5]], SamplingParams(max_tokens=1), use_tqdm=False, lora_request=request)
     for other in (LoRARequest("b", 1, str(tmp_path / "0")), LoRARequest("a", 1, str(tmp_path / "1"))):
@@ -448,6 +450,6 @@ def test_lora_requests_that_are_refused(lora_llm: LLM, tmp_path: Path, llm: LLM)
         (("a", 1, None), "lora_path"),
     ],
 )
-def test_a_lora_request_with_a_wrong_field(fields: tuple[Any, Any, Any], named: str) -> None:
+def test_lora_requests_with_wrong_fields_are_refused(fields: tuple[Any, Any, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named} must "):
         LoRARequest(*fields)

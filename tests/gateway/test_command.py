@@ -93,7 +93,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         ),
     ],
 )
-def test_a_wrong_line_is_refused_by_the_flag_s_name(
+def test_wrong_command_line_is_refused_by_the_flags_name(
     words: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit:
@@ -104,7 +104,7 @@ def test_a_wrong_line_is_refused_by_the_flag_s_name(
     assert named in stderr.rpartition("stoker gateway: error: ")[2]
 
 
-def test_servers_of_one_name_are_together() -> None:
+def test_servers_of_one_endpoint_name_are_parsed() -> None:
     options = parser_of().parse_args(
         [
             "--endpoint",
@@ -119,7 +119,7 @@ def test_servers_of_one_name_are_together() -> None:
     assert options.session_header == "x-session-id"
 
 
-def test_a_taken_port_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main([SERVER, "--port", str(port)]) == 1
@@ -128,7 +128,7 @@ def test_a_taken_port_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) 
         assert line == f"stoker gateway: cannot listen at 127.0.0.1:{port}: Address already in use"
 
 
-def test_a_server_that_is_lost_is_told_once_and_so_is_its_return(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_and_returning_servers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stoker_gateway")
     one, two = "127.0.0.1:1", "127.0.0.1:2"
     watch = ServerWatch(ModelRegistry({"a": Endpoint("a", "a", (one, two)), "b": Endpoint("b", "b", (one,))}))
@@ -172,7 +172,7 @@ def test_a_server_of_an_endpoint_with_scaling_is_not_lost_before_it_has_started(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_results_say_whether_the_server_answered() -> None:
+def test_poll_results_record_whether_the_server_answered() -> None:
     async def poll(server: str) -> ServerLoad:
         if server == "gone":
             raise ConnectionRefusedError
@@ -242,7 +242,7 @@ def server() -> Iterator[str]:
         server.shutdown()
 
 
-def test_it_tells_what_it_does_and_no_secrets(server: str) -> None:
+def test_logs_describe_requests_and_contain_no_secrets(server: str) -> None:
     program = "import sys; from stoker_gateway.cli.gateway import main; sys.exit(main(sys.argv[1:]))"
     words = ["--endpoint", f"org/ä=http://{server}", "--port", "0", "--metrics-port", "0"]
     gateway = subprocess.Popen(

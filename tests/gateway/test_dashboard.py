@@ -54,7 +54,7 @@ async def scraped(tmp_path: Path) -> dict[str, set[str]]:
         return {HELD: {"model"}, **buckets, **samples}
 
 
-def test_they_ask_for_what_there_is(tmp_path: Path) -> None:
+def test_dashboard_and_alerts_query_existing_metrics(tmp_path: Path) -> None:
     there = asyncio.run(scraped(tmp_path))
     dashboard: Any = json.loads((CHART / "dashboards/gateway.json").read_text())
     ids = [panel["id"] for panel in dashboard["panels"]]

@@ -26,7 +26,7 @@ def _models_body(**card: Any) -> bytes:
     return json.dumps({"object": "list", "data": [{"id": "org/a", **card}, {"id": "another"}]}).encode()
 
 
-def test_models_are_told_as_their_servers_tell_them() -> None:
+def test_model_cards_match_those_of_their_servers() -> None:
     async def main() -> None:
         one, two = "10.0.0.1:80", "10.0.0.2:80"
         async with picking({"org/a": [one, two], "b": [two]}) as picker:
@@ -53,7 +53,7 @@ def test_models_are_told_as_their_servers_tell_them() -> None:
         _models_body(root="x" * 5000, permission=["x" * 5000]),
     ],
 )  # fmt: skip
-def test_cards_that_make_no_sense_are_left_out(answer: bytes) -> None:
+def test_malformed_model_cards_are_ignored(answer: bytes) -> None:
     cards = ModelCards()
     cards.update("s", answer)
     assert cards.of("org/a", ["s", "unknown"]) == {}
@@ -77,7 +77,7 @@ async def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) ->
         await runner.cleanup()
 
 
-def test_servers_are_asked_for_their_models_with_their_key() -> None:
+def test_servers_are_queried_for_their_models_with_their_key() -> None:
     requests: list[tuple[str, str | None]] = []
     heard: list[tuple[str, bytes, str]] = []
     takes = "Bearer k"
@@ -104,7 +104,7 @@ def test_servers_are_asked_for_their_models_with_their_key() -> None:
     asyncio.run(main())
 
 
-def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
+def test_key_that_a_slow_server_accepts_is_found_in_the_end() -> None:
     heard: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -125,7 +125,7 @@ def test_the_key_that_a_slow_server_takes_is_found_in_the_end() -> None:
     asyncio.run(main())
 
 
-def test_paths_that_are_no_api_answer_as_a_server_does() -> None:
+def test_other_paths_respond_as_a_single_server_does() -> None:
     async def main() -> None:
         async with gateway(1) as at, aiohttp.ClientSession() as client:
             for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
@@ -142,7 +142,7 @@ def test_paths_that_are_no_api_answer_as_a_server_does() -> None:
     asyncio.run(main())
 
 
-def test_the_schema_is_a_servers() -> None:
+def test_openapi_schema_comes_from_a_server() -> None:
     async def main() -> None:
         async with (
             gateway(1) as at,  # its picker routes all requests

@@ -44,7 +44,7 @@ async def _until_ready_says(status: int, client: aiohttp.ClientSession, at: Gate
     await until_async(holds)
 
 
-def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> None:
+def test_unanswered_request_is_retried_once_on_the_pickers_next_server() -> None:
     async def main() -> None:
         async with gateway(3) as at, aiohttp.ClientSession() as client:
             first, second, _ = at.servers
@@ -85,7 +85,7 @@ def test_a_request_without_an_answer_goes_once_to_the_pickers_next_server() -> N
     asyncio.run(main())
 
 
-def test_all_that_a_dead_server_had_not_answered_is_answered_by_another() -> None:
+def test_unanswered_requests_of_a_dead_server_are_retried_on_another() -> None:
     async def main() -> None:
         async with gateway() as at, aiohttp.ClientSession() as client:
             dying, second = at.servers
@@ -99,7 +99,7 @@ def test_all_that_a_dead_server_had_not_answered_is_answered_by_another() -> Non
     asyncio.run(main())
 
 
-def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
+def test_interrupted_response_is_interrupted_for_its_client() -> None:
     async def main() -> None:
         async with gateway() as at, aiohttp.ClientSession() as client:
             breaking, second = at.servers
@@ -118,7 +118,7 @@ def test_an_answer_that_breaks_off_is_broken_off_for_its_client() -> None:
     asyncio.run(main())
 
 
-def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_retriable_and_streams_continue_without_the_picker(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with gateway(1, max_wait_s=-4.5) as at, aiohttp.ClientSession() as client:  # it may take half a second
             (server,) = at.servers
@@ -152,7 +152,7 @@ def test_without_the_picker_requests_can_be_tried_again_and_streams_go_on(monkey
     asyncio.run(main())
 
 
-def test_a_picker_that_dies_between_its_decision_and_the_streams_end_breaks_off_nothing() -> None:
+def test_picker_death_after_its_decision_interrupts_no_stream() -> None:
     async def main() -> None:
         async with gateway(1) as at, aiohttp.ClientSession() as client:
             at.picker.lingers = True
@@ -169,7 +169,7 @@ def test_a_picker_that_dies_between_its_decision_and_the_streams_end_breaks_off_
     asyncio.run(main())
 
 
-def test_without_the_picker_no_header_of_a_client_names_a_server() -> None:
+def test_client_headers_cannot_choose_a_server_without_the_picker() -> None:
     async def main() -> None:
         async with gateway(1) as at, aiohttp.ClientSession() as client:
             (server,) = at.servers
@@ -196,7 +196,7 @@ def _envoy() -> int:
     return int(envoy)
 
 
-def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_responses_of_envoy_interrupt_no_stream_during_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with gateway(1) as at, aiohttp.ClientSession() as client:
             monkeypatch.setattr(admin, "_TIMEOUT_S", 0.1)
@@ -227,7 +227,7 @@ def test_late_answers_of_envoys_break_off_no_stream_while_it_is_drained(monkeypa
     asyncio.run(main())
 
 
-def test_with_fail_open_a_failing_picker_is_done_without() -> None:
+def test_fail_open_routes_requests_without_the_picker() -> None:
     async def main() -> None:
         async with gateway(2, max_wait_s=-4.5, fail_open="cluster-m") as at, aiohttp.ClientSession() as client:
 
@@ -342,7 +342,7 @@ def test_bodies_up_to_the_limit_pass_in_each_version_of_http() -> None:
 
 
 @pytest.mark.slow
-def test_wrong_requests_are_the_clients_fault_and_smuggle_nothing() -> None:
+def test_wrong_requests_get_4xx_and_smuggle_nothing() -> None:
     async def main() -> None:
         # The picker's time counts as upload time, and leads to a 504 if it is too long; therefore the limits are
         # generous.

@@ -74,7 +74,7 @@ async def _until_gone(pid: int) -> None:
     await until_async(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
+def test_signal_lets_streams_end_and_refuses_new_connections() -> None:
     async def main() -> None:
         async with command() as run, aiohttp.ClientSession() as client, aiohttp.ClientSession() as idle:
             async with client.post(f"{run.url}/v1/completions", data=_BODY) as answer:
@@ -98,7 +98,7 @@ def test_a_signal_lets_streams_end_and_the_next_request_comes_nowhere() -> None:
     asyncio.run(main())
 
 
-def test_until_load_balancers_have_noticed_connections_are_taken() -> None:
+def test_connections_are_accepted_during_the_drain_delay() -> None:
     async def main() -> None:
         async with command("--drain-delay", "600") as run:
 
@@ -154,7 +154,7 @@ def test_a_signal_loses_no_line_for_billing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--drain-timeout", "1")], ids=["second signal", "timeout"])
-def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
+def test_second_signal_or_timeout_interrupts_streams(words: tuple[str, ...]) -> None:
     async def main() -> None:
         async with command(*words) as run, aiohttp.ClientSession() as client:
             run.server.does = "stream"
@@ -175,7 +175,7 @@ def test_what_takes_too_long_is_broken_off(words: tuple[str, ...]) -> None:
     asyncio.run(main())
 
 
-def test_envoys_death_ends_it_and_its_own_death_ends_envoy() -> None:
+def test_gateway_and_envoy_end_when_either_dies() -> None:
     async def main() -> None:
         async with command() as run:
             os.kill(run.envoy, signal.SIGKILL)
@@ -191,7 +191,7 @@ def test_envoys_death_ends_it_and_its_own_death_ends_envoy() -> None:
     asyncio.run(main())
 
 
-def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
+def test_killed_picker_is_restarted_and_interrupts_no_stream() -> None:
     async def main() -> None:
         async with command() as run, aiohttp.ClientSession() as client:
             run.server.does = "stream"
@@ -223,7 +223,7 @@ def test_a_killed_picker_breaks_off_nothing_and_another_begins() -> None:
     asyncio.run(main())
 
 
-def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
+def test_fail_open_refuses_no_request_when_the_picker_is_killed() -> None:
     async def main() -> None:
         async with command("--picker-failure-mode", "fail-open") as run, aiohttp.ClientSession() as client:
             os.kill(run.picker, signal.SIGKILL)
@@ -246,7 +246,7 @@ def test_with_fail_open_a_killed_picker_refuses_nothing() -> None:
     asyncio.run(main())
 
 
-def test_requests_end_though_the_picker_was_killed_while_it_waited_for_that() -> None:
+def test_requests_end_even_if_the_picker_is_killed_during_shutdown() -> None:
     async def main() -> None:
         async with command() as run, aiohttp.ClientSession() as client:
             run.server.does = "stream"

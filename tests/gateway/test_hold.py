@@ -127,7 +127,7 @@ def test_a_held_request_outlives_the_proxys_timeout_and_is_answered() -> None:
     asyncio.run(main())
 
 
-def test_the_time_of_a_hold_ends_and_a_start_that_fails_is_answered_in_the_apis_shape() -> None:
+def test_expired_holds_and_failed_starts_are_answered_in_the_apis_format() -> None:
     async def main() -> None:
         async with held() as at:
             at.set_scaling(replace(SCALING, hold_s=0.2))
@@ -159,7 +159,7 @@ def test_the_time_of_a_hold_ends_and_a_start_that_fails_is_answered_in_the_apis_
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_is_forgotten_with_its_bytes() -> None:
+def test_disconnected_client_frees_its_held_bytes() -> None:
     async def main() -> None:
         async with held(max_held=2, max_held_bytes=300_000) as at:
             large, small = asyncio.create_task(at.ask(size=250_000)), asyncio.create_task(at.ask())
@@ -180,7 +180,7 @@ def test_a_client_that_leaves_is_forgotten_with_its_bytes() -> None:
     asyncio.run(main())
 
 
-def test_a_request_that_does_not_arrive_is_408() -> None:
+def test_incomplete_upload_is_refused_with_408() -> None:
     async def main() -> None:
         async with held(upload_s=0.3) as at:
             at.report()
@@ -195,7 +195,7 @@ def test_a_request_that_does_not_arrive_is_408() -> None:
     asyncio.run(main())
 
 
-def test_nothing_is_sent_while_an_endpoint_drains_and_all_goes_on_after() -> None:
+def test_requests_are_held_while_an_endpoint_drains_and_sent_after() -> None:
     async def main() -> None:
         async with held() as at:
             at.report()

@@ -64,7 +64,7 @@ def test_http_1_0_is_served() -> None:
 
 
 @pytest.mark.parametrize("origins", [("https://chat.example",), ("*",), ()])
-def test_browsers_are_answered_as_the_flag_says(origins: tuple[str, ...]) -> None:
+def test_cors_headers_follow_the_allowed_origins(origins: tuple[str, ...]) -> None:
     async def main() -> None:
         async with gateway(1, allowed_origins=origins) as at, aiohttp.ClientSession() as client:
             for origin in ("https://chat.example", "https://elsewhere.example"):
@@ -87,7 +87,7 @@ def test_browsers_are_answered_as_the_flag_says(origins: tuple[str, ...]) -> Non
     asyncio.run(main())
 
 
-def test_a_websocket_is_answered_by_the_status_that_clients_fall_back_on() -> None:
+def test_websocket_is_refused_with_426() -> None:
     async def main() -> None:
         async with gateway(1) as at:
             for path in ("/v1/responses", "/v1/messages"):
@@ -105,7 +105,7 @@ def test_a_websocket_is_answered_by_the_status_that_clients_fall_back_on() -> No
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
-def test_a_form_goes_where_its_model_is(path: str) -> None:
+def test_form_is_routed_by_its_model(path: str) -> None:
     audio = bytes(range(256)) * 2000
 
     async def handler(request: web.Request) -> web.StreamResponse:

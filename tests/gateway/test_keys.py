@@ -77,7 +77,7 @@ def headers(head: bytes) -> dict[bytes, bytes]:
     return {name.lower(): value for name, _, value in (line.partition(b": ") for line in head.split(b"\r\n")[1:-2])}
 
 
-def test_clients_see_what_their_key_is_for_and_servers_never_see_it() -> None:
+def test_clients_see_permitted_models_and_servers_never_see_keys() -> None:
     async def main() -> None:
         async with gateway() as (url, one, two):
 
@@ -133,7 +133,7 @@ def test_clients_see_what_their_key_is_for_and_servers_never_see_it() -> None:
     asyncio.run(main())
 
 
-def test_a_file_s_keys_are_in_force_and_out_of_it_as_it_changes(tmp_path: Path) -> None:
+def test_keys_become_valid_and_invalid_as_their_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     documents = [manifests.write(Key(name, digest_of(TEXTS[name]))) for name in ("all", "gone")]
     path.write_text(yaml.safe_dump_all(documents))

@@ -59,7 +59,7 @@ async def gateway(keyring: Keyring | None = KEYS) -> AsyncIterator[tuple[str, Se
             await server.stop()
 
 
-def test_answers_say_what_is_left_and_refusals_when_to_come_again() -> None:
+def test_responses_report_remaining_limits_and_refusals_when_to_retry() -> None:
     async def main() -> None:
         async with gateway() as (url, server):
 
@@ -92,7 +92,7 @@ def test_answers_say_what_is_left_and_refusals_when_to_come_again() -> None:
     asyncio.run(main())
 
 
-def test_no_header_is_added_where_there_are_no_keys() -> None:
+def test_responses_without_keys_have_no_rate_limit_headers() -> None:
     async def main() -> None:
         async with gateway(None) as (url, _), httpx.AsyncClient(timeout=60) as client:
             for path in ("/v1/completions", "/tokenize"):
@@ -103,7 +103,7 @@ def test_no_header_is_added_where_there_are_no_keys() -> None:
     asyncio.run(main())
 
 
-def test_a_minute_s_requests_on_few_connections_are_what_the_limit_says() -> None:
+def test_requests_per_minute_match_the_limit_on_few_connections() -> None:
     async def main() -> None:
         limit = 300
         async with gateway() as (url, server), httpx.AsyncClient(timeout=60, limits=LIMITS) as client:

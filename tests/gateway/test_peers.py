@@ -47,7 +47,7 @@ SERVER = "--endpoint=a=http://127.0.0.1:1"
         (["--peer-listen", "a:80", "--peer-token-file", "good"], "add --keys"),
     ],
 )
-def test_wrong_flags_are_told(
+def test_wrong_peer_flags_are_refused(
     words: list[str],
     message: str,
     tmp_path: Path,
@@ -70,7 +70,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.slow
-def test_over_two_gateways_a_limit_is_one(tmp_path: Path) -> None:
+def test_limits_are_shared_between_gateways(tmp_path: Path) -> None:
     texts = {name: new_text(name) for name in ("spread", "one")}
     keys = [Key(name, digest_of(text), limits=Limits(requests_per_minute=300)) for name, text in texts.items()]
     (tmp_path / "keys.yaml").write_text(yaml.safe_dump_all(manifests.write(key) for key in keys))
@@ -103,7 +103,7 @@ def test_over_two_gateways_a_limit_is_one(tmp_path: Path) -> None:
             for process in processes:
                 assert process.stderr is not None
                 while b"2 of 2 replicas" not in (line := await asyncio.wait_for(process.stderr.readline(), 60)):
-                    assert line, "it has ended"
+                    assert line, "the gateway has exited"
             async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=8)) as client:
 
                 async def flood(key: str, at: list[str], number: int) -> int:

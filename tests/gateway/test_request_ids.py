@@ -90,7 +90,7 @@ def test_responses_are_found_though_requests_share_an_id(names_by_header: bool) 
     asyncio.run(main())
 
 
-def test_a_response_is_found_at_the_server_that_answered_in_another_s_stead() -> None:
+def test_response_is_found_on_the_server_that_answered_a_retry() -> None:
     async def main() -> None:
         stores = [_Store(True), _Store(True)]
         runners = [await each.start() for each in stores]

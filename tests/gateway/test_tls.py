@@ -49,7 +49,7 @@ class MountedSecret:
         return ssl.create_default_context(cadata=self.certificate.authorities.decode())
 
 
-def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> None:
+def test_renewed_certificate_is_used_without_interrupting_streams(tmp_path: Path) -> None:
     secret = MountedSecret(tmp_path)
 
     async def main() -> None:
@@ -109,7 +109,7 @@ def test_a_renewed_certificate_is_taken_while_streams_go_on(tmp_path: Path) -> N
         (["--drain-delay", "-1"], "--drain-delay"),
     ],
 )
-def test_wrong_flags_are_told(
+def test_wrong_tls_flags_are_refused(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -40,12 +40,12 @@ def differences(one: io.BytesIO, other: io.BytesIO) -> list[str]:
         ({"type": tarfile.SYMTYPE, "linkname": "elsewhere", "size": 0}, True),
     ],
 )
-def test_attributes(change: dict[str, object], differs: bool) -> None:
+def test_relevant_attributes_are_compared(change: dict[str, object], differs: bool) -> None:
     lines = differences(archive(("bin/stoker", b"x", {})), archive(("bin/stoker", b"x", change)))
     assert [line.split(":")[0] for line in lines] == (["bin/stoker"] if differs else [])
 
 
-def test_contents_and_names() -> None:
+def test_changed_added_and_removed_files_are_reported() -> None:
     one = archive(("same", b"1", {}), ("edited", b"1", {}), ("gone", b"1", {}))
     other = archive(("new", b"1", {}), ("edited", b"2", {}), ("same", b"1", {}))
     edited, gone, new = differences(one, other)
@@ -53,7 +53,7 @@ def test_contents_and_names() -> None:
     assert (gone, new) == ("only in the first: gone", "only in the second: new")
 
 
-def test_links_go_somewhere() -> None:
+def test_link_targets_are_compared() -> None:
     def link(target: str) -> io.BytesIO:
         return archive(("python", b"", {"type": tarfile.SYMTYPE, "linkname": target}))
 

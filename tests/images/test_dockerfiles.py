@@ -37,14 +37,16 @@ def file(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_there_are_dockerfiles() -> None:
+def test_all_dockerfiles_are_found() -> None:
     assert len(DOCKERFILES) == 4
 
 
 def test_every_stage_comes_from_the_base_or_an_earlier_stage(file: Path) -> None:
     head, *rest = stages(file)
     assert [word for word, _ in head] == ["ARG"]
-    assert re.fullmatch(r"BASE=[a-z0-9.:-]+", head[0].rest), "no registry: the one that is configured serves"
+    assert re.fullmatch(r"BASE=[a-z0-9.:-]+", head[0].rest), (
+        "the base names no registry, so that the configured one is used"
+    )
     names = {"$BASE"}
     for stage in rest:
         base, _, name = stage[0].rest.partition(" AS ")
@@ -55,25 +57,25 @@ def test_every_stage_comes_from_the_base_or_an_earlier_stage(file: Path) -> None
         names.add(name)
 
 
-def test_who_runs_it_is_nobody_in_particular(file: Path) -> None:
+def test_last_stage_runs_as_a_numeric_unprivileged_user(file: Path) -> None:
     last = dict(stages(file)[-1])
-    assert last["USER"] == "65532:65532", "by number: a pod that must not run as root is refused otherwise"
+    assert last["USER"] == "65532:65532", "a name is refused for pods that must not run as root"
 
 
 def test_signals_reach_the_program(file: Path) -> None:
     last = dict(stages(file)[-1])
     command = last.get("ENTRYPOINT") or last["CMD"]
-    assert isinstance(json.loads(command), list), "a shell would be process 1, and keep SIGTERM to itself"
+    assert isinstance(json.loads(command), list), "a shell as process 1 would not pass SIGTERM on"
 
 
-def test_the_last_stage_installs_nothing(file: Path) -> None:
+def test_last_stage_installs_nothing(file: Path) -> None:
     """Package managers leave logs and caches, which make builds irreproducible."""
     ran = [shlex.split(text)[0] for word, text in stages(file)[-1] if word == "RUN"]
     assert set(ran) <= {"mkdir"}
 
 
 @pytest.mark.parametrize("name", ["operator", "gateway", "engine"])
-def test_images_say_what_they_are(name: str) -> None:
+def test_images_have_title_description_and_licenses(name: str) -> None:
     last = dict(stages(ROOT / "images" / name / "Dockerfile")[-1])
     labels = dict(part.split("=", 1) for part in shlex.split(last["LABEL"]))
     assert set(labels) == {f"org.opencontainers.image.{key}" for key in ("title", "description", "licenses")}

@@ -49,7 +49,7 @@ def program(tmp_path: Path) -> Path:
     return tmp_path / "main"
 
 
-def test_what_is_linked_against_it_starts(program: Path) -> None:
+def test_program_linked_against_a_hollowed_library_starts(program: Path) -> None:
     library = program.with_name("libof.so")
     before = library.stat()
     assert subprocess.run(["./main"], cwd=program.parent, capture_output=True).returncode != 0  # the constructor fails
@@ -64,7 +64,7 @@ def test_what_is_linked_against_it_starts(program: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"#!/bin/sh", b"\x7fELF\x01\x01" + bytes(100), b"\x7fELF\x02\x01" + bytes(100)]
 )
-def test_what_is_no_library_is_refused_and_stays(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused_and_unchanged(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "file.so"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"file\.so"):

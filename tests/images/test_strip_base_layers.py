@@ -28,7 +28,6 @@ CONFIG = json.dumps({"rootfs": {"type": "layers", "diff_ids": [digest(OLD), dige
 BLOB = "blobs/sha256/" + "c" * 64
 #: Docker's formats: before 25, since 25, and with the containerd image store, where layers are compressed and their
 #: names differ from those in the configuration.
-#: layers are compressed, and their names are not what the configuration calls them.
 BEFORE_25 = {"1/layer.tar": OLD, "2/layer.tar": NEW, "ab.json": CONFIG}
 SINCE_25 = {digest(each).replace("sha256:", "blobs/sha256/"): each for each in (OLD, NEW, CONFIG)}
 CONTAINERD = {digest(OLD).replace("sha256:", "blobs/sha256/"): OLD, BLOB: NEW, "blobs/sha256/ab": CONFIG}
@@ -73,7 +72,7 @@ def manifest_of(layout: dict[str, bytes]) -> Any:
 
 
 @pytest.mark.parametrize("files", [BEFORE_25, SINCE_25])
-def test_only_what_is_missing_travels(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_only_missing_layers_are_kept(tmp_path: Path, files: dict[str, bytes]) -> None:
     # The node has the changed layer only on another image's layers, or alone.
     layout = thinned(saved(tmp_path, files), digest(OLD), chain(b"of another image", NEW), digest(NEW))
     manifest = manifest_of(layout)
@@ -86,7 +85,7 @@ def test_only_what_is_missing_travels(tmp_path: Path, files: dict[str, bytes]) -
     assert OLD not in layout.values()
 
 
-def test_a_node_without_anything_gets_all(tmp_path: Path) -> None:
+def test_node_without_layers_gets_all(tmp_path: Path) -> None:
     layout = thinned(saved(tmp_path, BEFORE_25))
     assert set(layout.values()) >= {CONFIG, OLD, NEW}
     blobs = {name: content for name, content in layout.items() if name.startswith("blobs/")}
@@ -95,7 +94,7 @@ def test_a_node_without_anything_gets_all(tmp_path: Path) -> None:
     }
 
 
-def test_a_compressed_layer_goes_by_its_own_digest(tmp_path: Path) -> None:
+def test_compressed_layer_keeps_its_own_digest(tmp_path: Path) -> None:
     archive = saved(tmp_path, CONTAINERD)
     layout = thinned(archive, digest(OLD))
     assert layout[BLOB] == NEW
@@ -110,7 +109,7 @@ def test_a_compressed_layer_goes_by_its_own_digest(tmp_path: Path) -> None:
         }
 
 
-def test_a_layer_that_comes_twice_travels_once(tmp_path: Path) -> None:
+def test_repeated_layer_is_kept_once(tmp_path: Path) -> None:
     config = json.dumps({"rootfs": {"diff_ids": [digest(OLD), digest(NEW), digest(NEW)]}}).encode()
     archive = saved(tmp_path, {**BEFORE_25, "ab.json": config}, links={"3/layer.tar": "../2/layer.tar"})
     for has in [], [digest(OLD)], [digest(OLD), chain(OLD, NEW)]:

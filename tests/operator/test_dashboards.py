@@ -79,7 +79,7 @@ def expressions(dashboard: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_ask_for_what_there_is(path: Path, there: dict[str, set[str]]) -> None:
+def test_panels_query_existing_metrics(path: Path, there: dict[str, set[str]]) -> None:
     dashboard = json.loads(path.read_text())
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
@@ -99,7 +99,7 @@ def check(expression: str, there: dict[str, set[str]]) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_alerts_ask_for_what_there_is(alert: Any, there: dict[str, set[str]]) -> None:
+def test_alerts_query_existing_metrics(alert: Any, there: dict[str, set[str]]) -> None:
     assert alert.keys() >= {"alert", "expr", "labels", "annotations"}
     assert alert["labels"]["severity"] in ("critical", "warning")
     check(alert["expr"], there)
@@ -109,11 +109,11 @@ def test_alerts_ask_for_what_there_is(alert: Any, there: dict[str, set[str]]) ->
     assert set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))) <= set(remaining_labels)
 
 
-def test_alerts_have_names_of_their_own() -> None:
+def test_alert_names_are_unique() -> None:
     assert len({alert["alert"] for alert in ALERTS}) == len(ALERTS) > 10
 
 
-def test_vllms_own_dashboard_finds_what_it_asks_for(there: dict[str, set[str]]) -> None:
+def test_vllms_own_dashboard_finds_its_metrics(there: dict[str, set[str]]) -> None:
     assert set(there) >= VLLMS
     assert all("model_name" in there[name] for name in VLLMS)
     assert "finished_reason" in there["vllm:request_success_total"]

@@ -24,18 +24,18 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("tutorial", tutorials("nothing"), ids=lambda path: path.stem)
-def test_a_tutorial_is_true(tutorial: Path) -> None:
+def test_tutorial_shows_the_real_output(tutorial: Path) -> None:
     run(tutorial, {"PATH": PATH})
 
 
 @pytest.mark.parametrize("tutorial", EVERY, ids=lambda path: path.stem)
-def test_what_a_tutorial_shows_can_be_read(tutorial: Path) -> None:
+def test_yaml_of_tutorials_is_valid(tutorial: Path) -> None:
     for block in blocks(tutorial.read_text()):
         if block.kind == "yaml":
             assert list(yaml.safe_load_all(block.text))
 
 
-def test_a_line_that_is_not_printed_is_noticed() -> None:
+def test_missing_output_line_is_found() -> None:
     printed = "NAME  READY\na     True\nb     False\n"
     assert not lacks(printed, "NAME READY\nb … se\n")
     assert lacks(printed, "b False\na True\n") == "a True"
@@ -60,7 +60,7 @@ def reasons(source: str) -> Iterator[str]:
                     yield str(node.value)
 
 
-def test_every_reason_is_explained() -> None:
+def test_every_reason_is_explained_in_the_documentation() -> None:
     known_reasons = {"Invalid", *diagnosis._REMEDY}
     shared = ROOT / "engine" / "stoker_engine" / "sizing" / "sharding.py"
     for module in (shared, *(ROOT / "operator" / "stoker_operator").rglob("*.py")):

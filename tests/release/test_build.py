@@ -30,25 +30,25 @@ def repository(tmp_path: Path) -> Any:
     return SimpleNamespace(git=git, commit=commit, path=tmp_path, unfit=lambda: build.unfit(tmp_path, "1.0.0"))
 
 
-def test_a_commit_with_or_without_its_tag_can_be_released(repository: Any) -> None:
+def test_commit_with_or_without_its_tag_can_be_released(repository: Any) -> None:
     assert repository.unfit() == []
     repository.git("tag", "v1.0.0")
     assert repository.unfit() == []
 
 
-def test_an_uncommitted_file(repository: Any) -> None:
+def test_uncommitted_file_prevents_a_release(repository: Any) -> None:
     (repository.path / "new").touch()
     [problem] = repository.unfit()
     assert "uncommitted changes" in problem and "commit or stash" in problem
 
 
-def test_a_tag_of_another_version(repository: Any) -> None:
+def test_tag_of_another_version_prevents_a_release(repository: Any) -> None:
     repository.git("tag", "v2.0.0")
     [problem] = repository.unfit()
     assert "the tag v2.0.0 of this commit" in problem and "make release-version" in problem
 
 
-def test_a_version_that_was_released_earlier(repository: Any) -> None:
+def test_earlier_version_cannot_be_released_again(repository: Any) -> None:
     repository.git("tag", "v1.0.0")
     repository.commit("# Changelog\n\n## Unreleased\n\n- Second.\n\n## 1.0.0\n\n- First.\n")
     released, unreleased = repository.unfit()
@@ -56,7 +56,7 @@ def test_a_version_that_was_released_earlier(repository: Any) -> None:
     assert "unreleased changes" in unreleased and "`## 1.0.0`" in unreleased
 
 
-def test_a_version_without_notes(repository: Any) -> None:
+def test_version_without_notes_cannot_be_released(repository: Any) -> None:
     repository.commit("# Changelog\n\n## Unreleased\n\n- First.\n")
     [problem] = repository.unfit()
     assert "no changes under `## 1.0.0`" in problem and "make release-version VERSION=1.0.0" in problem
@@ -80,7 +80,7 @@ def test_links_of_notes_lead_to_the_repository(tmp_path: Path, urls: str, expect
     assert (tmp_path / build.NOTES).read_text() == f"- A ({expected}).\n"
 
 
-def test_a_wheel_with_other_files_than_the_commit(tmp_path: Path) -> None:
+def test_wheel_with_other_files_than_the_commit_is_refused(tmp_path: Path) -> None:
     for name in ("cli/stoker/main.py", "engine/stoker_engine/kernel.cpp", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -100,7 +100,7 @@ def test_a_wheel_with_other_files_than_the_commit(tmp_path: Path) -> None:
                 build.check_files(wheel, tmp_path)
 
 
-def test_bill_of_materials_leaves_out_what_only_development_needs() -> None:
+def test_bill_of_materials_omits_development_packages() -> None:
     document = {
         "metadata": {"component": {"bom-ref": "root"}},
         "components": [{"name": "PyYAML", "bom-ref": "PyYAML==6"}, {"name": "pytest", "bom-ref": "pytest==9"}],
@@ -117,7 +117,7 @@ def test_bill_of_materials_leaves_out_what_only_development_needs() -> None:
         sbom.restricted(document, {"pyyaml", "torch"})
 
 
-def test_packages_that_an_extra_needs_are_found_with_those_that_they_need() -> None:
+def test_packages_of_an_extra_are_found_with_their_dependencies() -> None:
     operator, engine = (sbom.required("stoker", (extra,)) for extra in ("operator", "engine"))
     assert {"kopf", "pydantic-core", "certifi"} <= operator.keys() and "torch" not in operator
     assert "torch" in engine and not engine.keys() & {"kopf", "pytest"}

@@ -11,14 +11,14 @@ from release.errors import ReleaseError
 TEXT = "# Changelog\n\n## Unreleased\n\n### Added\n- New.\n\n## 0.2.0\n\n- Two.\n\n## 0.1.0\n\n- One.\n"
 
 
-def test_notes_are_the_section() -> None:
+def test_notes_are_the_versions_section() -> None:
     assert changelog.notes(TEXT, "0.2.0") == "- Two.\n"
     assert changelog.notes(TEXT, "0.1.0") == "- One.\n"
     with pytest.raises(ReleaseError, match=r"no changes under `## 0\.3\.0`"):
         changelog.notes(TEXT, "0.3.0")
 
 
-def test_relative_links_of_notes() -> None:
+def test_relative_links_of_notes_become_absolute() -> None:
     text = "- A ([guide](docs/a.md#b)), [page](https://host/x), [top](#top), [b](b.md).\n"
     assert changelog.with_absolute_links(text, "https://host/stoker/blob/v0.2.0") == (
         "- A ([guide](https://host/stoker/blob/v0.2.0/docs/a.md#b)), [page](https://host/x), [top](#top), "

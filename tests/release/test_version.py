@@ -35,7 +35,7 @@ def test_version_is_set_everywhere(tree: Path) -> None:
     assert found["7.8.9"].startswith("- A new change.") and not found["Unreleased"]
 
 
-def test_another_version_in_a_file_is_found(tree: Path) -> None:
+def test_different_version_in_a_file_is_found(tree: Path) -> None:
     chart = tree / "charts/stoker/Chart.yaml"
     stated = version.version(tree)
     chart.write_text(chart.read_text().replace(f"appVersion: {stated}", "appVersion: 9.9.9"))
@@ -50,7 +50,7 @@ def test_another_version_in_a_file_is_found(tree: Path) -> None:
     ("new", "message"),
     [("", "use three numbers"), ("v1.0.0", "use three numbers"), ("1.0.0rc1", "use three numbers"), ("0.0.1", "older")],
 )
-def test_a_wrong_version_changes_nothing(tree: Path, new: str, message: str) -> None:
+def test_wrong_version_changes_nothing(tree: Path, new: str, message: str) -> None:
     before = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
     with pytest.raises(ReleaseError, match=message):
         version.set_version(new, tree)

@@ -20,7 +20,7 @@ def check(name: str, text: str) -> None:
     if os.environ.get("STOKER_GOLDEN") == "write":
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
-    assert text == golden.read_text(), f"{name} has changed; where that is meant: STOKER_GOLDEN=write"
+    assert text == golden.read_text(), f"{name} has changed; if that is intended: STOKER_GOLDEN=write"
 
 
 def series(scrape: str, prefixes: tuple[str, ...]) -> str:

@@ -37,7 +37,7 @@ class Child:
         return CannotRunError(f"{doing}: {last_lines(self.log)} (full log: {self.log})")
 
     def close(self) -> None:
-        """Stop the process group, with SIGKILL if it does not end within 20 s."""
+        """Send the process group SIGTERM, and SIGKILL when its first process has ended, or after 20 s."""
         for how in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, how)

@@ -3,9 +3,9 @@
     python -m cpu.engines.worker MODULE FOLDER LONGEST
 
 The module's ``load(folder, longest, cpus)``, with the length of the longest sequence in tokens, returns the engine's
-version, and a function that runs requests and returns their numbers of output tokens. The process reads one line of
-JSON per workload, and responds with one line that contains the duration. This file imports only the standard library,
-because it runs in every engine's environment.
+version and a function that runs requests (`Generate`). The process reads one line of JSON per workload, and responds
+with one: duration and numbers of output tokens. This file imports only the standard library, because it runs in every
+engine's environment.
 """
 
 from __future__ import annotations

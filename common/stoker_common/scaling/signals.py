@@ -88,7 +88,7 @@ class Signals:
         idle_seconds: the shortest of all replicas; a replica without requests is idle since its start. None if no
             replica has a report.
         engines: the newest report of each engine, by address.
-        drained: the drain id that each replica with a report acknowledges; empty if it acknowledges none.
+        drained: one string per replica with a report: the drain id that it acknowledges, or an empty string.
         missing: replicas without a valid report, or ``gateway`` if there are no replicas.
     """
 

@@ -1,8 +1,8 @@
 """Attention by Triton kernels, which read keys and values directly from the cache blocks.
 
-A step's decodes are one launch, in which long sequences are split; the step's chunks are another. Each row's result has
-the same bits in every batch. With `batch_invariant`, decodes are computed in the launch of the chunks, so the bits are
-also the same in a chunk and in a decode.
+A step's decodes are computed together, with keys split into parts; its prefill chunks separately. Each row's result has
+the same bits in every batch. With `batch_invariant`, decodes are computed as chunks of one token, so the bits are also
+the same in a chunk and in a decode.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, deco
 
 @dataclass(frozen=True)
 class _Part:
-    """Sequences that are computed by one launch.
+    """Sequences that are computed together.
 
     Attributes:
-        tables: [sequences, blocks] block tables by group.
+        tables: [sequences, blocks] block tables by KV cache group.
         starts, sequences: result of `decode_splits` for decodes; None for chunks.
     """
 
@@ -47,8 +47,7 @@ class TritonBackend(FusedKVStoreBackend):
     """Attention on a GPU, or on any device in Triton's interpreter.
 
     Attributes:
-        batch_invariant: a token's result must also have the same bits in a chunk and in a decode. So decodes are
-            computed as chunks of one token, and long sequences are not split.
+        batch_invariant: whether decodes are computed as chunks (see the module).
     """
 
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
@@ -70,11 +69,11 @@ class TritonBackend(FusedKVStoreBackend):
         return _Plan(metadata, parts)
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
-        """See `GraphBackend`."""
+        """See `GraphBackend.fits`."""
         return self.batch_invariant or _num_parts(seq_lens) <= _num_parts(planned)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
-        """See `FusedKVBackend`."""
+        """See `FusedKVBackend.attend`."""
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
         for part in plan.parts:
             paged_attention(

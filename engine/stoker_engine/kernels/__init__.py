@@ -7,5 +7,5 @@ cpu/            C++ kernels for CPUs
 triton/         Triton kernels for GPUs
 select.py       choice of the bundle for a device and dtype, once for each model
 prebuilt.py, compile_progress.py
-                compiled Triton kernels of an image, and progress of compiling others
+                prebuilt Triton kernels of an image, and progress of compiling others
 """

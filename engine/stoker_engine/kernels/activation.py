@@ -1,4 +1,4 @@
-"""Activations of MLPs: those with names of transformers, and those with parameters."""
+"""Activations of MLPs: those named as in transformers, and those with parameters."""
 
 from __future__ import annotations
 

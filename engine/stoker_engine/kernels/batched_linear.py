@@ -12,7 +12,7 @@ from stoker_engine.kernels.bundle import Operation
 def batched_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply `x` [tokens, heads, inner] with `weight` [heads, outputs, inner] → [tokens, heads, outputs].
 
-    The CPU kernels are batch-invariant, as for `linear`.
+    The CPU kernels are batch-invariant, see `linear`.
     """
     return (x.transpose(0, 1) @ weight.transpose(1, 2)).transpose(0, 1)
 

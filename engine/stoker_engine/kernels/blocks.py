@@ -20,8 +20,8 @@ def block_linear(
     x: torch.Tensor, blocks: torch.Tensor, stored: StoredFormat, inner: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return x Wᵀ + b: [..., inner] → [..., outputs], for W in `blocks` (uint8 [outputs, bytes of a row]) and `bias`
-    [outputs] in x's dtype: `linear` with W dequantized to that dtype. Results of the CPU kernels for rows (not panels)
-    are bit-identical to those of the CPU kernels' `linear` with the dequantized W.
+    [outputs] in x's dtype: `linear` with W dequantized to that dtype. For W not packed into panels, the CPU
+    kernels' results are bit-identical to those of their `linear` with the dequantized W.
     """
     return linear(x, dequantize(blocks, stored, inner, x.dtype), bias)
 
@@ -32,13 +32,13 @@ def block_rows(
     """Look up rows `ids` [n] (int64) of a table `blocks` (uint8 [rows, bytes of a row]) → [n, inner] in `dtype`.
 
     Raises:
-        IndexError: an id is out of range.
+        IndexError: an id is out of range (on a CPU).
     """
     return dequantize(blocks.index_select(0, ids), stored, inner, dtype)
 
 
 def all_finite(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> bool:
-    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite."""
+    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are certainly finite, also in bfloat16."""
     if isinstance(stored, GGUFFormat):
         return gguf_blocks.all_finite(blocks, stored)
     return group_blocks.is_finite(blocks, stored, inner)

@@ -24,7 +24,7 @@ Operation = Callable[[torch.Tensor], torch.Tensor]
 #: beyond the experts of the operation are ignored.
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-#: (x, added), both [tokens, hidden] → their sum and its norm.
+#: (x, added), both [tokens, hidden] → their sum, and the norm of the sum.
 SumAndNorm = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 #: Router logits [tokens, experts] → weights [tokens, k] float32 and expert indices [tokens, k] int64.
@@ -160,9 +160,9 @@ class GroupedLora:
         shrink: (x [rows, heads, inner]; A [slots, parts, heads or 1, max rank, inner] of the same dtype; ranks int32
             [slots, parts], 0 where an adapter does not change a part; rows and slots of the tiles) → partial sums of
             x Aᵀ, float32 [rows, heads, sums, parts, max rank], whose sum over `sums` is the result.
-        expand: (y [rows, heads, outputs], changed in place; result of `shrink`; B [slots, heads or 1, rows, max rank];
-            ranks; tiles of outputs int32 [count, 4]: first output, end, part, and the first output's row of B minus its
-            index; rows and slots of the tiles).
+        expand: (y [rows, heads, outputs]; result of `shrink`; B [slots, heads or 1, rows, max rank];
+            ranks; tiles of outputs int32 [count, 4]: first output, end, part, and the offset from an output's index
+            to its row of B; rows and slots of the tiles): adds the adapters' results to y.
         output_tile: dtype of the matrices → largest number of outputs in a tile.
     """
 
@@ -186,14 +186,14 @@ class Kernels:
         route: MoE config and correction bias [experts] float32 or None → `moe.route` with them.
         quant_linear: weight in blocks [outputs, bytes of a row], format, elements in a row, dtype of activations, and
             bias [outputs] or None → `blocks.block_linear` with them.
-        block_experts: gate_up and down projections in blocks, with the shapes of `experts`, the activation function
-            and the dtype of activations → `moe.experts` with them.
+        block_experts: gate_up and down in blocks, with the shapes of `experts`, the activation, and the dtype of x →
+            `moe.experts` with them.
         block_rows: `blocks.block_rows`.
         rms_norm: weight [d], eps → `rms_norm.rms_norm` with them.
         add_rms_norm: weight [d], eps → `rms_norm.after_sum` of that norm.
         layer_norm: weight and bias, eps → `layer_norm.layer_norm` with them.
-        activation: activation of a config → the operation; raises ModelError if it is unknown.
-        act_and_mul: activation of a gate → act(gate) × up of [tokens, 2 × size] with the gates first.
+        activation: `activation.activation`.
+        act_and_mul: `activation.act_and_mul`.
         apply_rotary: `rotary.apply_rotary`.
         concat_rotated: `rotary.concat_rotated`.
         cos_sin: `rotary.cos_sin`.

@@ -1,4 +1,4 @@
-"""Progress of compiling Triton kernels, which takes seconds for each."""
+"""Progress of compiling Triton kernels, each of which takes seconds."""
 
 from __future__ import annotations
 

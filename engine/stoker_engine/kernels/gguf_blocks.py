@@ -37,7 +37,7 @@ from stoker_engine.architectures.stored_formats import GGUFFormat
 
 #: Values of the codes of IQ4_NL and IQ4_XS, denser around 0, as weights are.
 _UNEVEN: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-#: Twice the values of OCP's FP4 (e2m1), the high bit the sign.
+#: Twice the values of OCP's FP4 (e2m1); the high bit is the sign.
 _FP4_TWICE: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -51,7 +51,7 @@ def dequantize(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> 
     return _NUMBERS[format.name](parts).flatten(-2).to(dtype)
 
 
-#: Byte offsets of the float16 values of a block: its scale, and its offset or the scale of its offsets.
+#: Byte offsets of the float16 values of a block: its scale (F16: its element), and its offset or the offsets' scale.
 _SCALES: Final[dict[str, tuple[int, ...]]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -70,8 +70,8 @@ _SCALES: Final[dict[str, tuple[int, ...]]] = {
 
 
 def all_finite(blocks: torch.Tensor, format: GGUFFormat) -> bool:
-    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. Only scales are checked, except
-    for BF16, and for MXFP4 blocks with the largest scales."""
+    """Whether all elements of `blocks` (uint8 [..., bytes of a row]) are finite. Only the values at `_SCALES` are
+    checked; for BF16 all elements, and for MXFP4 those with the largest scales."""
     parts = blocks.reshape(-1, format.bytes)
     if format.name == "BF16":
         return bool(parts.contiguous().view(torch.bfloat16).isfinite().all())

@@ -149,8 +149,8 @@ def dequantize(blocks: torch.Tensor, format: GroupFormat, inner: int, dtype: tor
 
 
 def is_finite(blocks: torch.Tensor, format: GroupFormat, inner: int) -> bool:
-    """Whether all scales and codes are finite, and the elements cannot overflow when rounded to bfloat16. The CPU
-    kernels rely on this. Needs a few MB of temporary memory."""
+    """Whether all scales and codes are finite, and no element can overflow in bfloat16. The CPU kernels rely on this.
+    Needs a few MB of temporary memory."""
     if blocks.dim() > 2:
         return all(is_finite(each, format, inner) for each in blocks)
     if not blocks.numel():
@@ -186,7 +186,7 @@ def quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     """
     inner, rows = weights.shape[-1], weights.reshape(-1, weights.shape[-1])
     out = torch.empty(len(rows), format.row_bytes(inner), dtype=torch.uint8, device=weights.device)
-    step = max(1, (1 << 22) // max(1, inner))  # limits temporary memory to a few times this
+    step = max(1, (1 << 22) // max(1, inner))  # limits temporary memory to a few times as many elements
     for start in range(0, len(rows), step):
         out[start : start + step] = _quantize(rows[start : start + step].float(), format)
     return out.view(*weights.shape[:-1], -1)

@@ -1,12 +1,12 @@
 """8-bit activations, which the CPU kernels multiply with block-quantized weights in panels by integer arithmetic.
 
-Each 32 elements of a row share a scale, by which the largest becomes ±127, and are rounded to the nearest multiple of
-it, as in llama.cpp. Dot products of elements that share a scale are exact integer sums; these are scaled and added in
+Every 32 elements of a row share a scale, by which the largest becomes ±127, and are rounded to the nearest multiple of
+it, as in llama.cpp. Dot products of elements that share a scale are exact integer sums, which are scaled and added in
 float32. Weights keep the scales of their blocks or groups.
 
-Where each 128 or 256 consecutive weights of a row share a scale, activations also form blocks of that size: the scale
-of 32 activations is then the block's scale times an integer factor of 1 to 255, the smallest with which none of them
-overflows. Integers are accumulated over a whole block.
+Where every 128 or 256 consecutive weights of a row share a scale (not in GGUF), activations form blocks of that size:
+the scale of 32 activations is then the block's scale times an integer from 1 to 255, the smallest with which none of
+them overflows. Integers are accumulated over a whole block.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 8-bit elements are stored with a scale: one for the layer, or one for each token and head.
 
-    stored = round(x / scale)        within ±448 for e4m3, ±57344 for e5m2, ±127 for int8; to the nearest, ties to even
-    scale  = max |x| / 448 or 127    if each token and head has its own; 1 if all of x is 0
+    stored = round(x / scale)    to the nearest, ties to even; within ±limit: 448 for e4m3, 57344 for e5m2, 127 for int8
+    scale  = max |x| / limit     if each token and head has its own (always in int8); 1 if all of x is 0
 
-Finite values that are too large are clamped. NaN and infinity become NaN, so that a broken request is still
-detected: as NaN in float8, or as a NaN scale if each token and head has its own, as with int8.
+Larger finite values are clamped. NaN and infinity are stored as NaN, so that a broken request is detected: NaN elements
+in float8, a NaN scale where each token and head has its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def kv_store(
 ) -> None:
     """Scatter `rows` [tokens, kv_heads, d] to `slot_mapping` [tokens] of `cache` [blocks, block_size, kv_heads, d].
 
-    slot = block × block_size + offset, never negative here (only Triton's kernels skip slots of -1). The cache may be
-    strided: blocks need not be contiguous.
+    slot = block × block_size + offset, not negative (only Triton's kernels skip slots of -1). Blocks of the cache need
+    not be contiguous.
 
     Args:
         scales: [blocks, block_size, kv_heads] float32, for a cache in float8 or int8.

@@ -10,6 +10,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """Return x Wᵀ + b: [..., inner] → [..., outputs], for `weight` [outputs, inner] and `bias` [outputs] in x's dtype.
 
     Accumulates in float32, and rounds once. The CPU kernels are batch-invariant: a row's result is bit-identical in
-    every batch. Results of torch's GEMMs depend on the number of rows.
+    every batch. The bits of torch's GEMMs depend on the number of rows.
     """
     return functional.linear(x, weight, bias)

@@ -1,10 +1,10 @@
 """Mixture of experts: routing, and the chosen experts' gated MLPs.
 
-Each chosen expert computes all its tokens in one GEMM, so a step reads the weights of each expert in use once,
-regardless of the number of requests:
+Each chosen expert computes all its tokens at once, so a step reads the weights of each expert in use once, regardless
+of the number of requests:
 
     token        0 1 2 3          flat choices   t0e2 t0e0 t1e2 t1e3 t2e0 …
-    experts      2 2 0 2    ──►   sorted         e0: t0 t2 t3   e2: t0 t1 …   e3: t1 …
+    experts      2 2 0 2    ──►   sorted         e0: t0 t2   e1: t3   e2: t0 t1 t3   e3: t1 t2
                  0 3 3 1                         one pair of GEMMs each
 """
 
@@ -61,7 +61,7 @@ def float32_linear(linear: MakeLinear) -> MakeLinear:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return σ(x) in float32, independent of an element's position.
+    """Return σ(x) in float32; an element's bits do not depend on its position.
 
     torch's vectorized loop and its scalar tail use formulas that differ in the last bit, and which elements are in the
     tail depends on the number of tokens. Computing in float64 rounds the difference away.
@@ -91,8 +91,8 @@ def experts(
 ) -> Experts:
     """Return the operation Σ over a token's experts of weight × down(act(gate(x)) × up(x)).
 
-    A token's results are added in float32 in the order of expert indices, independently of the batch. Indices beyond
-    the given experts are ignored: other ranks compute those experts.
+    A token's results are added in float32 in the order of expert indices, whatever the batch. Indices beyond the given
+    experts are ignored: other ranks compute those experts.
 
     Args:
         gate_up: each expert's linear operation [tokens, hidden] → [tokens, 2 × intermediate].
@@ -108,7 +108,7 @@ def experts(
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         scales = weights.flatten()[order].unsqueeze(-1)
-        # Synchronizes with the device, the only such place in a forward pass; grouped kernels avoid it.
+        # Synchronizes with the device; grouped kernels avoid this.
         counts = to_host(chosen.flatten().bincount(minlength=len(gate_up)))
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         end = 0

@@ -15,8 +15,8 @@ VARIABLE: Final = "STOKER_KERNELS"
 
 
 def use_prebuilt() -> None:
-    """Copy the prebuilt kernels in the folder `STOKER_KERNELS` into Triton's cache, since the folder is read-only in a
-    pod. Existing entries are kept. Without the variable, nothing is done."""
+    """Copy the prebuilt kernels in the folder `STOKER_KERNELS`, which is read-only in a pod, into Triton's cache, and
+    use the folder's driver module. Existing cache entries are kept. Without the variable, nothing is done."""
     folder = Path(os.environ.get(VARIABLE, ""))
     if not os.environ.get(VARIABLE):
         return

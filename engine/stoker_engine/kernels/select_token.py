@@ -92,7 +92,7 @@ def keep_likely(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Return [rows] indices at which the cumulative sum of `weights` [rows, n] exceeds `uniform` × their sum.
 
-    Searches the sums of chunks first, then within one chunk, which needs far fewer float64 additions than n.
+    Searches the sums of chunks first, then within one chunk, which avoids a float64 cumulative sum over n.
     """
     size = weights.shape[1]
     whole = size // _CHUNK * _CHUNK

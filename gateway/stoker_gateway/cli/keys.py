@@ -195,7 +195,7 @@ def _store_name(options: argparse.Namespace) -> str:
 
 
 def _flag_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
-    """Return a type for `add_argument` whose errors have the message of `read`."""
+    """Return a type for `add_argument` that reports the message of a ValueError from `read`."""
 
     def parse(text: str) -> Value:
         try:

@@ -21,7 +21,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         "--tls-key",
         type=Path,
         metavar="FILE",
-        help="private key of the certificate, in PEM; both files are reloaded when they are replaced",
+        help="private key of the certificate, in PEM; both files are reloaded when they are replaced by a move, as in a "
+        "mounted Secret",
     )
 
 

@@ -138,7 +138,7 @@ class EnvoyAdmin:
         return active
 
     async def watch(self) -> NoReturn:
-        """Check periodically that Envoy answers and reaches the picker. Call it only once Envoy serves requests.
+        """Check periodically that Envoy answers and reaches the picker. Call it after Envoy and the picker are ready.
 
         Raises:
             EnvoyError: several consecutive checks failed.

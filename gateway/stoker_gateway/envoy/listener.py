@@ -56,8 +56,8 @@ def _transport(settings: EnvoySettings) -> Config:
 
 
 def certificate(tls: TLSFiles) -> Config:
-    """Return the content of the file that names the certificate. Envoy reloads the certificate when its folder changes:
-    Kubernetes replaces all files of a Secret at once, by a symbolic link.
+    """Return the content of the file with the certificate's paths. Envoy reloads the certificate when a file or
+    symbolic link is moved into its folder, which is how Kubernetes replaces all files of a Secret at once.
     """
     return resources(
         [

@@ -72,7 +72,7 @@ def route_config(settings: EnvoySettings) -> Config:
 
 
 def _allowed() -> list[Config]:
-    """Return the route matches of the servers' paths that clients may use."""
+    """Return the route matches of the paths that Envoy sends to the picker."""
     exact = [paths.MODELS, paths.SCHEMA, *sorted(paths.POSTED)]
     return [{"path": path} for path in exact] + [{"prefix": f"{path}/"} for path in (paths.MODELS, paths.RESPONSES)]
 

@@ -12,8 +12,8 @@ UPLOAD_S: Final = 120.0
 
 @dataclass(frozen=True)
 class TLSFiles:
-    """Paths of a certificate and its key, in PEM. Envoy reloads them when they are replaced, as Kubernetes
-    replaces the files of a mounted Secret."""
+    """Paths of a certificate and its key, in PEM. Envoy reloads both when a file or symbolic link is moved into the
+    certificate's folder, as in a mounted Secret. It ignores writes in place."""
 
     certificate: Path
     key: Path

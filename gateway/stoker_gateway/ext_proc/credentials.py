@@ -16,7 +16,8 @@ API_KEY: Final = "x-api-key"
 
 
 def key_of(keyring: Keyring, header: Callable[[str], str], now: float) -> Key:
-    """Return the key of a request. If both headers contain a key, one valid key is enough, as in Stoker's engine.
+    """Return the key of a request. If Authorization and x-api-key both contain a key, one valid key is enough, as in
+    Stoker's engine.
 
     Args:
         header: returns a header's value by its name; empty if it is absent.

@@ -72,7 +72,7 @@ class _Wait:
     """Data needed to queue a request.
 
     Attributes:
-        began: time at which the picker began to handle the complete request, in seconds.
+        began: monotonic time at which handling began, after the whole body had arrived, in seconds.
         num_bytes: size of the request's body.
         extend: see `Extend`.
     """

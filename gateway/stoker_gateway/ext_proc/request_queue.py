@@ -29,7 +29,7 @@ _HELD_TICK_S: Final = 1.0
 RETRY_AFTER_S: Final = 1.0
 #: Retry-After in seconds, for requests that were held, or exceeded the limits of held requests.
 HELD_RETRY_AFTER_S: Final = 5.0
-#: Outcome of a request that was held, or that was rejected instead of being held.
+#: Outcome of a held request. `start_failed` and `no_room` also apply to requests that were rejected without a hold.
 HeldOutcome = Literal["routed", "timed_out", "start_failed", "no_room", "cancelled", "refused"]
 _REFUSED: Final[dict[str, HeldOutcome]] = {"held": "timed_out", "not started": "start_failed", "not held": "no_room"}
 #: Requirement of a request that any server may get: no subset, no holder.

@@ -84,7 +84,7 @@ def _engines(names: list[ServedName], now: float) -> list[dict[str, Any]]:
     return [
         {
             "address": server,
-            # If a server does not report its load, the requests that the gateway sent to it count.
+            # If a server does not report its load, this is the number of active requests that the gateway sent to it.
             "running": min(
                 _MAX_REQUESTS, known.load.reported.running if known.load.reported.counted else known.load.sequences
             ),

@@ -15,7 +15,7 @@ from stoker_gateway.protocol.paths import COMPLETIONS, FREE
 
 #: Average bytes of text in a token.
 TOKEN_BYTES: Final = 4
-#: Output tokens of a body that sets no maximum: in general, and for /v1/completions.
+#: Estimated output tokens of a request that sets no maximum: in general, and for /v1/completions.
 DEFAULT_OUTPUT_TOKENS: Final = 1024
 DEFAULT_COMPLETION_TOKENS: Final = 16
 

@@ -19,7 +19,7 @@ _TIMEOUT_S = (5, 30)
 
 
 class ClusterStore:
-    """The keys of a namespace.
+    """Store of the keys in a namespace.
 
     Args:
         namespace: namespace of the gateway.

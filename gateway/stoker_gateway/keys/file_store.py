@@ -27,7 +27,7 @@ from stoker_gateway.keys.values import moment_text
 
 
 class FileStore:
-    """The keys of a file. Creating the first key creates the file.
+    """Store of the keys in a file. Creating the first key creates the file.
 
     Args:
         path: path of the file; symbolic links are followed.

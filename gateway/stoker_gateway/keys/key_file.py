@@ -75,7 +75,7 @@ def read_bytes(path: Path) -> bytes:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
-            raise KeyManifestError(f"{path} is not a regular file; `stoker keys create --file` creates one")
+            raise KeyManifestError(f"{path} is not a regular file; use another path")
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:

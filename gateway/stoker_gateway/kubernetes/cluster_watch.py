@@ -1,7 +1,7 @@
 """Watches a cluster, and reports its model registry and keys whenever they change.
 
 InferenceEndpoints, EndpointSlices, Secrets of clients' keys ─ a watch each ─┐
-Secrets that endpoints name ───────────────────────────── read one by one ───┴─► report, at most five times a second
+Secrets of servers' API keys ───────────────── read by name, periodically ───┴─► report, at most five times a second
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ Name = tuple[str, str]
 
 #: Number of objects in a page of a list.
 _PAGE: Final = 500
-#: Range of a watch's duration in seconds, and the additional seconds after which it counts as broken.
+#: Range of a watch's duration in seconds. A watch without events for its duration plus `_SILENT_S` is broken.
 _WATCH_S: Final = (60, 120)
 _SILENT_S: Final = 15
-#: Interval of periodic lists, in seconds.
+#: Mean interval of periodic lists, in seconds.
 _RELIST_S: Final = 600
 #: Backoff in seconds: base, maximum, and maximum of an obeyed Retry-After.
 _FIRST_WAIT_S: Final = 0.25

@@ -1,5 +1,5 @@
-"""Client of another replica. It sends one message at a time; the next message contains everything that was queued
-meanwhile."""
+"""Client of another replica. It sends one message at a time; the next message contains what was queued meanwhile, up to
+`_MAX_KEYS` of each kind."""
 
 from __future__ import annotations
 

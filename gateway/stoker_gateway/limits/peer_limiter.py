@@ -1,8 +1,8 @@
 """Limiter that shares the limits of keys with other replicas of the gateway.
 
-A key's owner decides by the usage of all replicas' clients. Another replica sends the owner an admission request,
-together with its own clients' usage of the key. If the owner does not answer in time, the replica decides by its own
-share of the limit.
+A key's owner decides from the usage of the clients of all reachable replicas. Every other replica sends the owner an
+admission request, together with its own clients' usage of the key. If the owner does not answer in time, the replica
+decides from its own clients' usage and its own share of the limit.
 """
 
 from __future__ import annotations

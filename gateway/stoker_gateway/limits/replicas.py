@@ -30,7 +30,7 @@ class View:
         self.reached = frozenset(reached) - {me}
         self.number = max(number, len(self.reached) + 1)
         self._rendezvous = Rendezvous({me, *self.reached})
-        #: Returns a key's owner, and its successor if there is one: the replica to which the owner reports its usage.
+        #: Returns a key's owner and, if any, the owner's successor, to which the owner reports its usage of the key.
         self.order = lru_cache(maxsize=4096)(self._order)
 
     @property

@@ -67,7 +67,8 @@ class PollResult:
         server: address of the server.
         load: the server's report; not ready if the server is lost; None if the server did not answer but is not lost
             yet.
-        sent_at: time of the poll, by the event loop's clock (`time.monotonic`).
+        sent_at: start of the poll, or of the first unanswered poll if the server is lost for silence, in seconds of
+            `time.monotonic`.
         answered: whether the server answered.
     """
 

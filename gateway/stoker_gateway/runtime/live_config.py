@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _CHECK_INTERVAL_S: Final = 0.02
 _READ_S: Final = 10.0
 _ON_THE_WAY_S: Final = ON_THE_WAY_S
-#: Maximum number of models that a log line names.
+#: Maximum number of names in a log line.
 _MAX_SHOWN: Final = 20
 
 
@@ -129,7 +129,11 @@ class LiveConfig:
                 return
             if time.monotonic() > deadline:
                 shown = ", ".join(sorted(waits)[:_MAX_SHOWN])
-                logger.error("Envoy has not read its new files within %g s and may reject requests: %s", _READ_S, shown)
+                logger.error(
+                    "Envoy has not confirmed its new files within %g s and may reject requests; unconfirmed: %s",
+                    _READ_S,
+                    shown,
+                )
                 return
             await asyncio.sleep(_CHECK_INTERVAL_S)
 

@@ -92,7 +92,7 @@ class Load:
             self.ended.append(now)
 
     def cancel(self, number: int) -> None:
-        """Record that another server answered a request that was counted here."""
+        """Stop counting a request that ended at another server, if it is still counted here."""
         if number in self.sent:
             self._drop(number)
 

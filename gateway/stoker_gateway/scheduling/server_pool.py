@@ -25,7 +25,8 @@ class PooledServer:
     """State of a server.
 
     Attributes:
-        polled_at: time of the poll that returned its last report, in seconds.
+        polled_at: start of the poll that returned its last report, or of the first unanswered poll, in seconds of
+            `time.monotonic`.
         failures: number of failures since it last reported that it is ready.
         failed_at, failed_until: time of the last failure, and until when it gets no requests.
         allowance: number of requests that may be sent to it until it reports again; None means unlimited.

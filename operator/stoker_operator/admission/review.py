@@ -1,8 +1,8 @@
 """Answers AdmissionReviews, without I/O.
 
-Only changes of the spec are checked. If an older version of the operator has accepted a spec that this one refuses,
-users can still change the object's labels and finalizers, and delete it. `reconcile` repeats the checks, because
-objects may have been accepted while the webhook did not answer.
+Only new endpoints and changes of the spec are checked. If an older version of the operator has accepted a spec that
+this one refuses, users can still change the object's labels and finalizers, and delete it. `reconcile` repeats the
+checks, because objects may have been accepted while the webhook did not answer.
 """
 
 from __future__ import annotations

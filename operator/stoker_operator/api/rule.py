@@ -25,9 +25,9 @@ class Rule:
     """A rule about an object.
 
     Attributes:
-        field: field of the violation, relative to the rule's model (``parallelism``); empty for the model itself.
+        field: field of the violation, relative to the rule's object (``parallelism``); empty for the object itself.
         holds: the rule in Python.
-        cel: the rule in CEL; ``self`` is the model.
+        cel: the rule in CEL; ``self`` is the object.
         message: what is wrong.
         remedy: what to write instead.
         explain: returns message and remedy for an object; None if they do not depend on it.
@@ -60,8 +60,8 @@ class ChangeRule:
 
     Attributes:
         field: as in `Rule`.
-        holds: the rule in Python; its arguments are the new model and the previous one.
-        cel: the rule in CEL; ``self`` is the new model and ``oldSelf`` the previous one.
+        holds: the rule in Python; its arguments are the new object and the previous one.
+        cel: the rule in CEL; ``self`` is the new object and ``oldSelf`` the previous one.
         message: what is wrong.
         remedy: what to write instead.
     """

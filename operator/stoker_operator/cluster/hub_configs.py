@@ -50,7 +50,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 
 
 class Model(NamedTuple):
-    """A hub id at a revision; None is the default branch."""
+    """A hub id and a revision; revision None is the default branch."""
 
     name: str
     revision: str | None

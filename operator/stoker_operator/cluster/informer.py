@@ -57,20 +57,20 @@ _OTHERS: Final = (
 
 
 class Informer:
-    """Updates the store.
+    """Updates the store from the API server's lists and watches.
 
     Args:
         kube: the API server's client.
-        store: the store.
+        store: the store to update.
         namespaces: the namespaces to watch; all if empty.
         gateway: whether there is a gateway, which needs further kinds.
         kinds: the kinds of object that run endpoints' pods.
 
     Attributes:
         filled: whether all watched kinds have been listed once.
-        pod_monitors: whether the cluster has PodMonitors.
-        needs_relist: whether an event shows that resource versions went back, as after a restore of etcd's backup. The
-            next list corrects the store.
+        pod_monitors: whether the cluster has the kind PodMonitor.
+        needs_relist: whether an event has shown that resource versions went back, as after etcd is restored from a
+            backup. The next list corrects the store.
     """
 
     def __init__(

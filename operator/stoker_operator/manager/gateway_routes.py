@@ -1,4 +1,5 @@
-"""The gateway's routes to endpoints, and one task per namespace that grants the gateway access to their API keys."""
+"""The gateway's routes to endpoints, and one task per namespace that grants the gateway access to the endpoints' API
+keys."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manife
         owner: the endpoint.
         spec: the endpoint's spec, as its author wrote it.
         known: whether the cluster has PodMonitors.
-        policy: the administrator's additions.
+        policy: the administrator's policy.
 
     Raises:
         Refused: the spec requires a PodMonitor, and the cluster lacks the kind.

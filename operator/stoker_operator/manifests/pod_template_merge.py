@@ -76,7 +76,7 @@ def merge_pod_spec(base: Manifest, patch: Mapping[str, Any]) -> Manifest:
     """Return the operator's pod `base` with `patch` merged into it.
 
     Raises:
-        Refused: `patch` does not have the form of a pod, or sets a typed field of the spec.
+        Refused: `patch` does not have the form of a pod, or sets a field that it must not override.
     """
     raw_patch, patch = patch, _pruned(patch, PATH)
     _refuse(patch, _POD_FIELDS, PATH)
@@ -185,7 +185,8 @@ def _keeps_port(base: Manifest, engine: Mapping[str, Any]) -> None:
         if same and any(engine_port.get(key) != value for key, value in port.items() if key in ("name", "protocol")):
             raise _refused(
                 f"{PATH}.containers[{ENGINE_CONTAINER}].ports",
-                f"port {engine_port['containerPort']} is the engine's, with the name {engine_port['name']}",
+                f"port {engine_port['containerPort']} is the engine's; its name {engine_port['name']} and protocol "
+                "cannot change",
                 "use another port number",
             )
 

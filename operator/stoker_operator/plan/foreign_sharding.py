@@ -76,7 +76,7 @@ def _splits(layer: LayerConfig, formats: Formats, tensor: int, expert_shards: in
         yield from (Split("the MLP's inner size", layer.mlp.size, tensor, block) for block in _mlp(blocks))
         return
     for block in _mlp(blocks, "experts."):
-        # If only experts are quantized (gpt-oss), vLLM pads them.
+        # If only experts are quantized (gpt-oss), vLLM pads each shard to whole blocks.
         block = block if blocks.keys() - _EXPERTS else 1
         yield Split("each expert's inner size", layer.moe.intermediate_size, expert_shards, block, of_experts=True)
     if layer.moe.shared_intermediate_size:

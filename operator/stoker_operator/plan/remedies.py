@@ -216,7 +216,8 @@ def _other_machines(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:
 
 
 def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Iterator[Proposal]:
-    """Propose fp8 weights, if they fit on the same accelerators with this or another runtime."""
+    """Propose fp8 weights if they fit on the same accelerators, with another runtime if this one does not support
+    fp8."""
     bench = layout.bench
     if bench is None or bench.shape.method or bench.shape.is_gguf or spec.engine.quantization:
         return  # quantized weights are not quantized again

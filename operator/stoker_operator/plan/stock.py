@@ -108,6 +108,6 @@ def _why_unknown(nodes: Sequence[Node], resource: str, catalogue: Catalogue) -> 
         return f"the kind is {' or '.join(kinds)}, and no label shows which; specify --accelerator"
     label_values = sorted({node.labels[label] for node in nodes for label in labels if label in node.labels})
     unlabelled = sum(not any(label in node.labels for label in labels) for node in nodes)
-    parts = [f"{', '.join(label_values)} is not in the accelerator catalogue"] if label_values else []
-    parts += [f"{unlabelled} of the nodes lack the label {' or '.join(labels)}"] if unlabelled else []
+    parts = [f"not in the accelerator catalogue: {', '.join(label_values)}"] if label_values else []
+    parts += [f"nodes without the label {' or '.join(labels)}: {unlabelled}"] if unlabelled else []
     return "; ".join(parts)

@@ -38,7 +38,7 @@ _HELD: Final = "pods of the newest spec are created once the model's config.json
 _PODS: Final = 3
 #: Largest number of engines described for each named pod.
 _COPIES: Final = 2
-#: Largest length of an engine's message inside a condition, in characters; `copyStates` has the whole message.
+#: Maximum length of an engine's message in a condition, in characters; `copyStates` has more of the message.
 _MESSAGE_LIMIT: Final = 200
 
 

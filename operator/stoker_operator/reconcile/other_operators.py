@@ -100,7 +100,7 @@ class OtherOperators:
         return True
 
     def wrote_status(self, key: Key, status: Mapping[str, Any]) -> None:
-        """Record that the status was written because it differed."""
+        """Record that `status` was written over a different status."""
         last_status, times, since = self._statuses.get(key, (None, 0, 0.0))
         now, same = self._clock(), _without_times(status)
         is_repeated = last_status == same and now - since <= _STATUS_SECONDS

@@ -41,7 +41,7 @@ class Outcome(Enum):
     GONE: the endpoint does not exist, or is being deleted. CHANGED: its spec changed during the reconcile. SETTLED: the
     cluster is in the desired state. MOVING: pods are not ready yet, an engine has not reported yet, or a problem may
     pass by itself. HELD: pods wait for the model's config.json. REFUSED: the API server rejects an object. YIELDED:
-    another operator serves the endpoint.
+    another operator serves the endpoint, or another writer keeps replacing its status.
     """
 
     GONE = "gone"

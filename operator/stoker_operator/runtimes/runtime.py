@@ -18,7 +18,7 @@ from stoker_operator.api.v1alpha1 import Spec
 from stoker_operator.api.violation import Refused, Violation
 from stoker_operator.plan.planner import Plan
 
-#: Port on which an engine listens in a pod.
+#: Port on which an engine's server listens in a pod.
 PORT: Final = 8000
 _EVERY_IPV4: Final = "0.0.0.0"
 #: Time after the start of a pod's termination in which requests still reach it, in seconds: until all nodes and proxies

@@ -204,7 +204,8 @@ class Autoscaler:
         return self.settings.min_replicas <= 0 and observation.gateway_serves
 
     def _is_idle(self, observation: Observation, now: float) -> bool:
-        """Return whether the endpoint may scale to zero: it was ready and had no requests for the required time."""
+        """Return whether the endpoint may scale to zero: it had no requests for the required time. The time before it
+        is ready does not count, unless its start fails."""
         signals, needed = observation.signals, self.settings.idle_seconds_to_zero
         if signals is None or signals.missing or signals.is_busy or not self._may_be_zero(observation):
             return False
@@ -253,7 +254,7 @@ class Autoscaler:
             if settings.min_replicas == 0:
                 reason, why = (
                     "DesiredWithinRange",
-                    f"none is needed after {settings.idle_seconds_to_zero:g} idle seconds",
+                    f"the endpoint scales to zero after {settings.idle_seconds_to_zero:g} idle seconds",
                 )
         elif stabilized != desired:
             reason = "ScaleUpStabilized" if desired > current else "ScaleDownStabilized"

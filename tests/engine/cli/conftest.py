@@ -35,7 +35,7 @@ def serving(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], s
         try:
             assert process.stderr is not None
             url = next((line.split()[-1] for line in process.stderr if "serving " in line), None)
-            assert url is not None, "it ended before it served"
+            assert url is not None, "the server ended before it served"
             yield process, url
         finally:
             process.kill()

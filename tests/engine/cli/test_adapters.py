@@ -45,9 +45,9 @@ def batch(tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
-def test_batches_name_adapters(batch: Any, engine: FakeEngine) -> None:
+def test_batches_select_adapters_by_model(batch: Any, engine: FakeEngine) -> None:
     code, answers = batch(["tiny", "ada", "bob", "cat"], "--enable-lora", "--lora-modules", "ada=/a", "bob=/b")
-    assert code == 1, "there is no cat"
+    assert code == 1, "no model is named cat"
     assert {name: answer["status_code"] for name, answer in answers.items()} == {
         "tiny": 200,
         "ada": 200,
@@ -59,7 +59,7 @@ def test_batches_name_adapters(batch: Any, engine: FakeEngine) -> None:
     assert sorted(engine.adapters_asked) == sorted([-1, numbers["ada"], numbers["bob"]])
 
 
-def test_batches_with_adapters_that_cannot_be_loaded(
+def test_batches_with_invalid_adapters_are_refused(
     batch: Any, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.bad_adapters["b"] = AdapterError("another base model")
@@ -80,7 +80,7 @@ def test_bench_spreads_requests_over_adapters(tiny_llama: Path, engine: FakeEngi
         assert len(engine.adapters_asked) == 40
 
 
-def test_the_spread_is_seeded() -> None:
+def test_the_distribution_over_adapters_is_seeded() -> None:
     args = BenchServeArgs(lora_modules=("a", "b", "c"))
     first = models_of(args, "m", 300, seed=0)
     assert first == models_of(args, "m", 300, seed=0)
@@ -89,7 +89,7 @@ def test_the_spread_is_seeded() -> None:
     assert models_of(BenchServeArgs(), "m", 3, seed=0) == ["m"] * 3
 
 
-def test_chat_with_an_adapter(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_selects_an_adapter_by_model_name(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_fake(engine, enable_lora=True, lora_modules=("ada=/a",)) as served:
         _ready(served)
         assert chat.main([f"--url={served.url}/v1", "--model-name=ada", "--quick=hi"]) == 0

@@ -44,7 +44,9 @@ def test_kernels_are_compiled_once(tiny_llama: Path, tmp_path: Path) -> None:
         (["--target", "sm_90", "--tensor-parallel-size", "3"], "--tensor-parallel-size"),
     ],
 )
-def test_what_is_refused(more: list[str], message: str, tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(
+    more: list[str], message: str, tiny_llama: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tiny_llama), *more]) == 2
     printed = "".join(capfd.readouterr())
     assert message in printed and "Traceback" not in printed

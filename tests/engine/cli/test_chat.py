@@ -54,7 +54,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
-def test_what_looks_like_the_end_of_a_line_is_text(run: Run, capsys: pytest.CaptureFixture[str], end: str) -> None:
+def test_unicode_line_separators_are_text(run: Run, capsys: pytest.CaptureFixture[str], end: str) -> None:
     code, _ = run([[{"content": f"one{end}"}, {"content": f"{end}two"}]], "--quick=?")
     assert code == 0
     assert capsys.readouterr().out == f"one{end}{end}two\n"
@@ -84,9 +84,7 @@ def test_limit_beyond_the_context_is_omitted(run: Run, capsys: pytest.CaptureFix
     assert "temperature must be" in capsys.readouterr().err
 
 
-def test_answer_that_a_limit_cut_off_is_reported(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_answer_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for finish_reason, expected in [("length", "--max-tokens"), ("stop", "")]:
         event = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": finish_reason}]}
         answer = httpx.Response(200, text=f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n")
@@ -158,7 +156,7 @@ def test_a_model_that_does_not_stop_calling_is_stopped(run: Run, capsys: pytest.
     assert "without answering" in capsys.readouterr().err
 
 
-def test_it_is_only_the_turn_that_ends(
+def test_too_many_tool_rounds_end_only_the_turn(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = iter(["first", "second"])
@@ -189,7 +187,7 @@ def test_it_is_only_the_turn_that_ends(
         "from typing import Callable\ndef f(g: Callable[[], int]): ...",
     ],
 )
-def test_functions_that_are_no_tools(tmp_path: Path, source: str) -> None:
+def test_unsupported_functions_are_refused_as_tools(tmp_path: Path, source: str) -> None:
     from stoker_engine.cli.chat_tools import Tools
 
     (tmp_path / "tools.py").write_text(f"{source}\ndef g(x: int): ...")
@@ -200,7 +198,7 @@ def test_functions_that_are_no_tools(tmp_path: Path, source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["import os", "def f(x): 1 /", "def f(x: Nothing): ...", "import nothing_there"])
-def test_files_without_tools(tmp_path: Path, source: str) -> None:
+def test_files_without_valid_tools_are_refused(tmp_path: Path, source: str) -> None:
     from stoker_engine.cli.chat_tools import Tools
 
     (tmp_path / "tools.py").write_text(source)
@@ -208,7 +206,7 @@ def test_files_without_tools(tmp_path: Path, source: str) -> None:
         Tools.of_file(str(tmp_path / "tools.py"))
 
 
-def test_the_examples_are_functions() -> None:
+def test_the_example_tools_compute_results() -> None:
     names = runpy.run_path(str(EXAMPLE))
     assert names["calculate"]("-(1 + 2.5) * 2 / 7") == -1
     assert names["current_time"]("Asia/Tokyo")[-3] == ":"

@@ -15,7 +15,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 
 
 @pytest.mark.parametrize(
-    "word, says",
+    "word, message",
     [
         ("--max-num-seq=4", "did you mean --max-num-seqs?"),
         ("--max_num_seqs=4", "it is spelled --max-num-seqs"),
@@ -32,15 +32,15 @@ from stoker_engine.contract.serve_args import ServeArgs
         ("--no-enable-prefix-cachin", "did you mean --no-enable-prefix-caching?"),
     ],
 )
-def test_a_flag_that_does_not_exist(word: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_flags_are_reported_with_a_hint(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["m", word]) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.startswith(f"stoker serve: {word.partition('=')[0]}")
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, message",
     [
         (["--headless"], "--headless: node 0 serves the API"),
         (["--headless", "--node-rank=1"], "--node-rank: must be 0 to 0, as there is one node"),
@@ -50,12 +50,12 @@ def test_a_flag_that_does_not_exist(word: str, says: str, capsys: pytest.Capture
         (["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--headles"], "did you mean --headless?"),
     ],
 )
-def test_a_node_that_cannot_be(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_nodes_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["m", "--tensor-parallel-size=2", *words]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_every_flag_that_exists_is_known() -> None:
+def test_all_existing_flags_are_accepted() -> None:
     parser = ServeArgs.parser()
     words = [
         "m",
@@ -72,7 +72,7 @@ def test_every_flag_that_exists_is_known() -> None:
     assert to_argv(args.engine)[-1] == "--max-model-len=8000"
 
 
-def test_model_as_a_flag_and_short_flags() -> None:
+def test_model_flag_and_short_flags_are_translated() -> None:
     assert command_line.with_model_flag(["-i", "x", "--model", "m", "--seed=1"]) == ["m", "-i", "x", "--seed=1"]
     assert command_line.with_model_flag(["--model=m"]) == ["m"]
     assert command_line.with_short_flags(["-i", "x", "-o", "-"], {"-i": "input", "-o": "output"}) == [
@@ -104,7 +104,7 @@ def test_a_batch_may_begin_with_a_byte_order_mark() -> None:
     assert result["error"]["message"].startswith("method must be POST")
 
 
-def test_what_a_command_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_arguments_and_files_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_batch.main(["m", "-o", "-"]) == 2
     assert "--input-file" in capsys.readouterr().err
     assert run_batch.main(["m", "-i", "/no/such/file", "-o", "-"]) == 2
@@ -130,7 +130,7 @@ def test_help_comes_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(group in text for group in groups)
 
 
-def test_an_error_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_error_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> int:
         raise ArgumentError("--x", "no")
 

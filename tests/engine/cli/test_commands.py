@@ -17,7 +17,7 @@ from ...support.waiting import until
 from ..conftest import engine_of
 
 
-def test_bench_serve_against_a_server(server: str, command: Any, tiny_llama: Path, tmp_path: Path) -> None:
+def test_bench_serve_measures_a_server(server: str, command: Any, tiny_llama: Path, tmp_path: Path) -> None:
     figures_file = tmp_path / "figures.json"
     result = command(
         "bench", "serve", f"--base-url={server}", f"--tokenizer={tiny_llama}", "--num-prompts=12", "--disable-tqdm",
@@ -35,14 +35,14 @@ def test_bench_serve_against_a_server(server: str, command: Any, tiny_llama: Pat
     assert figures["mean_e2el_ms"] == pytest.approx(mean), "a request is its first token and four more"
 
 
-def test_bench_serve_tells_what_the_server_refuses(server: str, command: Any, tiny_llama: Path) -> None:
+def test_bench_serve_reports_the_servers_error(server: str, command: Any, tiny_llama: Path) -> None:
     words = (f"--base-url={server}/v1", f"--tokenizer={tiny_llama}", "--random-input-len=9999")
     result = command("bench", "serve", *words)
     assert result.returncode == 1
     assert "maximum context length" in result.stderr
 
 
-def test_chat(server: str, command: Any) -> None:
+def test_chat_prints_the_servers_answer(server: str, command: Any) -> None:
     quick = command("chat", f"--url={server}/v1", "--quick=hello", "--max-tokens=5", "--temperature=0")
     assert quick.returncode == 0, quick.stderr
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0}
@@ -111,7 +111,7 @@ def test_run_batch_answers_every_line(command: Any, tiny_llama: Path, tmp_path: 
     assert by_id["response"]["response"]["body"]["usage"]["output_tokens"] == 4
 
 
-def test_bench_throughput_and_latency(command: Any, tiny_llama: Path, tmp_path: Path) -> None:
+def test_bench_throughput_and_latency_write_figures(command: Any, tiny_llama: Path, tmp_path: Path) -> None:
     figures_file = tmp_path / "figures.json"
     common = [str(tiny_llama), "--num-gpu-blocks-override=256", "--disable-tqdm", f"--output-json={figures_file}"]
     result = command(
@@ -156,7 +156,7 @@ def test_a_stopped_engine_fails_its_probes_and_a_killed_one_ends_streams_and_the
             next(events)
             os.kill(engine, signal.SIGKILL)
             remaining = list(events)
-            assert '"error"' in "".join(remaining), "a stream that breaks off must say so"
+            assert '"error"' in "".join(remaining), "a broken stream must end with an error"
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "SIGKILL" in log

@@ -23,7 +23,7 @@ class Words:
         return [len(word) for word in text.split()]
 
 
-def test_random() -> None:
+def test_random_prompts_have_the_requested_lengths() -> None:
     args = DatasetArgs(num_prompts=50, random_input_len=20, random_output_len=8, random_prefix_len=5)
     samples = load_dataset(args, Words(), 600)
     assert samples == load_dataset(args, Words(), 600)
@@ -37,14 +37,14 @@ def test_random() -> None:
     assert 140 < max(lengths) <= 150
 
 
-def test_prefix_repetition() -> None:
+def test_prefix_repetition_shares_prefixes() -> None:
     args = DatasetArgs("prefix_repetition", num_prompts=40, prefix_repetition_num_prefixes=4)
     samples = load_dataset(args, Words(), 600)
     assert len({tuple(s.prompt[:256]) for s in samples}) == 4
     assert len({tuple(s.prompt) for s in samples}) == 40
 
 
-def test_sharegpt(tmp_path: Path) -> None:
+def test_sharegpt_conversations_become_prompts(tmp_path: Path) -> None:
     messages = [{"from": "human", "value": "a bb ccc dddd"}, {"from": "gpt", "value": "one two three four five"}]
     short = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     path = tmp_path / "sharegpt.json"
@@ -56,7 +56,7 @@ def test_sharegpt(tmp_path: Path) -> None:
         load_dataset(DatasetArgs("sharegpt", str(path)), Words(), 600)
 
 
-def test_custom(tmp_path: Path) -> None:
+def test_custom_prompts_have_their_output_lengths(tmp_path: Path) -> None:
     path = tmp_path / "custom.jsonl"
     path.write_text('{"prompt": "a b", "output_tokens": 3}\n\n{"prompt": "ccc", "output_tokens": 4}\n')
     samples = load_dataset(DatasetArgs("custom", str(path), num_prompts=2, disable_shuffle=True), Words(), 600)
@@ -124,7 +124,7 @@ def test_other_formats_are_refused_in_a_sentence(other: str, name: str, layout: 
 
 
 @pytest.mark.parametrize("count", [None, 0, -3, "many", 1e400, [5]])
-def test_a_count_of_tokens_is_one(count: Any, tmp_path: Path) -> None:
+def test_invalid_output_tokens_are_refused(count: Any, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text(json.dumps({"prompt": "a", "output_tokens": count}))
     with pytest.raises(ArgumentError, match=r'line 1: "output_tokens" must be a whole number'):
@@ -133,7 +133,7 @@ def test_a_count_of_tokens_is_one(count: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["custom", "sharegpt"])
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, '{"a": 1} x', "é".encode("latin-1"), b"\xff\xfe{\x00"])
-def test_what_is_no_json_is_refused_in_a_sentence(name: str, content: str | bytes, tmp_path: Path) -> None:
+def test_malformed_json_is_refused_in_a_sentence(name: str, content: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     words = r"is not UTF-8 \(byte 0 is 0x..\); convert it" if isinstance(content, bytes) else r"line 1 is not JSON"

@@ -12,7 +12,7 @@ from stoker_engine.cli.lines import lines_of, stream_lines
 ENDS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"
 
 
-def test_lines_end_at_line_feeds_whatever_the_pieces() -> None:
+def test_lines_end_at_line_feeds_however_bytes_are_split() -> None:
     chance = random.Random(0)
     for _ in range(200):
         texts = ["".join(chance.choices(f"ab ü🎉{ENDS}", k=chance.randrange(9))) for _ in range(5)]

@@ -43,7 +43,7 @@ def test_a_folder_is_written_and_never_overwritten(command: Any, tiny_llama: Pat
         (["--to=W4A16", "--output=X", "--revision=main"], "--revision"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(
+def test_invalid_arguments_are_refused_in_a_sentence(
     words: list[str], message: str, tiny_llama: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     from stoker_engine.cli.quantize import main
@@ -61,7 +61,7 @@ def test_what_cannot_be_is_said_in_a_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_gguf_file_is_no_folder(command: Any, demo_gguf: Path, tmp_path: Path) -> None:
+def test_gguf_files_are_refused_for_other_formats(command: Any, demo_gguf: Path, tmp_path: Path) -> None:
     result = command("quantize", "demo://gemma-3-270m", "--to=W4A16", f"--output={tmp_path / 'new'}")
     assert result.returncode == 2
     assert "is a GGUF file, which can become q8_0" in result.stderr
@@ -77,7 +77,9 @@ HEARD = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
 @pytest.mark.parametrize(
     "ending,name", [(signal.SIGTERM, "new.gguf"), (signal.SIGINT, "new.gguf"), (signal.SIGTERM, "new")]
 )
-def test_nothing_is_left_of_what_was_ended(ending: signal.Signals, name: str, demo_gguf: Path, tmp_path: Path) -> None:
+def test_an_interrupted_export_leaves_no_file(
+    ending: signal.Signals, name: str, demo_gguf: Path, tmp_path: Path
+) -> None:
     """Neither a file nor a folder with one remains."""
     words = ["demo://gemma-3-270m", "--to=bf16", f"--output={tmp_path / name}"]
     argv = [sys.executable, "-c", HEARD + RUN.format(module="quantize"), *words]
@@ -105,7 +107,7 @@ sys.exit(quantize.main(["model", "--to=q8_0", "--output=new"]))
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_what_was_ended_waits_for_no_thread(ending: signal.Signals) -> None:
+def test_an_interrupted_export_waits_for_no_thread(ending: signal.Signals) -> None:
     """A thread that was being started aborted the process, since Python does not wait for such a thread."""
     argv = [sys.executable, "-c", HEARD + INTERRUPTED.format(signum=int(ending))]
     assert subprocess.run(argv, timeout=120).returncode == 128 + ending

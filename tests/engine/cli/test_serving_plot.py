@@ -23,5 +23,5 @@ def test_requests_of_one_token_have_no_intervals() -> None:
     assert not [line for line in lines if "Inter-token" in line]
 
 
-def test_nothing_succeeded() -> None:
+def test_a_run_without_successes_plots_nothing() -> None:
     assert chart_lines([], 1.0, CHART) == ["nothing to plot: no request succeeded"]

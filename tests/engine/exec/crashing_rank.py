@@ -92,7 +92,7 @@ class Joined:
         os.pwrite(self._file, struct.pack("q", self._met), 8 * self.rank)
         deadline = time.monotonic() + self._timeout_s
         while any(self._came(rank) < self._met for rank in range(self.size)):
-            if time.monotonic() > deadline:  # its limit of time is what is played
+            if time.monotonic() > deadline:  # simulates the communicator's timeout
                 break
             time.sleep(0.001)  # sleeps: ranks that wait for each other by looking
         else:
@@ -120,7 +120,7 @@ class Grammars:
 
     def _compile(self, file: Path) -> None:
         while not file.exists():
-            time.sleep(0.001)  # sleeps: a compiler that takes until a test lets it end
+            time.sleep(0.001)  # sleeps: compiles until a test lets it end
         if words := file.read_text():
             raise ValueError(words)
 
@@ -162,7 +162,7 @@ class Runner:
         self.grammars = Grammars()
         self.adapters = Adapters()
         for done in range(4):
-            time.sleep(0.1)  # sleeps: reading weights takes its time
+            time.sleep(0.1)  # sleeps: reading weights takes time
             on_progress(done * 10**RANK, 3 * 10**RANK)
         come_to("load")
         self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, threads=THREADS)
@@ -207,6 +207,6 @@ from stoker_engine.exec import rank_main  # noqa: E402
 if __name__ == "__main__":
     come_to("start")
     if (late := DEATHS / f"late-{RANK}").exists():
-        time.sleep(float(late.read_text()))  # sleeps: a rank that comes late
+        time.sleep(float(late.read_text()))  # sleeps: a rank that starts late
     code = rank_main.main(sys.argv[2:])
     os._exit(code)

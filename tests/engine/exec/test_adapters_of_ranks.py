@@ -57,7 +57,7 @@ def put(path: Path, content: str) -> None:
     whole.rename(path)
 
 
-def test_all_ranks_load_beside_the_steps(executor: RankExecutor, tmp_path: Path) -> None:
+def test_ranks_load_adapters_while_steps_run(executor: RankExecutor, tmp_path: Path) -> None:
     slow = executor.load_adapter(adapter(tmp_path, 1))
     for number in range(5):
         step(executor, number, [])
@@ -70,19 +70,19 @@ def test_all_ranks_load_beside_the_steps(executor: RankExecutor, tmp_path: Path)
     step(executor, 6, [(0, 1)])
     executor.drop_adapter(1)
     step(executor, 7, [])
-    until(lambda: all(dropped(tmp_path, rank) == "1 " for rank in range(SIZE)), "a rank still has it")
+    until(lambda: all(dropped(tmp_path, rank) == "1 " for rank in range(SIZE)), "the ranks have dropped the adapter")
 
 
-def test_where_one_rank_cannot_load_none_has_it(executor: RankExecutor, tmp_path: Path) -> None:
+def test_an_adapter_that_fails_on_one_rank_is_dropped_by_all(executor: RankExecutor, tmp_path: Path) -> None:
     loading = executor.load_adapter(adapter(tmp_path, 1, content="abc", wrong_1="its files are gone"))
     with pytest.raises(AdapterError, match=r"^rank 1 of 3: its files are gone$"):
         loading.result(TIMEOUT_S)
     step(executor, 0, [])
-    until(lambda: dropped(tmp_path, 0) == dropped(tmp_path, 2) == "1 ", "a rank still has it")
+    until(lambda: dropped(tmp_path, 0) == dropped(tmp_path, 2) == "1 ", "the ranks have dropped the adapter")
     assert not dropped(tmp_path, 1)
 
 
-def test_what_is_wrong_everywhere_is_told_once(executor: RankExecutor, tmp_path: Path) -> None:
+def test_the_same_error_of_all_ranks_is_reported_once(executor: RankExecutor, tmp_path: Path) -> None:
     wrong = {f"wrong_{rank}": "a rank of 99" for rank in range(SIZE)}
     with pytest.raises(AdapterError, match=r"^a rank of 99$"):
         executor.load_adapter(adapter(tmp_path, 1, **wrong)).result(TIMEOUT_S)
@@ -93,11 +93,11 @@ def test_files_that_differ_between_ranks_are_refused(executor: RankExecutor, tmp
     with pytest.raises(AdapterError, match=r"adapter 1 in 1 differ between nodes; .*rank 2 of 3: def\)"):
         loading.result(TIMEOUT_S)
     step(executor, 0, [])
-    until(lambda: all(dropped(tmp_path, rank) == "1 " for rank in range(SIZE)), "a rank still has it")
+    until(lambda: all(dropped(tmp_path, rank) == "1 " for rank in range(SIZE)), "the ranks have dropped the adapter")
     assert executor.load_adapter(adapter(tmp_path, 2, content="abc")).result(TIMEOUT_S).digest == "abc"
 
 
-def test_loads_end_with_the_ranks(executor: RankExecutor, tmp_path: Path) -> None:
+def test_loads_fail_when_a_rank_dies(executor: RankExecutor, tmp_path: Path) -> None:
     loading = executor.load_adapter(adapter(tmp_path, 1))
     executor._ranks[1].kill()
     with pytest.raises(EngineDeadError):

@@ -71,7 +71,9 @@ def test_bad_sizes_start_no_rank(
         ),
     ],
 )
-def test_what_transformers_runs_is_not_split(sizes: dict[str, Any], flag: str, remedy: str, tmp_path: Path) -> None:
+def test_models_on_the_transformers_backend_are_not_sharded(
+    sizes: dict[str, Any], flag: str, remedy: str, tmp_path: Path
+) -> None:
     """The model is a mixture, so the message must not say that it has no experts."""
     common = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = PhimoeConfig(vocab_size=64, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **common)
@@ -82,7 +84,7 @@ def test_what_transformers_runs_is_not_split(sizes: dict[str, Any], flag: str, r
     assert str(caught.value) == f"{flag}: {message}; {remedy}"
 
 
-def test_good_sizes_are_not_objected_to(tiny: Path) -> None:
+def test_good_sizes_are_accepted(tiny: Path) -> None:
     for sizes in ({}, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4}):
         args = EngineArgs(str(tiny), device="cpu", **sizes)
         refuse_indivisible(args, find_checkpoint(args))

@@ -92,13 +92,13 @@ def traces(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_a_layer_launches(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, quantization, max_difference = MODELS[model]
+def test_a_layer_launches_a_limited_number_of_kernels(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, quantization, max_launches = MODELS[model]
     steps = [prompts(9, 16), decodes(9, 16)]
     two, three = (traces(monkeypatch, {**config, "num_hidden_layers": count}, steps, quantization) for count in (2, 3))
     for (less, _), (more, _) in zip(two, three, strict=True):
         launched = more.launches - less.launches
-        assert launched.total() <= max_difference, launched
+        assert launched.total() <= max_launches, launched
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -112,7 +112,9 @@ def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("more", [{}, {"batch_invariant": True, "lora_target_modules": ATTENTION}], ids=str)
 @pytest.mark.parametrize("model", MODELS)
-def test_what_adapters_launch(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_launch_two_kernels_per_operation(
+    model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two kernels per operation if a sequence has an adapter, otherwise none; and no other transfer."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
@@ -140,7 +142,9 @@ def test_what_adapters_launch(model: str, more: dict[str, Any], monkeypatch: pyt
     ],
     ids=str,
 )
-def test_graphs_of_steps_with_adapters(model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_launch_the_kernels_of_steps_with_adapters(
+    model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They launch the same kernels as the steps, with adapters and without."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
@@ -159,7 +163,7 @@ def test_graphs_of_steps_with_adapters(model: str, more: dict[str, Any], monkeyp
 
 @pytest.mark.parametrize("more", [{}, {"batch_invariant": True}], ids=str)
 @pytest.mark.parametrize("model", ["Qwen3-0.6B", "Mixtral-8x7B fp8", "DeepSeek-V3"])
-def test_a_graph_launches_what_the_step_does_for_as_many(
+def test_a_graph_launches_the_kernels_of_its_step(
     model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a captured graph contains no copy between host and device, and the same work."""
@@ -175,7 +179,7 @@ def test_a_graph_launches_what_the_step_does_for_as_many(
     assert read == also_read == [(3,)]
 
 
-def test_a_drawn_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampled_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
     steps = [prompts(9, 16, greedy=False, logprobs=logprobs, **sampling) for logprobs in (None, 2)]
     (plain, reads), (_, more) = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, steps)
@@ -251,7 +255,9 @@ def test_nothing_is_compiled_after_the_start(model: str, more: dict[str, Any], m
 
 @pytest.mark.parametrize("modules", [(), ATTENTION], ids=str)
 @pytest.mark.parametrize("model", ["Qwen3-0.6B", "Llama-3-8B int4", "Mixtral-8x7B", "DeepSeek-V3"])
-def test_slots_take_what_is_counted(model: str, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_slots_take_the_counted_memory(
+    model: str, modules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The memory is reserved from the start; that of experts once an adapter changes them."""
     shape, quantization, _ = MODELS[model]
     known = checkpoint({**shape, "num_hidden_layers": 2}, quantization)
@@ -273,7 +279,7 @@ def test_slots_take_what_is_counted(model: str, modules: tuple[str, ...], monkey
         assert found >= 3 * counted * 0.99
 
 
-def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_for_any_option_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows of logits than the sampler processes at once, of a vocabulary with unaligned rows."""
     config = {**QWEN3_06B, "num_hidden_layers": 1, "vocab_size": 131075, "eos_token_id": 0}
     sizes = {"max_model_len": 512, "max_num_seqs": 64, "num_gpu_blocks_override": 64}
@@ -301,14 +307,14 @@ def test_nothing_is_compiled_for_what_requests_may_ask(monkeypatch: pytest.Monke
     assert launched == at_start
 
 
-def test_drafts_that_are_verified_cross_no_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verified_drafts_add_no_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**LLAMA_8B, "num_hidden_layers": 1}
     _, (trace, reads) = traces(monkeypatch, config, [prompts(9, 16), verified(9, 16, draft=3)])
     assert trace.uploads == 1
     assert reads == [(8,)]
 
 
-def test_what_is_compiled_beforehand_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernels_compiled_beforehand_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = ModelConfig.from_dict({**QWEN3_06B, "num_hidden_layers": 1})
     args = EngineArgs("m", device="cuda")
@@ -330,18 +336,18 @@ _FAMILIES: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def most_held(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], steps: list[Step], **sizes: Any) -> int:
+def peak_bytes(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], steps: list[Step], **sizes: Any) -> int:
     """Return the peak bytes of the last step."""
     quantization = sizes.pop("quantization", None)
     return traces(monkeypatch, config, steps, quantization, num_gpu_blocks_override=4096, **sizes)[-1][0].peak
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_activations_are_within_a_tenth_of_what_is_planned(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_are_within_a_tenth_of_the_plan(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, quantization, _ = MODELS[model]
     config, tokens = {**shape, "num_hidden_layers": 3}, 8192  # the first and the last layer hold less
     sizes = {"max_model_len": tokens, "max_num_seqs": 8, "max_num_batched_tokens": tokens}
-    held = most_held(monkeypatch, config, [prompts(*[1024] * 8)], quantization=quantization, **sizes)
+    held = peak_bytes(monkeypatch, config, [prompts(*[1024] * 8)], quantization=quantization, **sizes)
     planned = activation_bytes(ModelConfig.from_dict(config), tokens, 8, 2, fused=True)
     assert 0.9 * planned <= held <= planned
 
@@ -351,21 +357,21 @@ def test_activations_of_other_families_are_no_more_than_planned(family: str, mon
     config = {**LLAMA_8B, "architectures": [f"{family}ForCausalLM"], **_FAMILIES[family], "num_hidden_layers": 2}
     tokens, num_seqs = 8192, 256
     sizes = {"max_model_len": tokens, "max_num_seqs": num_seqs, "max_num_batched_tokens": tokens}
-    held = most_held(monkeypatch, config, [prompts(*[32] * num_seqs)], **sizes)
+    held = peak_bytes(monkeypatch, config, [prompts(*[32] * num_seqs)], **sizes)
     assert held <= activation_bytes(ModelConfig.from_dict(config), tokens, num_seqs, 2, fused=True)
 
 
-def test_one_long_sequence_does_not_make_room_for_as_long_ones_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_long_sequence_does_not_reserve_its_length_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     config, num_seqs = {**LLAMA_8B, "num_hidden_layers": 2, "max_position_embeddings": 131072}, 512
     sizes = {"max_model_len": 65520, "max_num_seqs": num_seqs, "max_num_batched_tokens": 2048}
     steps = [prompts(*[4] * num_seqs), decodes(*[4] * (num_seqs - 1), 65519)]
-    held = most_held(monkeypatch, config, steps, **sizes)
+    held = peak_bytes(monkeypatch, config, steps, **sizes)
     assert held <= activation_bytes(ModelConfig.from_dict(config), 2048, num_seqs, 2, fused=True)
 
 
-def test_ways_to_draw_hold_no_more_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_options_hold_no_more_memory_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "logprobs": 5}
     step = prompts(*[4] * 256, greedy=False, **sampling)
     sizes = {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
-    held = most_held(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 2}, [step], **sizes)
+    held = peak_bytes(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 2}, [step], **sizes)
     assert held <= activation_bytes(ModelConfig.from_dict(QWEN3_06B), 2048, 256, 2, fused=True)

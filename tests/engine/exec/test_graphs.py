@@ -48,7 +48,7 @@ def parts(lengths: np.ndarray) -> int:
 @pytest.mark.parametrize(
     ("max_seqs", "num_blocks", "max_model_len"), [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072)]
 )
-def test_the_smallest_with_room(max_seqs: int, num_blocks: int, max_model_len: int) -> None:
+def test_the_smallest_graph_with_room_is_chosen(max_seqs: int, num_blocks: int, max_model_len: int) -> None:
     graphs, rng = graphs_of(max_seqs, num_blocks, max_model_len), random.Random(max_seqs)
     sizes = sorted(shape.sequences for shape in graphs.captured)
     assert sizes[-1] == min(max_seqs, 512)
@@ -69,7 +69,7 @@ def test_the_smallest_with_room(max_seqs: int, num_blocks: int, max_model_len: i
     assert found == ({True} if max_seqs == 1 else {True, False})
 
 
-def test_other_steps_have_none() -> None:
+def test_steps_other_than_plain_decodes_have_no_graph() -> None:
     graphs, rows = graphs_of(8, 512, 4096), array("i", [0, 1, 2])
     for lengths in ([1, 1, 2], [2, 2, 2], [7, 1, 3]):
         step = Step(0, rows, array("i", [5, 9, 3]), array("i", lengths), array("i", [1] * 3), 0, sum(lengths))
@@ -84,7 +84,7 @@ def test_lengths_that_do_not_matter_are_captured_once() -> None:
         assert [int(each.planned[0]) for each in captured] == [1024, 4096, 16384, 40_000]
 
 
-def test_steps_with_adapters_have_their_own() -> None:
+def test_steps_with_adapters_have_their_own_graphs() -> None:
     graphs, step = graphs_of(4, 64, 300, has_adapters=True), step_of([5, 9, 3], num_decodes=3)
     graphs._rows.extends_experts = False
     for has_adapters in (False, True):
@@ -96,7 +96,7 @@ def test_steps_with_adapters_have_their_own() -> None:
     assert graphs.find(step) is not None
 
 
-def test_steps_with_adapters_have_none_where_lora_is_off() -> None:
+def test_steps_with_adapters_have_no_graph_if_lora_is_off() -> None:
     graphs = graphs_of(4, 64, 300)
     graphs._rows.extends_experts = False
     assert graphs.find(step_of([5], num_decodes=1), has_adapters=True) is None

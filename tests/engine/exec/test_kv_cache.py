@@ -81,13 +81,13 @@ TINY = {
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2, 9])
-def test_a_cache_that_is_too_small_is_refused_with_a_remedy_that_helps(blocks: int) -> None:
+def test_a_too_small_cache_is_refused_with_a_useful_remedy(blocks: int) -> None:
     block = 2 * 2 * 4 * 8 * 16 * 4
     args = EngineArgs("tiny", max_model_len=256, kv_cache_memory_bytes=blocks * block or 1, block_size=16)
     with pytest.raises(OutOfMemoryError, match="--kv-cache-memory-bytes") as refused:
         plan_kv_cache(args, ModelConfig.from_dict(TINY), torch.float32, torch.device("cpu"))
     shorter = f"lower --max-model-len to {16 * (blocks - 1)}"
-    assert (shorter in str(refused.value)) == (blocks > 1), "a length of no use is not suggested"
+    assert (shorter in str(refused.value)) == (blocks > 1), "a useless length is not suggested"
     assert ("--max-model-len to" in str(refused.value)) == (blocks > 1)
 
 
@@ -120,7 +120,7 @@ def test_ranks_share_the_memory_of_their_own_machine(
     assert plan_kv_cache(args, config, torch.float32, torch.device("cpu")).num_blocks == expected
 
 
-def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_have_the_blocks_of_the_rank_with_the_least_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 4 << 30)
     config, args = ModelConfig.from_dict(TINY), EngineArgs("m", gpu_memory_utilization=1)
     alone = plan_kv_cache(args, config, torch.float32, torch.device("cpu"))
@@ -137,7 +137,7 @@ def test_ranks_have_as_many_blocks_as_the_one_with_the_least_room(monkeypatch: p
 
 
 @pytest.mark.parametrize("fixed", [None, 1 << 20])
-def test_adapters_that_do_not_fit_are_named(fixed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_do_not_fit_are_refused(fixed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 4 << 30)
     config = ModelConfig.from_dict(TINY)
     few = EngineArgs("m", enable_lora=True, max_cpu_loras=8, kv_cache_memory_bytes=fixed)

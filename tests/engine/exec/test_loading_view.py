@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_logged_at_intervals(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     now = 100.0
@@ -37,7 +37,7 @@ def test_a_line_in_the_log_now_and_then(caplog: pytest.LogCaptureFixture, monkey
     ]
 
 
-def test_a_bar_on_a_terminal(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_progress_bar(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     view = LoadingView(lambda: None)

@@ -14,7 +14,7 @@ from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.models.checkpoint import find_checkpoint
 
-SEQUENCES, MOST = 256, 16 * 1024
+SEQUENCES, LIMIT = 256, 16 * 1024
 
 
 class Measured(LocalExecutor):
@@ -56,5 +56,5 @@ def test_a_step_of_many_decodes_is_small_each_way(tiny_llama: Path) -> None:
         engine.step()
     steady = [sizes for step, *sizes in executor.steps if step.num_decodes == SEQUENCES == step.num_tokens]
     assert len(steady) > 30
-    assert max(sent for sent, _ in steady) <= MOST
-    assert max(came for _, came in steady) <= MOST
+    assert max(sent for sent, _ in steady) <= LIMIT
+    assert max(received for _, received in steady) <= LIMIT

@@ -1,4 +1,4 @@
-"""Ranks die, stop or hang: all of them end, and waiting steps get the first one and its cause."""
+"""Ranks die, stop or hang: all of them end, and waiting steps get the error of the first one, with its cause."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def make(deaths: Path, deaths_reported: list[StokerError], missing: list[tuple[i
     for executor in made:
         executor.shutdown()
     assert set(psutil.Process().children(recursive=True)) <= before
-    until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are left open")
+    until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are closed")
 
 
 def _step(number: int) -> Step:
@@ -114,7 +114,7 @@ def _time_to_hang(make: Make) -> float:
     return 3.5 + 4 * (time.monotonic() - began)
 
 
-def test_who_has_not_loaded_yet_is_told(make: Make, missing: list[tuple[int, ...]]) -> None:
+def test_ranks_that_have_not_loaded_yet_are_reported(make: Make, missing: list[tuple[int, ...]]) -> None:
     make()
     assert [len(each) for each in missing] == [2, 1, 0]
     assert all(set(after) < set(before) for before, after in zip([tuple(range(SIZE)), *missing], missing, strict=False))
@@ -122,18 +122,18 @@ def test_who_has_not_loaded_yet_is_told(make: Make, missing: list[tuple[int, ...
 
 def _check_ended(executor: RankExecutor) -> None:
     """Assert that its ranks end, within seconds even on a busy machine."""
-    until(lambda: not any(psutil.pid_exists(rank.pid) for rank in executor._ranks), "a rank lives on", 10)
+    until(lambda: not any(psutil.pid_exists(rank.pid) for rank in executor._ranks), "all ranks have ended", 10)
 
 
-def test_steps_come_back_in_order_with_two_in_flight(make: Make) -> None:
+def test_results_come_in_order_with_two_steps_in_flight(make: Make) -> None:
     calls: list[tuple[int, int]] = []
     executor = make(on_progress=lambda done, total: calls.append((done, total)))
     plan: Any = executor.plan
     threads = [deal(Machine.current(), SIZE)[0].threads]
     assert (plan.num_blocks, plan.model, plan.threads, executor.on_cpu) == (7, "/some/model", threads, True)
-    assert len(calls) > SIZE  # more calls than one per rank, at its end
+    assert len(calls) > SIZE  # progress is reported during loading, not only at its end
     assert calls == sorted(calls)
-    assert calls[-1] == (333, 333), "they do not add up to what all ranks load"
+    assert calls[-1] == (333, 333), "the progress does not cover the weights of all ranks"
     executor.launch(_step(0))
     for number in range(1, 50):
         executor.launch(_step(number))
@@ -160,10 +160,12 @@ QUICK = {("start", 1, "9"), ("load", 0, "19"), ("step", 1, "raise"), ("step", 0,
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
         for case in itertools.product(("start", "load", "step", "after"), (0, 1), HOWS)
-        if case[::2] not in (("start", "raise"), ("start", "memory"))  # before it can report an error
+        if case[::2] not in (("start", "raise"), ("start", "memory"))  # at its start a rank cannot report errors yet
     ],
 )
-def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_end_when_one_dies(
+    point: str, rank: int, how: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, words = HOWS[how]
     executor: RankExecutor | None = None
     step_timeout = _time_to_hang(make) if how == "hang" else STEP_TIMEOUT_S
@@ -182,21 +184,21 @@ def test_one_ends_and_all_do(point: str, rank: int, how: str, make: Make, monkey
             assert str(again.value) == str(ended.value)
 
 
-def test_a_rank_that_begins_late_is_no_stuck_one(make: Make, deaths: Path) -> None:
-    """With any step timeout: until it has started, no other rank waits for it."""
+def test_a_rank_that_starts_late_does_not_count_as_stuck(make: Make, deaths: Path) -> None:
+    """The step timeout does not matter: no other rank waits for it until it has started."""
     (deaths / "late-1").write_text("4")
     _run(make(step_timeout=3.0), 6)
 
 
 @pytest.mark.parametrize("how, words", [("junk", "unreadable message: "), ("unpicklable", "lambda")])
-def test_a_result_that_cannot_cross(how: str, words: str, make: Make) -> None:
+def test_an_unsendable_or_unreadable_result_is_a_death(how: str, words: str, make: Make) -> None:
     executor = make(("after", 0, how))
     with pytest.raises(EngineDeadError, match=f"rank 0 of {SIZE}.*{words}"):
         _run(executor, 6)
     _check_ended(executor)
 
 
-def test_a_step_that_cannot_cross_is_not_sent(make: Make) -> None:
+def test_an_unpicklable_step_is_not_sent(make: Make) -> None:
     executor = make()
     with pytest.raises((pickle.PicklingError, AttributeError)):
         executor.launch(dataclasses.replace(_step(0), new=[lambda: None]))  # type: ignore[list-item]
@@ -212,15 +214,13 @@ def test_a_step_that_cannot_cross_is_not_sent(make: Make) -> None:
         ("model", WeightsError, "a planned lack"),
     ],
 )
-def test_errors_of_loading_are_raised_as_themselves(
-    how: str, rank: int, kind: type[Exception], words: str, make: Make
-) -> None:
+def test_loading_errors_keep_their_type(how: str, rank: int, kind: type[Exception], words: str, make: Make) -> None:
     with pytest.raises(kind, match=words) as refused:
         make(("load", rank, how))
     assert type(refused.value) is kind
 
 
-def test_steps_that_are_abandoned(make: Make) -> None:
+def test_results_of_discarded_steps_are_not_returned(make: Make) -> None:
     executor = make()
     for number in range(3):
         executor.launch(_step(number))
@@ -236,7 +236,7 @@ def test_steps_that_are_abandoned(make: Make) -> None:
 
 
 @pytest.mark.parametrize("signum, kind", [(signal.SIGKILL, EngineKilledError), (signal.SIGSTOP, EngineStuckError)])
-def test_one_that_ends_or_stops_between_steps_ends_all_and_is_told(
+def test_a_death_or_stop_between_steps_ends_all_ranks_and_is_reported(
     signum: signal.Signals, kind: type[EngineDeadError], make: Make, deaths_reported: list[StokerError]
 ) -> None:
     executor = make()
@@ -252,7 +252,7 @@ def test_one_that_ends_or_stops_between_steps_ends_all_and_is_told(
     assert raised.value is deaths_reported[0]
 
 
-def test_one_that_stops_for_a_moment_goes_on(make: Make, deaths_reported: list[StokerError]) -> None:
+def test_a_briefly_stopped_rank_continues(make: Make, deaths_reported: list[StokerError]) -> None:
     executor = make()
     for _ in range(2):
         os.kill(executor._ranks[2].pid, signal.SIGSTOP)
@@ -262,14 +262,14 @@ def test_one_that_stops_for_a_moment_goes_on(make: Make, deaths_reported: list[S
     assert not deaths_reported
 
 
-def test_who_shuts_them_down_is_not_told(make: Make, deaths_reported: list[StokerError]) -> None:
+def test_shutdown_reports_no_death(make: Make, deaths_reported: list[StokerError]) -> None:
     executor = make()
     executor.shutdown()
     _check_ended(executor)
     assert not deaths_reported
 
 
-def test_grammars_are_compiled_beside_the_steps(make: Make, deaths: Path) -> None:
+def test_grammars_are_compiled_while_steps_run(make: Make, deaths: Path) -> None:
     executor = make()
     sources = [f"grammar-{number}" for number in range(20)]
     chance = random.Random(0)
@@ -291,7 +291,7 @@ def test_grammars_are_compiled_beside_the_steps(make: Make, deaths: Path) -> Non
         executor.collect()
 
 
-def test_grammars_that_nobody_compiles_any_more(make: Make) -> None:
+def test_pending_grammars_fail_when_a_rank_dies(make: Make) -> None:
     executor = make()
     ready = executor.prepare(Grammar("endless"))
     os.kill(executor._ranks[1].pid, signal.SIGKILL)
@@ -302,7 +302,7 @@ def test_grammars_that_nobody_compiles_any_more(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_does_not_read(make: Make) -> None:
+def test_a_rank_that_does_not_read_counts_as_stuck(make: Make) -> None:
     """A step of many prompts is larger than a pipe's capacity."""
     executor = make()
     os.kill(executor._ranks[1].pid, signal.SIGSTOP)
@@ -313,7 +313,7 @@ def test_one_that_does_not_read(make: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_killed_at_any_moment(seed: int, make: Make) -> None:
+def test_a_rank_killed_at_any_moment_is_named(seed: int, make: Make) -> None:
     chance = random.Random(seed)
     executor, rank = make(), chance.randrange(SIZE)
     signum = chance.choice((signal.SIGKILL, signal.SIGSEGV))
@@ -323,7 +323,7 @@ def test_killed_at_any_moment(seed: int, make: Make) -> None:
     _check_ended(executor)
 
 
-def test_who_waits_for_loading_may_fail(make: Make) -> None:
+def test_an_exception_in_the_progress_callback_ends_the_ranks(make: Make) -> None:
     def fail(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -332,7 +332,7 @@ def test_who_waits_for_loading_may_fail(make: Make) -> None:
     assert not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
 
 
-def test_interrupted_while_a_step_is_sent(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_step_is_sent_ends_the_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = make()
 
     def interrupt(data: bytes) -> None:
@@ -348,7 +348,7 @@ def test_interrupted_while_a_step_is_sent(make: Make, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_shutdown_ends_whatever_they_do(make: Make) -> None:
+def test_shutdown_ends_hanging_and_stopped_ranks(make: Make) -> None:
     executor = make(("step", 0, "hang"))
     for number in range(4):
         executor.launch(_step(number))
@@ -380,7 +380,7 @@ else:
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])
-def test_they_end_with_who_started_them(thread: str, deaths: Path) -> None:
+def test_ranks_end_with_their_parent_process(thread: str, deaths: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _PARENT, thread, str(PROGRAM), str(deaths)], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -390,4 +390,4 @@ def test_they_end_with_who_started_them(thread: str, deaths: Path) -> None:
             ranks[1].suspend()
         parent.kill()
     assert len(ranks) == 2
-    until(lambda: not any(lives(rank) for rank in ranks), "a rank outlives its executor")
+    until(lambda: not any(lives(rank) for rank in ranks), "the ranks end with their executor")

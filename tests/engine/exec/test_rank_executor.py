@@ -102,7 +102,7 @@ def _run(
     """Run all requests, the second half of which arrive later; return outputs and the number of preemptions.
 
     Args:
-        then: called before each step.
+        then: functions that are called before the steps with these numbers.
     """
     found: Outputs = {}
     half = len(requests) // 2
@@ -199,7 +199,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Engine, Engine]
     ranks.shutdown()
 
 
-def test_the_same_comes_out(pair: tuple[Path, Engine, Engine], assert_greedy: AssertGreedy) -> None:
+def test_ranks_give_the_outputs_of_one_process(pair: tuple[Path, Engine, Engine], assert_greedy: AssertGreedy) -> None:
     model, ranks, alone = pair
     requests = _requests(1)
     found, preempted = _run(ranks, requests)
@@ -212,7 +212,7 @@ def test_the_same_comes_out(pair: tuple[Path, Engine, Engine], assert_greedy: As
             assert_greedy(model, request.prompt_token_ids, found[request.id, 0].token_ids)
 
 
-def test_aborts_touch_nobody_else(pair: tuple[Path, Engine, Engine]) -> None:
+def test_aborts_do_not_change_other_requests(pair: tuple[Path, Engine, Engine]) -> None:
     _, ranks, alone = pair
     requests = _requests(2)
     chance = random.Random(2)
@@ -228,7 +228,7 @@ def test_aborts_touch_nobody_else(pair: tuple[Path, Engine, Engine]) -> None:
     assert not ranks.has_work
 
 
-def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> None:
+def test_repeated_requests_give_bitwise_equal_outputs(pair: tuple[Path, Engine, Engine]) -> None:
     """In other batches too: the same requests one by one, with and without prefix cache."""
     _, ranks, _ = pair
     requests = [request for request in _requests(3)[:10] if isinstance(request.params, SamplingParams)]
@@ -242,7 +242,7 @@ def test_again_it_is_the_same_to_the_bit(pair: tuple[Path, Engine, Engine]) -> N
         assert output.logprobs == one_by_one[key].logprobs
 
 
-class _Knows:
+class _KnownOutputs:
     """Proposes the earlier output of the same prompts, sometimes with an error."""
 
     def __init__(self, known: list[list[int]]) -> None:
@@ -260,12 +260,12 @@ class _Knows:
         return []
 
 
-def test_drafts_change_nothing(pair: tuple[Path, Engine, Engine]) -> None:
+def test_drafts_do_not_change_outputs(pair: tuple[Path, Engine, Engine]) -> None:
     model, ranks, _ = pair
     requests = [request for request in _requests(4) if isinstance(request.params, SamplingParams)][:12]
     plain, _ = _run(ranks, requests)
     prompts = {request.id: request.prompt_token_ids for request in requests}
-    proposer = _Knows([prompts[id] + output.token_ids for (id, _), output in plain.items()])
+    proposer = _KnownOutputs([prompts[id] + output.token_ids for (id, _), output in plain.items()])
     args = _args(model)
     drafted, _ = _run(Engine(args, find_checkpoint(args), executor=ranks.executor, proposer=proposer), requests)
     assert proposer.proposed > 50
@@ -274,7 +274,7 @@ def test_drafts_change_nothing(pair: tuple[Path, Engine, Engine]) -> None:
         _check_logprobs(drafted[key].logprobs, output.logprobs)
 
 
-def test_every_rank_holds_its_share(pair: tuple[Path, Engine, Engine]) -> None:
+def test_every_rank_caches_its_share_of_heads(pair: tuple[Path, Engine, Engine]) -> None:
     _, ranks, alone = pair
     found, whole = ranks.executor.plan, alone.executor.plan
     assert (found.num_blocks, found.max_model_len) == (whole.num_blocks, whole.max_model_len)
@@ -293,7 +293,9 @@ def test_every_rank_holds_its_share(pair: tuple[Path, Engine, Engine]) -> None:
         ),
     ],
 )
-def test_killed_at_any_moment(signum: signal.Signals, rank: int, seed: int, tiny_llama: Path) -> None:
+def test_a_rank_killed_or_stopped_at_any_moment_is_named(
+    signum: signal.Signals, rank: int, seed: int, tiny_llama: Path
+) -> None:
     chance = random.Random(seed)
     engine = _ranks(_args(tiny_llama, async_scheduling=bool(seed % 2)))
     assert isinstance(engine.executor, RankExecutor)
@@ -303,5 +305,5 @@ def test_killed_at_any_moment(signum: signal.Signals, rank: int, seed: int, tiny
     with pytest.raises(EngineDeadError, match=f"rank {rank} of {SIZE} .*{words}"):
         while True:
             _run(engine, _requests(chance.randrange(1000)))
-    until(lambda: not any(psutil.pid_exists(process.pid) for process in processes), "a rank lives on")
+    until(lambda: not any(psutil.pid_exists(process.pid) for process in processes), "all ranks have ended")
     engine.shutdown()

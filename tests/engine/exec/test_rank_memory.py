@@ -59,7 +59,7 @@ def _of_each_rank(args: EngineArgs) -> list[int]:
     ],
     ids=str,
 )
-def test_a_process_takes_its_share(sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_each_process_takes_the_memory_of_its_shard(sizes: dict[str, Any], tmp_path: Path) -> None:
     """Besides the memory of a process with almost no weights."""
     taken, planned = [], []
     for layers in (2, 14):
@@ -74,5 +74,5 @@ def test_a_process_takes_its_share(sizes: dict[str, Any], tmp_path: Path) -> Non
             ]
         )
     for few, many, share, larger in zip(*taken, *planned, strict=True):
-        assert larger - share > 1.5 * _SLACK, "or else nothing is measured"
+        assert larger - share > 1.5 * _SLACK, "the difference must exceed the variation"
         assert abs((many - few) - (larger - share)) < _SLACK

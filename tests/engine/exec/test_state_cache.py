@@ -1,4 +1,4 @@
-"""States in the pool: a recurrent layer with its state there computes the same in chunks as at once."""
+"""States in the pool: a recurrent layer with its state there computes the same in chunks as in one call."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_states_of_layers_and_sequences_never_overlap(seed: int) -> None:
             assert torch.equal(cache.load(name, child, started[:1])[0], written[layer, name][0])
 
 
-def test_a_sequence_that_has_not_begun_is_zero_whatever_its_blocks_hold() -> None:
+def test_the_state_of_a_new_sequence_is_zero() -> None:
     spec = StateSpec((StateTensor("h", (3, 5), "float32"),))
     pool = pool_of([CacheSpec(1, 4, 4), spec], 8, 1, torch.bfloat16)
     [cache] = pool.states
@@ -87,7 +87,7 @@ def test_a_sequence_that_has_not_begun_is_zero_whatever_its_blocks_hold() -> Non
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_lstm_in_chunks_computes_what_torch_computes_in_one_go(seed: int) -> None:
+def test_an_lstm_in_chunks_equals_torchs_in_one_call(seed: int) -> None:
     """Two layers beside one of attention; sequences start at different steps, with different numbers of tokens."""
     rng = random.Random(seed)
     torch.manual_seed(seed)

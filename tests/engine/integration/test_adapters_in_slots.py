@@ -53,7 +53,7 @@ class SlotAdapters:
             assert self.gates[source.number].wait(60)
         if source.number in self.wrong:
             raise AdapterError(self.wrong[source.number])
-        assert len(self.loaded) < self.num_resident, "there is no memory for it"
+        assert len(self.loaded) < self.num_resident, "the adapter exceeds the memory"
         self.loaded.add(source.number)
         self.loads.append(source.number)
         return LoadedAdapter(source.digest or f"content of {source.path}", 8, 1000, 0.25)
@@ -133,11 +133,11 @@ def test_each_request_gets_its_own_adapter(
     engine, adapters = lora_engine(args)
     register(engine, *range(ADAPTERS))
     found = generated(engine, submitted)
-    assert max_cpu_loras == ADAPTERS or len(adapters.loads) > ADAPTERS, "none was loaded again"
+    assert max_cpu_loras == ADAPTERS or len(adapters.loads) > ADAPTERS, "no adapter was loaded again"
     check_alike(found, one_by_one(without, submitted, native=True))
 
 
-def test_a_request_that_waits_for_files_blocks_no_other(start: Start) -> None:
+def test_a_request_waiting_for_files_blocks_no_other(start: Start) -> None:
     engine, adapters = start(max_loras=1, max_cpu_loras=1)
     register(engine, 0, 1)
     adapters.gates[0] = threading.Event()
@@ -152,7 +152,7 @@ def test_a_request_that_waits_for_files_blocks_no_other(start: Start) -> None:
     assert ends(drain(engine)) == {"slow": (FinishReason.LENGTH, None)}
 
 
-def test_a_request_that_waits_for_files_is_reported(start: Start) -> None:
+def test_a_request_waiting_for_files_is_reported(start: Start) -> None:
     engine, adapters = start(max_loras=1, max_cpu_loras=1)
     register(engine, 0, 1)
     while engine.has_work:
@@ -167,7 +167,7 @@ def test_a_request_that_waits_for_files_is_reported(start: Start) -> None:
     drain(engine)
 
 
-def test_files_that_are_gone_end_what_waits_for_them(start: Start) -> None:
+def test_missing_files_end_the_requests_waiting_for_them(start: Start) -> None:
     engine, adapters = start(max_loras=1, max_cpu_loras=1)
     register(engine, 0, 1)
     adapters.wrong[0] = "its files are gone"
@@ -182,7 +182,7 @@ def test_files_that_are_gone_end_what_waits_for_them(start: Start) -> None:
     assert len(adapters.loaded) == 1
 
 
-def test_files_that_have_changed_end_what_waits_for_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_files_end_the_requests_waiting_for_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, adapters = start(max_loras=1, max_cpu_loras=1)
     register(engine, 0, 1)
     load = adapters.load
@@ -219,7 +219,7 @@ def test_a_failed_load_is_reported(start: Start) -> None:
     assert (last.loads, last.failures, last.evictions, seconds) == (1, 1, 0, [0.25])
 
 
-def test_a_removed_adapter_serves_what_is_there(start: Start) -> None:
+def test_a_removed_adapter_still_serves_earlier_requests(start: Start) -> None:
     engine, adapters = start(max_loras=1, max_cpu_loras=2)
     register(engine, 0, 1)
     engine.add(request("a", 0, 6))

@@ -69,7 +69,7 @@ def tiny_deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("folder", "few_blocks"), [("tiny_llama", 20), ("tiny_gemma3", 64), ("tiny_mixtral", 20), ("tiny_deepseek", 20)]
 )
-def test_bits_do_not_depend_on_how_the_work_is_cut(
+def test_logprobs_are_bitwise_equal_however_the_work_is_split(
     folder: str, few_blocks: int, dtype: str, request: pytest.FixtureRequest
 ) -> None:
     model: Path = request.getfixturevalue(folder)
@@ -89,6 +89,6 @@ def test_bits_do_not_depend_on_how_the_work_is_cut(
             assert one == other, f"{name}, prompt of {len(prompt)}"
 
 
-def test_refused_where_it_cannot_be_kept() -> None:
+def test_batch_invariance_is_refused_for_unsupported_dtypes() -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*float16"):
         attention_backend(torch.device("cpu"), served(torch.float16), batch_invariant=True)

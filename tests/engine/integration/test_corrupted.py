@@ -50,7 +50,9 @@ def prompt(index: int, *, bad: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_they_end_alone_and_leave_nothing_behind(llm: LLM, reference: LLM, number: float) -> None:
+def test_requests_with_nan_or_infinity_end_alone_and_leave_nothing_cached(
+    llm: LLM, reference: LLM, number: float
+) -> None:
     good, bad = [prompt(i, bad=False) for i in range(5)], [prompt(i, bad=True) for i in range(5)]
     expected = reference.generate([*good, *bad], PARAMS * 2, use_tqdm=False)
     with damaged(llm, BAD, number):
@@ -67,7 +69,7 @@ def test_they_end_alone_and_leave_nothing_behind(llm: LLM, reference: LLM, numbe
     llm.engine.scheduler.check()
 
 
-def test_one_that_goes_wrong_on_its_way_keeps_what_it_said(llm: LLM) -> None:
+def test_a_request_that_fails_later_keeps_its_tokens(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     [whole] = llm.generate([prompt(9, bad=False)], params, use_tqdm=False)
     tokens = whole.outputs[0].token_ids
@@ -78,7 +80,7 @@ def test_one_that_goes_wrong_on_its_way_keeps_what_it_said(llm: LLM) -> None:
     assert output.outputs[0].token_ids == tokens[: index + 1]
 
 
-def test_beams_end_with_an_error(llm: LLM) -> None:
+def test_beams_with_nan_end_with_an_error(llm: LLM) -> None:
     with damaged(llm, BAD):
         [output] = llm.beam_search([prompt(3, bad=True)], BeamSearchParams(3, max_tokens=4))
     assert [beam.finish_reason for beam in output.sequences] == [FinishReason.ERROR] * 3

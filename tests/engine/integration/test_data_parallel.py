@@ -34,7 +34,7 @@ def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_the_outputs_of_one(tiny_llama: Path) -> None:
+def test_outputs_equal_those_of_one_engine(tiny_llama: Path) -> None:
     """Greedy, seeded, several sequences, stop strings, grammars, refusals; then an engine is killed."""
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
     variants = [
@@ -72,7 +72,7 @@ def test_the_outputs_of_one(tiny_llama: Path) -> None:
     assert not any(map(_lives, pids))
 
 
-def test_an_engine_that_is_stopped_ends_what_waits_for_it(tiny_llama: Path) -> None:
+def test_a_stopped_engine_ends_its_requests(tiny_llama: Path) -> None:
     with LLM(str(tiny_llama), num_gpu_blocks_override=256, data_parallel_size=2) as llm:
         pids = _pids(llm)
         os.kill(pids[1], signal.SIGSTOP)
@@ -82,7 +82,7 @@ def test_an_engine_that_is_stopped_ends_what_waits_for_it(tiny_llama: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_stopped_while_it_loads_ends_loading(tiny_llama: Path) -> None:
+def test_an_engine_stopped_while_loading_ends_the_load(tiny_llama: Path) -> None:
     before = _children()
 
     def programs() -> set[str]:
@@ -109,7 +109,7 @@ def test_engines_may_have_ranks(tiny_llama: Path) -> None:
     assert [len(each.outputs[0].token_ids) for each in llm.generate([[5], [6], [7]], params)] == [4, 4, 4]
 
 
-def test_what_cannot_be_loaded_leaves_no_process(tiny_llama: Path) -> None:
+def test_a_failed_load_leaves_no_process(tiny_llama: Path) -> None:
     before = _children()
     with pytest.raises(ModelError, match="does not fit"):
         LLM(str(tiny_llama), data_parallel_size=2, gpu_memory_utilization=1e-9)
@@ -133,7 +133,7 @@ if sys.argv[2] == "run":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["by itself", "SIGINT", "SIGKILL"])
-def test_however_the_script_ends_nothing_is_left(tiny_llama: Path, end: str) -> None:
+def test_no_process_is_left_however_the_script_ends(tiny_llama: Path, end: str) -> None:
     words = [sys.executable, "-c", _SCRIPT, str(tiny_llama), "end" if end == "by itself" else "run"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as script:
         assert script.stdout is not None

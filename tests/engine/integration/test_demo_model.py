@@ -45,7 +45,7 @@ def test_greedy_equals_transformers(llm: LLM, demo_reference: Path, assert_greed
         assert_greedy(demo_reference, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
-def test_text_is_what_the_tokenizer_makes_of_the_tokens(llm: LLM) -> None:
+def test_text_equals_the_tokenizers_decoding(llm: LLM) -> None:
     for output in llm.generate(PROMPTS[10:13], SamplingParams(temperature=0, max_tokens=24), use_tqdm=False):
         whole = llm.tokenizer.decode(output.prompt_token_ids + output.outputs[0].token_ids)
         assert output.prompt is not None
@@ -59,7 +59,7 @@ def test_a_base_model_cannot_chat_without_a_template(llm: LLM) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_twenty_prompts_alone_together_chunked_and_cached(
+def test_twenty_prompts_equal_transformers_in_every_schedule(
     demo_reference: Path, assert_greedy: Any, part_of: Callable[[int], int]
 ) -> None:
     prompts = PROMPTS[-max(3, part_of(len(PROMPTS))) :]

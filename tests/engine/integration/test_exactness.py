@@ -109,7 +109,7 @@ def test_prefix_hits_equal_transformers(model: Path, reference: Any) -> None:
         _assert_reference(reference, output)
 
 
-def test_a_prefix_that_is_new_is_computed_once_in_a_batch(model: Path, reference: Any) -> None:
+def test_a_new_prefix_is_computed_once_in_a_batch(model: Path, reference: Any) -> None:
     llm = _llm(model)
     shared = [random.Random(4).randrange(2, 512) for _ in range(128)]
     prompts = [[*shared, token] for token in range(2, 10)]
@@ -119,7 +119,7 @@ def test_a_prefix_that_is_new_is_computed_once_in_a_batch(model: Path, reference
         _assert_reference(reference, output)
 
 
-def test_a_repeated_prompt_is_cached_but_for_its_last_block(model: Path) -> None:
+def test_a_repeated_prompt_is_cached_except_for_its_last_block(model: Path) -> None:
     llm = _llm(model)
     prompt = [random.Random(5).randrange(2, 512) for _ in range(64)]
     once, again = (llm.generate(prompt, GREEDY, use_tqdm=False)[0] for _ in range(2))
@@ -146,7 +146,7 @@ def test_prompt_logprobs_equal_transformers(way: str, model: Path, reference: An
 
 
 @pytest.mark.parametrize("way", ["whole", "chunks of 16", "preempted", "two at a time"])
-def test_n_sequences_are_those_of_n_requests(way: str, model: Path) -> None:
+def test_n_sequences_equal_n_requests(way: str, model: Path) -> None:
     """Sequence i of n uses seed + i: the same tokens as a separate request with that seed."""
     llm = _llm(model, **WAYS[way])
     prompts = _prompts(3, seed=7)
@@ -175,7 +175,7 @@ PLAIN = {"length_penalty": 1.0, "early_stopping": False}
     ],
     ids=str,
 )
-def test_beams_are_transformers_beams(way: str, options: dict[str, Any], model: Path, reference: Any) -> None:
+def test_beams_equal_transformers(way: str, options: dict[str, Any], model: Path, reference: Any) -> None:
     width = 2 if way == "two at a time" else 4
     llm = _llm(model, **{**WAYS[way], "num_gpu_blocks_override": 160 if way == "preempted" else 2048})
     llm.engine.info = _with_more_ends(llm, 40)

@@ -47,7 +47,9 @@ def watch_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_a_kept_grammar_does_not_wear_out(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, *, drafts: bool) -> None:
+def test_a_cached_grammar_is_compiled_again_before_it_reaches_its_limit(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, *, drafts: bool
+) -> None:
     params = [SamplingParams(n=3, temperature=1.5, seed=seed, max_tokens=30, ignore_eos=True) for seed in range(8)]
     requests = [request(str(seed), [5, 6, seed + 7], each, MANY_STATES) for seed, each in enumerate(params)]
     proposer = RepeatingProposer() if drafts else None
@@ -59,10 +61,10 @@ def test_a_kept_grammar_does_not_wear_out(tiny_llama: Path, monkeypatch: pytest.
         alone = run(engine, [each], random.Random(0))
         assert alone == {key: expected[key] for key in alone}
     assert run(engine, requests, random.Random(0)) == expected
-    assert 2 < len(compiled) < 30, "it is shared while it can be"
+    assert 2 < len(compiled) < 30, "the grammar is shared until it nears its limit"
 
 
-def test_what_is_too_large_alone_still_ends(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_with_too_many_states_ends_its_request(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_states(monkeypatch, 20)
     params = SamplingParams(n=2, temperature=1.5, max_tokens=60, ignore_eos=True)
     found = run(engine_of(tiny_llama), [request("large", [5], params, MANY_STATES)], random.Random(0))
@@ -70,7 +72,7 @@ def test_what_is_too_large_alone_still_ends(tiny_llama: Path, monkeypatch: pytes
         assert reason is FinishReason.ERROR and "too many states" in str(error)
 
 
-def test_no_step_compiles_what_was_compiled(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_are_compiled_once_and_never_in_a_step(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "_KEPT", 1)
     threads = watch_compiler(monkeypatch)
     requests = [
@@ -112,7 +114,7 @@ def table_of(*more: bytes) -> TokenTable:
 
 
 @pytest.mark.parametrize("marker", ["</think>", "Here is my response:"])
-def test_a_grammar_begins_after_a_text_in_whatever_tokens_it_comes(marker: str) -> None:
+def test_a_grammar_begins_after_its_marker_in_any_tokens(marker: str) -> None:
     text = marker.encode()
     odd = [text[-1:] + b"\n\n", b"x" + text[:2], text[3:], text, text[-1:] + b'{"', text[-1:] + b"no"]
     end = 256 + len(odd)
@@ -139,17 +141,17 @@ def test_a_grammar_begins_after_a_text_in_whatever_tokens_it_comes(marker: str) 
         assert matcher.error is None and matcher.matcher.is_accepting(), how
     matcher = made.begin(grammar)
     matcher.consume([*text[:-1], 256 + 5])
-    assert matcher.error is not None, "what the grammar does not have"
+    assert matcher.error is not None, "a token that the grammar does not permit"
 
 
-def test_those_that_wait_for_a_grammar_are_counted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_waiting_for_a_grammar_are_counted(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(tiny_llama)
     never: Future[object] = Future()
     monkeypatch.setattr(engine.executor, "prepare", lambda grammar: never)
     engine.add(request("waits", [5], SamplingParams(), MANY_STATES))
     report = engine.step().report
     assert report is not None and report.stats.num_waiting == 1
-    assert engine.has_work and engine.step().report is None, "nothing is new"
+    assert engine.has_work and engine.step().report is None, "nothing has changed"
     engine.abort("waits")
     assert never.cancelled() and engine.has_work
     report = engine.step().report

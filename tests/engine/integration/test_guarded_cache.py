@@ -46,7 +46,7 @@ def test_a_stray_read_ends_the_process(block_bytes: int) -> None:
     assert killed_by(lambda: int(blocks.tensor[2].sum())) is None
 
 
-def test_what_no_sequence_holds_is_nan_and_what_is_cached_comes_back(tiny_gemma3: Path) -> None:
+def test_free_blocks_are_forbidden_and_cached_blocks_restored(tiny_gemma3: Path) -> None:
     llm = LLM(str(tiny_gemma3), num_gpu_blocks_override=64, max_model_len=160, max_num_batched_tokens=32)
     engine = llm.engine
     pool = engine.executor.runner.pool  # type: ignore[attr-defined]

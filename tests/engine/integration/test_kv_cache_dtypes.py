@@ -98,7 +98,7 @@ def test_both_backends_agree_and_the_batch_changes_no_bit(
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8_per_token_head"])
-def test_forks_copy_scales_with_what_they_scale(tiny_gemma3: Path, kv_cache_dtype: str) -> None:
+def test_forks_copy_scales_with_their_blocks(tiny_gemma3: Path, kv_cache_dtype: str) -> None:
     llm = LLM(str(tiny_gemma3), max_model_len=256, num_gpu_blocks_override=256, kv_cache_dtype=kv_cache_dtype)
     several = SamplingParams(n=4, seed=7, temperature=1.0, max_tokens=20, ignore_eos=True)
     [output] = llm.generate([PROMPTS[1]], several, use_tqdm=False)

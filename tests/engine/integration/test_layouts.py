@@ -117,11 +117,11 @@ def _weight_targets(runner: Runner) -> dict[str, Any]:
     return runner.model.weight_targets()
 
 
-def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
+def _compare(model: Path, layout: str, seed: int, **engine_options: Any) -> None:
     """Assert that seeded requests get the results of one process.
 
     Args:
-        num_asking: options of the engine.
+        engine_options: options of the engine.
     """
     chance = random.Random(seed)
     options: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
         # Groups of layers share the blocks.
         **TIGHT,
         "num_gpu_blocks_override": chance.choice([40, 60]),
-        **num_asking,
+        **engine_options,
     }
     args = EngineArgs(str(model), dtype="float32", device="cpu", **options)
     requests = _mixed(seed, find_checkpoint(args).config.vocab_size)
@@ -140,12 +140,12 @@ def _compare(model: Path, layout: str, seed: int, **num_asking: Any) -> None:
     with thread_engine(shared, lambda executor: _check_memory(executor, shared)) as engine:
         found, _ = _run(engine, requests)
     # Sums in another order may round a stored key or value to the next code.
-    near = 10 * NEAR if "kv_cache_dtype" in num_asking else NEAR
+    near = 10 * NEAR if "kv_cache_dtype" in engine_options else NEAR
     assert _check_alike(found, expected, near) > 0.9 * len(found)
 
 
 @pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
+def test_tensor_parallel_ranks_give_the_outputs_of_one_process(tensor: int, tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(random.Random(tensor).randrange(1000))
     expected, _ = _run(Engine.from_args(args), requests)
@@ -159,7 +159,7 @@ def test_the_same_comes_out(tensor: int, tiny_llama: Path) -> None:
     ("name", "layout", "seed"),
     [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in [*_drawn(24), *_drawn_in_stages()])],
 )
-def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) -> None:
+def test_all_kinds_of_layers_give_the_outputs_of_one_process(name: str, layout: str, seed: int, tmp_path: Path) -> None:
     save(name, tmp_path)
     _compare(tmp_path, layout, seed)
 
@@ -168,7 +168,9 @@ def test_all_kinds_of_layers(name: str, layout: str, seed: int, tmp_path: Path) 
     ("name", "layout", "seed"),
     [case if case in BY_HEADS[1:3] else pytest.param(*case, marks=pytest.mark.slow) for case in BY_HEADS],
 )
-def test_families_of_many_queries_a_key(name: str, layout: str, seed: int, tmp_path: Path) -> None:
+def test_families_sharded_by_heads_give_the_outputs_of_one_process(
+    name: str, layout: str, seed: int, tmp_path: Path
+) -> None:
     tiny_gguf(name).save_pretrained(tmp_path)
     _compare(tmp_path, layout, seed)
 
@@ -182,7 +184,7 @@ def test_families_of_many_queries_a_key(name: str, layout: str, seed: int, tmp_p
         pytest.param("TP 4", False, marks=pytest.mark.slow),
     ],
 )
-def test_drafts_and_grammars(layout: str, in_flight: bool, tmp_path: Path) -> None:
+def test_drafts_and_grammars_give_the_outputs_of_one_process(layout: str, in_flight: bool, tmp_path: Path) -> None:
     """Drafts are verified on ranks that get sampled tokens later, and outputs follow their grammars."""
     model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=3, num_key_value_heads=4))
     made = constraints(random.Random(14), 8)
@@ -215,7 +217,7 @@ def _tokens(output: list[object]) -> list[object]:
         ),
     ],
 )
-def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
+def test_logprobs_in_bfloat16_agree_within_rounding(name: str, layout: str, tmp_path: Path) -> None:
     """Log-probabilities agree within bfloat16's rounding; with stages only, where no sum is split, they are equal."""
     save(name, tmp_path)
     args = EngineArgs(str(tmp_path), dtype="bfloat16", device="cpu", enable_prefix_caching=False, **TIGHT)
@@ -235,7 +237,7 @@ def test_in_bfloat16(name: str, layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_every_stage_counts(stages: int, tmp_path: Path) -> None:
+def test_every_layer_of_every_stage_affects_the_output(stages: int, tmp_path: Path) -> None:
     """Every layer of every stage, and both ends, affect the output."""
     model = save_model(tmp_path, tiny_llama_model(num_hidden_layers=5))
     args = EngineArgs(str(model), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
@@ -277,7 +279,7 @@ def _counted(engine: Engine) -> Iterator[Counter[tuple[str, int]]]:
     counts.update(zip(ranks.calls[before:], ranks.sizes[before:], strict=True))
 
 
-def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
+def test_greedy_tokens_are_gathered_as_two_values_per_row(tiny_llama: Path) -> None:
     """A greedy step communicates once per layer operation and once for the result, and broadcasts no tokens later."""
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", tensor_parallel_size=2, **TIGHT)
     rows, length = 4, 6
@@ -305,7 +307,7 @@ def test_likeliest_tokens_travel_as_two_numbers(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "layout"), [("llama 4 KV heads", "TP 4"), ("deepseek_v3", "EP 4")])
-def test_every_rank_counts(name: str, layout: str, tmp_path: Path) -> None:
+def test_the_weights_of_every_rank_affect_the_output(name: str, layout: str, tmp_path: Path) -> None:
     """Each kind of weights of each rank affects the output: no rank computes everything."""
     save(name, tmp_path)
     args = EngineArgs(str(tmp_path), dtype="float32", device="cpu", enable_prefix_caching=False, **TIGHT)
@@ -339,7 +341,7 @@ def test_every_rank_counts(name: str, layout: str, tmp_path: Path) -> None:
     ("name", "layout", "dtype"),
     [("qwen2_moe", "EP 2", "float32"), pytest.param("gemma3", "TP 4", "bfloat16", marks=pytest.mark.slow)],
 )
-def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dtype: str, tmp_path: Path) -> None:
+def test_batch_invariant_ranks_give_bitwise_equal_outputs(name: str, layout: str, dtype: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     args = EngineArgs(str(tmp_path), dtype=dtype, device="cpu", batch_invariant=True, **TIGHT)
     requests = [r for r in _mixed(7, 131)[:10] if isinstance(r.params, SamplingParams)]
@@ -373,7 +375,7 @@ def test_alone_and_together_it_is_the_same_to_the_bit(name: str, layout: str, dt
         ),
     ],
 )
-def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path) -> None:
+def test_stacked_experts_give_the_outputs_of_one_process(layout: str, quantization: str | None, tmp_path: Path) -> None:
     """Stacked experts: as in gpt-oss on the hub, or transposed and quantized on load."""
     saved = (save_gpt_oss if quantization is None else unquantized_gpt_oss)(tmp_path)
     assert saved is not None
@@ -385,7 +387,7 @@ def test_stored_in_blocks(layout: str, quantization: str | None, tmp_path: Path)
     ("name", "layout"),
     [("mixtral", "EP 2"), ("dbrx", "EP 4"), ("deepseek_v3", "EP 2"), ("mixtral", "PP 2"), ("deepseek_v3", "EP 2 PP 2")],
 )
-def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
+def test_gguf_models_give_the_outputs_of_one_process(name: str, layout: str, tmp_path: Path) -> None:
     path = llama_cpp.write(tiny_gguf(name), tmp_path / "model.gguf")
     _compare(path, layout, 6)
 
@@ -399,7 +401,7 @@ def test_gguf(name: str, layout: str, tmp_path: Path) -> None:
         if layout == "PP 2" or "order" not in name  # stages do not shard it
     ],
 )
-def test_quantized_checkpoints(name: str, layout: str, tmp_path: Path) -> None:
+def test_quantized_checkpoints_give_the_outputs_of_one_process(name: str, layout: str, tmp_path: Path) -> None:
     checkpoint = folder(name, layers=3)
     checkpoint.config["max_position_embeddings"] = TIGHT["max_model_len"]
     for key, tensor in checkpoint.tensors.items():
@@ -418,6 +420,8 @@ def test_quantized_checkpoints(name: str, layout: str, tmp_path: Path) -> None:
         ("llama 4 KV heads", "TP 2 PP 2", "int8_per_token_head"),
     ],
 )
-def test_small_keys_and_values_in_stages(name: str, layout: str, kv_cache_dtype: str, tmp_path: Path) -> None:
+def test_quantized_kv_caches_in_stages_give_the_outputs_of_one_process(
+    name: str, layout: str, kv_cache_dtype: str, tmp_path: Path
+) -> None:
     save(name, tmp_path)
     _compare(tmp_path, layout, 20, kv_cache_dtype=kv_cache_dtype)

@@ -110,7 +110,7 @@ def engine(**options: Any) -> LLM:
     return LLM("demo://gemma-3-270m", **{"dtype": "float32", "max_model_len": 16_384, **options})
 
 
-def test_alone_and_whole(reference: Reference) -> None:
+def test_whole_prompts_alone_equal_transformers(reference: Reference) -> None:
     llm = engine(max_num_batched_tokens=4_608, enable_prefix_caching=False, kv_cache_memory_bytes=1 << 30)
     for length in reference.lengths:
         if length > 4_608:
@@ -119,7 +119,7 @@ def test_alone_and_whole(reference: Reference) -> None:
         reference.check(output, greedy=True)
 
 
-def test_in_chunks_with_prefix_hits_past_the_window_and_four_at_once(reference: Reference) -> None:
+def test_chunks_prefix_hits_and_forks_equal_transformers(reference: Reference) -> None:
     llm = engine(max_num_batched_tokens=700, kv_cache_memory_bytes=2 << 30)
     for before, length in itertools.pairwise([0, *reference.lengths]):
         [output] = llm.generate(reference.text[:length], GREEDY, use_tqdm=False)
@@ -134,7 +134,7 @@ def test_in_chunks_with_prefix_hits_past_the_window_and_four_at_once(reference: 
 
 
 @pytest.mark.parametrize(("length", "prefix"), [(600, False), (1_100, True)])
-def test_preempted(reference: Reference, length: int, prefix: bool) -> None:
+def test_preempted_forks_equal_transformers(reference: Reference, length: int, prefix: bool) -> None:
     """There is little more room than for the prompt: four sequences are forked, and the last of them are preempted."""
     params = SamplingParams(n=4, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
     options: dict[str, Any] = {"max_model_len": length + 24, "max_num_batched_tokens": 128}

@@ -19,7 +19,7 @@ from ...support.engine.peft_adapters import PeftAdapters
 from ...support.engine.tiny_configs import FAMILIES, VOCABULARY
 from ...support.engine.tiny_models import prompts, tiny_family, tiny_mixture
 
-#: A base model, and the adapters of the prompts: more adapters than slots, and none for some prompts.
+#: The number of adapters, which exceeds the slots; and the adapter of each prompt, -1 for none.
 NUM_ADAPTERS, CHOICES = 3, (0, -1, 2, 1, 0, 2)
 
 
@@ -74,7 +74,6 @@ def _prompts() -> list[list[int]]:
 
 #: Only in `make test-all`: `test_families.py` compares families and stages with PEFT, `test_row_spaces.py` without
 #: adapters' files.
-#: adapters' files, by `test_row_spaces.py`.
 _LEFT_OUT = pytest.mark.slow(drawn=False)
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -108,7 +107,7 @@ def test_each_request_gets_its_adapter(served: Any, name: str, options: dict[str
     assert llm.engine.scheduler.kv.hits > 0 or any(layer.sliding_window for layer in config.layers)
 
 
-def test_samples_logprobs_and_beams(served: Any) -> None:
+def test_logprobs_and_samples_use_the_adapter(served: Any) -> None:
     """Other outputs of a request also use its adapter."""
     of = served("qwen3")
     llm, prompt = of.llm(), prompts()[1]
@@ -131,7 +130,7 @@ def test_samples_logprobs_and_beams(served: Any) -> None:
         assert [each.token_ids for each in alone.outputs] == [each.token_ids for each in output.outputs]
 
 
-def test_a_quantized_base(served: Any) -> None:
+def test_adapters_work_on_a_quantized_base(served: Any) -> None:
     """Adapters are not quantized: their effect is the same, except for the rounding of the base model."""
     of = served("qwen2")
     llm = of.llm(quantization="int8")

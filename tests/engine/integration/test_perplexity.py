@@ -18,7 +18,7 @@ TRANSFORMERS = 40.1877
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("flags", "limit"), [("--dtype float32", 3e-5), ("--dtype bfloat16", 5e-3)])
-def test_gemma(demo_gguf: Path, flags: str, limit: float) -> None:
+def test_gemmas_perplexity_equals_transformers(demo_gguf: Path, flags: str, limit: float) -> None:
     """The perplexity of the stored file differs from the dequantized model's by at most this share."""
     each = benchmark.windows(benchmark.Tokenizer.load(demo_gguf), benchmark.TEXT.read_text(), 512)[:2]
     found = benchmark.perplexity(benchmark.stoker(str(demo_gguf), flags), each, flags)

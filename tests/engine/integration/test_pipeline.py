@@ -44,7 +44,7 @@ ROOMY: dict[str, Any] = {"max_model_len": 192, "num_gpu_blocks_override": 400, "
         ("tiny_gemma3", 1, {**TIGHT, "num_gpu_blocks_override": 60}),
     ],
 )
-def test_two_stages_answer_as_one(
+def test_two_stages_give_the_outputs_of_one_process(
     model: str, tensor: int, options: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(model)
@@ -59,7 +59,7 @@ def test_two_stages_answer_as_one(
 
 
 @pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_stages_that_are_processes(tensor: int, tiny_llama: Path) -> None:
+def test_stages_in_processes_give_the_outputs_of_one_process(tensor: int, tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(5)
     expected, _ = _run(Engine.from_args(args), requests)
@@ -102,7 +102,7 @@ def _family(name: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "deepseek", "tied llama", "untied llama"])
-def test_three_stages_of_a_family(name: str, tmp_path: Path) -> None:
+def test_three_stages_of_each_family_give_the_outputs_of_one_process(name: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, _family(name).float().eval())
     args = EngineArgs(str(model), dtype="float32", device="cpu", **TIGHT)
     requests = _requests(7)[:10]

@@ -127,13 +127,12 @@ def saved(name: str, folder: Path) -> tuple[Path, int]:
 
 #: Whole layers in one call; experts; a bottleneck with experts; norms with biases and learned positions; parallel
 #: attention and MLP; a tied head.
-#: MLP; the head tied to the embedding.
 FAMILIES = ["llama", "gemma3", "mixtral", "deepseek_v3", "gpt2", "gpt_neox", "llama biases, tied"]
 
 
 @pytest.mark.parametrize("budget", [24, 256])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_is_a_loop_over_requests(name: str, budget: int, tmp_path: Path) -> None:
+def test_a_batch_equals_its_requests_one_by_one(name: str, budget: int, tmp_path: Path) -> None:
     folder, vocabulary = saved(name, tmp_path)
     args = EngineArgs(str(folder), num_gpu_blocks_override=400, max_num_batched_tokens=budget, **SMALL)
     submitted = requests(budget + len(name), vocabulary)
@@ -151,7 +150,7 @@ def test_a_batch_is_a_loop_over_requests(name: str, budget: int, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*TINY_FAMILIES, *MIXTURES])
-def test_every_family(name: str, tmp_path: Path) -> None:
+def test_every_family_equals_its_requests_one_by_one(name: str, tmp_path: Path) -> None:
     model_type, options = {**TINY_FAMILIES, **MIXTURES}[name]
     random_model(model_type, {"vocab_size": 131, **options}, std=0.2).save_pretrained(tmp_path)
     args = EngineArgs(str(tmp_path), num_gpu_blocks_override=400, max_num_batched_tokens=37, **SMALL)
@@ -159,7 +158,7 @@ def test_every_family(name: str, tmp_path: Path) -> None:
     check_alike(generated(local(args, tables()), submitted), one_by_one(args, submitted, native=False))
 
 
-def test_adapters_change_what_comes(tiny_llama: Path) -> None:
+def test_each_adapter_changes_the_output(tiny_llama: Path) -> None:
     """Verifies that the comparisons above are meaningful."""
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=64, **SMALL)
     request = requests(1, 500)[0]
@@ -171,7 +170,7 @@ def test_adapters_change_what_comes(tiny_llama: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["preempted", "in flight", "drafts"])
-def test_schedules(how: str, tiny_llama: Path) -> None:
+def test_preemption_steps_in_flight_and_drafts_change_no_output(how: str, tiny_llama: Path) -> None:
     blocks = 16 if how == "preempted" else 400
     args = EngineArgs(
         str(tiny_llama), num_gpu_blocks_override=blocks, max_num_batched_tokens=48,
@@ -196,7 +195,7 @@ def test_schedules(how: str, tiny_llama: Path) -> None:
     ],
     ids=str,
 )
-def test_ranks(name: str, layout: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_give_the_outputs_of_one_process(name: str, layout: dict[str, Any], tmp_path: Path) -> None:
     folder, vocabulary = saved(name, tmp_path)
     alone = EngineArgs(str(folder), num_gpu_blocks_override=400, max_num_batched_tokens=48, **SMALL)
     args, submitted = replace(alone, **layout), requests(5, vocabulary)
@@ -250,7 +249,9 @@ def replayed(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callabl
 
 
 @pytest.mark.parametrize("delta", [0, 5])
-def test_captured(delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_graphs_give_the_outputs_of_eager_steps(
+    delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Graphs gather token ids, positions and adapters by rows; a row's positions may be shifted."""
     monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=48, **SMALL)
@@ -294,7 +295,9 @@ def test_captured(delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch)
         check_alike(expected, one_by_one(args, submitted, native=False))
 
 
-def test_a_padded_graph_gives_what_its_step_has(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_padded_graph_returns_only_the_hidden_states_of_its_step(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three decodes run in a graph of four: the finish does not get the fourth one's hidden states."""
     monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=48, **SMALL)
@@ -329,7 +332,7 @@ def test_a_padded_graph_gives_what_its_step_has(tiny_llama: Path, monkeypatch: p
     assert all(rows == ends and tokens == states for rows, ends, tokens, states in lengths)
 
 
-def test_loading_a_part_extends_only_what_is_computed(tmp_path: Path) -> None:
+def test_loading_a_part_extends_only_the_computed_layers(tmp_path: Path) -> None:
     """The whole model, created on the meta device for its parameters' names, is not extended."""
     folder, _ = saved("llama", tmp_path)
     args = EngineArgs(str(folder), num_gpu_blocks_override=40, max_num_batched_tokens=48, **SMALL)

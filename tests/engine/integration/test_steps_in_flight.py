@@ -67,7 +67,9 @@ def parts(delta: TokenDelta) -> list[object]:
     ("model", "blocks"), [("tiny_llama", ROOMY), ("tiny_llama", 18), ("tiny_gemma3", ROOMY), ("tiny_gemma3", 64)]
 )
 @pytest.mark.parametrize("how", ["in flight", "drafts", "both"])
-def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pytest.FixtureRequest) -> None:
+def test_steps_in_flight_and_drafts_change_no_output(
+    how: str, model: str, blocks: int, request: pytest.FixtureRequest
+) -> None:
     folder: Path = request.getfixturevalue(model)
     seed = f"{how}{model}{blocks}"
     submitted = requests(random.Random(seed), 24)
@@ -85,7 +87,7 @@ def test_what_comes_is_the_same(how: str, model: str, blocks: int, request: pyte
     assert found[0] == found[1]
 
 
-def test_aborts_and_stops_while_a_step_is_in_flight_hurt_nobody_else(tiny_llama: Path) -> None:
+def test_aborts_and_stops_in_flight_do_not_change_other_requests(tiny_llama: Path) -> None:
     rng = random.Random(3)
     submitted = requests(rng, 40)
     alone = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
@@ -109,9 +111,7 @@ def test_aborts_and_stops_while_a_step_is_in_flight_hurt_nobody_else(tiny_llama:
     assert len(survivors) > 10 and all(found[key] == value for key, value in survivors.items())
 
 
-def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_during_a_step_caches_no_uncomputed_prefix(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
     prompt = list(range(5, 120))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -135,7 +135,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_prefix_that_was_never_computed
     assert after.num_cached_tokens == 48  # only what the first step had computed
 
 
-def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny_llama: Path) -> None:
+def test_a_second_ctrl_c_leaves_no_step_in_flight(tiny_llama: Path) -> None:
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, async_scheduling=True, **SMALL)  # type: ignore[arg-type]
     engine = Engine(args, find_checkpoint(args))
     discard_in_flight, executor = engine.executor.discard_in_flight, engine.executor
@@ -160,7 +160,7 @@ def test_ctrl_c_again_while_the_step_is_waited_for_leaves_nothing_in_flight(tiny
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 5])
-def test_prompt_logprobs_come_whole_however_the_prompt_is_cut(tiny_llama: Path, tokens: int) -> None:
+def test_prompt_logprobs_are_complete_however_the_prompt_is_chunked(tiny_llama: Path, tokens: int) -> None:
     """Also if a chunk is a single token, alone or beside other sequences' decodes."""
     prompts = [list(range(5, 25)), list(range(30, 37)), list(range(40, 71))]
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, prompt_logprobs=1)

@@ -42,7 +42,7 @@ Constraint = tuple[StructuredOutputs, Callable[[str], bool]]
 
 
 def constraints(rng: random.Random, count: int) -> list[Constraint]:
-    """Return finite constraints, each with its reference."""
+    """Return constraints with finitely many valid texts, each with an independent check of a text."""
     made: list[Constraint] = []
     for _ in range(count):
         kind = rng.choice(["regex", "choice", "json"])
@@ -138,7 +138,7 @@ def engine_of(model: Path, blocks: int = ROOMY, proposer: Any = None, **options:
 
 
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_gemma3"])
-def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, request: pytest.FixtureRequest) -> None:
+def test_outputs_satisfy_their_grammars_equally_in_every_schedule(model: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(model)
     made = constraints(random.Random(model), 20)
     submitted = requests(random.Random(model), made)
@@ -149,7 +149,7 @@ def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, req
             *tokens, reason, error = expected[each.id, index]
             assert error is None
             if each.grammar is not None:
-                assert reason is FinishReason.STOP, "a finite one ends"
+                assert reason is FinishReason.STOP, "a finite grammar ends"
                 ids = [token for token, _ in tokens]
                 assert ids[-1] == EOS and is_right(tokenizer.decode(ids[:-1]))
     num_blocks = 24 if model == "tiny_llama" else 70
@@ -169,7 +169,7 @@ def test_what_comes_is_right_and_the_same_however_it_is_computed(model: str, req
 
 
 @pytest.mark.slow
-def test_ranks_choose_the_same(tiny_llama: Path) -> None:
+def test_outputs_of_ranks_satisfy_their_grammars(tiny_llama: Path) -> None:
     made = constraints(random.Random(5), 8)
     submitted = requests(random.Random(5), made)
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=2, **SMALL)
@@ -190,7 +190,7 @@ def test_ranks_choose_the_same(tiny_llama: Path) -> None:
 
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
 def llm(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    """An engine of this process, or with this number of ranks."""
+    """An engine in this process, or with two ranks."""
     llm = LLM(str(tiny_llama), num_gpu_blocks_override=ROOMY, device="cpu", tensor_parallel_size=request.param, **SMALL)
     yield llm
     llm.engine.shutdown()
@@ -204,7 +204,7 @@ def answers(llm: LLM, outputs: StructuredOutputs, **params: Any) -> list[Complet
     return answer.outputs
 
 
-def test_offline_under_vllm_s_name(llm: LLM) -> None:
+def test_vllms_class_name_works_offline(llm: LLM) -> None:
     assert StructuredOutputsParams is StructuredOutputs
     found = answers(llm, StructuredOutputsParams(choice=["Positive", "Negative"]), n=8)
     assert {each.text for each in found} == {"Positive", "Negative"}
@@ -215,7 +215,7 @@ def test_offline_under_vllm_s_name(llm: LLM) -> None:
     assert answers(llm, StructuredOutputs(regex="ab?"))[0].text in ("a", "ab")
 
 
-def test_offline_what_no_output_keeps_is_refused_with_a_sentence(llm: LLM) -> None:
+def test_unsatisfiable_constraints_are_refused_offline(llm: LLM) -> None:
     with pytest.raises(RequestError, match="no output satisfies this") as refused:
         answers(llm, StructuredOutputs(regex="[^\\s\\S]a"))
     assert refused.value.param == "structured_outputs.regex"
@@ -224,13 +224,13 @@ def test_offline_what_no_output_keeps_is_refused_with_a_sentence(llm: LLM) -> No
     assert refused.value.param == "structured_outputs"
 
 
-def test_it_ends_where_it_can_only_end(llm: LLM) -> None:
+def test_output_ends_where_the_grammar_permits_nothing_else(llm: LLM) -> None:
     for params in ({"ignore_eos": True}, {"min_tokens": 150}, {"ignore_eos": True, "min_tokens": 150}):
         [found] = answers(llm, StructuredOutputs(regex="(lazy ){3}dog"), **params)
         assert (found.text, found.finish_reason) == ("lazy lazy lazy dog", "stop")
 
 
-def test_it_goes_on_where_it_must(llm: LLM) -> None:
+def test_output_continues_until_min_tokens_or_with_ignore_eos(llm: LLM) -> None:
     ends_early = {"logit_bias": {EOS: 100}, "temperature": 0}
     outputs = StructuredOutputs(regex="[ab]*")
     assert answers(llm, outputs, **ends_early)[0].text == ""
@@ -240,7 +240,7 @@ def test_it_goes_on_where_it_must(llm: LLM) -> None:
     assert found.finish_reason == "length" and len(found.token_ids) == 30 and re.fullmatch("[ab]+", found.text)
 
 
-def test_stop_strings_and_bad_words_beside_a_grammar(llm: LLM) -> None:
+def test_stop_strings_and_bad_words_apply_within_a_grammar(llm: LLM) -> None:
     [found] = answers(llm, StructuredOutputs(regex="[abc]{60}"), stop=("b",), seed=1)
     assert found.finish_reason == "stop" and found.stop_reason == "b" and set(found.text) <= {"a", "c"}
     found = answers(llm, StructuredOutputs(choice=["a", "b"]), bad_words=("a",), n=10)[0]
@@ -248,7 +248,7 @@ def test_stop_strings_and_bad_words_beside_a_grammar(llm: LLM) -> None:
     assert answers(llm, StructuredOutputs(choice=["a"]), bad_words=("a",))[0].text == "a"  # the only choice left
 
 
-def test_logprobs_are_the_model_s_own(llm: LLM) -> None:
+def test_logprobs_are_those_of_the_unconstrained_model(llm: LLM) -> None:
     [found] = answers(llm, StructuredOutputs(choice=["zebra"]), logprobs=3)
     [free] = answers(llm, StructuredOutputs(regex="(.|\\n){0,50}"), logprobs=3, max_tokens=1)
     assert found.logprobs is not None and free.logprobs is not None
@@ -257,7 +257,7 @@ def test_logprobs_are_the_model_s_own(llm: LLM) -> None:
     assert all(position[token].rank for position, token in zip(found.logprobs, found.token_ids, strict=True))
 
 
-def test_it_begins_after_what_is_free(llm: LLM) -> None:
+def test_the_grammar_begins_after_the_free_text(llm: LLM) -> None:
     tokenizer = llm.get_tokenizer()
     [often] = tokenizer.encode("q")
     ends = r"(q|ox)\Z"  # at the end of a token
@@ -276,7 +276,7 @@ def test_it_begins_after_what_is_free(llm: LLM) -> None:
     assert answers(llm, at_once)[0].text in ("yes", "no")
 
 
-def test_a_draft_may_end_what_is_free(tiny_llama: Path) -> None:
+def test_a_draft_may_end_the_free_text(tiny_llama: Path) -> None:
     class Oracle:
         """Proposes the end of unconstrained outputs and, after it, tokens that the grammar permits and forbids."""
 
@@ -301,7 +301,7 @@ def ending_by(folder: Path, eos_token_ids: list[int]) -> Path:
     return folder
 
 
-def test_ids_without_a_token_never_come_nor_special_ones_as_text(tmp_path: Path) -> None:
+def test_unused_ids_and_special_tokens_are_never_generated_as_text(tmp_path: Path) -> None:
     llm = LLM(str(ending_by(tmp_path, [1, 2, 511])), num_gpu_blocks_override=ROOMY, **SMALL)
     num_tokens = len(llm.get_tokenizer().tokens)
     assert num_tokens < 511 and llm.engine.info.vocab_size == 512
@@ -348,7 +348,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(tiny_llama: Pa
     assert not engine.has_work
 
 
-def test_without_an_end_of_sequence_token_it_is_refused(tmp_path: Path) -> None:
+def test_grammars_are_refused_without_an_end_of_sequence_token(tmp_path: Path) -> None:
     llm = LLM(str(ending_by(tmp_path, [])), num_gpu_blocks_override=64, **SMALL)
     with pytest.raises(RequestError, match="end-of-sequence"):
         answers(llm, StructuredOutputs(choice=["a"]))

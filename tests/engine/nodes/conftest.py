@@ -40,7 +40,7 @@ class Agent:
 
     def end(self) -> BaseException | None:
         self.thread.join(100)
-        assert not self.thread.is_alive(), "the agent goes on"
+        assert not self.thread.is_alive(), "the agent does not end"
         return self.error[0] if self.error else None
 
 
@@ -78,7 +78,7 @@ class Nodes:
             (self.deaths / f"{point}-{rank}").write_text(how)
 
     def forget(self) -> None:
-        """Make ranks that are started from now on live."""
+        """Remove all planned deaths."""
         for file in self.deaths.iterdir():
             file.unlink()
 
@@ -142,11 +142,11 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     made.agents.clear()
     assert set(psutil.Process().children(recursive=True)) <= before
     gc.collect()
-    wait_until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are left open", 5)
+    wait_until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are closed", 5)
 
 
-def wait_until(condition: Callable[[], bool], otherwise: str, timeout_s: float = 30) -> None:
-    until(condition, otherwise)
+def wait_until(condition: Callable[[], bool], description: str, timeout_s: float = 30) -> None:
+    until(condition, description)
 
 
 def empty_step(number: int) -> Step:

@@ -89,7 +89,7 @@ class Machine:
         return found
 
     def close(self) -> None:
-        """End all its processes."""
+        """End all processes of the machine."""
         assert self._first.stdin is not None
         self._first.stdin.close()
         self._first.wait(120)

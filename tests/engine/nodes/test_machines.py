@@ -54,8 +54,8 @@ except OSError as error:
 """
 
 
-def _until(condition: Callable[[], bool], otherwise: Callable[[], str], timeout_s: float = 180) -> None:
-    until(condition, otherwise)
+def _until(condition: Callable[[], bool], description: Callable[[], str], timeout_s: float = 180) -> None:
+    until(condition, description)
 
 
 def _flags(head: Machine, number: int, **options: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Served:
         return self.ask("/ready")[0] == 200
 
     def wait_ready(self) -> None:
-        _until(self.is_ready, lambda: f"it does not serve:\n{self.log(0)}\n{self.log(1)}")
+        _until(self.is_ready, lambda: f"the server serves:\n{self.log(0)}\n{self.log(1)}")
 
     def complete(self) -> list[int]:
         status, text = self.ask("/v1/completions", BODY)
@@ -99,7 +99,7 @@ class Served:
         return list(json.loads(text)["choices"][0]["token_ids"])
 
     def wait_log(self, words: str, number: int = 0, timeout_s: float = 60) -> None:
-        _until(lambda: words in self.log(number), lambda: f"{words!r} is not in\n{self.log(number)}", timeout_s)
+        _until(lambda: words in self.log(number), lambda: f"{words!r} in\n{self.log(number)}", timeout_s)
 
     def process(self, number: int, *words: str) -> psutil.Process:
         (found,) = self.machines[number].processes(*words)
@@ -135,12 +135,12 @@ def alone(tiny_llama: Path) -> list[tuple[list[int], float]]:
         pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.slow),
     ],
 )
-def test_a_model_on_two_machines(
+def test_a_model_on_two_machines_gives_the_outputs_of_one(
     options: dict[str, Any], two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    head_flags, there = _flags(two[0], 0, **options), _flags(two[0], 1, **options)
+    head_flags, node_flags = _flags(two[0], 0, **options), _flags(two[0], 1, **options)
     agent = two[1].start(
-        *("-P", "-m", "stoker", "serve", str(tiny_llama), "--headless"), *_words(there), log=tmp_path / "1", **KEY
+        *("-P", "-m", "stoker", "serve", str(tiny_llama), "--headless"), *_words(node_flags), log=tmp_path / "1", **KEY
     )
     head = two[0].start("-c", OFFLINE, json.dumps([str(tiny_llama), head_flags, PROMPTS]), log=tmp_path / "0", **KEY)
     assert head.wait(240) == 0, (tmp_path / "0").read_text() + (tmp_path / "1").read_text()
@@ -153,10 +153,10 @@ def test_a_model_on_two_machines(
 
 
 @pytest.mark.slow(drawn=False)  # the test with two engines covers more
-def test_a_life_of_two_machines(
+def test_two_machines_recover_from_each_failure(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
-    """A rank is killed, its agent too, the network cut; each time the cause is reported, and the model served again."""
+    """A rank is killed, then an agent, then the network is cut: each time the cause is reported and service resumes."""
     served = Served(two, tiny_llama, tmp_path)
     served.wait_ready()
     assert served.complete() == alone[0][0]
@@ -170,7 +170,7 @@ def test_a_life_of_two_machines(
     rank = served.process(1, "stoker_engine.exec.rank_main")
     served.process(1, "--headless").kill()
     served.wait_log("is gone with its node: its `stoker serve … --headless` has ended")
-    _until(lambda: not lives(rank), lambda: "a rank outlives its agent")
+    _until(lambda: not lives(rank), lambda: "the rank ends with its agent")
     served.start_agent()
     served.wait_ready()
     assert served.complete() == alone[0][0]
@@ -178,7 +178,7 @@ def test_a_life_of_two_machines(
     rank = served.process(1, "stoker_engine.exec.rank_main")
     two.cut(1)
     served.wait_log("is gone with its node: it did not respond for 4 s")
-    _until(lambda: not lives(rank), lambda: "a rank outlives its head")
+    _until(lambda: not lives(rank), lambda: "the rank ends with its head")
     assert not served.is_ready()
     two.fix(1)
     served.wait_ready()
@@ -192,18 +192,20 @@ def test_a_life_of_two_machines(
 
 
 @pytest.mark.slow
-def test_the_head_is_killed_and_the_node_ends_later(two: Machines, tiny_llama: Path, tmp_path: Path) -> None:
+def test_the_node_ends_after_the_head_is_killed(two: Machines, tiny_llama: Path, tmp_path: Path) -> None:
     served = Served(two, tiny_llama, tmp_path, distributed_timeout_seconds=60)
     served.wait_ready()
     rank = served.process(1, "stoker_engine.exec.rank_main")
     served.process(0, "--port=8000").kill()
-    _until(lambda: not lives(rank), lambda: "a rank outlives its head", 30)
+    _until(lambda: not lives(rank), lambda: "the rank ends with its head", 30)
     assert served.agent.wait(180) == 1
     assert "could not be reached for 6" in served.log(1)
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_ends_the_server_and_sigterm_ends_the_node(
+    two: Machines, tiny_llama: Path, tmp_path: Path
+) -> None:
     served = Served(two, tiny_llama, tmp_path)
     served.wait_ready()
     served.process(1, "stoker_engine.exec.rank_main").suspend()
@@ -217,12 +219,12 @@ def test_a_rank_that_is_stopped_and_a_node_that_leaves(two: Machines, tiny_llama
 
 
 @pytest.mark.slow
-def test_a_life_of_two_engines_on_two_machines(
+def test_one_engine_serves_while_the_other_recovers_on_its_machine(
     two: Machines, tiny_llama: Path, alone: list[tuple[list[int], float]], tmp_path: Path
 ) -> None:
     """Engine 1's ranks are on node 1.
 
-    Whatever happens to it, to its agent or to its network, engine 0 serves, the cause is reported, and finally both
+    Whatever happens to engine 1, its agent or its network, engine 0 serves, the cause is reported, and finally both
     serve.
     """
     served = Served(two, tiny_llama, tmp_path, data_parallel_size=2, step_timeout=20)
@@ -231,19 +233,19 @@ def test_a_life_of_two_engines_on_two_machines(
     def both_serve() -> bool:
         return served.ask("/health")[1].count(": serving") == 2
 
-    def goes_on_after(cause: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def serves_after(cause: str, meanwhile: Callable[[], None] = lambda: None) -> None:
         served.wait_log(f"{other_engine} died: {cause}")
         assert served.complete() == alone[0][0]
         meanwhile()
         all_have_ended()
-        _until(both_serve, lambda: f"not all serve again:\n{served.log(0)}\n{served.log(1)}")
+        _until(both_serve, lambda: f"both engines serve again:\n{served.log(0)}\n{served.log(1)}")
         assert served.complete() == alone[0][0]
         (tmp_path / "log-0").write_bytes(b"")
 
     def all_have_ended() -> None:
-        _until(lambda: not any(map(lives, ranks)), lambda: "a rank outlives its engine")
+        _until(lambda: not any(map(lives, ranks)), lambda: "the ranks end with their engine")
 
-    def is_missed() -> None:
+    def is_reported_missing() -> None:
         _until(lambda: "waiting for node 1 of 2 at" in served.ask("/health")[1], lambda: served.ask("/health")[1])
         assert served.is_ready()
         assert served.complete() == alone[0][0]
@@ -258,31 +260,31 @@ def test_a_life_of_two_engines_on_two_machines(
 
     ranks = ranks_of_node_1()
     served.process(1, rank_main, "1").kill()
-    goes_on_after(f"rank 1 of 2 {where} was killed by signal 9")
+    serves_after(f"rank 1 of 2 {where} was killed by signal 9")
 
     ranks = ranks_of_node_1()
     served.process(1, rank_main, "0").suspend()
-    goes_on_after(f"rank 0 of 2 {where} was stopped")
+    serves_after(f"rank 0 of 2 {where} was stopped")
 
     ranks = ranks_of_node_1()
     served.process(1, "--headless").kill()
 
     def start_again() -> None:
-        is_missed()
+        is_reported_missing()
         all_have_ended()
         served.start_agent()
 
-    goes_on_after(f"rank 0 of 2 {where} is gone with its node: its `stoker serve", start_again)
+    serves_after(f"rank 0 of 2 {where} is gone with its node: its `stoker serve", start_again)
 
     ranks = ranks_of_node_1()
     two.cut(1)
 
     def fix() -> None:
-        is_missed()
+        is_reported_missing()
         all_have_ended()
         two.fix(1)
 
-    goes_on_after(f"rank 0 of 2 {where} is gone with its node: it did not respond for 4 s", fix)
+    serves_after(f"rank 0 of 2 {where} is gone with its node: it did not respond for 4 s", fix)
 
     ranks = ranks_of_node_1()
     agent = served.process(1, "--headless")
@@ -290,19 +292,19 @@ def test_a_life_of_two_engines_on_two_machines(
         process.suspend()
 
     def resume() -> None:
-        is_missed()
+        is_reported_missing()
         agent.resume()
-        served.agent.send_signal(signal.SIGCONT)  # nsenter stops with whom it runs
+        served.agent.send_signal(signal.SIGCONT)  # nsenter stops when the process that it runs stops
 
     with ThreadPoolExecutor() as clients:
         answers = list(clients.map(lambda _: served.ask("/v1/completions", BODY)[0], range(4)))
     assert set(answers) <= {200, 500, 503}
-    goes_on_after(f"rank 0 of 2 {where} gave no result for ", resume)
+    serves_after(f"rank 0 of 2 {where} gave no result for ", resume)
 
     ranks = ranks_of_node_1()
     (engine,) = (each for each in two[0].processes("stoker_engine.processes.main") if each.cmdline()[-1] == "1")
     engine.kill()
-    goes_on_after("the engine process was killed by signal 9")
+    serves_after("the engine process was killed by signal 9")
 
     os.kill(served.process(0, "--port=8000").pid, signal.SIGTERM)
     assert served.server.wait(60) == 0

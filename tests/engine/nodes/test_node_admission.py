@@ -46,8 +46,8 @@ def test_nodes_must_have_the_same_arguments(options: dict[str, Any], words: str,
     assert isinstance(error, ArgumentError) and re.search(words, str(error))
 
 
-def test_what_only_the_head_schedules_by_may_differ(nodes: Nodes) -> None:
-    """`LLM` on the head, which is offline, and ``stoker serve --headless`` elsewhere differ in it."""
+def test_scheduling_arguments_of_the_head_may_differ(nodes: Nodes) -> None:
+    """`LLM` on the head, which is offline, and ``stoker serve --headless`` on other nodes differ in them."""
     nodes.agent(long_prefill_token_threshold=0)
     executor = nodes.executor()
     run_steps(executor, 2)
@@ -69,13 +69,13 @@ def test_nodes_must_have_the_same_version_and_model(nodes: Nodes, monkeypatch: p
         nodes.executor()
 
 
-def test_another_key(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_with_another_key_are_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head keeps waiting for a node with the right key."""
     monkeypatch.setenv("STOKER_NODE_KEY", "the right one")
     found: list[BaseException | None] = []
 
     def begin() -> None:
-        wait_until(lambda: is_listening(nodes.port), "the head does not listen")
+        wait_until(lambda: is_listening(nodes.port), "the head listens")
         for key in ("the wrong one", ""):
             monkeypatch.setenv("STOKER_NODE_KEY", key)
             found.append(nodes.agent().end())
@@ -92,7 +92,7 @@ def test_another_key(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(error, ArgumentError) and "STOKER_NODE_KEY: node 0 at 127.0.0.1" in str(error)
 
 
-def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_nodes_are_reported_after_the_timeout(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         EngineDeadError,
         match=r"node 1 of 2 did not connect to .*:[0-9]+ within 1 s \(--distributed-t",
@@ -103,8 +103,8 @@ def test_nodes_that_do_not_come(nodes: Nodes, caplog: pytest.LogCaptureFixture) 
     assert re.search(rf"node 0 at 127.0.0.1:{nodes.port} could not be reached .*Connection refused", str(error))
 
 
-def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
-    """Its connection is closed; a stopping head must not admit a node that it will never end."""
+def test_a_node_that_connects_while_the_head_closes_is_disconnected(nodes: Nodes) -> None:
+    """A stopping head must not admit a node that it will never end."""
     head = nodes.head()
     line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port), 120))
     try:
@@ -120,7 +120,7 @@ def test_a_node_that_comes_while_the_head_goes(nodes: Nodes) -> None:
         line.close()
 
 
-def test_a_port_that_is_taken(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_port_in_use_is_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.nodes.head._PORT_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", nodes.port)),

@@ -49,7 +49,7 @@ def test_every_rank_is_on_one_node(layout: tuple[int, int, int, int]) -> None:
 
 
 @given(LAYOUTS)
-def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
+def test_ranks_of_a_node_have_distinct_local_ranks(layout: tuple[int, int, int, int]) -> None:
     """Each rank of a node has a different local rank; all local ranks are used."""
     tensor, stages, engines, nodes = layout
     placement = RankPlacement.of(_args(*layout))
@@ -61,7 +61,7 @@ def test_who_shares_a_machine(layout: tuple[int, int, int, int]) -> None:
     assert found == {node: [(on_each, index) for index in range(on_each)] for node in range(nodes)}
 
 
-def test_engines_are_whole_where_they_fit_and_else_stages_follow_each_other() -> None:
+def test_engines_stay_on_one_node_if_they_fit_otherwise_stages_are_split() -> None:
     whole = RankPlacement.of(_args(2, 1, 2, 2))
     assert [whole.nodes_of(engine) for engine in range(2)] == [range(1), range(1, 2)]
     stages = RankPlacement.of(_args(2, 2, 1, 2))
@@ -94,7 +94,7 @@ def test_engines_are_whole_where_they_fit_and_else_stages_follow_each_other() ->
         ({"distributed_timeout_seconds": 0}, "--distributed-timeout-seconds: must be at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+def test_impossible_placements_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         _args(**{"tensor": 2, "stages": 1, "engines": 1, "nodes": 2, **options})
 
@@ -107,17 +107,17 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
         (["--node-rank=1", "--nnodes=2", "--master-addr=a"], "--node-rank: only node 0 serves the API.*add --headless"),
     ],
 )
-def test_who_serves(words: list[str], refusal: str) -> None:
+def test_only_node_0_serves_the_api(words: list[str], refusal: str) -> None:
     with pytest.raises(ArgumentError, match=refusal):
         ServeArgs.from_argv(["m", "--tensor-parallel-size=2", *words])
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "fd00::1", "fe80::1%eth0", "localhost", "head-0.heads.here.svc"])
-def test_addresses_and_names(address: str) -> None:
+def test_master_addr_may_be_an_address_or_a_name(address: str) -> None:
     assert _args(2, 1, 1, 2, master_addr=address).master_addr == address
 
 
-def test_flags_come_back() -> None:
+def test_arguments_survive_a_round_trip_through_flags() -> None:
     words = ["m", "--tensor-parallel-size=2", "--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--headless"]
     args = ServeArgs.from_argv(words)
     assert (args.engine.nnodes, args.engine.node_rank, args.engine.master_port) == (2, 1, 29501)

@@ -52,7 +52,7 @@ def _no_ranks() -> bool:
     return not [child for child in psutil.Process().children() if str(PROGRAM) in child.cmdline()]
 
 
-def test_steps_come_back_and_all_end_together(nodes: Nodes) -> None:
+def test_results_come_in_order_and_ranks_end_together(nodes: Nodes) -> None:
     agent = nodes.agent()
     executor = nodes.executor()
     plan: Any = executor.plan
@@ -87,7 +87,7 @@ QUICK = {("step", REMOTE, "9"), ("after", 3, "raise")}
         for how in HOWS
     ],
 )
-def test_one_ends_and_all_do_and_then_live_again(point: str, rank: int, how: str, nodes: Nodes) -> None:
+def test_all_ranks_end_when_one_dies_and_can_be_restarted(point: str, rank: int, how: str, nodes: Nodes) -> None:
     kind, words = HOWS[how]
     nodes.plan((point, rank, how))
     agent = nodes.agent()
@@ -98,7 +98,7 @@ def test_one_ends_and_all_do_and_then_live_again(point: str, rank: int, how: str
     assert type(ended.value) is kind
     where = rf"rank {rank} of {SIZE}" + (r" on node 1 \(127.0.0.1\)" if rank >= REMOTE else " (?!on)")
     assert re.search(where, str(ended.value))
-    wait_until(_no_ranks, "a rank lives on")
+    wait_until(_no_ranks, "all ranks have ended")
     if executor is not None:
         executor._close()  # as if its process had ended
     nodes.forget()
@@ -110,7 +110,7 @@ def test_one_ends_and_all_do_and_then_live_again(point: str, rank: int, how: str
 
 @pytest.mark.parametrize("rank", [0, REMOTE])
 @pytest.mark.parametrize("how, kind", [("argument", ArgumentError), ("model", WeightsError)])
-def test_what_cannot_be_served_ends_the_node_too(how: str, kind: type[StokerError], rank: int, nodes: Nodes) -> None:
+def test_a_failed_load_ends_the_node_too(how: str, kind: type[StokerError], rank: int, nodes: Nodes) -> None:
     nodes.plan(("load", rank, how))
     agent = nodes.agent()
     with pytest.raises(kind, match="planned") as refused:
@@ -120,7 +120,7 @@ def test_what_cannot_be_served_ends_the_node_too(how: str, kind: type[StokerErro
     assert isinstance(error, ModelError) and "node 0 could not serve" in str(error) and "planned" in str(error)
 
 
-def test_the_agent_is_asked_to_end(nodes: Nodes) -> None:
+def test_stopping_the_agent_ends_its_ranks_and_is_reported(nodes: Nodes) -> None:
     agent = nodes.agent()
     executor = nodes.executor()
     run_steps(executor, 2)
@@ -128,11 +128,11 @@ def test_the_agent_is_asked_to_end(nodes: Nodes) -> None:
     assert agent.end() is None
     with pytest.raises(EngineKilledError, match=rf"rank 2 of {SIZE} on node 1 .*asked to end \(SIGTERM\)"):
         run_steps(executor, 1_000_000)
-    wait_until(_no_ranks, "a rank lives on")
+    wait_until(_no_ranks, "all ranks have ended")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_killed_at_any_moment(seed: int, nodes: Nodes) -> None:
+def test_a_remote_rank_killed_at_any_moment_is_named(seed: int, nodes: Nodes) -> None:
     chance = random.Random(seed)
     nodes.agent()
     executor, rank = nodes.executor(), chance.randrange(REMOTE, SIZE)
@@ -140,10 +140,10 @@ def test_killed_at_any_moment(seed: int, nodes: Nodes) -> None:
     threading.Timer(chance.random() / 5, os.kill, (nodes.process(rank).pid, signum)).start()
     with pytest.raises(EngineDeadError, match=f"rank {rank} of {SIZE} on node 1 .*{signum.name}"):
         run_steps(executor, 1_000_000)
-    wait_until(_no_ranks, "a rank lives on")
+    wait_until(_no_ranks, "all ranks have ended")
 
 
-def test_the_head_first_and_strangers_meanwhile_and_after(nodes: Nodes) -> None:
+def test_connections_of_strangers_have_no_effect(nodes: Nodes) -> None:
     """Random bytes, silent connections, half a handshake, invalid lengths: none has an effect."""
     chance = random.Random(0)
     strangers: list[socket.socket] = []
@@ -163,7 +163,7 @@ def test_the_head_first_and_strangers_meanwhile_and_after(nodes: Nodes) -> None:
                 stranger.close()
 
     def begin() -> None:
-        wait_until(lambda: is_listening(nodes.port), "the head does not listen")
+        wait_until(lambda: is_listening(nodes.port), "the head listens")
         disturb()
         nodes.agent()
 
@@ -196,7 +196,9 @@ NONSENSE = [
 ]
 
 
-def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_messages_after_authentication_close_the_connection(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
     """The connection is closed, and other nodes are admitted as before."""
     head = nodes.head()
     for nonsense in NONSENSE:
@@ -213,7 +215,7 @@ def test_nonsense_of_who_knows_the_key(nodes: Nodes, caplog: pytest.LogCaptureFi
     assert list(head.nodes()) == [1]
 
 
-def test_a_node_that_leaves_and_comes_back_while_others_are_awaited(nodes: Nodes) -> None:
+def test_a_node_may_leave_and_return_while_others_are_awaited(nodes: Nodes) -> None:
     four: dict[str, Any] = {"nnodes": 4}
     words: list[str] = []
     head = nodes.head(on_waiting=words.append, **four)
@@ -224,26 +226,26 @@ def test_a_node_that_leaves_and_comes_back_while_others_are_awaited(nodes: Nodes
         sentence = f"waiting for {numbers} of 4 at 127.0.0.1:{nodes.port}, until "
         return lambda: bool(words) and words[-1].startswith(sentence)
 
-    wait_until(waits_for("nodes 1, 2, 3"), "it does not say for whom it waits")
+    wait_until(waits_for("nodes 1, 2, 3"), "the head reports the missing nodes")
     nodes.agent(node_rank=2, **four)
     first = nodes.agent(node_rank=1, **four)
-    wait_until(waits_for("node 3"), "it does not say for whom it waits")
+    wait_until(waits_for("node 3"), "the head reports the missing nodes")
     first.agent.stop("SIGTERM")
     assert first.end() is None
-    wait_until(waits_for("nodes 1, 3"), "who has left is not missed")
+    wait_until(waits_for("nodes 1, 3"), "the head reports that the node left")
     nodes.agent(node_rank=3, **four)
     nodes.agent(node_rank=1, **four)
     waiting.join(120)
     assert words[-2:] == ["", "all: [1, 2, 3]"]
 
 
-def test_who_is_about_to_come_hears_why_it_is_of_no_use(nodes: Nodes) -> None:
+def test_a_connecting_node_learns_why_the_head_cannot_serve(nodes: Nodes) -> None:
     head, agent = nodes.head(), nodes.agent()
     head.dismiss("a planned lack")
     assert re.search("node 0 could not serve: a planned lack", str(agent.end()))
 
 
-def test_an_engine_that_cannot_be_served_takes_no_other_with_it(nodes: Nodes) -> None:
+def test_a_failed_engine_does_not_end_others(nodes: Nodes) -> None:
     """Node 1 has a rank of engine 1, and all of engine 2."""
     three: dict[str, Any] = {"tensor_parallel_size": 2, "data_parallel_size": 3}
     agent, serves = nodes.agent(**three), nodes.executor(engine=2, **three)
@@ -257,7 +259,7 @@ def test_an_engine_that_cannot_be_served_takes_no_other_with_it(nodes: Nodes) ->
     assert re.search("node 0 could not serve: a planned lack", str(agent.end()))
 
 
-def test_an_agent_ends_whatever_it_is_at(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_can_be_stopped_while_connecting_or_downloading(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_agent, "_GREETING_S", 1000.0)
     with socket.create_server(("127.0.0.1", nodes.port)) as silent:
         agent = nodes.agent()

@@ -46,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None:
+def test_the_head_names_missing_nodes(start: Start, tiny_llama: Path) -> None:
     port, meeting = _free_port(), _free_port()
     server = start([tiny_llama, "--host=127.0.0.1", f"--port={port}", f"--master-port={meeting}", "--device=cpu"])
 
@@ -68,7 +68,7 @@ def test_the_head_names_who_has_not_come(start: Start, tiny_llama: Path) -> None
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_node_that_looks_for_its_model_can_be_stopped(start: Start, signum: signal.Signals, tmp_path: Path) -> None:
+def test_a_node_can_be_stopped_while_it_locates_its_model(start: Start, signum: signal.Signals, tmp_path: Path) -> None:
     """The hub accepts the connection, and does not respond."""
     with socket.create_server(("127.0.0.1", 0)) as hub:
         environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}

@@ -38,7 +38,7 @@ from stoker_engine.core.outputs import StepOutputs
 from stoker_engine.core.step import Sampled, Step, StepResult
 from stoker_engine.sizing.cache_groups import CacheGroup
 
-DEATHS, COPY = Path(sys.argv[1]), sys.argv[-1]
+DEATHS, ENGINE = Path(sys.argv[1]), sys.argv[-1]
 BLOCKS, VOCABULARY = 256, 300
 
 
@@ -55,7 +55,7 @@ def _junk(_: int) -> NoReturn:
 
 def planned(point: str) -> Path | None:
     """Return the file with the deaths at that point, or None."""
-    files = (DEATHS / point, DEATHS / f"{point}-{COPY}")
+    files = (DEATHS / point, DEATHS / f"{point}-{ENGINE}")
     return next((file for file in files if file.exists()), None)
 
 
@@ -91,7 +91,7 @@ class Adapters:
         self._loaded: set[int] = set()
 
     def load(self, source: AdapterSource) -> LoadedAdapter:
-        file = DEATHS / f"{source.path}-{COPY}"
+        file = DEATHS / f"{source.path}-{ENGINE}"
         file = file if file.exists() else DEATHS / source.path
         while (text := file.read_text() if file.exists() else "wrong: no such file") == "wait":
             time.sleep(0.001)  # sleeps: reading until a test lets it end
@@ -127,7 +127,7 @@ class Runner:
         self._known: dict[int, list[int]] = {}  # by row
 
     def run(self, step: Step) -> StepResult:
-        time.sleep(0.001)  # sleeps: a step takes its time
+        time.sleep(0.001)  # sleeps: a step takes time
         come_to("step")
         if planned("token") is not None and self._steps_left < 0:
             self._steps_left = 20
@@ -183,7 +183,7 @@ add, send = Engine.add, Connection.send
 def crashing_add(self: Engine, request: Any) -> None:
     try:
         come_to("take")
-    except Exception as error:  # `main` forgives what one request does
+    except Exception as error:  # `main` survives errors of a single request
         raise SystemExit(f"{type(error).__name__}: {error}") from error
     add(self, request)
 

@@ -76,23 +76,23 @@ def run(tiny_llama: Path, tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def test_one_engine(run: Callable[..., None], tmp_path: Path) -> None:
+def test_one_engine_loads_uses_and_drops_adapters(run: Callable[..., None], tmp_path: Path) -> None:
     """Starting processes takes seconds, so these checks share them."""
     write(tmp_path / "a", "content")
     write(tmp_path / "bad", "wrong: a rank of 99")
 
     async def test(llm: AsyncLLM) -> None:
         for check in (
-            requests_use_what_is_loaded,
-            prefixes_are_those_of_the_adapter_and_of_one_load,
-            a_load_that_nobody_waits_for_leaves_nothing,
+            requests_use_loaded_adapters,
+            prefixes_are_cached_per_load_of_an_adapter,
+            a_cancelled_load_leaves_nothing,
         ):
             await check(llm, tmp_path)
 
     run(test)
 
 
-async def requests_use_what_is_loaded(llm: AsyncLLM, folder: Path) -> None:
+async def requests_use_loaded_adapters(llm: AsyncLLM, folder: Path) -> None:
     reports: list[StepReport] = []
     llm.on_step = reports.append
     with pytest.raises(AdapterError, match=r"^a rank of 99$"):
@@ -111,7 +111,7 @@ async def requests_use_what_is_loaded(llm: AsyncLLM, folder: Path) -> None:
     await until_async(lambda: dropped(folder) == [1])
 
 
-async def prefixes_are_those_of_the_adapter_and_of_one_load(llm: AsyncLLM, folder: Path) -> None:
+async def prefixes_are_cached_per_load_of_an_adapter(llm: AsyncLLM, folder: Path) -> None:
     await llm.load_adapter(source(2))
     await llm.load_adapter(source(3))
     params = SamplingParams(max_tokens=1)
@@ -123,7 +123,7 @@ async def prefixes_are_those_of_the_adapter_and_of_one_load(llm: AsyncLLM, folde
     assert root_key(1, "ab") != root_key(2, "ab") != root_key(1, "cd")
 
 
-async def a_load_that_nobody_waits_for_leaves_nothing(llm: AsyncLLM, folder: Path) -> None:
+async def a_cancelled_load_leaves_nothing(llm: AsyncLLM, folder: Path) -> None:
     write(folder / "slow", "wait")
     loading = asyncio.create_task(llm.load_adapter(source(4, "slow")))
     await until_async(lambda: 4 in llm.engines[0]._adapter_loads)
@@ -143,7 +143,7 @@ def dropped(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("engines", [1, 2])
-def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[..., None], tmp_path: Path) -> None:
+def test_a_restarted_engine_has_its_adapters(engines: int, run: Callable[..., None], tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / name, "content")
 
@@ -175,7 +175,7 @@ def test_an_engine_that_comes_back_has_its_adapters(engines: int, run: Callable[
     run(test, engines)
 
 
-def test_one_engine_that_cannot_load_keeps_all_from_it(run: Callable[..., None], tmp_path: Path) -> None:
+def test_an_adapter_is_loaded_by_all_engines_or_none(run: Callable[..., None], tmp_path: Path) -> None:
     write(tmp_path / "a", "content")
     write(tmp_path / "a-1", "wrong: no such file here")
 
@@ -193,7 +193,9 @@ def test_one_engine_that_cannot_load_keeps_all_from_it(run: Callable[..., None],
     run(test, engines=2)
 
 
-def test_an_engine_that_dies_while_it_loads_has_it_when_it_is_back(run: Callable[..., None], tmp_path: Path) -> None:
+def test_an_engine_that_dies_during_a_load_has_the_adapter_after_its_restart(
+    run: Callable[..., None], tmp_path: Path
+) -> None:
     write(tmp_path / "a", "content")
     write(tmp_path / "a-1", "wait")
 
@@ -213,7 +215,7 @@ def test_an_engine_that_dies_while_it_loads_has_it_when_it_is_back(run: Callable
     run(test, engines=2)
 
 
-def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[..., None], tmp_path: Path) -> None:
+def test_adapters_loaded_during_a_restart_reach_the_restarted_engine(run: Callable[..., None], tmp_path: Path) -> None:
     """The restarted engine has the adapter before it accepts requests."""
     for name in "ab":
         write(tmp_path / name, "content")
@@ -235,7 +237,7 @@ def test_an_adapter_that_comes_while_an_engine_is_loaded_again(run: Callable[...
     run(test, engines=2)
 
 
-def test_engines_of_a_script_load_together(tiny_llama: Path, tmp_path: Path) -> None:
+def test_offline_engines_load_adapters_together(tiny_llama: Path, tmp_path: Path) -> None:
     write(tmp_path / "a", "content")
     write(tmp_path / "a-1", "wrong: no such file here")
     args = EngineArgs(str(tiny_llama), enable_lora=True, data_parallel_size=2)

@@ -49,7 +49,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await until_async(condition)
 
 
-def test_killed(make_llm: Any) -> None:
+def test_a_killed_engine_ends_its_requests(make_llm: Any) -> None:
     async def run() -> None:
         llm = make_llm(step=SLOW_STEP)
         await llm.load()
@@ -67,14 +67,14 @@ def test_killed(make_llm: Any) -> None:
     asyncio.run(run())
 
 
-def test_loaded_again_it_has_the_same_files(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_engine_uses_the_same_files(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub may have newer files meanwhile, or be unreachable."""
 
     async def run() -> None:
         llm = make_llm()
         await llm.load()
-        asked_at = Mock(side_effect=AssertionError("it asks again"))
-        monkeypatch.setattr("stoker_engine.async_llm.locate_model", asked_at)
+        locate = Mock(side_effect=AssertionError("the model is located again"))
+        monkeypatch.setattr("stoker_engine.async_llm.locate_model", locate)
         os.kill(llm.engines[0].process.pid, signal.SIGKILL)
         await asyncio.wait_for(llm.wait_dead(), 60)
         await llm.load()
@@ -119,7 +119,7 @@ def test_tokenizer_process_that_starts_after_shutdown_ends(make_llm: Any, monkey
     until(lambda: process.poll() is not None)
 
 
-def test_dead_is_not_stopped() -> None:
+def test_a_dead_process_does_not_count_as_stopped() -> None:
     """An ended process exists until it is reaped; with much memory, its end takes a while."""
     process = object.__new__(EngineProcess)
     with subprocess.Popen(["true"]) as ended:
@@ -129,11 +129,11 @@ def test_dead_is_not_stopped() -> None:
         assert not process.is_stopped
 
 
-def test_stopped(make_llm: Any) -> None:
+def test_a_stopped_engine_ends_its_requests(make_llm: Any) -> None:
     async def run() -> None:
         llm = make_llm(step=SLOW_STEP)
         await llm.load()
-        await _stopped_while_nobody_waits(llm)
+        await _stopped_while_idle(llm)
         stream = await _in_flight(llm)
         os.kill(llm.engines[0].process.pid, signal.SIGSTOP)
         stopped = asyncio.create_task(_ends(stream))
@@ -145,30 +145,30 @@ def test_stopped(make_llm: Any) -> None:
     asyncio.run(run())
 
 
-async def _stopped_while_nobody_waits(llm: AsyncLLM) -> None:
-    """Then it is not killed, and may continue."""
+async def _stopped_while_idle(llm: AsyncLLM) -> None:
+    """Stop the idle engine: it is not killed, and may continue."""
     os.kill(llm.engines[0].process.pid, signal.SIGSTOP)
     await _until(lambda: not llm.is_ready)
     os.kill(llm.engines[0].process.pid, signal.SIGCONT)
     await _until(lambda: llm.is_ready)
 
 
-def test_a_step_that_hangs(make_llm: Any) -> None:
+def test_an_engine_with_a_hanging_step_is_killed(make_llm: Any) -> None:
     async def run() -> None:
         llm = make_llm(step="time.sleep(300 if next(count) == 3 else 0)")
         await llm.load()
-        asked_at = time.monotonic()
+        started_at = time.monotonic()
         stream = await _in_flight(llm)
         # Loading takes longer than that, and so may the first step on a busy machine.
         llm.engines[0].watchdog.step_timeout = 1.0
         await _ends(stream)
-        assert time.monotonic() - asked_at > 1
+        assert time.monotonic() - started_at > 1
         assert "stuck" in str(await asyncio.wait_for(llm.wait_dead(), 60))
 
     asyncio.run(run())
 
 
-def test_a_step_that_raises(make_llm: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_in_a_step_is_the_cause_of_death(make_llm: Any, capfd: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
         llm = make_llm(step="next(count) != 3 or 1 / 0")
         await llm.load()
@@ -182,7 +182,7 @@ def test_a_step_that_raises(make_llm: Any, capfd: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("error", ["MemoryError()", "RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')"])
-def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
+def test_out_of_memory_in_a_step_is_reported(make_llm: Any, error: str) -> None:
     async def run() -> None:
         llm = make_llm(step=f"raise {error}")
         await llm.load()
@@ -193,7 +193,7 @@ def test_a_step_for_which_there_is_no_memory(make_llm: Any, error: str) -> None:
     asyncio.run(run())
 
 
-def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oom_kill_is_reported_as_out_of_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's counter is faked here; the end-to-end tests use a container with a limit."""
     counts = iter([4, 5])
     monkeypatch.setattr("stoker_engine.processes.engine_process.oom_kills", lambda: next(counts))
@@ -210,7 +210,7 @@ def test_killed_for_memory(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("signum, cause", [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "stopped")])
-def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals, cause: str) -> None:
+def test_death_or_stop_while_loading_ends_the_load(make_llm: Any, signum: signal.Signals, cause: str) -> None:
     async def run() -> None:
         llm = make_llm()
         loading = asyncio.create_task(llm.load())
@@ -227,7 +227,7 @@ def test_killed_or_stopped_while_it_loads(make_llm: Any, signum: signal.Signals,
     asyncio.run(run())
 
 
-def test_killed_while_the_model_is_downloaded(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_death_during_the_download_ends_the_load(make_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads = threading.Event()
     monkeypatch.setattr(
         "stoker_engine.async_llm.locate_model", lambda _: downloads.set() or threading.Event().wait(300)
@@ -245,7 +245,7 @@ def test_killed_while_the_model_is_downloaded(make_llm: Any, monkeypatch: pytest
     asyncio.run(run())
 
 
-def test_what_is_wrong_with_a_model_crosses(make_llm: Any, tmp_path: Path) -> None:
+def test_model_errors_reach_the_client(make_llm: Any, tmp_path: Path) -> None:
     async def run() -> None:
         with pytest.raises(ModelError, match="/no/such/folder"):
             await make_llm("/no/such/folder").load()
@@ -271,11 +271,11 @@ asyncio.run(run())
 """
 
 
-def test_the_server_needs_no_torch_and_takes_the_engine_along_when_killed(tiny_llama: Path) -> None:
+def test_the_server_imports_no_torch_and_its_engine_ends_with_it(tiny_llama: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER, str(tiny_llama)], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         line = server.stdout.readline()
         server.kill()
-        until(lambda: not lives(int(line)), "the engine outlives its server")
+        until(lambda: not lives(int(line)), "the engine ends with its server")

@@ -25,13 +25,13 @@ def test_each_engine_has_accelerators_of_its_own(monkeypatch: pytest.MonkeyPatch
     assert shown == ["7,6", "5,4", "GPU-3,2"]
 
 
-def test_too_few_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0,1,2")
     with pytest.raises(ArgumentError, match="the 4 ranks here of 2 engines need 4 devices and 3 are visible"):
         assign_devices(EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2), 1)
 
 
-def test_an_engine_that_is_partly_on_another_node_has_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_split_over_nodes_gets_the_remaining_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     args = EngineArgs("m", tensor_parallel_size=2, data_parallel_size=3, nnodes=2, master_addr="10.0.0.1")
     shown = []
     for engine in range(2):  # the third engine has no rank on this node
@@ -41,13 +41,13 @@ def test_an_engine_that_is_partly_on_another_node_has_what_is_left(monkeypatch: 
     assert shown == ["0,1", "2"]
 
 
-def test_one_engine_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_engine_gets_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "3")
     assign_devices(EngineArgs("m"), 0)
     assert os.environ[VISIBLE] == "3"
 
 
-def test_what_the_driver_shows_counts_where_nobody_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drivers_devices_are_visible_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VISIBLE, raising=False)
     for number, gpu_id in enumerate((0, 1234, 77)):  # a processor and two accelerators of AMD's
         node = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
@@ -60,17 +60,17 @@ def test_what_the_driver_shows_counts_where_nobody_chose(tmp_path: Path, monkeyp
     assert visible_devices(tmp_path) == ["0", "1", "2"]
 
 
-def test_what_comes_after_a_number_that_is_none_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_after_an_invalid_number_are_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0, 2,-1,3")
     assert visible_devices() == ["0", "2"]
 
 
 @pytest.mark.parametrize(
-    "engines, ranks, threads", [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)], ids=["two", "three", "crowded", "ranks"]
+    "engines, ranks, threads",
+    [(2, 1, 2), (3, 1, 1), (5, 1, 1), (2, 2, 8)],
+    ids=["two engines", "three engines", "more engines than CPUs", "engines of two ranks"],
 )
-def test_engines_share_the_processors_time(
-    engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_share_the_cpu_quota(engines: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one node with 8 cores and a CPU quota of 4. Ranks choose their own parts."""
     affinity = frozenset(os.sched_getaffinity(0))
     machine = Machine(frozenset(range(8)), quota=4)

@@ -21,7 +21,7 @@ def _prompt(*parts: tuple[str, int]) -> list[int]:
 
 @pytest.mark.parametrize("block_size", [1, 16, 64, 128])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
+def test_requests_go_to_the_engine_with_the_least_work(seed: int, block_size: int) -> None:
     """Prompts share prefixes of all lengths, engines die and report, and requests end in any order."""
     chance = random.Random(seed)
     num_engines = chance.randint(2, 5)
@@ -78,7 +78,7 @@ def test_the_engine_with_least_to_do(seed: int, block_size: int) -> None:
     assert all(router.load(engine) == (0, 0) for engine in range(num_engines))
 
 
-def test_a_conversation_stays_and_strangers_spread() -> None:
+def test_conversations_keep_their_engine_and_new_ones_spread() -> None:
     router = DPRouter(4, 16, MANY, 256)
     first = [router.begin(f"first{i}", _prompt((f"chat{i}", 500)), 1, among=range(4)) for i in range(4)]
     assert sorted(first) == [0, 1, 2, 3]
@@ -97,7 +97,7 @@ def test_ties_are_spread() -> None:
     assert set(chosen.values()) == {10}
 
 
-def test_a_prefix_that_all_share_spreads_with_the_load() -> None:
+def test_a_prefix_shared_by_all_spreads_with_the_load() -> None:
     """No engine has much more load than others, although one had the prefix first."""
     router = DPRouter(4, 16, MANY, 256)
     for number in range(200):
@@ -111,18 +111,18 @@ def test_engines_without_room_come_last() -> None:
     router = DPRouter(2, 16, MANY, max_num_seqs=4)
     prompt = _prompt(("long", 5000))
     first = router.begin("0", prompt, 4, among=range(2))
-    assert router.begin("1", prompt, 1, among=range(2)) != first, "a step has no more sequences"
-    assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one less to do"
+    assert router.begin("1", prompt, 1, among=range(2)) != first, "a step has room for no more sequences"
+    assert router.begin("2", prompt, 4, among=range(2)) != first, "no engine has room, and the other one has less work"
     router = DPRouter(2, 16, MANY, 256)
     first = router.begin("0", prompt, 1, among=range(2))
     router.mark_started("0")
     router.report(first, SchedulerStats(3, 0, 1.0, 0, 0, 0))
-    assert router.begin("1", prompt, 1, among=range(2)) == first, "full, but no request waits"
+    assert router.begin("1", prompt, 1, among=range(2)) == first, "the cache is full, but no request waits"
     router.report(first, SchedulerStats(3, 2, 0.97, 0, 0, 0))
     assert router.begin("2", prompt, 1, among=range(2)) != first
 
 
-def test_what_is_remembered_is_bounded_by_the_cache_it_stands_for() -> None:
+def test_remembered_prefixes_are_bounded_by_the_cache_size() -> None:
     """The beginning of a prompt is kept longer than its end."""
     router = DPRouter(1, 16, 10 * CHUNK_TOKENS // 16, 256)
     for number in range(50):
@@ -130,7 +130,7 @@ def test_what_is_remembered_is_bounded_by_the_cache_it_stands_for() -> None:
         router.end(str(number))
         assert len(router._engines[0].seen) <= 10
     router.begin("again", _prompt(("chat49", 8 * CHUNK_TOKENS)), 1, among=[0])
-    assert router.load(0)[1] == CHUNK_TOKENS, "the last chunk is computed, for its last token's sake"
+    assert router.load(0)[1] == CHUNK_TOKENS, "the last chunk is always computed"
     router.end("again")
     router.begin("longer than the cache", _prompt(("book", 100 * CHUNK_TOKENS)), 1, among=[0])
     router.end("longer than the cache")

@@ -95,7 +95,7 @@ def test_every_signal_is_a_death_with_its_name(
         ("connection.send_bytes(b'cbuiltins\\nexit\\n(tR.')", "SystemExit"),
     ],
 )
-def test_a_message_that_cannot_be_read_is_a_death(listen: Listen, body: str, words: str) -> None:
+def test_an_unreadable_message_is_a_death(listen: Listen, body: str, words: str) -> None:
     death = listen(f"{body}\ntime.sleep(100)").hear()
     assert isinstance(death, EngineDeadError)
     assert words in str(death)
@@ -104,7 +104,7 @@ def test_a_message_that_cannot_be_read_is_a_death(listen: Listen, body: str, wor
 @pytest.mark.parametrize(
     "error", [ValueError("ours"), OSError("the disk is full"), EOFError(), MemoryError()], ids=repr
 )
-def test_an_error_where_messages_are_taken_is_a_death(listen: Listen, error: Exception) -> None:
+def test_an_error_in_the_message_handler_is_a_death(listen: Listen, error: Exception) -> None:
     def fail(_: Any) -> None:
         raise error
 
@@ -116,12 +116,12 @@ def test_an_error_where_messages_are_taken_is_a_death(listen: Listen, error: Exc
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 50_000])
-def test_half_a_message_is_the_death_of_its_sender(listen: Listen, length: int) -> None:
+def test_half_a_message_reports_the_death_of_its_sender(listen: Listen, length: int) -> None:
     body = f"os.write(connection.fileno(), ((60_000).to_bytes(4, 'big') + bytes(60_000))[:{length}])\nos._exit(7)"
     assert "exit code 7" in str(listen(body).hear())
 
 
-def test_a_message_that_cannot_be_sent_hurts_no_other(listen: Listen) -> None:
+def test_an_unsendable_message_affects_no_other(listen: Listen) -> None:
     listener = listen("while True: connection.send(connection.recv())")
     with pytest.raises(Exception, match="pickle"):
         listener.process.send(lambda: None)
@@ -129,7 +129,7 @@ def test_a_message_that_cannot_be_sent_hurts_no_other(listen: Listen) -> None:
     assert listener.hear() == "hello"
 
 
-def test_a_pipe_that_cannot_be_written_is_a_death(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_to_the_pipe_is_a_death(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = listen("time.sleep(100)")
     monkeypatch.setattr(listener.process._connection, "send_bytes", lambda _: 1 / 0)
     listener.process.send("hello")
@@ -137,12 +137,12 @@ def test_a_pipe_that_cannot_be_written_is_a_death(listen: Listen, monkeypatch: p
     assert "ZeroDivisionError" in str(death)
 
 
-def test_who_closes_its_pipe_and_lives_is_killed(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_closes_its_pipe_is_killed(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "_CLOSE_TIMEOUT_S", 0.2)
     assert "closed its pipe" in str(listen("connection.close()\nos.closerange(3, 99)\ntime.sleep(100)").hear())
 
 
-def test_nobody_waits_for_what_cannot_be_killed(
+def test_a_process_that_cannot_be_killed_is_left_behind(
     listen: Listen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A process in a hanging kernel driver survives SIGKILL."""
@@ -167,12 +167,12 @@ while True:
 
 
 def test_an_engine_that_waits_for_its_reader_is_not_busy(listen: Listen) -> None:
-    """It sends continuously; the reader handles the first message until the test releases it."""
-    taken, let_go = threading.Event(), threading.Event()
+    """The engine sends continuously; the reader handles the first message until the test releases it."""
+    taken, released = threading.Event(), threading.Event()
 
     def take(_: Any) -> None:
         taken.set()
-        let_go.wait(60)
+        released.wait(60)
 
     listener = listen(_FLOOD, take)
     process = listener.process
@@ -181,10 +181,10 @@ def test_an_engine_that_waits_for_its_reader_is_not_busy(listen: Listen) -> None
     before = process.status.busy_for
     listener.until(lambda: process.status.busy_for > before + 0.3)
     assert process.busy_for == 0
-    assert process.handling_for >= 0.3, "it is this side that takes its time"
-    let_go.set()
+    assert process.handling_for >= 0.3, "this side is handling a message"
+    released.set()
     listener.until(lambda: process.handling_for < 0.3)
-    assert process.busy_for < 0.3, "what it waited for the reader never counts"
+    assert process.busy_for < 0.3, "time spent waiting for the reader never counts"
 
 
 @pytest.mark.parametrize("half", ["", "os.write(connection.fileno(), (99).to_bytes(4, 'big') + b'half')"])
@@ -197,8 +197,8 @@ def test_an_engine_that_hangs_while_it_sends_is_busy(listen: Listen, half: str) 
 
 
 @pytest.mark.parametrize("data, words", [(b"junk", "UnpicklingError"), (b"", "EOFError"), (b"I5\n.", "int is no")])
-def test_the_engine_dies_of_a_message_that_it_cannot_take(tmp_path: Path, data: bytes, words: str) -> None:
-    """It reports the error, while loading and while serving, instead of ignoring later messages."""
+def test_the_engine_exits_with_the_error_of_an_unusable_message(tmp_path: Path, data: bytes, words: str) -> None:
+    """The process exits with the error, while loading and while serving: otherwise later messages would be ignored."""
     for loaded in (False, True):
         heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         process = EngineProcess(program=("-P", str(CRASHING_ENGINE), str(tmp_path)))
@@ -212,7 +212,7 @@ def test_the_engine_dies_of_a_message_that_it_cannot_take(tmp_path: Path, data: 
         assert isinstance(death, EngineDeadError) and words in str(death)
 
 
-def test_it_can_be_stopped_while_it_sends(listen: Listen) -> None:
+def test_a_stopped_process_is_detected_and_may_continue(listen: Listen) -> None:
     listener = listen("word.enter(Phase.IDLE)\nsignal.raise_signal(signal.SIGSTOP)\nconnection.send('hello')")
     listener.until(lambda: listener.process.is_stopped)
     assert not listener.process.is_running

@@ -19,7 +19,7 @@ while True:
 """
 
 
-def test_a_reader_never_sees_half_a_word() -> None:
+def test_a_reader_never_sees_a_partial_value() -> None:
     word = Heartbeat()
     word.enter(Phase.IDLE)
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(word.fd)], pass_fds=(word.fd,)) as writer:
@@ -32,10 +32,10 @@ def test_a_reader_never_sees_half_a_word() -> None:
         finally:
             writer.kill()
     assert seen == {Phase.IDLE, Phase.STEPPING}
-    assert longest < 10, "the uptime of the machine: a time that was not there"
+    assert longest < 10, "a torn read would give the uptime of the machine"
 
 
-def test_only_work_takes_time() -> None:
+def test_only_working_phases_count_as_busy() -> None:
     word = Heartbeat()
     for phase in Phase:
         word.enter(phase)

@@ -25,7 +25,9 @@ GIB = 1 << 30
         (EngineArgs("m", data_parallel_size=10, nnodes=2, master_addr="::1"), GIB, 4),
     ],
 )
-def test_room(args: EngineArgs, memory: int, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_exceed_the_memory_are_refused(
+    args: EngineArgs, memory: int, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory_check, "host_memory", lambda: memory)
     if limit is None:
         memory_check.check_memory(args)
@@ -35,8 +37,8 @@ def test_room(args: EngineArgs, memory: int, limit: int | None, monkeypatch: pyt
     assert refused.value.argument == "--data-parallel-size"
 
 
-def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process.EngineProcess, "__init__", lambda *_, **__: pytest.fail("one was started"))
+def test_no_process_is_started_for_refused_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process.EngineProcess, "__init__", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ArgumentError, match="100000 engines"):
         LLM("demo://gemma-3-270m", data_parallel_size=100_000)
     with pytest.raises(ArgumentError, match="100000 engines"):

@@ -22,7 +22,6 @@ from ...support.waiting import until_async
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
 #: Runs the engine process with a hanging rank: rank `{rank}` hangs in `Runner.{method}` after `{times}` calls.
-#: `{times}` times.
 _HANGING = """
 import sys
 RANK = '''
@@ -64,12 +63,12 @@ async def _rank(llm: AsyncLLM, number: int) -> psutil.Process:
                 return child
         return None
 
-    found = await until_async(find, f"rank {number}")
+    found = await until_async(find, f"rank {number} exists")
     assert found is not None
     return found
 
 
-def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama: Path) -> None:
+def test_a_rank_killed_while_loading_is_reported_and_a_restart_loads(tiny_llama: Path) -> None:
     async def run() -> None:
         async with _client(tiny_llama) as llm:
             loading = asyncio.create_task(llm.load())
@@ -88,7 +87,7 @@ def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama
             assert type(death) is EngineKilledError
             assert not llm.is_ready
             assert "rank 0 of 2 was killed" in llm.status
-            assert llm.engine_states[0].missing_ranks == (0, 1), "they end together"
+            assert llm.engine_states[0].missing_ranks == (0, 1), "ranks end together"
 
     asyncio.run(run())
 
@@ -96,8 +95,8 @@ def test_killed_while_it_loads_it_is_a_death_and_another_engine_loads(tiny_llama
 @pytest.mark.slow
 @pytest.mark.parametrize("method, times", [("run", 3), ("_forward", 5), ("__init__", 0)])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_is_named(method: str, times: int, rank: int, tiny_llama: Path) -> None:
-    """Before that, a busy machine needs time to load."""
+def test_a_hanging_rank_is_named(method: str, times: int, rank: int, tiny_llama: Path) -> None:
+    """The timeout leaves a busy machine time to load."""
     code = _HANGING.format(method=method, rank=rank, times=times)
 
     async def run() -> None:

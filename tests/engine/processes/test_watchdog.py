@@ -79,43 +79,45 @@ def watch(
         while now < 1000 and not deaths:
             await sleep(0)
         dog.stop()
-        assert deaths == ([] if process.killed is None else [process.killed]), "also where the process does not end"
+        assert deaths == ([] if process.killed is None else [process.killed]), (
+            "the death is reported even if the process does not end"
+        )
         return process.killed, now
 
     with monkeypatch.context() as monkeypatch:
         return asyncio.run(run())
 
 
-def test_a_standstill_ends_with_the_time_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standstill_is_killed_after_the_step_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     death, at = watch(monkeypatch, since=10, until=1000)
     assert isinstance(death, EngineStuckError) and "stepping" in str(death)
     assert 110 < at < 112
 
 
-def test_what_began_before_anybody_watched_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standstill_before_watching_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     death, at = watch(monkeypatch, since=10, until=1000, watched_from=90)
     assert death is not None and 110 < at < 112
 
 
-def test_long_work_is_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_below_the_step_timeout_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch(monkeypatch, since=10, until=109)[0] is None
 
 
 @pytest.mark.parametrize("since", [10, 49.8, 50.0, 50.2])
-def test_time_in_which_the_server_did_not_run_does_not_count(monkeypatch: pytest.MonkeyPatch, since: float) -> None:
+def test_time_while_the_server_is_frozen_does_not_count(monkeypatch: pytest.MonkeyPatch, since: float) -> None:
     """Both may have been frozen, or the engine waited for the server. A step of 20 s lasts 420 s by the clock."""
     assert watch(monkeypatch, since=since, until=since + 420, frozen=(50, 400))[0] is None
 
 
 @pytest.mark.parametrize("since, end", [(10, 510), (49.8, 550), (60, 550), (449, 550), (450, 550), (460, 560)])
-def test_a_standstill_is_one_also_after_a_freeze(monkeypatch: pytest.MonkeyPatch, since: float, end: float) -> None:
+def test_a_standstill_is_also_killed_after_a_freeze(monkeypatch: pytest.MonkeyPatch, since: float, end: float) -> None:
     """The server is frozen from 50 to 450."""
     death, at = watch(monkeypatch, since=since, until=1000, frozen=(50, 400))
     assert death is not None
     assert end - 2 < at < end + 2
 
 
-def test_a_server_that_handles_one_message_for_ever_stands_still_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handling_one_message_for_too_long_is_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     death, at = watch(monkeypatch, since=10, until=1000, handling=True)
     assert isinstance(death, EngineStuckError) and "the server handles" in str(death)
-    assert 310 < at < 312, "not the time that a step may take"
+    assert 310 < at < 312, "the limit is not the step timeout"

@@ -133,9 +133,9 @@ class FakeEngine:
         hangs_at: number of tokens after which requests hang that arrive while it is set.
         waits_for_reader: each token waits until the previous one is read; otherwise slow readers get several at once.
         alive: running requests.
-        asked: prompt and parameters of each request.
+        requests_seen: prompt and parameters of each request.
         options: further arguments of each request.
-        loading: set once the engine is loaded.
+        loaded: set once the engine is loaded.
         death: set once it is dead.
         adapters: loaded adapters, by number.
         adapter_loads: all requested loads.
@@ -404,7 +404,7 @@ class Serving:
         self._loop.call_soon_threadsafe(function, *args)
 
     def join(self, seconds: float = HANGING_S) -> None:
-        """Wait until it has ended."""
+        """Wait until the server has ended."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the server does not end"
 

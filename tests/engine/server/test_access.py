@@ -27,7 +27,7 @@ def _bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_every_path_wants_a_key_but_those_of_probes(make_client: MakeClient) -> None:
+def test_all_paths_but_probes_require_a_key(make_client: MakeClient) -> None:
     client = make_client(api_key=("one", "two"))
     for path in ("/health", "/ready", "/live", "/ping", "/version", "/metrics"):
         assert client.get(path).status_code == 200
@@ -43,7 +43,7 @@ def test_every_path_wants_a_key_but_those_of_probes(make_client: MakeClient) -> 
 @pytest.mark.parametrize(
     "value", ["", "Bearer", "Bearer ", "Bearer three", "Basic one", "one", "Bearer onе", "Bearer \xff"]
 )
-def test_other_keys_are_none(make_client: MakeClient, engine: FakeEngine, value: str) -> None:
+def test_other_authorization_headers_are_refused(make_client: MakeClient, engine: FakeEngine, value: str) -> None:
     headers = {"authorization": value.encode()}
     assert make_client(api_key=("one",)).post("/v1/completions", json=BODY, headers=headers).status_code == 401
     assert not engine.requests_seen
@@ -54,7 +54,7 @@ def test_a_key_is_checked_before_the_body_is_read(make_client: MakeClient) -> No
     assert client.post("/v1/completions", content=b"x" * 100).status_code == 401
 
 
-def test_keys_in_a_file_are_read_again_when_it_changes(make_client: MakeClient, tmp_path: Path) -> None:
+def test_keys_in_a_file_are_reread_when_it_changes(make_client: MakeClient, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first\n\n  second  \n")
     client = make_client(api_key_file=str(file))
@@ -74,7 +74,9 @@ def test_keys_in_a_file_are_read_again_when_it_changes(make_client: MakeClient, 
     assert status("") == 401
 
 
-def test_keys_in_a_mounted_secret(make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_of_a_mounted_secret_are_reread_when_it_changes(
+    make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Laid out and changed as by the kubelet: files are links into a hidden folder, which is replaced as a whole."""
 
     def mount(version: str, **files: str) -> None:
@@ -106,7 +108,7 @@ def test_keys_in_a_mounted_secret(make_client: MakeClient, tmp_path: Path, caplo
     assert "holds no API key; all requests are refused" in caplog.text
 
 
-def test_a_secret_without_keys_leaves_the_keys_of_the_command_line(
+def test_an_empty_secret_leaves_the_keys_of_the_command_line(
     make_client: MakeClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make_client(api_key_file=str(tmp_path), api_key=("fixed",))
@@ -114,14 +116,14 @@ def test_a_secret_without_keys_leaves_the_keys_of_the_command_line(
     assert "holds no API key; only the keys of --api-key are valid" in caplog.text
 
 
-def test_a_secret_without_keys_lets_nobody_in_until_it_has_some(make_client: MakeClient, tmp_path: Path) -> None:
+def test_an_empty_secret_refuses_all_requests_until_it_has_keys(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client(api_key_file=str(tmp_path))
     assert client.get("/v1/models", headers=_bearer("a")).status_code == 401
     (tmp_path / "key").write_text("a")
     assert client.get("/v1/models", headers=_bearer("a")).status_code == 200
 
 
-def test_keys_come_from_the_environment_where_no_flag_gives_any() -> None:
+def test_keys_come_from_the_environment_if_no_flag_is_given() -> None:
     environment = {"STOKER_API_KEY": "a", "VLLM_API_KEY": "b"}
     keys = APIKeys.from_args(FrontendArgs(), environment)
     keys.check(b"Bearer a")
@@ -168,12 +170,12 @@ def test_web_pages_may_call_from_allowed_origins(make_client: MakeClient) -> Non
     assert refused.headers["access-control-allow-origin"] == "https://a.example", "so that the page can read it"
 
 
-def test_without_cors_no_page_may(client: TestClient) -> None:
+def test_cors_headers_are_not_sent_without_allowed_origins(client: TestClient) -> None:
     assert "access-control-allow-origin" not in client.get("/version", headers={"origin": "https://a.example"}).headers
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm"])
-def test_behind_a_proxys_prefix(make_client: MakeClient, prefix: str) -> None:
+def test_paths_work_with_and_without_a_proxys_prefix(make_client: MakeClient, prefix: str) -> None:
     """For proxies that strip the prefix and proxies that do not."""
     client = make_client(root_path="/llm", api_key=("k",))
     assert client.get(f"{prefix}/health").status_code == 200
@@ -182,7 +184,7 @@ def test_behind_a_proxys_prefix(make_client: MakeClient, prefix: str) -> None:
     assert client.get("/other/health").status_code == 401
 
 
-def test_a_requests_id(client: TestClient, engine: FakeEngine) -> None:
+def test_request_ids_come_from_the_header_or_the_body(client: TestClient, engine: FakeEngine) -> None:
     answer = client.post("/v1/completions", json=BODY, headers={"x-request-id": "abc-1"})
     assert answer.headers["x-request-id"] == "abc-1"
     assert answer.json()["id"] == "cmpl-abc-1"
@@ -197,14 +199,14 @@ def test_a_requests_id(client: TestClient, engine: FakeEngine) -> None:
         assert len(made) == 32
 
 
-def test_two_requests_of_one_id_do_not_meet(client: TestClient, engine: FakeEngine) -> None:
+def test_requests_with_the_same_id_do_not_collide(client: TestClient, engine: FakeEngine) -> None:
     for _ in range(2):
         assert client.post("/v1/completions", json=BODY, headers={"x-request-id": "same"}).status_code == 200
     assert len(set(engine.names)) == 2
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_a_body_that_is_too_large(make_client: MakeClient, has_length: bool) -> None:
+def test_bodies_that_are_too_large_are_refused(make_client: MakeClient, has_length: bool) -> None:
     client = make_client(max_request_bytes=1000)
     body = b'{"prompt": "' + b"a" * 1000 + b'"}'
     content = body if has_length else iter([body[:600], body[600:]])
@@ -213,7 +215,7 @@ def test_a_body_that_is_too_large(make_client: MakeClient, has_length: bool) -> 
     assert client.post("/v1/completions", json=BODY).status_code == 200
 
 
-def test_the_schema_may_be_hidden(make_client: MakeClient, client: TestClient) -> None:
+def test_the_openapi_schema_may_be_hidden(make_client: MakeClient, client: TestClient) -> None:
     assert client.get("/openapi.json").status_code == 200
     assert make_client(disable_fastapi_docs=True).get("/openapi.json").status_code == 404
 

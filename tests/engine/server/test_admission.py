@@ -25,7 +25,7 @@ def _rejections(client: TestClient) -> dict[str, float]:
     return {line.partition('reason="')[2].partition('"')[0]: float(line.split()[-1]) for line in lines}
 
 
-def test_more_sequences_than_the_limit(make_client: MakeClient) -> None:
+def test_requests_above_the_sequence_limit_are_refused(make_client: MakeClient) -> None:
     client = make_client(max_num_queued_reqs=4)
     assert client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2}).status_code == 200
     for body in ({"prompt": "a", "n": 5}, {"prompt": ["a", "b", "c"], "n": 2}, {"prompt": ["a"] * 5, "stream": True}):
@@ -54,7 +54,7 @@ def test_prompt_tokens_count_until_the_first_token() -> None:
     assert rejected == ["max_num_queued_tokens"]
 
 
-def test_no_request_is_let_in_between(make_service: MakeService, engine: FakeEngine) -> None:
+def test_concurrent_requests_above_the_limit_are_refused(make_service: MakeService, engine: FakeEngine) -> None:
     """Twenty concurrent requests on a server for five: five are served, and disconnected ones release their slots."""
     engine.hangs_at = 0
     app = create_app(make_service(max_num_queued_reqs=5))

@@ -79,7 +79,7 @@ def weather(city: str) -> str:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_agents_sdk(streamed: bool) -> None:
+def test_agents_sdk_runs_tools(streamed: bool) -> None:
     ran.clear()
     thought = "<think>Two cities.</think>"
     with scripted_server(
@@ -109,7 +109,7 @@ def test_agents_sdk(streamed: bool) -> None:
         assert len(second[0]) > len(first[0])
 
 
-def test_agents_sdk_with_an_output_type_and_tools() -> None:
+def test_agents_sdk_combines_an_output_type_with_tools() -> None:
     ran.clear()
     with scripted_server(f"</think>{call('weather', city='Oslo')}", '</think>{"city": "Oslo", "unit": "°C"}') as (
         engine,
@@ -129,7 +129,7 @@ def test_agents_sdk_with_an_output_type_and_tools() -> None:
         assert structured.begins_after
 
 
-def test_agents_sdk_with_a_required_tool(address: str) -> None:
+def test_agents_sdk_executes_a_required_tool(address: str) -> None:
     """With the real engine: the call that the random model is forced to make is executed, and ends the run."""
 
     @function_tool
@@ -162,7 +162,7 @@ def is_valid(schema: Any, text: str) -> bool:
 @pytest.mark.parametrize(
     "choice, stream", [("required", True), ({"type": "function", "function": {"name": "Trip"}}, False)]
 )
-def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> None:
+def test_forced_calls_are_valid(address: str, choice: Any, stream: bool) -> None:
     client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     tools = [openai.pydantic_function_tool(Weather), openai.pydantic_function_tool(Trip)]
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tools}  # type: ignore[index]
@@ -191,7 +191,7 @@ def test_what_is_forced_is_valid(address: str, choice: Any, stream: bool) -> Non
     assert finished >= 1
 
 
-def test_parse(address: str) -> None:
+def test_openais_client_parses_output_and_calls(address: str) -> None:
     client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     options: Any = {"model": "tiny", "messages": MESSAGES, "temperature": 1.5, "max_tokens": 240}
     parsed = [
@@ -208,7 +208,7 @@ def test_parse(address: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "in a call"])
-def test_a_client_that_leaves_half_way(address: str, when: str) -> None:
+def test_disconnecting_frees_the_request(address: str, when: str) -> None:
     client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     text_tool: Any = {"type": "function", "function": {"name": "long", "parameters": schema}}
@@ -237,7 +237,7 @@ def chat_of(url: str, **fields: Any) -> ChatOpenAI:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_langchain_tool_loop(streamed: bool) -> None:
+def test_langchain_runs_a_tool_loop(streamed: bool) -> None:
     with scripted_server(f"</think>I look.{call('temperature', city='Oslo')}", "</think>It is cold.", piece=3) as (
         engine,
         url,
@@ -267,13 +267,13 @@ def test_langchain_tool_loop(streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-def test_langchain_structured_output(address: str, method: Any) -> None:
+def test_langchain_returns_structured_output(address: str, method: Any) -> None:
     chat = chat_of(f"{address}/v1", temperature=1.5, max_tokens=240, seed=4)
     answer = chat.with_structured_output(Weather, method=method).invoke("Oslo?")
     assert isinstance(answer, Weather)
 
 
-def test_langchain_async_and_refusals(address: str) -> None:
+def test_langchain_raises_refusals(address: str) -> None:
     chat = chat_of(f"{address}/v1").bind_tools([temperature])
     with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
         asyncio.run(chat.ainvoke("Oslo?"))

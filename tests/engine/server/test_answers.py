@@ -29,7 +29,7 @@ def events(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str
     return [json.loads(line.removeprefix("data: ")) for line in data]
 
 
-def test_completion(client: TestClient) -> None:
+def test_completions_have_openais_format(client: TestClient) -> None:
     answer = client.post("/v1/completions", json={"model": "alias", "prompt": "abc"}).json()
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
@@ -50,12 +50,12 @@ def test_each_prompt_gets_a_choice(client: TestClient, engine: FakeEngine, promp
         (1, "hello", "length"),
     ]
     assert answer["usage"]["prompt_tokens"] == 5
-    assert [asked for asked, _ in engine.requests_seen] == [[1, 97, 98], [1, 99]]
+    assert [token_ids for token_ids, _ in engine.requests_seen] == [[1, 97, 98], [1, 99]]
 
 
 def test_a_list_of_tokens_is_one_prompt(client: TestClient, engine: FakeEngine) -> None:
     client.post("/v1/completions", json={"prompt": [5, 6]})
-    assert [asked for asked, _ in engine.requests_seen] == [[5, 6]]
+    assert [token_ids for token_ids, _ in engine.requests_seen] == [[5, 6]]
 
 
 def test_streams_of_several_prompts_are_merged(client: TestClient) -> None:
@@ -70,7 +70,7 @@ def test_streams_of_several_prompts_are_merged(client: TestClient) -> None:
     assert max(map(order.index, range(3))) < min(ends), "side by side, not one after another"
 
 
-def test_usage_is_the_last_event_when_asked_for(client: TestClient) -> None:
+def test_usage_is_the_last_event_if_requested(client: TestClient) -> None:
     for path, body in (("/v1/completions", {"prompt": "abc"}), ("/v1/chat/completions", {"messages": MESSAGES})):
         assert not any("usage" in event for event in events(client, path, body))
         *others, last = events(client, path, {**body, "stream_options": {"include_usage": True}})
@@ -80,7 +80,7 @@ def test_usage_is_the_last_event_when_asked_for(client: TestClient) -> None:
         assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
-def test_chat(client: TestClient) -> None:
+def test_chats_have_openais_format(client: TestClient) -> None:
     answer = client.post("/v1/chat/completions", json={"messages": MESSAGES}).json()
     assert answer["id"].startswith("chatcmpl-")
     assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
@@ -90,7 +90,7 @@ def test_chat(client: TestClient) -> None:
     assert answer["usage"]["total_tokens"] == len("<user>hi") + 11
 
 
-def test_chat_stream(client: TestClient) -> None:
+def test_chat_streams_have_openais_format(client: TestClient) -> None:
     events_sent = events(client, "/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 3})
     assert {event["object"] for event in events_sent} == {"chat.completion.chunk"}
     choices = [event["choices"][0] for event in events_sent]
@@ -103,7 +103,7 @@ def test_chat_stream(client: TestClient) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "length"]
 
 
-def test_token_ids_when_asked_for(client: TestClient) -> None:
+def test_token_ids_are_returned_if_requested(client: TestClient) -> None:
     ids = {"return_token_ids": True, "max_tokens": 3}
     completion = client.post("/v1/completions", json={"prompt": "a", **ids}).json()["choices"][0]
     assert (completion["prompt_token_ids"], completion["token_ids"]) == ([1, 97], [104, 101, 108])
@@ -112,7 +112,7 @@ def test_token_ids_when_asked_for(client: TestClient) -> None:
     assert chat["choices"][0]["token_ids"] == [104, 101, 108]
 
 
-def test_token_ids_in_streams(client: TestClient) -> None:
+def test_streams_contain_token_ids_if_requested(client: TestClient) -> None:
     ids = {"return_token_ids": True, "max_tokens": 3}
     choices = [event["choices"][0] for event in events(client, "/v1/completions", {"prompt": "a", **ids})]
     assert [choice.get("prompt_token_ids") for choice in choices] == [[1, 97], None, None]
@@ -122,7 +122,7 @@ def test_token_ids_in_streams(client: TestClient) -> None:
     assert [event["choices"][0]["token_ids"] for event in rest] == [[104], [101], [108]]
 
 
-def test_models(client: TestClient) -> None:
+def test_models_lists_all_served_names(client: TestClient) -> None:
     cards = client.get("/v1/models").json()
     assert cards["object"] == "list"
     assert [card["id"] for card in cards["data"]] == ["tiny", "alias"]
@@ -138,7 +138,7 @@ def test_models(client: TestClient) -> None:
     assert client.get("/v1/models/tiny").json() == card
 
 
-def test_models_tell_how_they_are_stored(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_model_cards_contain_dtypes_and_quantization(make_client: MakeClient, engine: FakeEngine) -> None:
     reported = {"dtype": "bfloat16", "quantization": "gptq", "weights": "gptq (uint4 in groups of 128)"}
     engine.info = replace(engine.info, **reported, kv_cache_dtype="fp8")
     card = make_client().get("/v1/models/tiny").json()
@@ -146,13 +146,13 @@ def test_models_tell_how_they_are_stored(make_client: MakeClient, engine: FakeEn
     assert card["kv_cache_dtype"] == "fp8"
 
 
-def test_models_tell_their_licence(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_model_cards_contain_the_licence(make_client: MakeClient, engine: FakeEngine) -> None:
     engine.info = replace(engine.info, licence="apache-2.0", model_card="https://example.com/card")
     card = make_client().get("/v1/models/tiny").json()
     assert (card["license"], card["model_card"]) == ("apache-2.0", "https://example.com/card")
 
 
-def test_n_gives_n_choices_a_prompt(client: TestClient) -> None:
+def test_n_gives_n_choices_per_prompt(client: TestClient) -> None:
     answer = client.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2, "max_tokens": 3}).json()
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "hel"), (1, "ifm"), (2, "hel"), (3, "ifm")]
     assert answer["usage"]["completion_tokens"] == 12
@@ -161,7 +161,7 @@ def test_n_gives_n_choices_a_prompt(client: TestClient) -> None:
     assert [(c["index"], c["message"]["content"]) for c in chat["choices"]] == [(0, "hel"), (1, "ifm")]
 
 
-def test_n_in_streams(client: TestClient) -> None:
+def test_streams_contain_n_choices_per_prompt(client: TestClient) -> None:
     events_sent = events(client, "/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 3})
     assert _joined(events_sent, 4, lambda choice: choice["text"]) == ["hel", "ifm", "hel", "ifm"]
     events_sent = events(client, "/v1/chat/completions", {"messages": MESSAGES, "n": 2, "max_tokens": 3})
@@ -170,7 +170,7 @@ def test_n_in_streams(client: TestClient) -> None:
     assert sorted(roles) == [0, 1], "each message begins with its role"
 
 
-def test_usage_with_every_event(client: TestClient) -> None:
+def test_continuous_usage_stats_are_in_every_event(client: TestClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events_sent = events(client, "/v1/completions", {"prompt": ["ab", "c"], "max_tokens": 2, "stream_options": options})
     counts = [
@@ -181,34 +181,34 @@ def test_usage_with_every_event(client: TestClient) -> None:
     assert (events_sent[-1]["usage"]["prompt_tokens"], events_sent[-1]["usage"]["completion_tokens"]) == (5, 4)
 
 
-def test_the_server_may_want_usage_always_or_without_details(make_client: MakeClient) -> None:
+def test_flags_force_usage_and_omit_its_details(make_client: MakeClient) -> None:
     client = make_client(enable_force_include_usage=True, enable_prompt_tokens_details=False)
     *_, last = events(client, "/v1/completions", {"prompt": "a"})
     assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 11, "total_tokens": 13}
 
 
-def test_completion_logprobs(client: TestClient) -> None:
+def test_completion_logprobs_have_openais_format(client: TestClient) -> None:
     body = {"prompt": "a", "max_tokens": 2, "logprobs": 1}
     reported = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     assert reported["tokens"] == ["h", "e"]
     assert reported["text_offset"] == [0, 1]
     assert reported["token_logprobs"] == pytest.approx([math.log(1 / 3)] * 2)
     assert reported["top_logprobs"][0] == pytest.approx({"h": math.log(1 / 3), "i": math.log(0.5)}), (
-        "the token comes too"
+        "the token itself is included"
     )
     streamed = [event["choices"][0]["logprobs"] for event in events(client, "/v1/completions", body)]
     assert [entry["tokens"] for entry in streamed] == [["h"], ["e"]]
     assert [entry["text_offset"] for entry in streamed] == [[0], [1]]
 
 
-def test_no_alternatives(client: TestClient) -> None:
+def test_logprobs_0_returns_only_the_token(client: TestClient) -> None:
     body = {"prompt": "a", "max_tokens": 1, "logprobs": 0}
     reported = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
     assert reported["top_logprobs"] == [pytest.approx({"h": math.log(1 / 3)})]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo(client: TestClient, stream: bool) -> None:
+def test_echo_repeats_the_prompt(client: TestClient, stream: bool) -> None:
     body = {"prompt": ["ab", "c"], "n": 2, "max_tokens": 2, "echo": True}
     if stream:
         texts = _joined(events(client, "/v1/completions", body), 4, lambda choice: choice["text"])
@@ -217,12 +217,12 @@ def test_echo(client: TestClient, stream: bool) -> None:
     assert texts == ["abhe", "abif", "che", "cif"]
 
 
-def test_echo_of_tokens_is_what_they_say(client: TestClient) -> None:
+def test_echo_of_token_ids_is_their_text(client: TestClient) -> None:
     answer = client.post("/v1/completions", json={"prompt": [1, 99], "max_tokens": 1, "echo": True}).json()
     assert answer["choices"][0]["text"] == "^ch"
 
 
-def test_echo_with_logprobs(client: TestClient, engine: FakeEngine) -> None:
+def test_echo_includes_logprobs_of_the_prompt(client: TestClient, engine: FakeEngine) -> None:
     body = {"prompt": "ab", "max_tokens": 1, "echo": True, "logprobs": 1}
     choice = client.post("/v1/completions", json=body).json()["choices"][0]
     assert choice["text"] == "abh"
@@ -235,7 +235,7 @@ def test_echo_with_logprobs(client: TestClient, engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_scoring_a_prompt_tells_nothing_else(client: TestClient, engine: FakeEngine, stream: bool) -> None:
+def test_scoring_returns_only_the_prompt(client: TestClient, engine: FakeEngine, stream: bool) -> None:
     body = {"prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 1}
     if stream:
         (answer,) = events(client, "/v1/completions", body)
@@ -249,9 +249,7 @@ def test_scoring_a_prompt_tells_nothing_else(client: TestClient, engine: FakeEng
 
 
 @pytest.mark.parametrize("more", [{}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 400}])
-def test_a_prompt_that_is_only_scored_may_fill_the_context(
-    client: TestClient, engine: FakeEngine, more: dict[str, Any]
-) -> None:
+def test_a_scored_prompt_may_fill_the_context(client: TestClient, engine: FakeEngine, more: dict[str, Any]) -> None:
     limit = engine.info.max_model_len
     body = {"prompt": [99] * limit, "max_tokens": 0, "echo": True, "logprobs": 1, **more}
     assert client.post("/v1/completions", json=body).status_code == 200
@@ -271,7 +269,7 @@ def test_every_event_of_a_chat_has_usage(client: TestClient) -> None:
     assert all(event["usage"]["prompt_tokens"] > 0 for event in events_sent)
 
 
-def test_prompt_logprobs_in_vllms_shape(client: TestClient) -> None:
+def test_prompt_logprobs_have_vllms_format(client: TestClient) -> None:
     for path, body in (("/v1/completions", {"prompt": "b"}), ("/v1/chat/completions", {"messages": MESSAGES})):
         answer = client.post(path, json={**body, "prompt_logprobs": 1}).json()
         reported = answer["prompt_logprobs"] if "chat" in path else answer["choices"][0]["prompt_logprobs"]
@@ -283,7 +281,7 @@ def test_prompt_logprobs_in_vllms_shape(client: TestClient) -> None:
         assert all(value["logprob"] < 0 for value in entry.values())
 
 
-def test_chat_logprobs(client: TestClient) -> None:
+def test_chat_logprobs_have_openais_format(client: TestClient) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
     reported = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]
     assert [entry["token"] for entry in reported["content"]] == ["h", "e"]
@@ -298,17 +296,19 @@ def test_chat_logprobs(client: TestClient) -> None:
     assert plain["content"][0]["top_logprobs"] == []
 
 
-def test_tokens_as_ids(client: TestClient, make_client: MakeClient) -> None:
+def test_logprobs_may_name_tokens_by_id(client: TestClient, make_client: MakeClient) -> None:
     body = {"prompt": "a", "max_tokens": 1, "logprobs": 1}
-    asked = client.post("/v1/completions", json={**body, "return_tokens_as_token_ids": True})
+    requested = client.post("/v1/completions", json={**body, "return_tokens_as_token_ids": True})
     always = make_client(return_tokens_as_token_ids=True).post("/v1/completions", json=body)
-    for answer in (asked, always):
+    for answer in (requested, always):
         reported = answer.json()["choices"][0]["logprobs"]
         assert reported["tokens"] == ["token_id:104"]
         assert set(reported["top_logprobs"][0]) == {"token_id:104", "token_id:105"}
 
 
-def test_minus_infinity_is_told_as_a_number(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logprob_of_minus_infinity_is_returned_as_minus_9999(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(conftest, "fake_logprobs", lambda token, top: {token: Logprob(-math.inf, 3, "x")})
     body = {"prompt": "a", "max_tokens": 1, "logprobs": 0}
     reported = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]

@@ -124,7 +124,7 @@ def test_parts_of_each_api_reach_the_template(form: str) -> None:
         assert written(anthropic(turns), form) == expected
 
 
-def test_a_failed_tool_result_says_so_in_its_first_part() -> None:
+def test_a_failed_tool_result_starts_with_error() -> None:
     results = [
         {"type": "tool_result", "tool_use_id": "1", "is_error": True, "content": content}
         for content in (None, "no", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "Error: gone")

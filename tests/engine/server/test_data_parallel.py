@@ -48,7 +48,7 @@ def _engines(model: Path, deaths: Path, restarts: int = 0, engines: int = 2) -> 
 
 @pytest.fixture(scope="module")
 def crashing(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashingServer]:
-    """One server for all deaths that it survives."""
+    """A server that tests share, since it survives the deaths of its engines."""
     with _engines(tiny_llama, tmp_path_factory.mktemp("engines") / "deaths", 1000, ENGINES) as crashing:
         yield crashing
 
@@ -116,7 +116,7 @@ def test_every_api_is_served_by_all_engines(crashing: CrashingServer) -> None:
 
 
 @pytest.mark.parametrize("engine, how", [(0, "9"), (1, "raise"), (2, "memory"), (0, "19")])
-def test_an_engine_takes_only_its_own_requests_along(crashing: CrashingServer, engine: int, how: str) -> None:
+def test_a_dead_engine_fails_only_its_own_requests(crashing: CrashingServer, engine: int, how: str) -> None:
     """The cause of death does not matter while others serve. The engine is restarted meanwhile."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
@@ -124,7 +124,7 @@ def test_an_engine_takes_only_its_own_requests_along(crashing: CrashingServer, e
     answers = _ask_all(crashing, 36, first=ENGINES)
     assert crashing.all_died
     _are_whole_or_failed(answers, whole)
-    assert sum(answer.ended in ("whole", "left") for answer in answers) >= 12, "others had most of them"
+    assert sum(answer.ended in ("whole", "left") for answer in answers) >= 12, "the other engines had most requests"
     assert any(answer.ended == "error" or answer.status == 500 for answer in answers)
     wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))
     restarts[engine] += 1
@@ -134,9 +134,7 @@ def test_an_engine_takes_only_its_own_requests_along(crashing: CrashingServer, e
 @pytest.mark.parametrize(
     "plan", [{"step-0": "9"}, {"take-1": "raise"}, {"step-2": "memory"}, {"send-0": "9", "load-0": "9 raise"}], ids=str
 )
-def test_what_nobody_has_seen_anything_of_goes_to_another_engine(
-    crashing: CrashingServer, plan: dict[str, str]
-) -> None:
+def test_requests_without_output_move_to_another_engine(crashing: CrashingServer, plan: dict[str, str]) -> None:
     wait_until(lambda: _all_serve(crashing))
     whole = _whole(crashing)
     crashing.plan(**plan)
@@ -146,8 +144,8 @@ def test_what_nobody_has_seen_anything_of_goes_to_another_engine(
     wait_until(lambda: crashing.all_died and _all_serve(crashing) and _is_balanced(crashing))
 
 
-def test_prompts_of_one_request_outlive_the_engine_of_some(crashing: CrashingServer) -> None:
-    """Each prompt gets one response, although prompts were distributed over all engines."""
+def test_each_prompt_of_a_request_is_answered_once_after_a_death(crashing: CrashingServer) -> None:
+    """One of the engines that have prompts dies; the request may also fail as a whole."""
     wait_until(lambda: _all_serve(crashing))
     whole = _whole(crashing)
     crashing.plan(**{"step-1": "9"})
@@ -160,7 +158,7 @@ def test_prompts_of_one_request_outlive_the_engine_of_some(crashing: CrashingSer
     wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))
 
 
-def test_health_says_how_each_engine_does(tiny_llama: Path, tmp_path: Path) -> None:
+def test_health_reports_each_engine(tiny_llama: Path, tmp_path: Path) -> None:
     """A dead engine is named; when the last one is dead, the server ends."""
     with _engines(tiny_llama, tmp_path / "deaths") as crashing:
         url = crashing.serving.url
@@ -182,7 +180,7 @@ def test_health_says_how_each_engine_does(tiny_llama: Path, tmp_path: Path) -> N
         assert isinstance(crashing.serving.server.failure, EngineDeadError)
 
 
-def test_an_engine_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_llama: Path, tmp_path: Path) -> None:
+def test_requests_wait_if_the_last_engine_dies_while_another_restarts(tiny_llama: Path, tmp_path: Path) -> None:
     """No restart is left for the last serving engine, but another one will serve soon."""
     with _engines(tiny_llama, tmp_path / "deaths") as crashing:
         whole, restarts = _whole(crashing), crashing.serving.service.restarts
@@ -190,14 +188,14 @@ def test_an_engine_that_dies_while_the_other_is_loaded_again_waits_for_it(tiny_l
         wait_until(restarts[1]._under_way.is_set)
         os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
         wait_until(lambda: crashing.llm.engines[0].is_dead)
-        assert _whole(crashing) == whole, "who comes meanwhile waits"
+        assert _whole(crashing) == whole, "requests wait meanwhile"
         wait_until(lambda: _all_serve(crashing))
         assert _counted(crashing, "stoker:engine_restarts_total") == [1.0, 1.0]
         assert not any(each.given_up for each in restarts)
 
 
-def test_an_engine_that_is_stopped_while_it_has_nothing_is_loaded_again(crashing: CrashingServer) -> None:
-    """As soon as there is a request, which other engines serve."""
+def test_an_engine_stopped_while_idle_is_restarted(crashing: CrashingServer) -> None:
+    """The next request triggers the restart; other engines serve it."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
     os.kill(crashing.llm.engines[1].process.pid, signal.SIGSTOP)
@@ -208,7 +206,7 @@ def test_an_engine_that_is_stopped_while_it_has_nothing_is_loaded_again(crashing
     assert _counted(crashing, "stoker:engine_restarts_total") == restarts
 
 
-def test_the_last_engine_that_serves_ends_the_server_by_want_of_memory(tiny_llama: Path, tmp_path: Path) -> None:
+def test_out_of_memory_of_the_last_serving_engine_ends_the_server(tiny_llama: Path, tmp_path: Path) -> None:
     with _engines(tiny_llama, tmp_path / "deaths", restarts=5) as crashing:
         crashing.plan(**{"load-0": "hang", "step-1": "memory"})
         os.kill(crashing.llm.engines[0].process.pid, signal.SIGKILL)
@@ -220,7 +218,7 @@ def test_the_last_engine_that_serves_ends_the_server_by_want_of_memory(tiny_llam
         assert isinstance(crashing.serving.server.failure, EngineOutOfMemoryError)
 
 
-def test_an_engine_that_is_refused_when_it_is_loaded_again_is_tried_again(crashing: CrashingServer) -> None:
+def test_a_failed_restart_is_retried_while_others_serve(crashing: CrashingServer) -> None:
     """Arguments that were valid once are retried while others serve: a missing file may return."""
     wait_until(lambda: _all_serve(crashing))
     whole, restarts = _whole(crashing), _counted(crashing, "stoker:engine_restarts_total")
@@ -234,16 +232,16 @@ def test_an_engine_that_is_refused_when_it_is_loaded_again_is_tried_again(crashi
     assert _whole(crashing) == whole
 
 
-def test_all_engines_may_die_at_once(crashing: CrashingServer) -> None:
+def test_all_engines_are_restarted_if_they_die_at_once(crashing: CrashingServer) -> None:
     wait_until(lambda: _all_serve(crashing))
     whole = _whole(crashing)
 
     async def run() -> list[Any]:
-        asked = asyncio.create_task(asyncio.to_thread(_ask_all, crashing, 18))
+        answers = asyncio.create_task(asyncio.to_thread(_ask_all, crashing, 18))
         await asyncio.sleep(0.05)  # sleeps: moment of the deaths, when some requests are in flight
         for engine in crashing.llm.engines:
             os.kill(engine.process.pid, signal.SIGKILL)
-        return await asked
+        return await answers
 
     _are_whole_or_failed(asyncio.run(run()), whole)
     wait_until(lambda: _all_serve(crashing) and _is_balanced(crashing))

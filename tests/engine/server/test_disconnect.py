@@ -23,26 +23,29 @@ def fake_address(app: FastAPI, listen: Listen) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize("tokens_before", [0, 3])
 @pytest.mark.parametrize("stream", [True, False])
-def test_hanging_up_ends_the_request(
+def test_disconnecting_ends_the_request(
     engine: FakeEngine, fake_address: tuple[str, int], path: str, tokens_before: int, stream: bool
 ) -> None:
     engine.hangs_at = tokens_before
-    with asked(fake_address, path, stream):
+    with open_request(fake_address, path, stream):
         wait_until(lambda: bool(engine.alive))
         assert engine.alive
     wait_until(lambda: not engine.alive)
 
 
-def test_hanging_up_ends_every_prompt(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
+def test_disconnecting_ends_every_prompt(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
     engine.hangs_at = 0
-    with asked(fake_address, "/v1/completions", True, prompt=["a", "b", "c"]):
+    with open_request(fake_address, "/v1/completions", True, prompt=["a", "b", "c"]):
         wait_until(lambda: len(engine.alive) == 3)
     wait_until(lambda: not engine.alive)
 
 
-def test_others_are_not_touched(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
+def test_disconnecting_leaves_other_requests_running(engine: FakeEngine, fake_address: tuple[str, int]) -> None:
     engine.hangs_at = 3
-    with asked(fake_address, "/v1/completions", True) as leaver, asked(fake_address, "/v1/completions", True):
+    with (
+        open_request(fake_address, "/v1/completions", True) as leaver,
+        open_request(fake_address, "/v1/completions", True),
+    ):
         wait_until(lambda: len(engine.alive) == 2)
         leaver.close()
         wait_until(lambda: len(engine.alive) == 1)
@@ -54,18 +57,18 @@ def test_others_are_not_touched(engine: FakeEngine, fake_address: tuple[str, int
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_hanging_up_frees_blocks(address: str, stream: bool) -> None:
+def test_disconnecting_frees_blocks(address: str, stream: bool) -> None:
     parts = urlsplit(address)
     where = (str(parts.hostname), int(parts.port or 0))
     aborted = sample(address, "vllm:request_success_total", finished_reason="abort")
-    with asked(where, "/v1/completions", stream, max_tokens=450, n=64):  # long enough not to finish earlier
+    with open_request(where, "/v1/completions", stream, max_tokens=450, n=64):  # long enough not to finish earlier
         wait_until(lambda: sample(address, "vllm:kv_cache_usage_perc") > 0)
     wait_until(lambda: sample(address, "vllm:request_success_total", finished_reason="abort") == aborted + 1)
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
     assert sample(address, "vllm:num_requests_running") == 0
 
 
-def asked(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
+def open_request(address: tuple[str, int], path: str, stream: bool, **fields: object) -> socket.socket:
     """Return a connection whose request is sent and whose response is not read."""
     messages = [{"role": "user", "content": "hi"}]
     subject = {"/v1/chat/completions": {"messages": messages}, "/v1/responses": {"input": "hi"}}.get(path)

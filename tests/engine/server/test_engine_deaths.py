@@ -66,7 +66,7 @@ def _crashing_server(model: Path, deaths: Path, restarts: int) -> Iterator[Crash
 
 @pytest.fixture(scope="module")
 def crashing(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashingServer]:
-    """One server for all deaths that it survives."""
+    """A server that tests share, since it survives the deaths of its engines."""
     with _crashing_server(tiny_llama, tmp_path_factory.mktemp("crashing") / "deaths", 1000) as crashing:
         yield crashing
 
@@ -167,8 +167,8 @@ def _is_balanced(crashing: CrashingServer) -> bool:
     ],
     ids=str,
 )
-def test_what_nobody_has_seen_anything_of_is_sent_on(crashing: CrashingServer, plan: dict[str, str]) -> None:
-    """They wait for the next engines; each response is complete, and no part of it is repeated."""
+def test_requests_without_output_wait_for_the_restarted_engine(crashing: CrashingServer, plan: dict[str, str]) -> None:
+    """Each response is complete, and no part of it is repeated."""
     whole = _whole(crashing)
     restarts = sample(crashing.serving.url, "stoker:engine_restarts_total")
     crashing.plan(**plan)
@@ -184,7 +184,7 @@ def test_what_nobody_has_seen_anything_of_is_sent_on(crashing: CrashingServer, p
 
 
 @pytest.mark.parametrize("how", ["9", "40", "11", "raise"])
-def test_what_has_begun_fails_and_nobody_hangs(crashing: CrashingServer, how: str) -> None:
+def test_requests_with_output_fail_and_no_client_hangs(crashing: CrashingServer, how: str) -> None:
     whole = _whole(crashing)
     crashing.plan(token=how)
     answers = _ask_all(crashing, 60, first=1)
@@ -195,12 +195,12 @@ def test_what_has_begun_fails_and_nobody_hangs(crashing: CrashingServer, how: st
         assert whole.startswith(answer.text)
         # A client that disconnects may have the whole text: on a busy machine it arrives at once.
         assert answer.ended == "left" or (answer.text == whole) == (answer.ended == "whole")
-        assert answer.ended != "error" or answer.text, "of what is told as an event, something was seen"
+        assert answer.ended != "error" or answer.text, "an error is an event only after some text"
     assert _whole(crashing) == whole
     wait_until(lambda: _is_balanced(crashing))
 
 
-def test_what_may_kill_engines_is_sent_on_once(crashing: CrashingServer) -> None:
+def test_a_request_that_kills_its_engine_is_retried_once(crashing: CrashingServer) -> None:
     """A prompt that kills its engine must not use up all restarts."""
     crashing.plan(step="11 raise")
     (answer,) = _ask_all(crashing, 1)
@@ -214,14 +214,16 @@ def test_what_may_kill_engines_is_sent_on_once(crashing: CrashingServer) -> None
     [(0, {"step": "9"}), (2, {"step": "9", "load": "9 40"}), (1, {"step": "9 9"}), (5, {"step": "memory"})],
     ids=str,
 )
-def test_without_restarts_left_clients_are_told_to_come_again(
+def test_clients_get_503_with_retry_after_if_no_restarts_are_left(
     tiny_llama: Path, tmp_path: Path, restarts: int, plan: dict[str, str]
 ) -> None:
     """The server ends with the last death. After running out of memory there are no restarts."""
     with _crashing_server(tiny_llama, tmp_path / "deaths", restarts) as crashing:
         crashing.plan(**plan)
         answers = _ask_all(crashing, 12)
-        assert not all(answer.not_begun for answer in answers), "what an engine died of must not reach another server"
+        assert not all(answer.not_begun for answer in answers), (
+            "a request that killed an engine must not reach another server"
+        )
         for answer in answers:
             assert answer.status == 503
             assert answer.retry_after is not None and int(answer.retry_after) > 0
@@ -233,7 +235,7 @@ def test_without_restarts_left_clients_are_told_to_come_again(
 
 
 @pytest.mark.parametrize("point, how", [("step", "19"), ("step", "hang"), ("send", "hang"), ("take", "hang")])
-def test_what_stands_still_is_killed_and_its_clients_told(
+def test_a_stuck_engine_is_killed_and_its_clients_get_503(
     tiny_llama: Path, tmp_path: Path, point: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker_engine.processes.watchdog.STOPPED_TIMEOUT_S", 0.5)

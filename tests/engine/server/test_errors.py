@@ -50,17 +50,17 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         '{"prompt": "a"}'.encode("utf-16"),
     ],
 )
-def test_a_body_that_is_no_json_object(client: TestClient, body: bytes) -> None:
+def test_bodies_that_are_no_json_object_are_refused(client: TestClient, body: bytes) -> None:
     response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert error_of(response, 400)["type"] == "invalid_request_error"
 
 
-def test_a_body_that_does_not_say_it_is_json(client: TestClient) -> None:
+def test_a_body_of_another_content_type_is_refused(client: TestClient) -> None:
     response = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
     assert "application/json" in error_of(response, 400)["message"]
 
 
-def test_unknown_model(client: TestClient) -> None:
+def test_unknown_models_are_404(client: TestClient) -> None:
     for response in (
         client.post("/v1/completions", json={"prompt": "a", "model": "gpt"}),
         client.post("/v1/chat/completions", json={**CHAT, "model": "gpt"}),
@@ -68,10 +68,10 @@ def test_unknown_model(client: TestClient) -> None:
     ):
         error = error_of(response, 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
-        assert "tiny" in error["message"], "says what there is"
+        assert "tiny" in error["message"], "the error names the served model"
 
 
-def test_unknown_path_and_method(client: TestClient) -> None:
+def test_unknown_paths_are_404_and_methods_405(client: TestClient) -> None:
     error_of(client.get("/nowhere"), 404)
     error_of(client.post("/v1/completions/"), 404)
     response = client.get("/v1/completions")
@@ -80,7 +80,7 @@ def test_unknown_path_and_method(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refuses(client: TestClient, engine: FakeEngine, stream: bool) -> None:
+def test_refusals_of_the_engine_are_400(client: TestClient, engine: FakeEngine, stream: bool) -> None:
     for path, body, param in (
         ("/v1/completions", {"prompt": ["a", "b"]}, "prompt"),
         ("/v1/chat/completions", CHAT, "messages"),
@@ -90,7 +90,7 @@ def test_what_the_engine_refuses(client: TestClient, engine: FakeEngine, stream:
         assert (error["message"], error["param"], error["code"]) == ("too long", param, "context_length_exceeded")
 
 
-def test_a_chats_limit_is_called_what_the_client_called_it(client: TestClient, engine: FakeEngine) -> None:
+def test_errors_name_the_limit_field_that_the_client_used(client: TestClient, engine: FakeEngine) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         engine.error = RequestError("too many", "max_tokens")
         response = client.post("/v1/chat/completions", json={**CHAT, name: 60})
@@ -105,13 +105,13 @@ def test_one_bad_prompt_refuses_the_request_and_ends_the_others(
     assert not engine.alive
 
 
-def test_what_the_tokenizer_refuses(client: TestClient) -> None:
+def test_refusals_of_the_tokenizer_are_400(client: TestClient) -> None:
     body = {"messages": [{"role": "user", "content": "no template"}], "stream": True}
     assert error_of(client.post("/v1/chat/completions", json=body), 400)["param"] == "messages"
 
 
 @pytest.mark.parametrize("mistake", [EngineDeadError("the engine has stopped"), ZeroDivisionError("secret")])
-def test_our_mistakes_are_500(client: TestClient, engine: FakeEngine, mistake: Exception) -> None:
+def test_internal_errors_are_500(client: TestClient, engine: FakeEngine, mistake: Exception) -> None:
     engine.breaks_with = mistake
     response = client.post("/v1/completions", json={"prompt": "a"})
     assert error_of(response, 500)["type"] == "internal_error"
@@ -119,11 +119,11 @@ def test_our_mistakes_are_500(client: TestClient, engine: FakeEngine, mistake: E
 
 
 @pytest.mark.parametrize("mistake", [EngineDeadError("the engine has stopped"), ZeroDivisionError("secret")])
-def test_a_stream_that_breaks_ends_with_an_error(client: TestClient, engine: FakeEngine, mistake: Exception) -> None:
+def test_a_broken_stream_ends_with_an_error(client: TestClient, engine: FakeEngine, mistake: Exception) -> None:
     engine.breaks_with = mistake
     for path, body in (("/v1/completions", {"prompt": ["a", "b"]}), ("/v1/chat/completions", CHAT)):
         response = client.post(path, json={**body, "stream": True})
-        assert response.status_code == 200, "it had started"
+        assert response.status_code == 200, "the stream had started"
         *started, last, rest = response.text.split("\n\n")
         assert started
         assert rest == ""

@@ -31,7 +31,7 @@ FORCED = '[{"name": "weather", "parameters": {"city": "Øy \\"}\\\\"}}, {"name":
 
 @pytest.mark.parametrize("piece", [1, 3, 1000])
 @pytest.mark.parametrize("parser", ["hermes", None])
-def test_a_required_call(piece: int, parser: str | None) -> None:
+def test_required_calls_are_returned(piece: int, parser: str | None) -> None:
     client = openai_client(ScriptedEngine(FORCED, FORCED, piece=piece), tool_call_parser=parser)
     whole = ask(client, tool_choice="required").choices[0]
     assert calls_of(whole.message) == [("weather", {"city": 'Øy "}\\'}), ("time", {})]
@@ -44,18 +44,18 @@ def test_a_required_call(piece: int, parser: str | None) -> None:
     assert streamed.finish_reason == "tool_calls"
 
 
-def test_forced_arguments_come_as_they_are_written() -> None:
+def test_forced_arguments_are_streamed_while_they_are_generated() -> None:
     engine = ScriptedEngine(FORCED)
     pieces = [
         event.choices[0].delta.tool_calls[0].function.arguments
         for event in ask(openai_client(engine), tool_choice="required", stream=True)
         if event.choices[0].delta.tool_calls
     ]
-    assert len(pieces) > 20, "not at once"
+    assert len(pieces) > 20, "the arguments are streamed in pieces"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_named_call(stream: bool) -> None:
+def test_a_named_call_is_returned(stream: bool) -> None:
     client = openai_client(ScriptedEngine('{"city": "Rome"}'))
     choice = {"type": "function", "function": {"name": "weather"}}
     if stream:
@@ -69,7 +69,7 @@ def test_a_named_call(stream: bool) -> None:
     assert answer.finish_reason == "stop", "as OpenAI and vLLM have it"
 
 
-def test_forced_calls_have_the_ids_that_chat_templates_want() -> None:
+def test_ids_of_forced_calls_match_the_models_format() -> None:
     tools = [WEATHER, TIME]
     for parser, pattern in (("mistral", "[a-zA-Z0-9]{9}"), ("kimi_k2", r"functions\.\w+:\d")):
         client = openai_client(ScriptedEngine(FORCED), tool_call_parser=parser)
@@ -78,7 +78,7 @@ def test_forced_calls_have_the_ids_that_chat_templates_want() -> None:
         assert all(re.fullmatch(pattern, call.id) for call in calls)
 
 
-def test_a_forced_call_that_is_cut_off() -> None:
+def test_max_tokens_may_cut_off_a_forced_call() -> None:
     client = openai_client(ScriptedEngine(FORCED, FORCED))
     choice = ask(client, tool_choice="required", max_tokens=45).choices[0]
     call = choice.message.tool_calls[0].function
@@ -103,7 +103,9 @@ def test_a_forced_call_that_is_cut_off() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_forced_call_that_a_stop_string_cuts_off_is_not_to_be_run(text: str, complete: bool, stream: bool) -> None:
+def test_a_forced_call_cut_by_a_stop_string_does_not_finish_with_tool_calls(
+    text: str, complete: bool, stream: bool
+) -> None:
     client = openai_client(ScriptedEngine(text))
     if stream:
         *_, last = ask(client, tool_choice="required", stream=True)
@@ -120,7 +122,7 @@ HARMONY_THOUGHT = "<|channel|>analysis<|message|>Hm. {<|end|><|start|>assistant"
 @pytest.mark.parametrize("reasoning", [None, "openai_gptoss"])
 @pytest.mark.parametrize("text", [HARMONY_CALL, HARMONY_THOUGHT + HARMONY_CALL])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_gpt_oss_is_forced_to_call_in_its_own_words(reasoning: str | None, text: str, choice: Any) -> None:
+def test_gpt_oss_is_forced_to_call_in_harmonys_format(reasoning: str | None, text: str, choice: Any) -> None:
     engine = ScriptedEngine(text, text)
     client = openai_client(engine, tool_call_parser="openai", reasoning_parser=reasoning)
     message = ask(client, tool_choice=choice).choices[0].message
@@ -133,7 +135,7 @@ def test_gpt_oss_is_forced_to_call_in_its_own_words(reasoning: str | None, text:
     assert structured.begins_after is None, "a model that is free to choose a channel may call none"
 
 
-def test_what_gpt_oss_is_forced_to_write() -> None:
+def test_the_harmony_grammar_permits_only_reasoning_and_calls() -> None:
     ids = {marker: 256 + number for number, marker in enumerate(MARKERS)}
     end = 256 + len(ids)
     grammars = Grammars(end + 1, [end])
@@ -171,7 +173,7 @@ def parts_of(parser: Any, pieces: Sequence[str]) -> list[Part]:
     return merged([part for piece in pieces for part in parser.feed(piece)] + parser.end())
 
 
-def test_forced_calls_are_the_same_wherever_they_are_cut() -> None:
+def test_forced_calls_do_not_depend_on_how_text_is_split() -> None:
     tools = [Tool.model_validate(tool).to_tool() for tool in (WEATHER, TIME)]
     new_id = lambda name, number: f"{name}-{number}"  # noqa: E731
     texts = [FORCED, "[ ]", "", " [\n", FORCED[:-1], FORCED[:-2], FORCED[:-5] + "x", FORCED + " and more", "no JSON {"]
@@ -211,7 +213,7 @@ class Shop(BaseModel):
     items: list[Item]
 
 
-def test_what_is_forced_is_a_schema_of_calls() -> None:
+def test_the_forced_schema_permits_only_valid_calls() -> None:
     tools = [
         Tool.model_validate(function("node", Node.model_json_schema())).to_tool(),
         Tool.model_validate(function("shop", Shop.model_json_schema())).to_tool(),

@@ -23,7 +23,7 @@ def _statuses(client: TestClient) -> list[int]:
     return [client.get(path).status_code for path in PROBES]
 
 
-def test_all_is_well(client: TestClient) -> None:
+def test_probes_are_200_while_the_engine_serves(client: TestClient) -> None:
     assert _statuses(client) == [200] * 4
     assert client.post("/ping").status_code == 200
     for path in PROBES[:3]:
@@ -31,7 +31,7 @@ def test_all_is_well(client: TestClient) -> None:
     assert client.get("/version").json()["version"]
 
 
-def test_while_it_loads(client: TestClient, engine: FakeEngine) -> None:
+def test_only_live_is_200_while_the_model_loads(client: TestClient, engine: FakeEngine) -> None:
     engine.is_ready, engine.status = False, "loading: reading weights"
     assert _statuses(client) == [200, 503, 503, 503]
     error = client.get("/health").json()["error"]
@@ -39,19 +39,21 @@ def test_while_it_loads(client: TestClient, engine: FakeEngine) -> None:
     assert error["type"] == "service_unavailable_error"
 
 
-def test_when_the_engine_is_dead_or_stuck(client: TestClient, engine: FakeEngine) -> None:
+def test_probes_are_503_if_the_engine_is_dead_or_stuck(client: TestClient, engine: FakeEngine) -> None:
     engine.is_ready = engine.is_live = False
     assert _statuses(client) == [503] * 4
 
 
-def test_while_it_leaves_only_readiness_fails(make_service: MakeService) -> None:
+def test_only_ready_is_503_during_shutdown(make_service: MakeService) -> None:
     service = make_service()
     service.lifecycle.leaving = True
     assert _statuses(TestClient(create_app(service))) == [200, 200, 503, 200]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEngine, path: str) -> None:
+def test_requests_get_503_with_retry_after_while_the_model_loads(
+    client: TestClient, engine: FakeEngine, path: str
+) -> None:
     engine.is_ready = False
     body = (
         {"prompt": "a"}
@@ -62,7 +64,7 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
         body = {"tokens": [1]}
     response = client.post(path, json=body)
     assert response.status_code == 503
-    assert response.headers["connection"] == "close", "kept open, it would lead the next request here too"
+    assert response.headers["connection"] == "close", "a kept connection would lead the next request to this server too"
     assert int(response.headers["retry-after"]) > 0
     assert response.json()["error"]["type"] == "service_unavailable_error"
     assert client.get("/v1/models").status_code == 503
@@ -70,7 +72,7 @@ def test_what_needs_the_model_is_told_to_wait(client: TestClient, engine: FakeEn
 
 
 @pytest.mark.parametrize("stuck", [True, False])
-def test_only_a_dead_engine_is_waited_for(
+def test_requests_wait_for_a_dead_engine_but_not_for_a_stuck_one(
     make_service: MakeService, engine: FakeEngine, virtual_time: Any, stuck: bool
 ) -> None:
     """A stuck engine may never end, so it may never be restarted."""
@@ -85,7 +87,7 @@ def test_only_a_dead_engine_is_waited_for(
     virtual_time(main)
 
 
-def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(
+def test_an_engine_that_dies_during_tokenization_gets_no_request(
     client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = engine.tokenizer.encode
@@ -100,7 +102,7 @@ def test_an_engine_that_dies_while_the_prompt_is_tokenized_is_not_asked(
     assert not engine.requests_seen
 
 
-def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> None:
+def test_http_metrics_have_the_instrumentators_names(client: TestClient) -> None:
     client.post("/v1/completions", json={"prompt": "a"})
     client.post("/v1/completions", json={"prompt": 5})
     client.get("/nowhere")
@@ -122,7 +124,7 @@ def test_http_is_measured_with_the_instrumentators_names(client: TestClient) -> 
     assert families["http_response_size_bytes"].type == "summary"
 
 
-def test_how_engines_do_is_told_always(client: TestClient, engine: FakeEngine) -> None:
+def test_engine_states_are_reported_even_if_no_engine_serves(client: TestClient, engine: FakeEngine) -> None:
     engine.is_ready = engine.is_live = False
     lost = EngineState(0, False, 4, (2, 3), "loading: reading the model")
     engine.engine_states = [lost, EngineState(1, True, 4, (), "serving", 7, 112)]

@@ -65,7 +65,7 @@ FRAMING = {
     "a chunk of 2^64 bytes, some sent": (CHUNKED + b"f" * 16 + b"\r\n" + b"a" * (10**6 + 1), 413),
     "a size of 21 digits": (CHUNKED + b"f" * 21 + b"\r\n" + BODY, 400),
     "a size below zero": (CHUNKED + b"-1\r\n" + BODY, 400),
-    "a chunk longer than said": (CHUNKED + b"f\r\n" + BODY + b"XX0\r\n\r\n", 400),
+    "a chunk longer than its size": (CHUNKED + b"f\r\n" + BODY + b"XX0\r\n\r\n", 400),
     "lines ended by LF alone": (CHUNKED + b"f\n" + BODY + b"\n0\n\n", 408),
     "trailers": (CHUNKED + b"f\r\n" + BODY + b"\r\n0\r\nX: y\r\nContent-Length: 5\r\n\r\n", 200),
     "a bad trailer": (CHUNKED + b"f\r\n" + BODY + b"\r\n0\r\nbad trailer\r\n\r\n", 400),
@@ -75,7 +75,7 @@ FRAMING = {
     "an unknown expectation": (POST + LAST + b"Expect: 200-maybe\r\nContent-Length: 15\r\n\r\n" + BODY, 200),
     "a pipeline": (GET + b"\r\n" + GET + LAST + b"\r\n", 200),
     "a pipeline that ends in garbage": (GET + b"\r\nGARBAGE\r\n\r\n", 400),
-    "a body that nobody reads": (GET + LAST + b"Content-Length: 5\r\n\r\nhello", 200),
+    "a body that no handler reads": (GET + LAST + b"Content-Length: 5\r\n\r\nhello", 200),
     "a long query": (b"GET /version?" + b"a=b&" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n", 200),
     "a long path": (b"GET /" + b"a/" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n", 404),
     "a bad escape": (b"GET /v1/%zz HTTP/1.1\r\nHost: x\r\n" + LAST + b"\r\n", 404),
@@ -109,7 +109,7 @@ JSON = {
     "a name twice": (_json(b'{"prompt": "a", "max_tokens": 0, "max_tokens": 1}'), 200),
     "a NUL": (_json(b'{"prompt": "a\0"}'), 400),
     "more than one value": (_json(BODY + BODY), 400),
-    "nothing": (_json(b""), 400),
+    "an empty body": (_json(b""), 400),
     "white space": (_json(b" \n\t"), 400),
     "null": (_json(b"null"), 400),
     "a comment": (_json(b'{"prompt": "a" /* x */}'), 400),
@@ -118,7 +118,7 @@ JSON = {
 
 
 @pytest.mark.parametrize("name", [*FRAMING, *JSON])
-def test_it_is_answered(server: Serving, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_edge_cases_get_the_expected_status(server: Serving, name: str, caplog: pytest.LogCaptureFixture) -> None:
     raw, expected = {**FRAMING, **JSON}[name]
     with caplog.at_level(logging.ERROR):
         answers = re.split(rb"(?:^|(?<=[}\n]))HTTP/1\.1 ", _talk(server, raw))[1:]
@@ -126,12 +126,12 @@ def test_it_is_answered(server: Serving, name: str, caplog: pytest.LogCaptureFix
     assert int(head.split()[0]) == expected, answers
     if expected >= 400:
         assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
-    assert not caplog.records, "no mistake of ours"
+    assert not caplog.records, "no error is logged"
     wait_until(lambda: server.service.lifecycle.in_flight == 0)
 
 
-def test_bodies_sent_one_after_the_other(server: Serving) -> None:
-    """Also after one that was refused before it was read."""
+def test_bodies_of_one_connection_are_answered_in_order(server: Serving) -> None:
+    """Even after a body that was refused before it was read."""
     fine = POST + b"Content-Length: 15\r\n\r\n" + BODY
     large = POST + b"Content-Length: 1000001\r\n\r\n" + b"a" * 1_000_001
     answers = _talk(server, fine + large + fine + _json(BODY))
@@ -147,7 +147,7 @@ def test_bodies_sent_one_after_the_other(server: Serving) -> None:
         ({"stream_options": {f"k{i}": 1 for i in range(50_000)}}, "stream_options.k0"),
     ],
 )
-def test_of_many_wrong_names_one_is_looked_at(
+def test_only_one_of_many_invalid_fields_is_described(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], param: str
 ) -> None:
     """The check runs in the event loop, and delays other requests."""

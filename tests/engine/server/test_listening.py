@@ -24,7 +24,7 @@ def reached(bound: socket.socket, host: str) -> bool:
 @pytest.mark.parametrize(
     ("host", "ipv4", "ipv6"), [(FrontendArgs().host, True, True), ("0.0.0.0", True, False), ("::1", False, True)]
 )
-def test_server_is_reached_by_the_families_it_listens_to(host: str, ipv4: bool, ipv6: bool) -> None:
+def test_the_server_is_reachable_over_its_address_families(host: str, ipv4: bool, ipv6: bool) -> None:
     with bind(host, 0) as bound:
         assert (reached(bound, "127.0.0.1"), reached(bound, "::1")) == (ipv4, ipv6)
 

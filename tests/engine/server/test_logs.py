@@ -24,7 +24,9 @@ STATS = SchedulerStats(2, 1, 0.25, 100, 40, 0)
 REQUEST = FinishedRequest("cmpl-1-0", FinishReason.STOP, 2, 16, 20, 16, 6, 3, 0, 1.5, 0.1, 0.2, 1.1, "r-1")
 
 
-def test_a_line_for_each_request(make_client: MakeClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_finished_request_is_logged(
+    make_client: MakeClient, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     make_client(disable_log_stats=True)
     assert engine.on_step is not None
@@ -38,18 +40,20 @@ def test_a_line_for_each_request(make_client: MakeClient, engine: FakeEngine, ca
     assert vars(record)["request_id"] == "r-1"
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_prompts_only_if_asked_for(make_client: MakeClient, caplog: pytest.LogCaptureFixture, asked: bool) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_prompts_are_logged_only_if_requested(
+    make_client: MakeClient, caplog: pytest.LogCaptureFixture, enabled: bool
+) -> None:
     caplog.set_level(logging.DEBUG)
-    client = make_client(enable_log_requests=asked, max_log_len=5)
+    client = make_client(enable_log_requests=enabled, max_log_len=5)
     client.post("/v1/completions", json={"prompt": "sesame", "temperature": 0.25})
     client.post("/v1/completions", json={"prompt": "sesame", "temperature": -1})
-    assert ("'^sesa'" in caplog.text) is asked
-    assert ("temperature=0.25" in caplog.text) is asked
+    assert ("'^sesa'" in caplog.text) is enabled
+    assert ("temperature=0.25" in caplog.text) is enabled
     assert "sesame" not in caplog.text
 
 
-def test_throughput_every_ten_seconds_while_busy(
+def test_throughput_is_logged_at_intervals_while_busy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -70,8 +74,8 @@ def test_throughput_every_ten_seconds_while_busy(
     ]
 
 
-def test_the_throughput_is_that_of_all_engines(caplog: pytest.LogCaptureFixture) -> None:
-    """A dead engine counts with what it had done."""
+def test_the_throughput_log_covers_all_engines(caplog: pytest.LogCaptureFixture) -> None:
+    """A dead engine's counts until its death are included."""
     caplog.set_level(logging.INFO)
 
     async def run() -> None:
@@ -104,7 +108,7 @@ def root() -> Iterator[logging.Logger]:
     logger.handlers, logger.level = handlers, level
 
 
-def test_our_mistakes_are_logged_with_the_requests_id(
+def test_internal_errors_are_logged_with_the_request_id(
     client: TestClient, engine: FakeEngine, root: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("json")
@@ -133,7 +137,9 @@ def test_probes_stay_out_of_the_access_log() -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_each_line_of_a_rank_says_which(root: logging.Logger, format: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_of_a_rank_contain_its_number(
+    root: logging.Logger, format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     logs.configure(format, logging.WARNING, rank=3)
     logging.getLogger("stoker_engine.exec").info("said by another rank")
     logging.getLogger("stoker_engine.exec").warning("%d%% of memory", 97)

@@ -64,7 +64,7 @@ def _load(client: TestClient, folder: Path, name: str = "ada", path: str = "a", 
     return client.post(LOAD, json={"lora_name": name, "lora_path": str(folder / path), **fields})
 
 
-def test_an_adapter_comes_and_goes(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
+def test_adapters_are_loaded_replaced_and_unloaded(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
     answer = _load(admin, folder)
     assert answer.status_code == 200
     assert answer.text == "Success: LoRA adapter 'ada' added successfully."
@@ -90,7 +90,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path, body", REQUESTS)
-def test_every_api_chooses_by_model(
+def test_every_api_selects_the_adapter_by_model(
     admin: TestClient, folder: Path, engine: FakeEngine, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     _load(admin, folder)
@@ -115,7 +115,7 @@ def _models(text: str) -> list[str]:
     return [each["model"] for each in whole if "model" in each]
 
 
-def test_tokens_are_counted_for_adapters_too(admin: TestClient, folder: Path) -> None:
+def test_tokenization_accepts_adapter_names(admin: TestClient, folder: Path) -> None:
     _load(admin, folder)
     for model, status in (("ada", 200), ("bob", 404)):
         for path, body in (
@@ -145,7 +145,7 @@ def test_models_list_adapters(make_admin: MakeAdmin, folder: Path) -> None:
     assert client.get("/v1/models/bob").status_code == 404
 
 
-def test_only_admin_keys_load(make_admin: MakeAdmin, folder: Path, engine: FakeEngine) -> None:
+def test_only_admin_keys_permit_loads(make_admin: MakeAdmin, folder: Path, engine: FakeEngine) -> None:
     client = TestClient(create_app(make_admin(api_key=("user",), max_request_bytes=10)))
     for headers in ({}, {"authorization": "Bearer user"}, {"authorization": "admin"}, {"x-api-key": "user"}):
         for path in (LOAD, UNLOAD):
@@ -154,11 +154,11 @@ def test_only_admin_keys_load(make_admin: MakeAdmin, folder: Path, engine: FakeE
             assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
             assert "--admin-api-key-file" in error["message"]
     assert client.post(LOAD, content=b"x" * 100, headers=KEY).status_code == 413
-    assert client.get("/v1/models", headers=KEY).status_code == 401, "it opens nothing else"
+    assert client.get("/v1/models", headers=KEY).status_code == 401, "an admin key permits nothing else"
     assert not engine.adapter_loads
 
 
-def test_admin_keys_are_read_again(make_admin: MakeAdmin, folder: Path) -> None:
+def test_admin_keys_are_reread_when_the_file_changes(make_admin: MakeAdmin, folder: Path) -> None:
     client = TestClient(create_app(make_admin()))
     assert _load(client, folder).status_code == 401
     (folder.parent / "keys").write_text("other\n")
@@ -166,7 +166,7 @@ def test_admin_keys_are_read_again(make_admin: MakeAdmin, folder: Path) -> None:
     assert client.post(UNLOAD, json={"lora_name": "x"}, headers={"x-api-key": "other"}).status_code == 404
 
 
-def test_nothing_is_loaded_at_runtime_unless_it_is_allowed(make_service: MakeService, folder: Path) -> None:
+def test_runtime_loads_are_refused_by_default(make_service: MakeService, folder: Path) -> None:
     client = TestClient(create_app(make_service(engine_args={"enable_lora": True}, api_key=("user",))))
     for path in (LOAD, UNLOAD):
         assert path in client.get("/openapi.json", headers={"x-api-key": "user"}).json()["paths"]
@@ -178,7 +178,7 @@ def test_nothing_is_loaded_at_runtime_unless_it_is_allowed(make_service: MakeSer
     assert LOAD not in client.get("/openapi.json").json()["paths"]
 
 
-def test_the_environment_allows_it_as_in_vllm(folder: Path) -> None:
+def test_vllms_environment_variable_permits_runtime_loads(folder: Path) -> None:
     keys = str(folder.parent / "keys")
     args = FrontendArgs(lora_dir=(str(folder),), admin_api_key_file=keys)
     variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -213,7 +213,7 @@ def test_the_environment_allows_it_as_in_vllm(folder: Path) -> None:
         ([], 400, None),
     ],
 )
-def test_what_cannot_be_loaded(
+def test_invalid_loads_are_refused(
     admin: TestClient, folder: Path, engine: FakeEngine, body: Any, status: int, param: str | None
 ) -> None:
     engine.bad_adapters["bad"] = AdapterError("peft_type LOHA is not served; use LORA")
@@ -226,7 +226,7 @@ def test_what_cannot_be_loaded(
         assert error["message"] == "peft_type LOHA is not served; use LORA"
 
 
-def test_an_engine_that_dies_of_a_load(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
+def test_a_load_that_kills_the_engine_is_503(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
     engine.bad_adapters["bad"] = EngineDeadError("the engine died")
     assert "the engine died while loading" in error_of(_load(admin, folder, path="bad"), 503)["message"]
     assert admin.get("/v1/models").json()["data"][-1]["id"] == "alias"
@@ -263,10 +263,10 @@ def test_a_reload_leaves_running_requests_alone(make_admin: MakeAdmin, folder: P
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def test_an_adapter_that_goes_while_a_prompt_is_tokenized(
+def test_an_adapter_unloaded_during_tokenization_is_404(
     make_admin: MakeAdmin, folder: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was started, so it is an ordinary 404, streamed or not."""
+    """No response was started, so it is an ordinary 404, streamed or not."""
 
     async def run() -> None:
         service = make_admin()
@@ -288,7 +288,7 @@ def test_an_adapter_that_goes_while_a_prompt_is_tokenized(
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def test_an_adapter_that_a_restarted_engine_lacks(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
+def test_an_adapter_lost_by_a_restarted_engine_is_503(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
     _load(admin, folder)
     engine.lost_adapters[0] = "its files have changed"
     error = error_of(admin.post("/v1/completions", json={"model": "ada", "prompt": "a"}), 503)
@@ -319,7 +319,7 @@ def test_modules_are_loaded_before_the_server_is_ready(engine: FakeEngine) -> No
         assert httpx.post(f"{served.url}/v1/completions", json=body).json()["model"] == "ada"
 
 
-def test_a_module_that_cannot_be_loaded_ends_the_start(engine: FakeEngine) -> None:
+def test_a_module_that_fails_to_load_ends_the_start(engine: FakeEngine) -> None:
     engine.bad_adapters["b"] = AdapterError("another base model")
     with serving_fake(engine, enable_lora=True, lora_modules=("ada=/a", "bob=/b")) as served:
         served.join()
@@ -327,7 +327,7 @@ def test_a_module_that_cannot_be_loaded_ends_the_start(engine: FakeEngine) -> No
     assert str(served.server.failure) == "--lora-modules: bob: another base model"
 
 
-def test_a_server_is_ready_once_each_listed_adapter_has_an_end(engine: FakeEngine, folder: Path) -> None:
+def test_a_server_is_ready_once_each_listed_adapter_is_loaded_or_failed(engine: FakeEngine, folder: Path) -> None:
     engine.bad_adapters["bad"] = AdapterError("another base model")
     engine.adapters_come.clear()
     listed = [{"name": name, "path": str(folder / name)} for name in ("a", "b", "bad")]
@@ -344,8 +344,8 @@ def test_a_server_is_ready_once_each_listed_adapter_has_an_end(engine: FakeEngin
         assert "another base model" in error["message"]
 
 
-def test_a_client_that_leaves_while_its_adapter_loads(engine: FakeEngine, folder: Path) -> None:
-    """The load continues, so that other clients' results do not depend on this client."""
+def test_a_load_continues_after_its_client_disconnects(engine: FakeEngine, folder: Path) -> None:
+    """Otherwise the results of other clients would depend on this one."""
     engine.adapters_come.clear()
     admin = {"admin_api_key_file": str(folder.parent / "keys"), "lora_dir": (str(folder),)}
     with serving_fake(engine, enable_lora=True, allow_runtime_lora_updating=True, **admin) as served:

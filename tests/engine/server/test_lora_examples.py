@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples/lora"
 GUIDE = Path(__file__).parents[3] / "docs/guides/lora.md"
 
 
-def test_the_file_of_adapters_is_one() -> None:
+def test_the_example_files_of_adapters_are_valid() -> None:
     assert parse((EXAMPLES / "adapters.yaml").read_bytes()) == [
         LoRAModule("support", "/adapters/support-v3"),
         LoRAModule("org/summaries", "/adapters/summaries", "gemma-3-270m"),
@@ -26,7 +26,7 @@ def test_the_file_of_adapters_is_one() -> None:
     assert parse(block.encode()) == [LoRAModule("support", "/adapters/support-v3")]
 
 
-def test_an_adapter_is_loaded_asked_and_unloaded(engine: FakeEngine, tmp_path: Path) -> None:
+def test_the_example_loads_queries_and_unloads_an_adapter(engine: FakeEngine, tmp_path: Path) -> None:
     ask = runpy.run_path(str(EXAMPLES / "load_and_ask.py"))["ask"]
     (tmp_path / "keys").write_text("admin")
     (tmp_path / "a").mkdir()

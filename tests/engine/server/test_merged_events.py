@@ -56,21 +56,21 @@ def events(connection: socket.socket) -> list[Any]:
 
 @contextmanager
 def served(engine: FakeEngine) -> Iterator[Serving]:
-    """An engine with so much output that a client that does not read falls behind."""
+    """Serve an engine whose output exceeds the buffers of a client that does not read."""
     engine.info = replace(engine.info, max_model_len=10**6)
     engine.answer = "".join(chr(0x61 + 7 * i % 500) for i in range(LENGTH))
     with serving_fake(engine) as server:
         yield server
 
 
-def all_said(engine: FakeEngine) -> bool:
+def all_generated(engine: FakeEngine) -> bool:
     return all(answer.done() for answer in engine._answers.values()) and bool(engine._answers)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("path, body", [COMPLETION, CHAT])
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_a_slow_client_gets_the_same_in_fewer_events(
+def test_a_slow_client_gets_the_same_content_in_fewer_events(
     engine: FakeEngine, path: str, body: dict[str, Any], n: int, logprobs: bool
 ) -> None:
     is_chat = path == CHAT[0]
@@ -82,7 +82,7 @@ def test_a_slow_client_gets_the_same_in_fewer_events(
         whole = httpx.post(server.url + path, json=body, timeout=60).json()
         options = {"include_usage": True, "continuous_usage_stats": True}
         with streaming(server, path, {**body, "stream_options": options}) as connection:
-            wait_until(lambda: all_said(engine))
+            wait_until(lambda: all_generated(engine))
             *came, last = events(connection)
     assert last["usage"] == whole["usage"]
     assert sum(len(event["choices"]) for event in came) < LENGTH * n / 2
@@ -106,17 +106,17 @@ def test_a_slow_client_gets_the_same_in_fewer_events(
             assert all(len(c["logprobs"][entries]) == len(c["token_ids"]) for c in with_logprobs)
 
 
-def test_a_client_that_keeps_up_gets_an_event_a_token(engine: FakeEngine) -> None:
+def test_a_fast_client_gets_one_event_per_token(engine: FakeEngine) -> None:
     with served(engine) as server, streaming(server, *COMPLETION) as connection:
         assert len(events(connection)) == LENGTH
 
 
-def test_prompts_of_one_request_fall_behind_side_by_side(engine: FakeEngine) -> None:
+def test_events_are_merged_for_each_prompt_of_a_request(engine: FakeEngine) -> None:
     engine.waits_for_reader = False
     with served(engine) as server:
         body = {**COMPLETION[1], "prompt": ["a", "bc"], "stream_options": {"include_usage": True}}
         with streaming(server, COMPLETION[0], body) as connection:
-            wait_until(lambda: all_said(engine))
+            wait_until(lambda: all_generated(engine))
             *came, last = events(connection)
     for index in range(2):
         choices = [event["choices"][0] for event in came if event["choices"][0]["index"] == index]
@@ -126,7 +126,7 @@ def test_prompts_of_one_request_fall_behind_side_by_side(engine: FakeEngine) -> 
 
 
 @pytest.mark.parametrize("path, body", [COMPLETION, CHAT])
-def test_who_hangs_up_with_text_waiting_ends_the_request(engine: FakeEngine, path: str, body: dict[str, Any]) -> None:
+def test_disconnecting_with_unsent_text_ends_the_request(engine: FakeEngine, path: str, body: dict[str, Any]) -> None:
     engine.waits_for_reader = False
     engine.hangs_at = LENGTH - 1
     with served(engine) as server:

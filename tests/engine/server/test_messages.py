@@ -101,7 +101,7 @@ def without_ids(message: Any) -> dict[str, Any]:
     return {**data, "id": "", "content": [{**block, "id": ""} for block in data["content"]]}
 
 
-def test_a_message(client: Anthropic, engine: ScriptedEngine) -> None:
+def test_messages_have_anthropics_format(client: Anthropic, engine: ScriptedEngine) -> None:
     message = client.messages.create(
         **HELLO, system="be brief", extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 7}
     )
@@ -118,14 +118,14 @@ def test_a_message(client: Anthropic, engine: ScriptedEngine) -> None:
     assert roles == [("system", "be brief"), ("user", "hi")]
 
 
-def test_the_cache_is_not_reported_where_nobody_may_know(serve: Serve) -> None:
+def test_cached_tokens_are_omitted_without_prompt_tokens_details(serve: Serve) -> None:
     with serve(enable_prompt_tokens_details=False) as url:
         usage = httpx.post(f"{url}/v1/messages", json=HELLO).json()["usage"]
     assert set(usage) == {"input_tokens", "output_tokens"}
 
 
 @thinking
-def test_the_events_of_a_stream(url: str, engine: ScriptedEngine) -> None:
+def test_stream_events_come_in_anthropics_order(url: str, engine: ScriptedEngine) -> None:
     engine.script = [f"<think>so</think>\n\nok {call('Oslo')}"]
     answer = httpx.post(f"{url}/v1/messages", json={**WITH_TOOLS, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -166,7 +166,7 @@ ANSWERS = [
 
 @thinking
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
-def test_streamed_is_whole(client: Anthropic, engine: ScriptedEngine, display: str) -> None:
+def test_streamed_message_equals_the_whole_one(client: Anthropic, engine: ScriptedEngine, display: str) -> None:
     request: Any = {**WITH_TOOLS, "thinking": {"type": "adaptive", "display": display}}
     for answer in ANSWERS:
         engine.script = [answer] * 2
@@ -198,10 +198,12 @@ def test_a_stop_sequence_is_named(client: Anthropic, engine: ScriptedEngine) -> 
         assert stream.get_final_message().stop_sequence == "END"
     engine.script = [call("Oslo")]
     message = client.messages.create(**{**WITH_TOOLS, "stop_sequences": ["END"]})
-    assert (message.stop_reason, message.stop_sequence) == ("tool_use", None), "the call is whole, and wants an answer"
+    assert (message.stop_reason, message.stop_sequence) == ("tool_use", None), (
+        "the call is complete, and expects a result"
+    )
 
 
-def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> None:
+def test_stop_reason_names_the_limit(client: Anthropic, engine: ScriptedEngine) -> None:
     assert client.messages.create(**{**HELLO, "max_tokens": 4}).stop_reason == "max_tokens"
     engine.info = replace(engine.info, max_model_len=20)
     message = client.messages.create(**{**HELLO, "max_tokens": 64_000})
@@ -218,9 +220,9 @@ def test_what_bounds_an_answer(client: Anthropic, engine: ScriptedEngine) -> Non
 @pytest.mark.parametrize(
     ("arguments", "read"),
     [('{"city": "\\ud83d"}', {"city": "\ufffd"}), (f'{{"city": {"[" * 197 + "]" * 197}}}', None)],
-    ids=["half a character", "deep"],
+    ids=["lone surrogate", "deep nesting"],
 )
-def test_what_is_hard_to_read_is_called_all_the_same(
+def test_calls_with_unusual_json_are_still_calls(
     url: str, engine: ScriptedEngine, arguments: str, read: Any, forced: bool
 ) -> None:
     """The whole message contains the valid part of the JSON, the stream contains the model's text."""
@@ -239,7 +241,7 @@ def test_what_is_hard_to_read_is_called_all_the_same(
 
 
 @pytest.mark.parametrize("forced", [True, False])
-def test_what_is_too_deep_to_be_read_is_no_call(client: Anthropic, engine: ScriptedEngine, forced: bool) -> None:
+def test_too_deeply_nested_arguments_are_no_call(client: Anthropic, engine: ScriptedEngine, forced: bool) -> None:
     arguments = f'{{"city": {"[" * 230 + "]" * 230}}}'
     engine.answer = arguments if forced else f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
     choice: Any = {"tool_choice": {"type": "tool", "name": "weather"}} if forced else {}
@@ -250,7 +252,7 @@ def test_what_is_too_deep_to_be_read_is_no_call(client: Anthropic, engine: Scrip
 
 
 @thinking
-def test_tools_run_until_the_model_has_its_answer(client: Anthropic, engine: ScriptedEngine) -> None:
+def test_the_sdk_runs_tools_until_the_model_answers(client: Anthropic, engine: ScriptedEngine) -> None:
     """Like users of the SDK: its runner calls the function and sends the next request."""
 
     @beta_tool
@@ -278,7 +280,7 @@ def test_tools_run_until_the_model_has_its_answer(client: Anthropic, engine: Scr
     assert [each["tool_call_id"] for each in results] == [each["id"] for each in request["tool_calls"]]
 
 
-def test_tokens_are_counted_as_they_would_be_read(client: Anthropic, engine: ScriptedEngine) -> None:
+def test_counted_tokens_equal_the_tokens_of_the_message(client: Anthropic, engine: ScriptedEngine) -> None:
     request: Any = {
         "model": "tiny",
         "system": [{"type": "text", "text": "be brief"}, {"type": "text", "text": "be kind"}],
@@ -291,12 +293,14 @@ def test_tokens_are_counted_as_they_would_be_read(client: Anthropic, engine: Scr
     usage = client.messages.create(**request, max_tokens=2000).usage
     assert engine.tokenizer.rendered == counted
     assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    assert len(engine.requests_seen) == 1, "to count asks the engine for nothing"
+    assert len(engine.requests_seen) == 1, "counting sends the engine no request"
     long: Any = {"model": "tiny", "messages": [{"role": "user", "content": "a" * 5000}]}
-    assert client.messages.count_tokens(**long).input_tokens > 5000, "also what is too long for a message"
+    assert client.messages.count_tokens(**long).input_tokens > 5000, (
+        "input that is too long for a message is counted too"
+    )
 
 
-def test_async_clients(url: str, engine: ScriptedEngine) -> None:
+def test_async_clients_get_the_same_answers(url: str, engine: ScriptedEngine) -> None:
     async def run() -> tuple[Any, list[str]]:
         async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
             whole = await asyncio.gather(*(client.messages.create(**HELLO) for _ in range(8)))
@@ -309,7 +313,7 @@ def test_async_clients(url: str, engine: ScriptedEngine) -> None:
     assert "".join(pieces) == "hello world"
 
 
-def test_who_goes_half_way_frees_what_is_held(url: str, engine: ScriptedEngine) -> None:
+def test_disconnecting_frees_the_request(url: str, engine: ScriptedEngine) -> None:
     engine.hangs_at = 3
 
     async def run(half: Callable[[AsyncAnthropic], Any]) -> None:
@@ -333,7 +337,7 @@ def test_who_goes_half_way_frees_what_is_held(url: str, engine: ScriptedEngine) 
 
 
 @pytest.mark.parametrize("named", ["api_key", "auth_token"])
-def test_keys_in_either_header(serve: Serve, named: str) -> None:
+def test_keys_are_accepted_in_either_header(serve: Serve, named: str) -> None:
     with serve(api_key=("sesame",)) as url:
         for header in ({"x-api-key": "sesame"}, {"authorization": "Bearer sesame"}):
             headers = {"anthropic-version": "2023-06-01", **header}
@@ -349,7 +353,7 @@ def test_keys_in_either_header(serve: Serve, named: str) -> None:
     assert refused.value.type == "authentication_error"
 
 
-def test_a_stream_that_breaks_says_so(client: Anthropic, engine: ScriptedEngine) -> None:
+def test_a_broken_stream_ends_with_an_error(client: Anthropic, engine: ScriptedEngine) -> None:
     engine.breaks_with = RequestFailedError()
     with client.messages.stream(**HELLO) as stream, pytest.raises(anthropic.APIStatusError) as broken:
         for _ in stream:
@@ -360,7 +364,7 @@ def test_a_stream_that_breaks_says_so(client: Anthropic, engine: ScriptedEngine)
         client.messages.create(**HELLO)
 
 
-def test_a_real_model_says_the_same_in_both_apis(address: str) -> None:
+def test_the_real_engine_answers_equally_in_both_apis(address: str) -> None:
     request: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 12}
     chat = httpx.post(f"{address}/v1/chat/completions", json={**request, "temperature": 0}, timeout=60).json()
     with Anthropic(base_url=address, api_key="none", max_retries=0) as client:
@@ -381,13 +385,13 @@ def test_a_real_model_says_the_same_in_both_apis(address: str) -> None:
 
 
 class Verdict(BaseModel):
-    """What an answer is to be."""
+    """The schema of an answer."""
 
     ok: bool
     grade: Literal["good", "bad"]
 
 
-def test_a_real_model_answers_by_a_schema_and_calls_the_tools_that_it_must(address: str) -> None:
+def test_the_real_engine_follows_schemas_and_forced_tools(address: str) -> None:
     request: Any = {"model": "tiny", "messages": [{"role": "user", "content": "the quick"}], "max_tokens": 300}
     tools: Any = [
         {"name": name, "strict": True, "input_schema": transform_schema(Verdict)} for name in ("judge", "appraise")

@@ -129,7 +129,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("anthropic", "openai"), SAME)
-def test_a_conversation_is_the_chat_that_it_means(
+def test_conversations_are_rendered_like_the_same_chat(
     client: TestClient, engine: FakeEngine, anthropic: dict[str, Any], openai: dict[str, Any]
 ) -> None:
     counted = rendered(client, engine, "/v1/messages", {"model": "tiny", "max_tokens": 2000, **anthropic})
@@ -138,7 +138,7 @@ def test_a_conversation_is_the_chat_that_it_means(
 
 
 @pytest.mark.parametrize("anywhere", [True, False])
-def test_later_instructions_go_where_the_template_takes_them(
+def test_later_system_messages_move_first_if_the_template_requires_it(
     client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, anywhere: bool
 ) -> None:
     chat_text = engine.tokenizer.chat_text
@@ -160,7 +160,7 @@ def test_later_instructions_go_where_the_template_takes_them(
             assert roles_and_texts == [("system", "one\ntwo"), ("user", "a\nb")]
 
 
-def test_what_coding_agents_send_is_taken(client: TestClient, engine: FakeEngine) -> None:
+def test_requests_of_coding_agents_are_accepted(client: TestClient, engine: FakeEngine) -> None:
     body = {
         "model": "tiny",
         "max_tokens": 32_000,
@@ -250,7 +250,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_refused_is_named(client: TestClient, engine: FakeEngine) -> None:
+def test_refusals_name_the_field(client: TestClient, engine: FakeEngine) -> None:
     for fields, named in REFUSED:
         for stream in (False, True):
             response = client.post("/v1/messages", json={**HELLO, "stream": stream, **fields})
@@ -258,7 +258,7 @@ def test_what_is_refused_is_named(client: TestClient, engine: FakeEngine) -> Non
     assert not engine.requests_seen
 
 
-def test_threads_are_refused_by_the_code_that_clients_know(client: TestClient) -> None:
+def test_threads_are_refused_with_anthropics_error_code(client: TestClient) -> None:
     response = client.post("/v1/messages", json={**HELLO, "thread": {"type": "create"}})
     assert "thread" in error_of(response, 400, "invalid_request_error")
     assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
@@ -279,7 +279,7 @@ def error_of(response: Any, status: int, kind: str) -> str:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_errors_have_anthropics_names(make_client: MakeClient, make_service: MakeService, path: str) -> None:
+def test_errors_have_anthropics_types(make_client: MakeClient, make_service: MakeService, path: str) -> None:
     keys = make_client(api_key=("k",))
     response = keys.post(path, json=HELLO)
     error_of(response, 401, "authentication_error")
@@ -295,7 +295,7 @@ def test_errors_have_anthropics_names(make_client: MakeClient, make_service: Mak
     error_of(response, 405, "invalid_request_error")
     assert response.headers["allow"] == "POST"
     error_of(client.post(f"{path}/batches", json=body), 404, "not_found_error")
-    assert set(client.get("/v1/messagesx").json()) == {"error"}, "OpenAI's elsewhere"
+    assert set(client.get("/v1/messagesx").json()) == {"error"}, "other paths have OpenAI's format"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -308,7 +308,7 @@ def test_errors_have_anthropics_names(make_client: MakeClient, make_service: Mak
         (RequestError("too many", "max_tokens"), 400, "invalid_request_error"),
     ],
 )
-def test_errors_of_the_engine(
+def test_engine_errors_have_anthropics_types(
     client: TestClient, engine: FakeEngine, mistake: Exception, status: int, kind: str, stream: bool
 ) -> None:
     engine.error = mistake
@@ -317,14 +317,14 @@ def test_errors_of_the_engine(
     assert ("retry-after" in response.headers) == (status == 503)
 
 
-def test_a_full_queue(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_a_full_queue_is_429_with_retry_after(make_client: MakeClient, engine: FakeEngine) -> None:
     client = make_client(max_num_queued_reqs=0)
     response = client.post("/v1/messages", json=HELLO)
     error_of(response, 429, "rate_limit_error")
     assert response.headers["retry-after"]
 
 
-def test_very_many_messages_are_no_more_work_than_in_a_chat() -> None:
+def test_many_messages_cost_no_more_work_than_in_a_chat() -> None:
     """The event loop serves no other request meanwhile."""
     body = {**HELLO, "messages": [{"role": "user", "content": "a"}] * 5000}
     counted, chat = (

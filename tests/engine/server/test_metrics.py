@@ -1,4 +1,4 @@
-"""Metrics of a scripted history; only the reporting engine is faked."""
+"""Metrics after a fixed series of engine reports; only the engine is faked."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ def test_buckets_are_vllms(metrics: EngineMetrics, registry: CollectorRegistry) 
     assert bounds("request_params_n") == [1, 2, 5, 10, 20]
 
 
-def test_the_process_is_told_too(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+def test_process_metrics_are_exported(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
     assert {"process_resident_memory_bytes", "process_cpu_seconds", "python_info"} <= families(registry).keys()
 
 
-def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+def test_cache_config_info_describes_the_cache(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
     (sample,) = families(registry)["vllm:cache_config_info"].samples
     assert sample.value == 1
     assert sample.labels["num_gpu_blocks"] == "77"
@@ -151,7 +151,7 @@ def test_cache_config(metrics: EngineMetrics, registry: CollectorRegistry) -> No
     assert sample.labels["kv_cache_size_tokens"] == str(76 * 600 // 38)
 
 
-def test_how_the_model_is_stored(registry: CollectorRegistry) -> None:
+def test_model_info_contains_the_storage_formats(registry: CollectorRegistry) -> None:
     info = replace(INFO, dtype="float32", weights="Q5_0, Q8_0", kv_cache_dtype="int8_per_token_head")
     EngineMetrics(registry, "a-model", EngineArgs(model="m", kv_cache_dtype="int8_per_token_head"), [info])
     (sample,) = families(registry)["stoker:model_info"].samples
@@ -165,7 +165,7 @@ def test_how_the_model_is_stored(registry: CollectorRegistry) -> None:
     assert sample.labels["cache_dtype"] == "int8_per_token_head"
 
 
-def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+def test_scheduler_stats_become_gauges_and_counters(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
     metrics.on_step(StepReport(0, 0, 0, SchedulerStats(3, 2, 0.5, 100, 40, 1)))
     metrics.on_step(StepReport(0, 0, 0, SchedulerStats(1, 0, 0.25, 150, 60, 4)))
     assert value(registry, "vllm:num_requests_running") == 1
@@ -178,8 +178,8 @@ def test_what_the_scheduler_says(metrics: EngineMetrics, registry: CollectorRegi
     assert value(registry, "vllm:num_preemptions_total") == 4
 
 
-def test_a_requests_life(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
-    """It waits 1 s, gets its first token 2 s later, and two more after 1 s and 2 s."""
+def test_request_metrics_follow_a_requests_times(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+    """The request waits 1 s, gets its first token 2 s later, and two more after 1 s and 2 s."""
     metrics.on_step(StepReport(4, 4, 1, IDLE, first_tokens=[FirstToken(3.0, 20, 16)]))
     metrics.on_step(StepReport(1, 0, 1, IDLE, inter_token=[1.0]))
     metrics.on_step(StepReport(1, 0, 1, IDLE, inter_token=[2.0]))
@@ -215,7 +215,7 @@ def test_a_requests_life(metrics: EngineMetrics, registry: CollectorRegistry) ->
 
 
 @pytest.mark.parametrize("queue", [None, 1.0])
-def test_an_early_abort_has_no_times_it_did_not_get_to(
+def test_an_early_abort_has_only_the_times_it_reached(
     metrics: EngineMetrics, registry: CollectorRegistry, queue: float | None
 ) -> None:
     metrics.on_step(finished(FinishReason.ABORT, queue=queue, num_output_tokens=0, longest_output=0))
@@ -226,7 +226,7 @@ def test_an_early_abort_has_no_times_it_did_not_get_to(
     assert value(registry, "vllm:iteration_tokens_total_count") == 0, "there was no step"
 
 
-def test_several_sequences_of_a_request(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
+def test_metrics_cover_all_sequences_of_a_request(metrics: EngineMetrics, registry: CollectorRegistry) -> None:
     metrics.on_step(
         finished(FinishReason.STOP, n=3, num_output_tokens=12, longest_output=5, queue=0.0, prefill=1.0, decode=8.0)
     )
@@ -246,7 +246,7 @@ def test_rejections_have_vllms_reasons(metrics: EngineMetrics, registry: Collect
     assert reported == {("tiny", "max_num_queued_reqs"): 1, ("tiny", "max_num_queued_tokens"): 0}
 
 
-def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:
+def test_each_engine_has_its_own_samples(registry: CollectorRegistry) -> None:
     """One family per metric, one sample per engine. A dead engine has no running requests; others keep their values."""
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=3), [INFO] * 3)
     serves = [True, False, True]
@@ -264,13 +264,13 @@ def test_each_engine_has_its_own(registry: CollectorRegistry) -> None:
     assert each("stoker:engine_restarts_total") == [0, 1, 0]
     assert each("stoker:engine_up") == [1, 0, 0]
     metrics.on_step(StepReport(4, 3, 1, SchedulerStats(1, 2, 0.5, 7, 2, 0), engine=1))
-    assert each("vllm:prefix_cache_hits_total") == [5, 7, 5], "another engine counts again"
+    assert each("vllm:prefix_cache_hits_total") == [5, 7, 5], "a restarted engine counts from zero"
     text = generate_latest(registry).decode()
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     assert text.count("vllm:cache_config_info{") == text.count("stoker:model_info{") == 3
 
 
-def test_each_engine_shows_its_own_cache_and_that_of_whoever_takes_its_place(registry: CollectorRegistry) -> None:
+def test_info_metrics_show_the_current_cache_of_each_engine(registry: CollectorRegistry) -> None:
     """Devices may have different capacities. A dead engine's values are not shown any more."""
     infos = [INFO, replace(INFO, num_blocks=50)]
     metrics = EngineMetrics(registry, "tiny", EngineArgs("tiny", data_parallel_size=2), infos)

@@ -101,7 +101,9 @@ def test_completion_logprobs_are_the_models(openai_client: OpenAI, reference: An
     assert reported.token_logprobs[1:] == pytest.approx(chosen, abs=1e-4)
     for position, top in enumerate(reported.top_logprobs[1:]):
         best = {*expected[position].topk(3).values.tolist(), chosen[position]}
-        assert sorted(top.values()) == pytest.approx(sorted(best), abs=1e-4), "three, and the token itself"
+        assert sorted(top.values()) == pytest.approx(sorted(best), abs=1e-4), (
+            "the three likeliest tokens, and the token itself"
+        )
 
 
 def test_chat_logprobs_are_the_models(openai_client: OpenAI, reference: Any) -> None:
@@ -118,7 +120,7 @@ def test_chat_logprobs_are_the_models(openai_client: OpenAI, reference: Any) -> 
     assert text.decode(errors="replace") == choice.message.content
 
 
-def test_n_with_a_seed(openai_client: OpenAI) -> None:
+def test_seeded_choices_are_reproducible(openai_client: OpenAI) -> None:
     def texts(n: int) -> list[str]:
         answer = openai_client.completions.create(
             model="tiny", prompt="over", n=n, seed=7, temperature=1, max_tokens=16
@@ -131,7 +133,7 @@ def test_n_with_a_seed(openai_client: OpenAI) -> None:
     assert texts(1) == four[:1]
 
 
-def test_what_steers_sampling(openai_client: OpenAI, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_sampling_fields_take_effect(openai_client: OpenAI, tokenizer: PreTrainedTokenizerFast) -> None:
     def tokens(**fields: Any) -> list[int]:
         extra = {"return_token_ids": True, "ignore_eos": True, **fields}
         answer = openai_client.completions.create(model="tiny", prompt="the", **GREEDY, extra_body=extra)
@@ -147,7 +149,7 @@ def test_what_steers_sampling(openai_client: OpenAI, tokenizer: PreTrainedTokeni
     assert stopped == free[: free.index(free[3]) + 1]
 
 
-def test_beam_search(openai_client: OpenAI, tiny_llama: Path) -> None:
+def test_beam_search_equals_transformers(openai_client: OpenAI, tiny_llama: Path) -> None:
     answer: Any = openai_client.completions.create(
         model="tiny",
         prompt=[5, 6, 7, 8],
@@ -198,7 +200,7 @@ def test_a_stop_string_ends_the_text(openai_client: OpenAI) -> None:
     assert choice(stop=stop, include_stop_str_in_output=True).text == stopped.text + stop
 
 
-def test_errors_are_the_clients_own(openai_client: OpenAI) -> None:
+def test_errors_raise_the_clients_exceptions(openai_client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         openai_client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError) as too_long:
@@ -228,14 +230,14 @@ def test_errors_are_the_clients_own(openai_client: OpenAI) -> None:
         {"n": 128, "max_tokens": 1},
     ],
 )
-def test_extreme_parameters_hurt_nobody(address: str, sampling: dict[str, object]) -> None:
+def test_extreme_parameters_are_served(address: str, sampling: dict[str, object]) -> None:
     body = {"prompt": "the", "max_tokens": 4, **sampling}
     answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert httpx.get(f"{address}/health").status_code == 200
 
 
-def test_64_clients_stream_at_once(address: str, openai_client: OpenAI) -> None:
+def test_64_concurrent_streams_equal_single_requests(address: str, openai_client: OpenAI) -> None:
     def tokens(number: int) -> list[int]:
         choice: Any = openai_client.completions.create(
             model="tiny", prompt=f"the quick fox {number}", **GREEDY, **IDS
@@ -258,7 +260,7 @@ def test_64_clients_stream_at_once(address: str, openai_client: OpenAI) -> None:
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_metrics_tell_what_happened(address: str) -> None:
+def test_metrics_count_a_request(address: str) -> None:
     def values() -> list[float]:
         return [
             sample(address, "vllm:prompt_tokens_total"),
@@ -276,7 +278,7 @@ def test_metrics_tell_what_happened(address: str) -> None:
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_metrics_keep_their_names_whatever_the_scraper_prefers(address: str) -> None:
+def test_metrics_keep_their_names_for_any_accept_header(address: str) -> None:
     for accept in ("application/openmetrics-text; version=1.0.0", "text/plain; version=1.0.0", "*/*"):
         answer = httpx.get(f"{address}/metrics", headers={"accept": accept})
         assert 'vllm:num_requests_running{engine="0",model_name="tiny"}' in answer.text

@@ -18,7 +18,7 @@ def chat(address: str) -> ChatOpenAI:
     return ChatOpenAI(base_url=f"{address}/v1", api_key="none", model="tiny", temperature=0, max_tokens=12)  # type: ignore
 
 
-def test_langchain_chat(chat: ChatOpenAI) -> None:
+def test_langchain_chats_are_equal_whole_streamed_and_batched(chat: ChatOpenAI) -> None:
     messages = [("system", "be brief"), ("human", "the quick fox")]
     whole = chat.invoke(messages)
     assert isinstance(whole.content, str)
@@ -31,7 +31,7 @@ def test_langchain_chat(chat: ChatOpenAI) -> None:
     assert batch[0].content == whole.content
 
 
-def test_langchain_logprobs_stop_and_seed(chat: ChatOpenAI) -> None:
+def test_langchain_gets_logprobs(chat: ChatOpenAI) -> None:
     answer = chat.bind(logprobs=True, top_logprobs=2, seed=3, stop=["~"]).invoke("over")
     content = answer.response_metadata["logprobs"]["content"]
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)
@@ -41,13 +41,13 @@ async def _astream(chat: ChatOpenAI) -> str:
     return "".join([str(chunk.content) async for chunk in chat.astream("the quick fox")])
 
 
-def test_langchain_async(chat: ChatOpenAI) -> None:
+def test_langchain_async_streams_equal_whole_answers(chat: ChatOpenAI) -> None:
     import asyncio
 
     assert asyncio.run(_astream(chat)) == chat.invoke("the quick fox").content
 
 
-def test_langchain_completions(address: str) -> None:
+def test_langchain_completions_are_equal_whole_streamed_and_batched(address: str) -> None:
     llm = OpenAI(base_url=f"{address}/v1", api_key="none", model="tiny", temperature=0, max_tokens=8)  # type: ignore
     text = llm.invoke("the lazy dog")
     assert "".join(llm.stream("the lazy dog")) == text

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from .conftest import FakeEngine, Listen, wait_until
-from .test_disconnect import asked
+from .test_disconnect import open_request
 
 LONG = "x" * 65
 CHAT = [{"role": "user", "content": LONG}]
@@ -29,7 +29,7 @@ CHAT = [{"role": "user", "content": LONG}]
         ("/tokenize", {"messages": CHAT}, "messages"),
     ],
 )
-def test_what_is_too_long_is_not_encoded(
+def test_too_long_prompts_are_not_encoded(
     client: TestClient, engine: FakeEngine, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = client.post(path, json=body)
@@ -47,7 +47,7 @@ def test_what_is_too_long_is_not_encoded(
         ("/v1/chat/completions", {"messages": CHAT}),
     ],
 )
-def test_what_is_cut_may_be_of_any_length(
+def test_truncated_prompts_may_have_any_length(
     client: TestClient, engine: FakeEngine, path: str, subject: dict[str, Any]
 ) -> None:
     answer = client.post(path, json={**subject, "truncate_prompt_tokens": 3})
@@ -57,7 +57,7 @@ def test_what_is_cut_may_be_of_any_length(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
 @pytest.mark.parametrize("stream", [True, False])
-def test_hanging_up_ends_the_work_for_the_prompt(
+def test_disconnecting_ends_the_work_for_the_prompt(
     engine: FakeEngine, app: FastAPI, listen: Listen, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
     started, ended = threading.Event(), threading.Event()
@@ -72,7 +72,7 @@ def test_hanging_up_ends_the_work_for_the_prompt(
 
     monkeypatch.setattr(engine.tokenizer, "encode", endless)
     with listen(app) as address:
-        with asked(address, path, stream):
+        with open_request(address, path, stream):
             wait_until(started.is_set)
             assert not ended.is_set()
         wait_until(ended.is_set)

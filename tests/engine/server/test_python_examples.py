@@ -24,7 +24,7 @@ def main_of(name: str) -> Callable[..., None]:
     return runpy.run_path(str(EXAMPLES / "python" / name))["main"]  # type: ignore[no-any-return]
 
 
-def test_offline_batch(tiny_llama: Path, tmp_path: Path) -> None:
+def test_offline_batch_writes_a_result_per_prompt(tiny_llama: Path, tmp_path: Path) -> None:
     source, target = EXAMPLES / "python/prompts.jsonl", tmp_path / "results.jsonl"
     main_of("offline_batch.py")(str(source), str(target), str(tiny_llama))
     requests, results = ([json.loads(line) for line in path.open()] for path in (source, target))
@@ -35,21 +35,21 @@ def test_offline_batch(tiny_llama: Path, tmp_path: Path) -> None:
     assert {result["finish_reason"] for result in results} <= {"stop", "length"}
 
 
-def test_streaming_client(address: str, capsys: Any) -> None:
+def test_streaming_client_prints_text_and_times(address: str, capsys: Any) -> None:
     main_of("streaming_client.py")("What is a steam engine?", address)
     shown = capsys.readouterr()
     assert shown.out.strip()
     assert re.search(r"\d+ tokens in \d+\.\d\d s, the first after \d+\.\d\d s", shown.err)
 
 
-def test_tool_calls(address: str, capsys: Any) -> None:
+def test_tool_calls_example_calls_its_tool(address: str, capsys: Any) -> None:
     main_of("tool_calls.py")(address)
     call, answer = capsys.readouterr().out.split("\n", maxsplit=1)
     assert re.match(r'call: Weather\({.*"(Oslo|Paris|Rome)"\s*}\) -> {.*celsius.*}', call)
     assert answer.startswith("answer: ")
 
 
-def test_structured_output(address: str, tiny_llama: Path, capsys: Any) -> None:
+def test_structured_output_examples_print_valid_reviews(address: str, tiny_llama: Path, capsys: Any) -> None:
     main_of("structured_output.py")(address)
     main_of("structured_output_offline.py")(str(tiny_llama))
     lines = capsys.readouterr().out.splitlines()
@@ -58,7 +58,7 @@ def test_structured_output(address: str, tiny_llama: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["streaming_client", "structured_output", "tool_calls"])
-def test_client_without_a_server(name: str) -> None:
+def test_clients_report_that_no_server_answers(name: str) -> None:
     words = ["What?", "http://127.0.0.1:9"] if name == "streaming_client" else ["http://127.0.0.1:9"]
     script = [sys.executable, str(EXAMPLES / f"python/{name}.py"), *words]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
@@ -66,7 +66,7 @@ def test_client_without_a_server(name: str) -> None:
     assert done.stderr == "no server answers at this address; the first lines of this script start one\n"
 
 
-def test_benchmark_of_own_prompts(address: str, tiny_llama: Path, capsys: Any) -> None:
+def test_the_readmes_benchmark_command_works(address: str, tiny_llama: Path, capsys: Any) -> None:
     """The command in the README, with the server's address and the tokenizer's folder."""
     command = re.search(r"stoker bench (serve .*?)\n```", (EXAMPLES / "README.md").read_text(), re.DOTALL)
     assert command is not None
@@ -81,7 +81,7 @@ def test_benchmark_of_own_prompts(address: str, tiny_llama: Path, capsys: Any) -
     assert len(rates) == 12
 
 
-def test_index_lists_each_example() -> None:
+def test_the_readme_lists_each_example() -> None:
     listed = set(re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text()))
     files = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.*") if "__pycache__" not in path.parts}
     assert listed == files - {"README.md"}

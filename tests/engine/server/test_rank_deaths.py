@@ -37,8 +37,8 @@ SECONDS = 120.0
 class Served:
     """A server process, with the processes that it has started."""
 
-    def __init__(self, model: Path, last_words: Path, *words: str) -> None:
-        self.last_words = last_words
+    def __init__(self, model: Path, termination_log: Path, *words: str) -> None:
+        self.termination_log = termination_log
         argv = [str(model), "--host=127.0.0.1", "--port=0", "--num-gpu-blocks-override=256", "--device=cpu"]
         argv += [f"--tensor-parallel-size={SIZE}", f"--step-timeout={STEP_TIMEOUT_S}", "--shutdown-grace=0", *words]
         self.seen: dict[int, psutil.Process] = {}
@@ -46,7 +46,7 @@ class Served:
             [sys.executable, "-c", SERVE, *argv],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "STOKER_TERMINATION_LOG": str(last_words)},
+            env={**os.environ, "STOKER_TERMINATION_LOG": str(termination_log)},
         )
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -59,8 +59,8 @@ class Served:
     @property
     def url(self) -> str:
         """Wait until it serves, and return its URL."""
-        self.until(lambda: "serving " in self.log or self.process.poll() is not None, "it does not serve")
-        assert "serving " in self.log, f"it has ended: {self.log}"
+        self.until(lambda: "serving " in self.log or self.process.poll() is not None, "the server serves")
+        assert "serving " in self.log, f"the server has ended: {self.log}"
         return next(line.split()[-1] for line in self.lines if "serving " in line)
 
     def find(self, name: str) -> psutil.Process | None:
@@ -79,7 +79,7 @@ class Served:
         return None
 
     def wait_for(self, name: str) -> psutil.Process:
-        """Wait for this process, and return it."""
+        """Wait until this process exists, and return it."""
         found: list[psutil.Process] = []
 
         def find() -> bool:
@@ -87,29 +87,29 @@ class Served:
                 found.append(process)
             return bool(found)
 
-        self.until(find, f"there is no {name}")
+        self.until(find, f"{name} exists")
         return found[0]
 
     def ended(self) -> int:
-        """Wait for its end, and return its exit code."""
-        self.until(lambda: self.process.poll() is not None, "it does not end")
+        """Wait until the server has ended, and return its exit code."""
+        self.until(lambda: self.process.poll() is not None, "the server has ended")
         return int(self.process.returncode)
 
-    def until(self, condition: Callable[[], bool], otherwise: str) -> None:
+    def until(self, condition: Callable[[], bool], description: str) -> None:
         def holds() -> bool:
             if condition():
                 return True
             self._all()
             return False
 
-        until(holds, lambda: f"{otherwise}: {self.log}", every=0.02)
+        until(holds, lambda: f"{description}: {self.log}", every=0.02)
 
     def check_nothing_is_left(self) -> None:
-        """Assert that all its processes end with it, including stopped ones."""
+        """Assert that all processes of the server end with it, including stopped ones."""
         self._all()
         self.process.kill()
         self.process.wait()
-        self.until(lambda: not any(map(_lives, self.seen.values())), "a process outlives the server")
+        self.until(lambda: not any(map(_lives, self.seen.values())), "all processes have ended")
 
     def _all(self) -> list[psutil.Process]:
         """Return the living processes, and remember all."""
@@ -132,7 +132,7 @@ def serving(model: Path, folder: Path, *words: str) -> Iterator[Served]:
         yield served
     finally:
         served.check_nothing_is_left()
-        served.until(lambda: _shared_memory() <= before, "shared memory is left")  # other tests' too
+        served.until(lambda: _shared_memory() <= before, "the shared memory is released")  # other tests' too
 
 
 def _shared_memory() -> set[Path]:
@@ -161,7 +161,7 @@ def _in_flight(url: str) -> Iterator[Iterator[str]]:
         yield lines
 
 
-def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_dead_rank_is_named_and_the_engine_restarted(tiny_llama: Path, tmp_path: Path) -> None:
     """First under traffic, then while idle; the latter exceeds the permitted restarts."""
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=1", "--log-format=json") as served:
         url = served.url.rstrip('"}')
@@ -172,22 +172,22 @@ def test_a_dead_rank_is_named_and_all_are_loaded_again(tiny_llama: Path, tmp_pat
         error = json.loads(last.removeprefix("data: "))["error"]
         assert error["type"] == "internal_error"
         assert f"rank 1 of {SIZE} was killed by signal 9" in error["message"]
-        assert _answer(url) == 200, "it waits for the next engine"
+        assert _answer(url) == 200, "the request waits for the restarted engine"
         assert not any(map(_lives, first))
         assert f"rank 1 of {SIZE} was killed by signal 9 (SIGKILL)" in served.log
         served.wait_for("rank 0").kill()
         assert served.ended() == 1
-        written = TerminationMessage.parse(served.last_words.read_text())
+        written = TerminationMessage.parse(served.termination_log.read_text())
         assert written is not None
         assert written.reason is Reason.ENGINE_DIED
         assert f"rank 0 of {SIZE} was killed by signal 9 (SIGKILL)" in written.message
         assert "Traceback" not in served.log
         of_ranks = [json.loads(line) for line in served.lines if '"rank"' in line]
-        assert {line["rank"] for line in of_ranks} == {0}, "all ranks know the same; one says it"
+        assert {line["rank"] for line in of_ranks} == {0}, "only one rank logs what all of them know"
 
 
 @pytest.mark.parametrize("traffic", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named_and_ends_the_server(traffic: bool, tiny_llama: Path, tmp_path: Path) -> None:
     with serving(tiny_llama, tmp_path, "--max-engine-restarts=9") as served:
         url, rank = served.url, served.wait_for("rank 1")
         with contextlib.ExitStack() as stack:
@@ -197,22 +197,22 @@ def test_a_stopped_rank_is_named(traffic: bool, tiny_llama: Path, tmp_path: Path
                 last = line
         if traffic:
             assert f"rank 1 of {SIZE} was stopped" in json.loads(last.removeprefix("data: "))["error"]["message"]
-        assert served.ended() == 1, "what it runs on may be stuck"
-        written = TerminationMessage.parse(served.last_words.read_text())
+        assert served.ended() == 1, "the device may be stuck"
+        written = TerminationMessage.parse(served.termination_log.read_text())
         assert written is not None
         assert f"rank 1 of {SIZE} was stopped" in written.message
         assert "Traceback" not in served.log
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_asked_to_stop_it_finishes_what_it_began(signum: signal.Signals, tiny_llama: Path, tmp_path: Path) -> None:
+def test_signals_let_running_requests_finish(signum: signal.Signals, tiny_llama: Path, tmp_path: Path) -> None:
     with serving(tiny_llama, tmp_path) as served, _in_flight(served.url) as lines:
         served.process.send_signal(signum)
         *_, finish, done = lines
         assert json.loads(finish.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert done == "data: [DONE]"
         assert served.ended() == 0
-        served.until(lambda: not any(map(_lives, served.seen.values())), "a process outlives the server")
+        served.until(lambda: not any(map(_lives, served.seen.values())), "all processes have ended")
 
 
 PROCESS_KINDS = ("server", "tokenizer", "engine", "rank 0", "rank 1")
@@ -229,7 +229,7 @@ QUICK = {("rank 1", signal.SIGSTOP, True), ("engine", signal.SIGKILL, False)}
         for loads in (True, False)
     ],
 )
-def test_whoever_dies_or_stops_nobody_is_left_behind(
+def test_no_process_is_left_after_any_of_them_dies_or_stops(
     process_kind: str, signum: signal.Signals, loads: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
     """The server recovers, ends by itself, or is killed: afterwards no process is left."""

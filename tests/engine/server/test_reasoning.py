@@ -26,7 +26,7 @@ def ask(client: Any, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     "text", [f"{THOUGHT}It rains.", "Let me see.</think>It rains.", "still thinking", f"{THOUGHT}{OSLO}"]
 )
-def test_streamed_is_whole(piece: int, text: str) -> None:
+def test_streamed_answer_equals_the_whole_one(piece: int, text: str) -> None:
     client = openai_client(ScriptedEngine(text, text, piece=piece), reasoning_parser="qwen3")
     whole = ask(client, tools=TOOLS)
     message = whole.choices[0].message
@@ -56,7 +56,7 @@ def test_content_is_null_while_there_is_only_reasoning() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_may_be_left_out(stream: bool) -> None:
+def test_reasoning_may_be_omitted(stream: bool) -> None:
     body = {"messages": MESSAGES, "include_reasoning": False, "stream": stream}
     client = serve(ScriptedEngine(f"{THOUGHT}It rains."), reasoning_parser="qwen3")
     answer = client.post("/v1/chat/completions", json=body)
@@ -80,7 +80,7 @@ def test_forced_calls_come_after_the_reasoning(piece: int) -> None:
     assert structured.begins_after == "</think>"
 
 
-def test_each_choice_counts_its_own() -> None:
+def test_reasoning_tokens_of_all_choices_are_counted() -> None:
     client = openai_client(ScriptedEngine(["a</think>b", "abc", "</think>b"]), reasoning_parser="deepseek_r1")
     answer = ask(client, n=3)
     assert [choice.message.content for choice in answer.choices] == ["b", None, "b"]
@@ -88,7 +88,7 @@ def test_each_choice_counts_its_own() -> None:
 
 
 @pytest.mark.parametrize("ends", [[(7,)], [(7, 8, 9), (5, 5)]])
-def test_reasoning_tokens_are_the_same_in_whatever_deltas_they_come(ends: Sequence[tuple[int, ...]]) -> None:
+def test_reasoning_tokens_do_not_depend_on_deltas(ends: Sequence[tuple[int, ...]]) -> None:
     tokens = [1, 5, 7, 8, 7, 8, 9, 2, 7, 8, 9, 3]
     expected = 3 if ends == [(7,)] else 7
     for first in range(len(tokens) + 1):
@@ -103,17 +103,17 @@ def test_reasoning_tokens_are_the_same_in_whatever_deltas_they_come(ends: Sequen
     none = ReasoningTokens(ends, is_reasoning=True)
     none.add([1, 2], [Content("x")], is_reasoning=False)
     none.add([3], [Content("x")], is_reasoning=False)
-    assert none.count == 0, "it did not reason"
+    assert none.count == 0, "the model did not reason"
     closed = ReasoningTokens(ends, is_reasoning=False)
     closed.add(tokens, [Content("x")], is_reasoning=False)
     assert closed.count == 0
 
 
-def test_models_that_do_not_reason_have_no_such_usage() -> None:
+def test_models_without_reasoning_report_no_reasoning_tokens() -> None:
     assert ask(openai_client(ScriptedEngine("hi"))).usage.completion_tokens_details is None
 
 
-# What chat repeats.
+# `echo` in chats.
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -127,7 +127,7 @@ def test_models_that_do_not_reason_have_no_such_usage() -> None:
         ({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "It"}]}]}, "It"),
     ],
 )
-def test_echo(stream: bool, fields: dict[str, Any], echoed: str) -> None:
+def test_echo_repeats_the_last_message_of_the_answers_role(stream: bool, fields: dict[str, Any], echoed: str) -> None:
     """As in vLLM: the last message comes first, if its role is the answer's."""
     messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     client = openai_client(ScriptedEngine([" fine.", " cold."]))
@@ -143,19 +143,19 @@ def test_echo(stream: bool, fields: dict[str, Any], echoed: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_continues_an_answer_is_no_reasoning(stream: bool) -> None:
+def test_a_continued_answer_is_no_reasoning(stream: bool) -> None:
     engine = ScriptedEngine(" world", " world")
     client = serve(engine, reasoning_parser="deepseek_r1")
     started = [*MESSAGES, {"role": "assistant", "content": "Hello"}]
     chat = {"messages": started, "continue_final_message": True, "structured_outputs": {"regex": "[a-z ]+"}}
     answer = client.post("/v1/chat/completions", json={**chat, "stream": stream})
     assert "reasoning_content" not in answer.text
-    assert engine.requests_seen[-1][1].structured_outputs.begins_after is None, "its format holds at once"
+    assert engine.requests_seen[-1][1].structured_outputs.begins_after is None, "the grammar applies from the start"
     answer = client.post("/v1/messages", json={"messages": started, "max_tokens": 9, "model": "tiny", "stream": stream})
     assert "thinking" not in answer.text.replace("thinking_tokens", "")
 
 
-def test_an_answer_that_is_reasoning_alone_can_be_sent_back() -> None:
+def test_an_answer_of_only_reasoning_can_be_sent_back() -> None:
     client = serve(ScriptedEngine("hm", "well"), reasoning_parser="deepseek_r1")
     message = client.post("/v1/chat/completions", json={"messages": MESSAGES}).json()["choices"][0]["message"]
     assert message["content"] is None

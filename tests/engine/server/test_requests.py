@@ -71,7 +71,7 @@ SAMPLING: dict[str, Any] = {
     [(field, value) for field, values in NEUTRAL.items() for value in [None, *values]]
     + [("best_of", 1), ("suffix", None), ("logprobs", None), ("add_special_tokens", True)],
 )
-def test_a_completion_field_that_asks_for_nothing(client: TestClient, field: str, value: Any) -> None:
+def test_neutral_completion_fields_are_accepted(client: TestClient, field: str, value: Any) -> None:
     response = client.post("/v1/completions", json={"prompt": "a", field: value})
     assert response.status_code == 200, response.text
 
@@ -91,13 +91,13 @@ def test_a_completion_field_that_asks_for_nothing(client: TestClient, field: str
         ("max_completion_tokens", 5),
     ],
 )
-def test_a_chat_field_that_asks_for_nothing(client: TestClient, field: str, value: Any) -> None:
+def test_neutral_chat_fields_are_accepted(client: TestClient, field: str, value: Any) -> None:
     response = client.post("/v1/chat/completions", json={"messages": MESSAGES, field: value})
     assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("field, value", [*ASKING.items(), ("best_of", 2), ("prompt_embeds", "x"), ("suffix", "x")])
-def test_a_completion_field_we_have_not_built(client: TestClient, field: str, value: Any) -> None:
+def test_unsupported_completion_fields_are_refused(client: TestClient, field: str, value: Any) -> None:
     _assert_refused(client, "/v1/completions", {"prompt": "a", field: value}, field)
 
 
@@ -116,7 +116,7 @@ def test_a_completion_field_we_have_not_built(client: TestClient, field: str, va
         ("truncation_side", "top"),
     ],
 )
-def test_a_chat_field_we_have_not_built(client: TestClient, field: str, value: Any) -> None:
+def test_unsupported_chat_fields_are_refused(client: TestClient, field: str, value: Any) -> None:
     _assert_refused(client, "/v1/chat/completions", {"messages": MESSAGES, field: value}, field)
 
 
@@ -236,9 +236,7 @@ def test_parameters_reach_the_engine(client: TestClient, engine: FakeEngine, pat
     assert params.logit_bias == {104: -100, 7: 1.5}
 
 
-def test_what_the_models_makers_recommend_counts_where_nothing_is_said(
-    make_client: MakeClient, engine: FakeEngine
-) -> None:
+def test_the_models_sampling_defaults_apply_to_omitted_fields(make_client: MakeClient, engine: FakeEngine) -> None:
     engine.info = replace(engine.info, sampling_defaults={"temperature": 0.6, "top_k": 20, "max_tokens": 9})
     client = make_client()
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "top_k": 3, "temperature": None})
@@ -246,11 +244,11 @@ def test_what_the_models_makers_recommend_counts_where_nothing_is_said(
     client.post("/v1/completions", json={"prompt": "a", "temperature": 0})
     chat, nearly_full, completion = (params for _, params in engine.requests_seen)
     assert (chat.temperature, chat.top_k, chat.max_tokens) == (0.6, 3, 9)
-    assert nearly_full.max_tokens == 5, "a recommended length bends to the room there is"
+    assert nearly_full.max_tokens == 5, "a recommended length is reduced to the remaining context"
     assert (completion.temperature, completion.top_k, completion.max_tokens) == (0, 20, 16)
 
 
-def test_beam_search(client: TestClient, engine: FakeEngine) -> None:
+def test_beam_search_fields_reach_the_engine(client: TestClient, engine: FakeEngine) -> None:
     beams = {"use_beam_search": True, "n": 3, "length_penalty": 0.5, "early_stopping": "never", "temperature": 0}
     answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 4, "stop_token_ids": [7], **beams})
     assert answer.status_code == 200, answer.text
@@ -279,11 +277,11 @@ def test_beam_search(client: TestClient, engine: FakeEngine) -> None:
         ("length_penalty", 11),
     ],
 )
-def test_what_does_not_go_with_beams_is_refused(client: TestClient, field: str, value: Any) -> None:
+def test_fields_incompatible_with_beam_search_are_refused(client: TestClient, field: str, value: Any) -> None:
     _assert_refused(client, "/v1/completions", {"prompt": "a", "use_beam_search": True, "n": 2, field: value}, field)
 
 
-def test_a_prompts_end_is_kept(client: TestClient, engine: FakeEngine) -> None:
+def test_truncation_keeps_the_requested_side_of_the_prompt(client: TestClient, engine: FakeEngine) -> None:
     answer = client.post("/v1/completions", json={"prompt": "abcdef", "truncate_prompt_tokens": 2, "echo": True})
     assert answer.json()["choices"][0]["text"] == "efhello world"
     assert answer.json()["usage"]["prompt_tokens"] == 2
@@ -300,21 +298,21 @@ def test_a_prompts_end_is_kept(client: TestClient, engine: FakeEngine) -> None:
     assert cut == ["def", "\x01ab", ">hi", "<us"]
 
 
-def test_priority_and_cache_salt(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_priority_and_cache_salt_reach_the_engine(make_client: MakeClient, engine: FakeEngine) -> None:
     client = make_client(engine_args={"scheduling_policy": "priority"})
     client.post("/v1/completions", json={"prompt": "a", "priority": -3, "cache_salt": "s"})
     client.post("/v1/completions", json={"prompt": "a"})
     assert engine.options == [{"priority": -3, "cache_salt": "s"}, {"priority": 0, "cache_salt": ""}]
 
 
-def test_stream_does_not_tell_prompt_logprobs(client: TestClient) -> None:
+def test_prompt_logprobs_are_refused_in_streams(client: TestClient) -> None:
     body = {"prompt": "a", "prompt_logprobs": 1, "stream": True}
     _assert_refused(client, "/v1/completions", body, "prompt_logprobs")
 
 
 @pytest.mark.parametrize("token", [-1, 1_114_112, 2**70])
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_token_that_the_model_does_not_have(make_client: MakeClient, token: int, echo: bool) -> None:
+def test_unknown_tokens_are_refused(make_client: MakeClient, token: int, echo: bool) -> None:
     client = make_client(enable_log_requests=True)
     _assert_refused(client, "/v1/completions", {"prompt": [[1], [token]], "echo": echo}, "prompt")
 
@@ -323,7 +321,7 @@ def test_too_many_choices_are_refused(client: TestClient) -> None:
     _assert_refused(client, "/v1/completions", {"prompt": ["a"] * 100, "n": 11}, "prompt")
 
 
-def test_a_chats_fields_are_called_as_the_chat_calls_them(client: TestClient, engine: FakeEngine) -> None:
+def test_errors_name_the_chats_own_fields(client: TestClient, engine: FakeEngine) -> None:
     engine.error = RequestError("at most 20", "logprobs")
     body = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 30}
     _assert_refused(client, "/v1/chat/completions", body, "top_logprobs")
@@ -336,7 +334,7 @@ def test_defaults_are_openais(client: TestClient, engine: FakeEngine) -> None:
     completion, nearly_full, chat = (params for _, params in engine.requests_seen)
     assert (completion.temperature, completion.top_p, completion.top_k, completion.stop) == (1.0, 1.0, 0, ())
     assert completion.max_tokens == 16
-    assert nearly_full.max_tokens == 5, "the default bends to the room there is"
+    assert nearly_full.max_tokens == 5, "the default is reduced to the remaining context"
     assert chat.max_tokens is None, "to the end of the context"
 
 
@@ -368,7 +366,7 @@ def test_tools_and_their_messages_reach_the_template(make_client: MakeClient, en
 
 @pytest.mark.parametrize("arguments", NO_OBJECTS)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_a_call_that_is_no_object_leaves_the_conversation_served(
+def test_conversations_with_malformed_calls_are_served(
     client: TestClient, engine: FakeEngine, path: str, arguments: str
 ) -> None:
     if path == "/v1/responses":
@@ -383,7 +381,7 @@ def test_a_call_that_is_no_object_leaves_the_conversation_served(
     assert rendered_call["function"] == {"name": "f", "arguments": arguments}
 
 
-def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_a_flag_omits_tools_if_tool_choice_is_none(make_client: MakeClient, engine: FakeEngine) -> None:
     client = make_client(exclude_tools_when_tool_choice_none=True, tool_call_parser="hermes")
     client.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": [TOOL], "tool_choice": "none"})
     assert engine.tokenizer.rendered["tools"] is None
@@ -391,7 +389,7 @@ def test_tools_may_be_left_out_when_none_is_to_be_chosen(make_client: MakeClient
     assert engine.tokenizer.rendered["tools"] == [TOOL]
 
 
-def test_how_a_chat_is_rendered(make_client: MakeClient, engine: FakeEngine) -> None:
+def test_chat_fields_reach_the_template(make_client: MakeClient, engine: FakeEngine) -> None:
     client = make_client(
         default_chat_template_kwargs='{"enable_thinking": false, "style": 1}', trust_request_chat_template=True
     )
@@ -435,12 +433,12 @@ def test_how_a_chat_is_rendered(make_client: MakeClient, engine: FakeEngine) -> 
         ({"messages": []}, "messages"),
     ],
 )
-def test_what_cannot_be_tokenized(client: TestClient, body: dict[str, Any], param: str) -> None:
+def test_invalid_tokenize_requests_are_refused(client: TestClient, body: dict[str, Any], param: str) -> None:
     _assert_refused(client, "/tokenize", body, param)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**63], ["a"], [True], 5, [1_114_112]])
-def test_what_cannot_be_detokenized(client: TestClient, tokens: Any) -> None:
+def test_invalid_detokenize_requests_are_refused(client: TestClient, tokens: Any) -> None:
     response = client.post("/detokenize", json={"tokens": tokens})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("tokens")

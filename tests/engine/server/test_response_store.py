@@ -32,10 +32,10 @@ def test_the_store_is_bounded() -> None:
             kept = [key for key in sizes if holds(store, *key)]
             assert len(kept) <= 20
             assert sum(sizes[key] for key in kept) <= 1000
-            assert kept, "it is of use, too"
+            assert kept, "some responses are kept"
 
 
-def test_what_was_used_last_stays() -> None:
+def test_the_most_recently_used_responses_are_kept() -> None:
     store = ResponseStore(max_bytes=300)
     for name in "abc":
         store.put(b"o", name, stored(100))
@@ -43,10 +43,12 @@ def test_what_was_used_last_stays() -> None:
     store.put(b"o", "d", stored(100))
     assert [name for name in "abcd" if holds(store, b"o", name)] == ["a", "c", "d"]
     assert not store.put(b"o", "e", stored(301))
-    assert [name for name in "abcde" if holds(store, b"o", name)] == ["a", "c", "d"], "it takes nothing from others"
+    assert [name for name in "abcde" if holds(store, b"o", name)] == ["a", "c", "d"], (
+        "a response that is too large displaces no other"
+    )
 
 
-def test_nobody_displaces_all_that_others_hold() -> None:
+def test_an_owner_cannot_displace_all_responses_of_another() -> None:
     store = ResponseStore(max_bytes=1000)
     for name in "ab":
         store.put(b"small", name, stored(100))

@@ -60,7 +60,7 @@ def call_in_chat(call_id: str = "c1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
 
-def test_the_answer_repeats_what_was_asked(make_client: MakeClient) -> None:
+def test_the_response_repeats_the_fields_of_the_request(make_client: MakeClient) -> None:
     client = make_client(tool_call_parser="hermes")
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "default": None}, "strict": True}
     answer = ask(
@@ -93,7 +93,7 @@ def test_the_answer_repeats_what_was_asked(make_client: MakeClient) -> None:
     assert usage["output_tokens"] == len("hello world")
 
 
-def test_a_schema_is_not_changed_on_its_way() -> None:
+def test_a_schema_is_converted_unchanged() -> None:
     from stoker_engine.server.responses.request import ResponsesRequest
 
     schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}, "x": {"schema_": None}}
@@ -106,7 +106,7 @@ def test_a_schema_is_not_changed_on_its_way() -> None:
     assert body.text.model_dump(by_alias=True, exclude_none=True)["format"]["schema"] == schema
 
 
-def test_what_goes_to_the_engine(client: TestClient, engine: FakeEngine) -> None:
+def test_sampling_fields_reach_the_engine(client: TestClient, engine: FakeEngine) -> None:
     ask(
         client,
         max_output_tokens=7,
@@ -178,11 +178,11 @@ def test_items_become_messages(items: list[Any], expected: list[Any]) -> None:
     known = from_json(json.dumps(items).encode())
     in_chat = for_template([ChatMessage.model_validate(message).to_message() for message in expected])
     assert for_template(messages(known)) == in_chat
-    assert for_template(messages(from_json(to_json(known)))) == in_chat, "and do when they were kept"
+    assert for_template(messages(from_json(to_json(known)))) == in_chat, "stored items become the same messages"
 
 
 def test_no_text_of_an_item_is_lost() -> None:
-    """In any order, each text appears once in the messages, in its place."""
+    """Each text appears once in the messages, in the order of the items, whatever their kinds."""
     rng = random.Random(0)
     for _ in range(300):
         texts = [f"<{number}>" for number in range(rng.randint(1, 9))]
@@ -215,18 +215,18 @@ def test_instructions_come_first_and_are_not_carried_over(client: TestClient, en
     client.delete(f"{PATH}/{first['id']}")
     ask(client, input="three", previous_response_id=second["id"])
     assert engine.tokenizer.rendered["messages"] == [*chat_format, answer, user("three")], (
-        "the whole conversation is kept"
+        "the whole conversation is stored"
     )
 
 
-def test_an_answer_given_back_as_it_came(client: TestClient, engine: FakeEngine) -> None:
+def test_the_output_of_a_response_is_accepted_as_input(client: TestClient, engine: FakeEngine) -> None:
     answer = ask(client, include=["message.output_text.logprobs"], top_logprobs=1)
     assert len(answer["output"][0]["content"][0]["logprobs"]) == len("hello world")
     ask(client, input=[user("hi"), *answer["output"], user("and")])
     assert engine.tokenizer.rendered["messages"][1] == {"role": "assistant", "content": "hello world"}
 
 
-def test_what_the_assistant_says_half_is_gone_on_with(client: TestClient, engine: FakeEngine) -> None:
+def test_an_incomplete_assistant_message_is_continued(client: TestClient, engine: FakeEngine) -> None:
     half = {**ASSISTANT_MESSAGE, "status": "incomplete"}
     ask(client, input=[user("hi"), half])
     assert engine.tokenizer.rendered["continue_final_message"] is True
@@ -262,13 +262,13 @@ def test_tools_reach_the_template(make_client: MakeClient, engine: FakeEngine) -
         ({"include_reasoning": False, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
     ],
 )
-def test_what_a_chat_refuses_has_this_apis_names(address: str, body: dict[str, Any], param: str) -> None:
+def test_refusals_name_the_fields_of_this_api(address: str, body: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         answer = httpx.post(f"{address}{PATH}", json={"input": "hi", "stream": stream, **body}, timeout=60)
         assert error_of(answer, 400)["param"] == param
 
 
-def test_a_limit_makes_it_incomplete(client: TestClient) -> None:
+def test_max_output_tokens_makes_the_response_incomplete(client: TestClient) -> None:
     answer = ask(client, max_output_tokens=4)
     assert answer["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -325,13 +325,13 @@ def test_a_limit_makes_it_incomplete(client: TestClient) -> None:
         ({"cache_salt": "a@b"}, "cache_salt"),
     ],
 )
-def test_a_field_that_is_wrong_is_named(client: TestClient, body: dict[str, Any], param: str) -> None:
+def test_refusals_name_the_wrong_field(client: TestClient, body: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         error = error_of(client.post(PATH, json={"input": "hi", "stream": stream, **body}), 400)
         assert error["param"] == param
 
 
-def test_other_models_and_unknown_answers_are_not_found(client: TestClient) -> None:
+def test_unknown_models_and_responses_are_404(client: TestClient) -> None:
     assert error_of(client.post(PATH, json={"input": "a", "model": "b"}), 404)["param"] == "model"
     error = error_of(client.post(PATH, json={"input": "a", "previous_response_id": "resp_x"}), 404)
     assert error["param"] == "previous_response_id"
@@ -340,7 +340,7 @@ def test_other_models_and_unknown_answers_are_not_found(client: TestClient) -> N
         error_of(client.request(method, f"{PATH}/resp_x{path}"), 404)
 
 
-def test_an_answer_is_kept_until_it_is_deleted(client: TestClient) -> None:
+def test_a_response_is_stored_until_it_is_deleted(client: TestClient) -> None:
     answer = ask(client)
     where = f"{PATH}/{answer['id']}"
     assert client.get(where).json() == answer
@@ -352,13 +352,13 @@ def test_an_answer_is_kept_until_it_is_deleted(client: TestClient) -> None:
     error_of(client.post(PATH, json={"input": "a", "previous_response_id": answer["id"]}), 404)
 
 
-def test_what_is_not_to_be_stored_is_not(client: TestClient) -> None:
+def test_store_false_stores_nothing(client: TestClient) -> None:
     answer = ask(client, store=False)
     assert answer["store"] is False
     error_of(client.get(f"{PATH}/{answer['id']}"), 404)
 
 
-def test_another_key_sees_nothing(make_client: MakeClient) -> None:
+def test_responses_are_hidden_from_other_keys(make_client: MakeClient) -> None:
     client = make_client(api_key=("one", "two"))
     one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     answer = client.post(PATH, json={"input": "a", "request_id": "same"}, headers=one).json()
@@ -369,12 +369,12 @@ def test_another_key_sees_nothing(make_client: MakeClient) -> None:
         error_of(client.request(method, where + path, headers=two), 404)
     error_of(client.post(PATH, json={"input": "b", "previous_response_id": "same"}, headers=two), 404)
     client.post(PATH, json={"input": "b", "request_id": "same"}, headers=two)
-    assert client.get(where, headers=one).json() == answer, "nor do ids of others touch it"
+    assert client.get(where, headers=one).json() == answer, "another key's response of the same id does not replace it"
     assert client.get(where, headers=two).json() != answer
 
 
 @pytest.mark.parametrize("keys", [("one", "two"), ()])
-def test_the_key_that_counts_is_the_one_that_is_valid(make_client: MakeClient, keys: tuple[str, ...]) -> None:
+def test_the_valid_one_of_two_keys_owns_the_response(make_client: MakeClient, keys: tuple[str, ...]) -> None:
     """Clients send "EMPTY" as a dummy key, and a valid one in Anthropic's header."""
     client = make_client(api_key=keys)
     one, two = ({"authorization": "Bearer EMPTY", "x-api-key": key} for key in ("one", "two"))
@@ -385,7 +385,7 @@ def test_the_key_that_counts_is_the_one_that_is_valid(make_client: MakeClient, k
         assert client.get(where, headers={"authorization": "Bearer one"}).status_code == 200
 
 
-def test_answers_have_names_of_their_own(client: TestClient) -> None:
+def test_responses_with_the_same_request_id_have_different_ids(client: TestClient) -> None:
     """A proxy may use the same id for all requests of a session."""
     ids = {client.post(PATH, json={"input": "a"}, headers={"x-request-id": "r"}).json()["id"] for _ in range(3)}
     assert len(ids) == 3
@@ -412,7 +412,7 @@ def test_input_items_are_listed_in_pages(client: TestClient) -> None:
     items = pages("asc", 100)
     kinds = ["message", "message", "message", "function_call", "function_call_output", "message"]
     assert [item["type"] for item in items] == kinds
-    assert items[2]["content"][0]["text"] == "hello world", "what the first answer said is input of the second"
+    assert items[2]["content"][0]["text"] == "hello world", "the first answer is input of the second"
     assert len({item["id"] for item in items}) == 6
     for limit in (1, 2, 4, 6):
         assert pages("asc", limit) == items
@@ -422,7 +422,7 @@ def test_input_items_are_listed_in_pages(client: TestClient) -> None:
         error_of(client.get(where, params=wrong), 400)
 
 
-def test_a_conversation_grows_no_larger_than_a_request_may_be(make_client: MakeClient) -> None:
+def test_stored_conversations_are_limited_by_the_request_size(make_client: MakeClient) -> None:
     """Otherwise many small requests could each cause the work of a large one."""
     client = make_client(max_request_bytes=2000)
     answer = ask(client)
@@ -433,10 +433,10 @@ def test_a_conversation_grows_no_larger_than_a_request_may_be(make_client: MakeC
         assert len(lengths) < 20
         answer = ask(client, previous_response_id=answer["id"], input="x" * 300)
     assert len(lengths) > 2
-    assert max(lengths) < 2500, "as JSON it has more spaces here"
+    assert max(lengths) < 2500, "json.dumps adds spaces"
 
 
-def test_an_answer_that_is_too_large_to_keep_says_so(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_too_large_to_store_reports_store_false(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ResponseStore, "put", lambda *args: False)
     assert ask(client)["store"] is False
     events = client.post(PATH, json={"input": "a", "stream": True}).text
@@ -445,7 +445,7 @@ def test_an_answer_that_is_too_large_to_keep_says_so(client: TestClient, monkeyp
     assert last["response"]["store"] is False
 
 
-def test_a_gateway_names_responses(client: TestClient) -> None:
+def test_a_gateways_header_sets_the_response_id(client: TestClient) -> None:
     body = {"input": "one", "store": True}
     for name in ("resp_given", "resp_another"):
         headers = {"x-request-id": "shared", "x-stoker-response-id": name}

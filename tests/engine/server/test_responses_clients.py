@@ -57,7 +57,7 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def test_it_says_what_a_chat_says(real: OpenAI) -> None:
+def test_responses_equal_the_chats_answers(real: OpenAI) -> None:
     chat = real.chat.completions.create(
         messages=[{"role": "user", "content": "the quick fox"}], max_tokens=24, **GREEDY
     )
@@ -80,7 +80,7 @@ def test_it_says_what_a_chat_says(real: OpenAI) -> None:
     assert last.response.usage.output_tokens == 24
 
 
-def test_a_conversation_is_gone_on_with(real: OpenAI) -> None:
+def test_a_conversation_continues_by_previous_response_id(real: OpenAI) -> None:
     first = real.responses.create(input="the quick fox", max_output_tokens=8, **GREEDY)
     second = real.responses.create(
         input="jumps", previous_response_id=first.id, max_output_tokens=8, include=["message.output_text.logprobs"],
@@ -121,7 +121,7 @@ class Place(BaseModel):
     warm: bool
 
 
-def test_parsed_by_openais_client(real: OpenAI) -> None:
+def test_openais_client_parses_the_output(real: OpenAI) -> None:
     """A finite schema: whatever a random model prefers, its output ends, and is valid."""
     request: Any = {"model": "tiny", "temperature": 1.5, "text_format": Place, "max_output_tokens": 200}
     whole = real.responses.parse(input="where?", **request)
@@ -138,7 +138,7 @@ def test_parsed_by_openais_client(real: OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "go"}])
-def test_calls_that_are_forced(real: OpenAI, stream: bool, choice: Any) -> None:
+def test_forced_calls_are_valid(real: OpenAI, stream: bool, choice: Any) -> None:
     tools = [openai.pydantic_function_tool(Place, name="go")["function"]]
     request: Any = {
         "model": "tiny",
@@ -159,7 +159,7 @@ def test_calls_that_are_forced(real: OpenAI, stream: bool, choice: Any) -> None:
     Place.model_validate_json(call.arguments)
 
 
-def test_what_is_too_long(real: OpenAI) -> None:
+def test_too_long_inputs_are_refused_or_truncated(real: OpenAI) -> None:
     length = real.models.retrieve("tiny").max_model_len  # type: ignore[attr-defined]
     with pytest.raises(openai.BadRequestError) as error:
         real.responses.create(input="over " * length, **GREEDY)
@@ -172,7 +172,7 @@ def test_what_is_too_long(real: OpenAI) -> None:
     assert cut.usage.total_tokens <= length
 
 
-def test_a_stream_that_is_closed_frees_its_blocks(real: OpenAI, address: str) -> None:
+def test_closing_a_stream_frees_its_blocks(real: OpenAI, address: str) -> None:
     extra = {"ignore_eos": True}
     with real.responses.create(input="a", stream=True, extra_body=extra, **GREEDY) as stream:
         kinds = [event.type for event, _ in zip(stream, range(6), strict=False)]
@@ -181,7 +181,7 @@ def test_a_stream_that_is_closed_frees_its_blocks(real: OpenAI, address: str) ->
     assert sample(address, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_a_tool_loop(engine: FakeEngine, fake: OpenAI) -> None:
+def test_output_is_sent_back_with_tool_results(engine: FakeEngine, fake: OpenAI) -> None:
     """As in OpenAI's guide: the whole output is sent back with the results."""
     tools: Any = [
         {
@@ -284,7 +284,7 @@ def test_langchain_calls_a_tool(engine: FakeEngine, fake_url: str, stream: bool)
     assert result["content"] == "Oslo: 3 degrees"
 
 
-def test_another_pods_answers_are_not_known(fake: OpenAI, real: OpenAI) -> None:
+def test_responses_of_another_server_are_not_found(fake: OpenAI, real: OpenAI) -> None:
     answer = fake.responses.create(model="tiny", input="a")
     with pytest.raises(openai.NotFoundError) as error:
         real.responses.create(model="tiny", input="b", previous_response_id=answer.id)

@@ -111,7 +111,7 @@ def write(
     return writer.response, [*events, *writer.last()]
 
 
-def without_names(response: Response) -> Any:
+def without_ids(response: Response) -> Any:
     """Return a response without ids and times."""
     written = response.model_dump(exclude={"completed_at"})
     for item in written["output"]:
@@ -122,23 +122,23 @@ def without_names(response: Response) -> Any:
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-def test_streamed_is_whole(reason: FinishReason) -> None:
+def test_streamed_response_equals_the_whole_one(reason: FinishReason) -> None:
     rng = random.Random(2)
     for _ in range(80):
         parts = random_parts(rng)
         whole, _ = write([parts], reason=reason)
         streamed, events = write(list(pieces(rng, parts)), reason=reason)
-        assert without_names(streamed) == without_names(whole)
+        assert without_ids(streamed) == without_ids(whole)
         assert [event.sequence_number for event in events] == list(range(len(events)))
         deltas = "".join(getattr(event, "delta", "") for event in events)
-        assert deltas == "".join(getattr(part, "text", "") for part in parts), "nothing is lost, in its order"
+        assert deltas == "".join(getattr(part, "text", "") for part in parts), "all text arrives in order"
         for event in events:
             parsed = SDK_EVENT.validate_json(event.model_dump_json())
             assert parsed.type == event.type
         OpenAIResponse.model_validate_json(streamed.model_dump_json())
 
 
-def test_openai_puts_the_same_together() -> None:
+def test_openais_sdk_accumulates_the_same_response() -> None:
     rng = random.Random(3)
     for _ in range(40):
         parts = random_parts(rng)
@@ -161,7 +161,7 @@ def test_openai_puts_the_same_together() -> None:
                 assert snapshot[number].arguments == item["arguments"]
 
 
-def test_each_item_is_told_in_order() -> None:
+def test_events_of_each_item_come_in_order() -> None:
     parts = [Reasoning("hm"), Content("so"), *tool_call("f", "{}", "x"), *tool_call("g", '{"a": 1}')]
     _, events = write([parts], reason=FinishReason.STOP)
     kinds = [event.type.removeprefix("response.") for event in events]
@@ -179,7 +179,7 @@ def test_each_item_is_told_in_order() -> None:
     assert [event.output_index for event in added] == [0, 1, 2, 3]
     assert {event.item.status for event in added} == {"in_progress"}
     created: Any = events[0]
-    assert created.response.output == [], "what is sent later does not show what came meanwhile"
+    assert created.response.output == [], "later output does not change earlier events"
     assert created.response.status == "in_progress"
 
 
@@ -199,7 +199,7 @@ def test_a_limit_leaves_the_last_item_incomplete(parts: list[Part], statuses: li
     assert response.incomplete_details is not None
 
 
-def test_saying_nothing_is_an_empty_message() -> None:
+def test_empty_output_is_an_empty_message() -> None:
     silent: list[list[Part]] = [[], [Reasoning("hm")]]
     for parts in silent:
         response, _ = write([parts], reason=FinishReason.STOP)
@@ -214,7 +214,7 @@ def logprob(token: str) -> ContentLogprob:
     return ContentLogprob(token=token, logprob=-1.0, bytes=list(token.encode()), top_logprobs=[])
 
 
-def test_logprobs_go_to_the_text() -> None:
+def test_logprobs_belong_to_the_output_text() -> None:
     steps: list[list[Part]] = [[Reasoning("r")], [], [Content("ab")], [], [Content("c")], []]
     logprobs = [[logprob(token)] for token in ("r", "a", "b", "c1", "c2", "end")]
     response, events = write(steps, logprobs, reason=FinishReason.STOP)
@@ -225,7 +225,7 @@ def test_logprobs_go_to_the_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["ab</think>hello", "<think>ab</think>\n\nhello", "ab"])
-def test_logprobs_are_those_of_the_answer_in_whatever_deltas_they_come(text: str) -> None:
+def test_logprobs_cover_the_answer_however_deltas_are_split(text: str) -> None:
     expected = text.partition("</think>")[2]
     for piece in range(1, len(text) + 2):
         client = serve(ScriptedEngine(text, piece=piece), reasoning_parser="deepseek_r1")
@@ -235,7 +235,7 @@ def test_logprobs_are_those_of_the_answer_in_whatever_deltas_they_come(text: str
         assert "".join(tokens) == expected, piece
 
 
-def test_an_engine_that_breaks_fails_the_response(client: TestClient, engine: FakeEngine) -> None:
+def test_an_engine_error_fails_the_response(client: TestClient, engine: FakeEngine) -> None:
     engine.breaks_with = EngineDeadError("it broke")
     whole = client.post("/v1/responses", json={"input": "hi"})
     assert whole.status_code == 500
@@ -245,14 +245,14 @@ def test_an_engine_that_breaks_fails_the_response(client: TestClient, engine: Fa
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"] == {"code": "server_error", "message": "it broke"}
-    assert last["response"]["output"][0]["content"][0]["text"] == "hel", "what was said stays said"
+    assert last["response"]["output"][0]["content"][0]["text"] == "hel", "the text so far is kept"
     assert last["response"]["output"][0]["status"] == "incomplete"
     for event in events:
         SDK_EVENT.validate_python(event)
     assert client.get(f"/v1/responses/{last['response']['id']}").status_code == 404
 
 
-def test_an_engine_that_refuses_answers_with_its_status(client: TestClient, engine: FakeEngine) -> None:
+def test_an_engine_error_before_the_first_event_sets_the_status(client: TestClient, engine: FakeEngine) -> None:
     engine.error = EngineDeadError("it is gone")
     for stream in (False, True):
         answer = client.post("/v1/responses", json={"input": "hi", "stream": stream})
@@ -264,7 +264,7 @@ CALL_TEXT = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "é"]}}\n</tool_c
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: FakeEngine, stream: bool) -> None:
+def test_reasoning_and_calls_are_separate_items(make_client: MakeClient, engine: FakeEngine, stream: bool) -> None:
     engine.info = replace(engine.info, max_model_len=4096)
     engine.answer = f"<think>hm, é</think>I ask.{CALL_TEXT}"
     client = make_client(tool_call_parser="hermes", reasoning_parser="qwen3")
@@ -280,7 +280,7 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
     assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < answer["usage"]["output_tokens"]
     hidden = client.post("/v1/responses", json={"input": "hi", "tools": tools, "include_reasoning": False}).json()
     assert [item["type"] for item in hidden["output"]] == ["message", "function_call"]
-    assert hidden["usage"] == answer["usage"], "it was thought all the same"
+    assert hidden["usage"] == answer["usage"], "hidden reasoning counts too"
     engine.answer = "done"
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
     body = {"input": [result], "tools": tools, "previous_response_id": answer["id"]}
@@ -292,8 +292,8 @@ def test_reasoning_and_calls_are_set_apart(make_client: MakeClient, engine: Fake
     assert tool == {"role": "tool", "content": "5", "tool_call_id": call["call_id"]}
 
 
-def test_half_a_character_may_be_written(make_client: MakeClient, engine: FakeEngine) -> None:
-    """It is returned unchanged; when the conversation continues, it is replaced."""
+def test_lone_surrogates_in_arguments_are_accepted(make_client: MakeClient, engine: FakeEngine) -> None:
+    """They are returned unchanged, and replaced when the conversation continues."""
     engine.info = replace(engine.info, max_model_len=4096)
     arguments = '{"a": "\\ud800"}'
     engine.answer = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
@@ -309,7 +309,7 @@ def test_half_a_character_may_be_written(make_client: MakeClient, engine: FakeEn
 
 
 @pytest.mark.parametrize("piece", [1, 100])
-def test_a_call_that_a_stop_string_cut_off_is_not_to_be_run(piece: int) -> None:
+def test_a_call_cut_by_a_stop_string_is_incomplete(piece: int) -> None:
     body = {
         "input": "hi",
         "tools": [{"type": "function", "name": "f"}],
@@ -327,7 +327,7 @@ def test_a_call_that_a_stop_string_cut_off_is_not_to_be_run(piece: int) -> None:
 
 @pytest.mark.parametrize("by_id", [True, False])
 @pytest.mark.parametrize("limit", [1, 6, 7, 13])
-def test_a_call_that_was_cut_off_is_gone_on_with(
+def test_a_conversation_continues_after_a_truncated_call(
     make_client: MakeClient, engine: FakeEngine, limit: int, by_id: bool
 ) -> None:
     """The model gets its own incomplete call as part of the prompt."""

@@ -16,45 +16,45 @@ from stoker_engine.server.engine.restarts import Restarts
 DEATH = EngineDeadError("it was killed by signal 9")
 
 
-def test_so_many_an_hour() -> None:
+def test_restarts_are_limited_per_hour() -> None:
     now = 0.0
-    kept = Restarts(2, clock=lambda: now)
+    policy = Restarts(2, clock=lambda: now)
     for now in (0.0, 1000.0):  # noqa: B007 - the clock reads it
-        assert kept.allowed(DEATH)
-        with kept.one():
+        assert policy.allowed(DEATH)
+        with policy.one():
             pass
     now = 3599.0
-    assert not kept.allowed(DEATH)
+    assert not policy.allowed(DEATH)
     now = 3600.0
-    assert kept.allowed(DEATH)
-    with kept.one():
+    assert policy.allowed(DEATH)
+    with policy.one():
         pass
-    assert not kept.allowed(DEATH)
+    assert not policy.allowed(DEATH)
 
 
 async def turns() -> None:
-    """Run all tasks as far as possible."""
+    """Run all tasks until they wait."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
-def test_none_unless_asked_for() -> None:
+def test_restarts_are_off_at_zero() -> None:
     assert not Restarts(0).allowed(DEATH)
 
 
 @pytest.mark.parametrize("death", [EngineOutOfMemoryError("no memory"), EngineStuckError("it was stuck")])
-def test_none_where_another_process_fares_no_better(death: EngineDeadError) -> None:
+def test_out_of_memory_and_stuck_engines_are_not_restarted(death: EngineDeadError) -> None:
     assert not Restarts(9).allowed(death)
 
 
-def test_who_comes_meanwhile_waits_for_the_end() -> None:
+def test_requests_wait_until_the_restart_ends() -> None:
     async def run() -> None:
-        kept = Restarts(1)
+        policy = Restarts(1)
         order = itertools.count()
-        early = asyncio.create_task(_then(kept.wait(), order))  # before the death is noticed
+        early = asyncio.create_task(_then(policy.wait(), order))  # before the death is noticed
         await turns()
-        with kept.one():
-            late = asyncio.create_task(_then(kept.wait(), order))
+        with policy.one():
+            late = asyncio.create_task(_then(policy.wait(), order))
             await turns()
             assert next(order) == 0
         assert {await early, await late} == {1, 2}
@@ -62,54 +62,54 @@ def test_who_comes_meanwhile_waits_for_the_end() -> None:
     asyncio.run(run())
 
 
-def test_nobody_waits_for_a_restart_that_will_not_be() -> None:
+def test_requests_do_not_wait_if_no_restart_will_come() -> None:
     async def run() -> None:
-        kept = Restarts(1)
-        waits = asyncio.create_task(kept.wait())
+        policy = Restarts(1)
+        waits = asyncio.create_task(policy.wait())
         await turns()
         assert not waits.done()
-        kept.give_up()
+        policy.give_up()
         await waits
-        await kept.wait()
+        await policy.wait()
         await Restarts(0).wait()
 
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def test_who_waits_goes_on_waiting_where_loading_fails_too() -> None:
+def test_requests_keep_waiting_while_restarts_fail() -> None:
     async def run() -> None:
-        kept = Restarts(3)
+        policy = Restarts(3)
         ready = False
-        waits = asyncio.create_task(kept.wait(lambda: ready))
+        waits = asyncio.create_task(policy.wait(lambda: ready))
         for _ in range(2):
-            with contextlib.suppress(EngineDeadError), kept.one():
+            with contextlib.suppress(EngineDeadError), policy.one():
                 await turns()
                 raise DEATH
             await turns()
             assert not waits.done()
-        with kept.one():
+        with policy.one():
             pass
         await turns()
-        assert not waits.done(), "it has died again since"
-        with kept.one():
+        assert not waits.done(), "the engine has died again"
+        with policy.one():
             ready = True
         assert await waits
-        failing = asyncio.create_task(kept.wait())
+        failing = asyncio.create_task(policy.wait())
         await turns()
-        kept.give_up()
+        policy.give_up()
         assert not await failing
 
     asyncio.run(asyncio.wait_for(run(), 120))
 
 
-def test_nobody_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_wait_no_longer_than_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "PATIENCE_S", 0.05)
 
     async def run() -> None:
-        kept = Restarts(1)
-        await kept.wait()  # no restart comes
-        with kept.one():
-            await kept.wait()  # it takes too long
+        policy = Restarts(1)
+        await policy.wait()  # no restart comes
+        with policy.one():
+            await policy.wait()  # it takes too long
 
     asyncio.run(asyncio.wait_for(run(), 120))
 

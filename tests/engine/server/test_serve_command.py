@@ -47,14 +47,14 @@ def serving(model: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], s
             if "serving " in line:
                 yield process, re.findall(r"https?://[0-9.:]+", line)[0]
                 return
-        pytest.fail("it ended before it served")
+        pytest.fail("the server ended before it served")
     finally:
         process.kill()
         process.communicate()
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait for its end; return exit code and the rest of the log."""
+    """Wait until the process has ended; return its exit code and the rest of the log."""
     _, log = process.communicate(timeout=60)
     return process.returncode, log
 
@@ -67,7 +67,7 @@ def test_help_names_the_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    "words, code, says",
+    "words, code, message",
     [
         (["m", "--no-such-flag"], 2, "--no-such-flag"),
         (["m", "--block-size=15"], 2, "--block-size"),
@@ -77,37 +77,39 @@ def test_help_names_the_flags() -> None:
         (["m", "--port=0", "--host=no.such.host.invalid"], 1, "no.such.host.invalid"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(words: list[str], code: int, says: str) -> None:
+def test_start_errors_are_reported_without_a_traceback(words: list[str], code: int, message: str) -> None:
     result = run(*words)
     assert result.returncode == code, result.stderr
-    assert says in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
-    "words, reason, says",
+    "words, reason, message",
     [
         (["m", "--no-such-flag"], Reason.START_ERROR, "--no-such-flag"),
         (["m", "--port=0", "--host=no.such.host.invalid"], Reason.START_ERROR, "no.such.host.invalid"),
         (["/no/such/folder", "--port=0"], Reason.MODEL_NOT_FOUND, "/no/such/folder"),
     ],
 )
-def test_its_last_words_tell_why(words: list[str], reason: Reason, says: str, tmp_path: Path) -> None:
+def test_the_termination_message_names_the_cause(
+    words: list[str], reason: Reason, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "termination-log"
     assert run(*words, STOKER_TERMINATION_LOG=str(file)).returncode != 0
     written = TerminationMessage.parse(file.read_text())
     assert written is not None
     assert written.reason is reason
-    assert says in written.message
+    assert message in written.message
 
 
-def test_last_words_that_cannot_be_written_change_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_termination_message_changes_nothing(tmp_path: Path) -> None:
     result = run("m", "--no-such-flag", STOKER_TERMINATION_LOG=str(tmp_path))
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
 
 
-def test_a_port_in_use_is_told_before_the_model_is_looked_for() -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_located() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("/no/such/folder", "--host=127.0.0.1", f"--port={port}")
@@ -117,7 +119,7 @@ def test_a_port_in_use_is_told_before_the_model_is_looked_for() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_told_to_stop_it_finishes_what_it_began(tiny_llama: Path) -> None:
+def test_sigterm_lets_running_requests_finish(tiny_llama: Path) -> None:
     with serving(tiny_llama, "--served-model-name", "tiny", "alias", "--shutdown-grace=0.5") as (process, url):
         assert httpx.get(f"{url}/health").status_code == 200
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -135,7 +137,7 @@ def test_told_to_stop_it_finishes_what_it_began(tiny_llama: Path) -> None:
     assert "Traceback" not in log
 
 
-def test_ctrl_c_stops_it_and_probes_leave_no_trace(tiny_llama: Path) -> None:
+def test_ctrl_c_skips_the_grace_period_and_probes_are_not_logged(tiny_llama: Path) -> None:
     with serving(tiny_llama, "--shutdown-grace=300") as (process, url):
         for path in ("/health", "/metrics", "/v1/models"):
             httpx.get(url + path)
@@ -147,7 +149,7 @@ def test_ctrl_c_stops_it_and_probes_leave_no_trace(tiny_llama: Path) -> None:
     assert "/metrics" not in log
 
 
-def test_stopped_while_it_loads(tiny_llama: Path) -> None:
+def test_sigterm_while_loading_exits_with_0(tiny_llama: Path) -> None:
     argv = [sys.executable, "-c", SERVE, str(tiny_llama), "--port=0"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         _until_handled(process.pid, signal.SIGTERM)
@@ -157,7 +159,7 @@ def test_stopped_while_it_loads(tiny_llama: Path) -> None:
     assert "Traceback" not in log
 
 
-def test_stopped_where_exceptions_are_swallowed() -> None:
+def test_sigterm_exits_even_where_exceptions_are_swallowed() -> None:
     """As in callbacks that run while modules are imported."""
     program = """
 import os, signal, sys, weakref
@@ -179,8 +181,8 @@ sys.exit(serve.main([]))
 
 
 def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    last_words = tmp_path / "termination-log"
-    monkeypatch.setenv("STOKER_TERMINATION_LOG", str(last_words))
+    termination_log = tmp_path / "termination-log"
+    monkeypatch.setenv("STOKER_TERMINATION_LOG", str(termination_log))
     with serving(tiny_llama) as (process, url):
         body = {"prompt": "a", "max_tokens": 450, "ignore_eos": True, "stream": True}
         engine = engine_of(process.pid)
@@ -193,14 +195,14 @@ def test_a_dead_engine_ends_the_process(tiny_llama: Path, tmp_path: Path, monkey
         code, log = ended(process)
     assert code == 1, log
     assert "signal 9" in log, "the log has the cause"
-    written = TerminationMessage.parse(last_words.read_text())
+    written = TerminationMessage.parse(termination_log.read_text())
     assert written is not None
     assert written.reason is Reason.ENGINE_DIED
     assert "signal 9" in written.message
     assert "Traceback" not in log
 
 
-def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> None:
+def test_a_dead_engine_is_restarted_while_requests_wait(tiny_llama: Path) -> None:
     """Only requests in flight fail; one death more than permitted ends the process."""
     with serving(tiny_llama, "--max-engine-restarts=1") as (process, url):
         parent = psutil.Process(process.pid)
@@ -226,8 +228,8 @@ def test_a_dead_engine_is_loaded_again_while_requests_wait(tiny_llama: Path) -> 
         metrics = httpx.get(f"{url}/metrics").text
         assert _running(metrics) == 0
         assert _value(metrics, "stoker:engine_restarts_total") == 1
-        assert _value(metrics, "vllm:generation_tokens_total") >= 4, "it counts on"
-        until(lambda: parent.num_fds() <= fds, "nothing of the dead engine is left")  # connections are being closed
+        assert _value(metrics, "vllm:generation_tokens_total") >= 4, "the counter continues after the restart"
+        until(lambda: parent.num_fds() <= fds, "connections and the dead engine's descriptors are closed")
         again = engine_of(process.pid)
         assert again.pid != engine.pid
         again.kill()
@@ -250,7 +252,7 @@ def _running(metrics: str) -> float:
     return _value(metrics, "vllm:num_requests_running")
 
 
-def test_https_keys_and_json_logs(tiny_llama: Path, tmp_path: Path) -> None:
+def test_https_api_keys_and_json_logs_work_together(tiny_llama: Path, tmp_path: Path) -> None:
     key, certificate, keys = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "keys"
     subprocess.run(
         [
@@ -286,7 +288,7 @@ def test_https_keys_and_json_logs(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--ssl-certfile=/no/such.pem"], ["--api-key-file=/no/such"], ["--ssl-keyfile=x"]])
-def test_a_file_that_is_not_there_is_told_in_a_sentence(tiny_llama: Path, words: list[str]) -> None:
+def test_missing_files_are_reported_without_a_traceback(tiny_llama: Path, words: list[str]) -> None:
     result = run(str(tiny_llama), "--port=0", *words)
     assert result.returncode == 2, result.stderr
     assert words[0].partition("=")[0].replace("keyfile", "certfile") in result.stderr
@@ -300,10 +302,10 @@ def _until_handled(pid: int, signum: signal.Signals) -> None:
         caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line)
         return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
-    until(handles, "it handles the signal")
+    until(handles, "the process handles the signal")
 
 
-def test_two_engines_are_one_server(tiny_llama: Path) -> None:
+def test_two_engines_answer_like_one(tiny_llama: Path) -> None:
     """Outputs equal a single engine's, in any order of requests; SIGTERM waits for both, and leaves no process."""
     body = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     prompts = [[5, 6, 7 + i % 3, *range(3, 3 + 9 * (i % 5))] for i in range(12)]
@@ -330,7 +332,7 @@ def test_two_engines_are_one_server(tiny_llama: Path) -> None:
     assert not psutil.wait_procs(children, timeout=120)[1]
 
 
-def test_what_engines_cannot_do_is_told_at_the_start(tiny_llama: Path) -> None:
+def test_unsupported_engine_options_are_refused_at_start(tiny_llama: Path) -> None:
     result = run(str(tiny_llama), "--data-parallel-size=2", "--enable-expert-parallel", "--port=0")
     assert result.returncode == 2
     assert "--enable-expert-parallel" in result.stderr and "Traceback" not in result.stderr

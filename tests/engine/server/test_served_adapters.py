@@ -85,7 +85,7 @@ def _expected(model: Any) -> list[int]:
     return list(generated[0, len(PROMPT) :].tolist())
 
 
-def test_tokens_are_pefts(served: Serving, models: dict[Path, Any]) -> None:
+def test_tokens_equal_pefts_through_evictions_reloads_and_restarts(served: Serving, models: dict[Path, Any]) -> None:
     expected = {folder.name: _expected(model) for folder, model in models.items()}
     folders = {folder.name: str(folder) for folder in models}
     assert len(set(map(tuple, expected.values()))) == 3

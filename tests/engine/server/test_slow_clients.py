@@ -31,7 +31,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 
 def _connect(url: str) -> socket.socket:
-    """Open a connection with small buffers."""
+    """Open a connection with a small receive buffer."""
     parts = httpx.URL(url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -59,12 +59,12 @@ def _assert_timed_out(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"G", b"GET /health HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\na: b\r\n"])
-def test_a_head_that_does_not_come_is_408(engine: FakeEngine, sent: bytes) -> None:
+def test_an_incomplete_head_is_408(engine: FakeEngine, sent: bytes) -> None:
     with serving(engine, request_header_timeout=0.1) as server:
         _assert_timed_out(_talk(server, sent))
 
 
-def test_a_head_that_dribbles_is_cut_off(engine: FakeEngine) -> None:
+def test_an_endless_head_is_cut_off(engine: FakeEngine) -> None:
     with serving(engine, request_header_timeout=0.1) as server, _connect(server.url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\na: ")
         for _ in range(4 * 10**6):
@@ -72,10 +72,10 @@ def test_a_head_that_dribbles_is_cut_off(engine: FakeEngine) -> None:
                 connection.send(b"b")
             except OSError:
                 return
-        pytest.fail("it may go on for ever")
+        pytest.fail("the server reads an endless head")
 
 
-def test_a_second_head_that_does_not_come_is_408(engine: FakeEngine) -> None:
+def test_an_incomplete_second_head_is_408(engine: FakeEngine) -> None:
     with serving(engine, request_header_timeout=0.1) as server:
         answers = _talk(server, b"GET /version HTTP/1.1\r\nHost: x\r\n\r\nGET /ver")
         first, second = answers.split(b"HTTP/1.1 ")[1:]
@@ -93,14 +93,14 @@ def test_a_second_head_that_does_not_come_is_408(engine: FakeEngine) -> None:
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nTrailer: a",
     ],
 )
-def test_a_body_that_does_not_come_is_408(engine: FakeEngine, sent: bytes) -> None:
+def test_an_incomplete_body_is_408(engine: FakeEngine, sent: bytes) -> None:
     with serving(engine, request_body_timeout=0.1) as server:
         _assert_timed_out(_talk(server, sent))
         wait_until(lambda: server.service.lifecycle.in_flight == 0)
         assert not engine.requests_seen
 
 
-def test_a_body_that_nobody_reads_does_not_keep_its_connection(engine: FakeEngine) -> None:
+def test_an_unread_body_does_not_keep_its_connection_open(engine: FakeEngine) -> None:
     with serving(engine, request_body_timeout=0.1) as server:
         answer = _talk(server, b"GET /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 404 ")
@@ -108,7 +108,7 @@ def test_a_body_that_nobody_reads_does_not_keep_its_connection(engine: FakeEngin
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_reader_that_takes_nothing_is_cut_off(engine: FakeEngine, stream: bool) -> None:
+def test_a_client_that_does_not_read_is_cut_off(engine: FakeEngine, stream: bool) -> None:
     """A stream is cut long before its end, although its events would fit into default socket buffers; and a complete
     response does not occupy its connection.
     """
@@ -192,7 +192,7 @@ class Connected:
         return int(self.transport.written.split()[1]) if self.transport.written else 0
 
 
-def test_a_slow_head_is_read(virtual_time: VirtualTime) -> None:
+def test_a_slow_head_is_accepted(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         connected = Connected()
         for byte in b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r":
@@ -204,7 +204,7 @@ def test_a_slow_head_is_read(virtual_time: VirtualTime) -> None:
     virtual_time(main)
 
 
-def test_a_head_has_one_limit_for_all_of_it(virtual_time: VirtualTime) -> None:
+def test_the_header_timeout_covers_the_whole_head(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         connected = Connected()
         await connected.send(b"GET / HTTP/1.1\r\nHost: x\r\na: ")
@@ -217,7 +217,7 @@ def test_a_head_has_one_limit_for_all_of_it(virtual_time: VirtualTime) -> None:
     virtual_time(main)
 
 
-def test_a_slow_body_is_read(virtual_time: VirtualTime) -> None:
+def test_a_slow_body_is_accepted(virtual_time: VirtualTime) -> None:
     """In pieces far apart, for hours."""
 
     async def main() -> None:
@@ -234,7 +234,7 @@ def test_a_slow_body_is_read(virtual_time: VirtualTime) -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"a" * 10**6])
-def test_a_body_that_is_too_slow_is_not_read_on(virtual_time: VirtualTime, first: bytes) -> None:
+def test_a_body_below_the_minimum_rate_is_408(virtual_time: VirtualTime, first: bytes) -> None:
     """Regardless of earlier speed: a client cannot accumulate time."""
 
     async def main() -> None:
@@ -247,7 +247,7 @@ def test_a_body_that_is_too_slow_is_not_read_on(virtual_time: VirtualTime, first
     virtual_time(main)
 
 
-def test_a_body_at_any_rate_with_rate_0(virtual_time: VirtualTime) -> None:
+def test_a_minimum_rate_of_0_accepts_any_body_rate(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         connected = Connected(min_request_body_data_rate=0)
         await connected.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
@@ -259,7 +259,7 @@ def test_a_body_at_any_rate_with_rate_0(virtual_time: VirtualTime) -> None:
 
 
 def test_a_slow_reader_is_served(virtual_time: VirtualTime) -> None:
-    """It reads a byte shortly before each deadline; then it stops."""
+    """The client reads a byte shortly before each deadline; then it stops."""
 
     async def main() -> None:
         connected = Connected()
@@ -276,7 +276,7 @@ def test_a_slow_reader_is_served(virtual_time: VirtualTime) -> None:
     virtual_time(main)
 
 
-def test_a_reader_that_caught_up_has_all_the_time(virtual_time: VirtualTime) -> None:
+def test_a_client_that_has_read_everything_has_no_deadline(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         connected = Connected()
         connected.protocol.pause_writing()
@@ -288,7 +288,7 @@ def test_a_reader_that_caught_up_has_all_the_time(virtual_time: VirtualTime) -> 
     virtual_time(main)
 
 
-def test_a_connection_that_says_nothing_is_closed_as_an_idle_one(virtual_time: VirtualTime) -> None:
+def test_silent_connections_are_closed_like_idle_ones(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         silent, used = Connected(), Connected()
         await elapse(70)
@@ -302,7 +302,7 @@ def test_a_connection_that_says_nothing_is_closed_as_an_idle_one(virtual_time: V
     virtual_time(main)
 
 
-def test_no_limits(virtual_time: VirtualTime) -> None:
+def test_timeouts_of_0_disable_the_limits(virtual_time: VirtualTime) -> None:
     async def main() -> None:
         connected = Connected(request_header_timeout=0, request_body_timeout=0, send_timeout=0)
         await connected.send(b"POST / HTTP/1.1\r\nHost: x\r\n", 10**6)

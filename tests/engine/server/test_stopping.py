@@ -40,11 +40,11 @@ class PendingRequest:
 
     def answer(self) -> httpx.Response:
         self._thread.join(60)
-        assert self.response is not None, "no answer"
+        assert self.response is not None, "the request got no response"
         return self.response
 
 
-def test_it_listens_while_the_model_loads(engine: FakeEngine) -> None:
+def test_the_server_listens_while_the_model_loads(engine: FakeEngine) -> None:
     engine.loaded.clear()
     engine.is_ready, engine.status = False, "loading: reading weights"
     with serving(engine) as server:
@@ -59,7 +59,7 @@ def test_it_listens_while_the_model_loads(engine: FakeEngine) -> None:
     assert server.server.failure is None
 
 
-def test_a_model_that_cannot_be_loaded_ends_it(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_ends_the_server(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def load() -> None:
         raise ModelError("no such model")
 
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_loaded_ends_it(engine: FakeEngine, monkeypatch: 
     assert isinstance(server.server.failure, ModelError)
 
 
-def test_told_to_stop_while_it_loads_it_ends_at_once(engine: FakeEngine) -> None:
+def test_sigterm_while_loading_ends_the_server_at_once(engine: FakeEngine) -> None:
     engine.loaded.clear()
     engine.is_ready = False
     with serving(engine, shutdown_grace=30) as server:
@@ -78,7 +78,7 @@ def test_told_to_stop_while_it_loads_it_ends_at_once(engine: FakeEngine) -> None
     assert server.server.failure is None
 
 
-def test_the_way_out(engine: FakeEngine) -> None:
+def test_requests_are_served_in_the_grace_period_and_refused_afterwards(engine: FakeEngine) -> None:
     """Requests in flight before, during and after the grace period."""
     engine.hangs_at = 3
     with (
@@ -95,7 +95,7 @@ def test_the_way_out(engine: FakeEngine) -> None:
         assert in_grace.headers["connection"] == "close"
         assert kept.get("/ready").status_code == 503
         assert kept.get("/health").status_code == 200
-        assert not server.service.lifecycle.closed, "all of that was in the grace"
+        assert not server.service.lifecycle.closed, "the grace period has ended too early"
         wait_until(lambda: server.service.lifecycle.closed)
         after = _post(server.url)
         assert after.status_code == 503
@@ -103,24 +103,26 @@ def test_the_way_out(engine: FakeEngine) -> None:
         assert after.headers["x-stoker-not-begun"] == "1"
         assert after.headers["connection"] == "close"
         large = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 6000000\r\n\r\n" + b"x" * 6_000_000
-        assert _talk(server.url, large).startswith(b"HTTP/1.1 503"), "who sends much does not lose the answer"
+        assert _talk(server.url, large).startswith(b"HTTP/1.1 503"), (
+            "a client that sends a large body gets the response"
+        )
         assert httpx.get(f"{server.url}/live").status_code == 200
-        assert server.service.lifecycle.in_flight == 1, "what was in flight still runs"
+        assert server.service.lifecycle.in_flight == 1, "the request in flight still runs"
         (running,) = server.service.running
-        server.call(running.fail, ModelError("let go by this test"))
+        server.call(running.fail, ModelError("ended by this test"))
         assert before.answer().status_code == 500
         server.join()
     assert server.server.failure is None
 
 
-def test_the_grace_begins_anew_with_each_request_but_not_for_ever(make_service: MakeService, virtual_time: Any) -> None:
+def test_each_request_restarts_the_grace_period_up_to_a_limit(make_service: MakeService, virtual_time: Any) -> None:
     """A client that still sends requests has not noticed that the server is leaving."""
 
     async def main() -> None:
         service = make_service(shutdown_grace=3, shutdown_timeout=12)
         server, lifecycle = Server(uvicorn.Config(lambda: None), service, ""), service.lifecycle
         engine = asyncio.create_task(asyncio.Event().wait())
-        lifecycle.enter()  # this one hangs
+        lifecycle.enter()  # a request that hangs
         leaving = asyncio.create_task(server._leave(engine))  # type: ignore[arg-type]
         while not lifecycle.closed:
             await elapse(0.5)
@@ -128,14 +130,14 @@ def test_the_grace_begins_anew_with_each_request_but_not_for_ever(make_service: 
             lifecycle.leave()
         assert 3 + 12 / 2 <= now() <= 3 + 12 / 2 + 0.5
         await leaving
-        assert now() == 3 + 12, "what was in flight had its time"
+        assert now() == 3 + 12, "requests in flight got the whole timeout"
         assert lifecycle.in_flight == 1
         engine.cancel()
 
     virtual_time(main)
 
 
-def test_a_connection_ends_with_the_stream_that_began_before_the_end(engine: FakeEngine) -> None:
+def test_connections_close_after_streams_that_end_during_shutdown(engine: FakeEngine) -> None:
     """Its headers promised keep-alive, but the next request would meet a closed server."""
     engine.hangs_at = 3
     with serving(engine, shutdown_grace=0, shutdown_timeout=300) as server:
@@ -156,7 +158,7 @@ def test_a_connection_ends_with_the_stream_that_began_before_the_end(engine: Fak
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_takes_too_long_is_told_so(engine: FakeEngine, stream: bool) -> None:
+def test_requests_beyond_the_shutdown_timeout_get_503(engine: FakeEngine, stream: bool) -> None:
     engine.hangs_at = 3
     with serving(engine, shutdown_grace=0, shutdown_timeout=0.2) as server:
         pending = PendingRequest(server.url, stream=stream)
@@ -172,7 +174,7 @@ def test_what_takes_too_long_is_told_so(engine: FakeEngine, stream: bool) -> Non
     assert not engine.alive
 
 
-def test_without_requests_it_ends_with_the_grace(engine: FakeEngine) -> None:
+def test_an_idle_server_ends_after_the_grace_period(engine: FakeEngine) -> None:
     with serving(engine, shutdown_grace=0.5, shutdown_timeout=30) as server:
         wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
         began = time.monotonic()
@@ -181,7 +183,7 @@ def test_without_requests_it_ends_with_the_grace(engine: FakeEngine) -> None:
         assert time.monotonic() - began >= 0.5
 
 
-def test_a_second_signal_ends_it_at_once(engine: FakeEngine) -> None:
+def test_a_second_signal_ends_the_server_at_once(engine: FakeEngine) -> None:
     engine.hangs_at = 0
     with serving(engine, shutdown_grace=30, shutdown_timeout=30) as server:
         pending = PendingRequest(server.url)
@@ -192,7 +194,7 @@ def test_a_second_signal_ends_it_at_once(engine: FakeEngine) -> None:
         server.join(60)
 
 
-def test_a_dead_engine_ends_it(engine: FakeEngine) -> None:
+def test_a_dead_engine_ends_the_server(engine: FakeEngine) -> None:
     with serving(engine) as server:
         assert _post(server.url).status_code == 200
         server.call(engine.death.set)
@@ -201,8 +203,8 @@ def test_a_dead_engine_ends_it(engine: FakeEngine) -> None:
     assert "a test killed it" in str(server.server.failure)
 
 
-def test_idle_it_sleeps(engine: FakeEngine) -> None:
-    """While idle, no timer is scheduled in the event loop."""
+def test_an_idle_server_has_no_timer_within_10_s(engine: FakeEngine) -> None:
+    """No timer of the event loop is due within 10 s."""
     with serving(engine) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         due: list[float] = []
@@ -241,7 +243,7 @@ def test_idle_it_sleeps(engine: FakeEngine) -> None:
         (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_http_is_answered_in_our_shape(engine: FakeEngine, raw: bytes, expected: int) -> None:
+def test_malformed_http_gets_openais_error_format(engine: FakeEngine, raw: bytes, expected: int) -> None:
     with serving(engine, h11_max_header_count=100, h11_max_incomplete_event_size=65536) as server:
         assert _post(server.url).status_code == 200
         head, _, body = _talk(server.url, raw).partition(b"\r\n\r\n")
@@ -250,7 +252,7 @@ def test_what_is_no_http_is_answered_in_our_shape(engine: FakeEngine, raw: bytes
         assert _post(server.url).status_code == 200
 
 
-def test_odd_requests_that_are_http(engine: FakeEngine) -> None:
+def test_unusual_but_valid_http_gets_the_expected_status(engine: FakeEngine) -> None:
     with serving(engine) as server:
         assert _post(server.url).status_code == 200
         body = b'{"prompt": "a"}'

@@ -69,7 +69,7 @@ def http(address: str) -> httpx.Client:
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_answers_keep_to_it(http: httpx.Client, path: str, constraint: str) -> None:
+def test_answers_satisfy_the_constraint(http: httpx.Client, path: str, constraint: str) -> None:
     fields, keeps = CONSTRAINTS[constraint]
     prompt_fields = {"prompt": "the quick fox"} if path == "/v1/completions" else {"messages": MESSAGES}
     answer = http.post(path, json={**prompt_fields, **fields, **HOT, "n": 3}).json()
@@ -97,7 +97,7 @@ class Animal(pydantic.BaseModel):
     ages: list[int] = pydantic.Field(max_length=2)
 
 
-def test_openai_parses_into_models(address: str) -> None:
+def test_openais_client_parses_into_models(address: str) -> None:
     client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     answers = (
         client.chat.completions.create(
@@ -174,14 +174,14 @@ def test_refusals_name_the_field(
     assert word in error["message"]
 
 
-def test_null_asks_for_nothing(client: TestClient, engine: FakeEngine) -> None:
+def test_null_sets_no_constraint(client: TestClient, engine: FakeEngine) -> None:
     nothing = {"response_format": None, "structured_outputs": None, "guided_json": None}
     for fields in (nothing, {"response_format": {"type": "text"}}):
         assert client.post("/v1/chat/completions", json={"messages": MESSAGES, **fields}).status_code == 200
         assert client.post("/v1/completions", json={"prompt": "a", **fields}).status_code == 200
 
 
-def test_hostile_ones_hurt_nobody(http: httpx.Client) -> None:
+def test_malformed_constraints_are_refused_or_served(http: httpx.Client) -> None:
     for constraint in constraints(seed=3, count=25):
         try:
             body = json.dumps({"prompt": "fox", "structured_outputs": constraint, "max_tokens": 3, "seed": 1})

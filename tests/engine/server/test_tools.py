@@ -62,7 +62,7 @@ def calls_of(message: Any) -> list[tuple[str, Any]]:
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
 
 
-def test_calls_and_the_text_around_them() -> None:
+def test_calls_are_separated_from_the_text_around_them() -> None:
     client = openai_client(ScriptedEngine(f"Let me see.\n{OSLO}\n{NOW}", "Nothing to call."))
     choice = ask(client).choices[0]
     assert calls_of(choice.message) == [("weather", {"city": "Oslo"}), ("time", {})]
@@ -80,7 +80,7 @@ def test_calls_and_the_text_around_them() -> None:
     )
 
 
-def test_content_is_null_where_there_are_only_calls() -> None:
+def test_content_is_null_if_there_are_only_calls() -> None:
     answer = serve(ScriptedEngine(OSLO), tool_call_parser="hermes").post(
         "/v1/chat/completions", json={"messages": MESSAGES, "tools": [WEATHER]}
     )
@@ -94,7 +94,7 @@ def test_content_is_null_where_there_are_only_calls() -> None:
 @pytest.mark.parametrize(
     "text", [f"Let me see.{OSLO}{NOW}", OSLO, "no calls", f"{OSLO[:-3]}", f"{OSLO} and {NOW} then"]
 )
-def test_streamed_is_whole(piece: int, waits: bool, text: str) -> None:
+def test_streamed_answer_equals_the_whole_one(piece: int, waits: bool, text: str) -> None:
     engine = ScriptedEngine(text, text, piece=piece)
     engine.waits_for_reader = waits
     client = openai_client(engine)
@@ -131,7 +131,7 @@ def test_the_events_of_a_call_are_openais() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_each_choice_is_taken_apart_by_itself(stream: bool) -> None:
+def test_each_choice_is_parsed_independently(stream: bool) -> None:
     text = [f"a{OSLO}", "plain", f"{NOW}{OSLO}", OSLO[:20]]
     client = openai_client(ScriptedEngine(text))
     if stream:
@@ -149,7 +149,7 @@ def test_each_choice_is_taken_apart_by_itself(stream: bool) -> None:
     assert [choice.finish_reason for choice in choices] == ["tool_calls", "stop", "tool_calls", "stop"]
 
 
-def test_every_token_has_its_logprob_whatever_becomes_of_it() -> None:
+def test_every_token_has_a_logprob_in_text_and_calls() -> None:
     text = f"Hm.{OSLO}"
     client = openai_client(ScriptedEngine(text, text))
     whole = ask(client, logprobs=True, extra_body={"return_token_ids": True})
@@ -162,14 +162,14 @@ def test_every_token_has_its_logprob_whatever_becomes_of_it() -> None:
     assert ids == whole.choices[0].token_ids == list(map(ord, text))
 
 
-def test_no_call_is_looked_for_where_none_is_to_be_made() -> None:
+def test_calls_are_not_parsed_without_tools_or_with_choice_none() -> None:
     client = openai_client(ScriptedEngine(OSLO, OSLO))
     for choice in (ask(client, tool_choice="none").choices[0], ask(client, tools=None).choices[0]):
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (OSLO, None, "stop")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_call_at_most(stream: bool) -> None:
+def test_parallel_tool_calls_false_returns_one_call(stream: bool) -> None:
     client = openai_client(ScriptedEngine(f"{OSLO}{NOW}{OSLO}"))
     if stream:
         with client.chat.completions.stream(
@@ -182,12 +182,12 @@ def test_one_call_at_most(stream: bool) -> None:
     assert choice.finish_reason == "tool_calls"
 
 
-def test_a_call_that_is_cut_off_is_content() -> None:
+def test_a_truncated_call_is_content() -> None:
     choice = ask(openai_client(ScriptedEngine(OSLO)), max_tokens=20).choices[0]
     assert (choice.message.content, choice.finish_reason) == (OSLO[:20], "length")
 
 
-def test_what_cannot_be_strict_is_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_strict_tools_are_served_without_enforcement_if_unsupported(caplog: pytest.LogCaptureFixture) -> None:
     engine = ScriptedEngine('[weather(city="Oslo")]', "hello")
     client = openai_client(engine, tool_call_parser="pythonic")
     strict = function("weather", CITY, strict=True)
@@ -199,7 +199,7 @@ def test_what_cannot_be_strict_is_answered_all_the_same(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("name", [r"\q", r"\ud83d", r"\udc00", r"\u12", "a\tb"])
-def test_a_name_that_is_no_json_is_content(name: str) -> None:
+def test_a_name_that_is_invalid_json_is_content(name: str) -> None:
     text = f'[{{"name": "{name}", "parameters": {{}}}}]'
     client = openai_client(ScriptedEngine(text, text))
     message = ask(client, tool_choice="required").choices[0].message
@@ -226,33 +226,35 @@ def test_many_parts_are_merged_in_linear_time() -> None:
     assert merged([Content("some text ")] * 2_000_000) == [Content("some text " * 2_000_000)]
 
 
-def test_what_the_engine_is_asked_for() -> None:
+def test_tool_choices_become_structured_outputs() -> None:
     engine = ScriptedEngine(*["{}"] * 8)
     client = openai_client(engine)
     strict = function("weather", CITY, strict=True)
 
-    def asked(**fields: Any) -> Any:
+    def structured_outputs_of(**fields: Any) -> Any:
         ask(client, **fields)
         return engine.requests_seen[-1][1].structured_outputs
 
-    assert asked() is None
-    assert asked(tool_choice="none", tools=[strict]) is None
-    assert asked(tool_choice={"type": "function", "function": {"name": "weather"}}).json == CITY
-    required = asked(tool_choice="required", tools=[WEATHER])
+    assert structured_outputs_of() is None
+    assert structured_outputs_of(tool_choice="none", tools=[strict]) is None
+    assert structured_outputs_of(tool_choice={"type": "function", "function": {"name": "weather"}}).json == CITY
+    required = structured_outputs_of(tool_choice="required", tools=[WEATHER])
     assert required.json["items"]["anyOf"][0]["properties"]["parameters"] == CITY
-    kept = asked(tools=[strict, TIME]).structural_tag
+    kept = structured_outputs_of(tools=[strict, TIME]).structural_tag
     assert {each["begin"] for each in kept["structures"]} > {'<tool_call>\n{"name": "weather", "arguments": '}
     assert [each["schema"] for each in kept["structures"]] == [
         CITY,
         {"type": "object", "properties": {}, "additionalProperties": False},
     ]
     choices = [*(f"choice {number}" for number in range(3000)), SPECIAL]
-    either = asked(tools=[WEATHER], extra_body={"structured_outputs": {"choice": choices}}).structural_tag
+    either = structured_outputs_of(
+        tools=[WEATHER], extra_body={"structured_outputs": {"choice": choices}}
+    ).structural_tag
     grammars = ByteMatcher()
     source = grammars.compile(structural_tag=either)
     assert [grammars.accepts(source, text) for text in ("choice 2999", SPECIAL, "choice")] == [True, True, False]
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "time"}}]}
-    few = asked(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    few = structured_outputs_of(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert [each["properties"]["name"]["const"] for each in few.json["items"]["anyOf"]] == ["time"]
     assert [tool["function"]["name"] for tool in engine.tokenizer.rendered["tools"]] == ["time"]
 
@@ -290,7 +292,9 @@ def test_what_the_engine_is_asked_for() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused(parser: str | None, fields: dict[str, Any], param: str, stream: bool) -> None:
+def test_invalid_tools_are_refused_by_field(
+    parser: str | None, fields: dict[str, Any], param: str, stream: bool
+) -> None:
     body = {"messages": MESSAGES, "tools": [WEATHER, TIME], **fields}
     if stream and "use_beam_search" not in fields:
         body["stream"] = True

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from .conftest import FakeEngine, MakeClient
 
 MESSAGES = [{"role": "user", "content": "abc"}]
-ASKED: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "abc"},
     "/v1/responses": {"input": "abc"},
@@ -22,7 +22,7 @@ ASKED: dict[str, dict[str, Any]] = {
 def streamed(client: TestClient, path: str, body: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
     """Return the events without their times."""
     headers = {"x-request-id": "one", **headers}
-    answer = client.post(path, json={**ASKED[path], **body, "stream": True}, headers=headers)
+    answer = client.post(path, json={**BODIES[path], **body, "stream": True}, headers=headers)
     assert answer.status_code == 200, answer.text
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
@@ -33,11 +33,11 @@ def streamed(client: TestClient, path: str, body: dict[str, Any], **headers: str
     return events
 
 
-@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("body", [{}, {"n": 3}, {"stream_options": {"include_usage": True}}])
-def test_the_same_events_with_a_count(client: TestClient, path: str, body: dict[str, Any]) -> None:
+def test_the_header_adds_usage_to_the_same_events(client: TestClient, path: str, body: dict[str, Any]) -> None:
     if body and path not in ("/v1/chat/completions", "/v1/completions"):
-        pytest.skip("its answers are one, and always tell their usage")
+        pytest.skip("this API has one answer, which always contains its usage")
     plain = streamed(client, path, body)
     for value in ("0", "yes", ""):
         assert "stoker_usage" not in str(streamed(client, path, body, **{"X-Stoker-Usage": value}))
@@ -47,7 +47,7 @@ def test_the_same_events_with_a_count(client: TestClient, path: str, body: dict[
         assert counted == plain
     else:  # ids of items differ between responses
         assert [event["type"] for event in counted] == [event["type"] for event in plain]
-    whole = client.post(path, json={**ASKED[path], "n": body["n"]} if "n" in body else ASKED[path]).json()
+    whole = client.post(path, json={**BODIES[path], "n": body["n"]} if "n" in body else BODIES[path]).json()
     usage = whole["usage"]
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0) + usage.get("cache_read_input_tokens", 0))
     output = usage.get("completion_tokens", usage.get("output_tokens"))
@@ -57,7 +57,7 @@ def test_the_same_events_with_a_count(client: TestClient, path: str, body: dict[
     assert outputs == sorted(outputs) and len(set(outputs)) > 3
 
 
-def test_an_event_has_what_was_counted_up_to_it(engine: FakeEngine, client: TestClient) -> None:
+def test_an_events_usage_counts_the_tokens_up_to_it(engine: FakeEngine, client: TestClient) -> None:
     num_characters = 0
     for event in streamed(client, "/v1/completions", {"n": 2}, **{"X-Stoker-Usage": "1"}):
         num_characters += sum(len(choice["text"]) for choice in event["choices"])
@@ -67,7 +67,7 @@ def test_an_event_has_what_was_counted_up_to_it(engine: FakeEngine, client: Test
             )  # each ends with a token without text
 
 
-def test_cached_tokens_are_told_where_they_are_told_at_all(make_client: MakeClient) -> None:
+def test_cached_tokens_are_included_only_with_prompt_tokens_details(make_client: MakeClient) -> None:
     for include_usage in (True, False):
         client = make_client(enable_prompt_tokens_details=include_usage)
         events = streamed(client, "/v1/completions", {}, **{"X-Stoker-Usage": "1"})

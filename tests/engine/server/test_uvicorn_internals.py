@@ -43,7 +43,7 @@ def public(name: str) -> bool:
     return not name.startswith("__") and not hasattr(asyncio.Protocol, name)
 
 
-def test_what_connections_use_is_listed_and_there(
+def test_internals_used_by_connections_exist_and_are_listed(
     virtual_time: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
 ) -> None:
     async def run() -> None:
@@ -61,18 +61,18 @@ def test_what_connections_use_is_listed_and_there(
     virtual_time(run)
 
 
-def test_what_the_server_uses_is_listed_and_there() -> None:
+def test_internals_used_by_the_server_exist_and_are_listed() -> None:
     config = uvicorn.Config(lambda: None, log_config=None)
     own_names = set(filter(public, names_in(class_of(http_server, "Server"))))
     assert own_names & set(dir(uvicorn.Server(config))) == set(uvicorn_internals.SERVER)
 
 
-def test_both_know_what_is_shared() -> None:
+def test_the_shared_server_state_has_the_expected_types() -> None:
     state = ServerState()
     assert isinstance(state.connections, set) and isinstance(state.default_headers, list)
 
 
-def test_what_is_overridden_is_called_as_before() -> None:
+def test_overridden_methods_keep_their_signatures() -> None:
     for own_names, base in (
         (http_server.Server, uvicorn.Server),
         (http_protocol.http_protocol(FrontendArgs()), H11Protocol),

@@ -78,7 +78,7 @@ async def _gateway() -> AsyncIterator[Gateway]:
                 await runner.cleanup()
 
 
-def test_what_reaches_which_server() -> None:
+def test_only_api_requests_reach_the_picked_server() -> None:
     async def main() -> None:
         async with _gateway() as gateway, aiohttp.ClientSession() as client:
 

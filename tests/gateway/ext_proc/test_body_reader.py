@@ -36,7 +36,7 @@ class _Slow(BodyReader):
         return {"model": "m", "chain": []}
 
 
-def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
+def test_owners_take_turns_and_abandoned_bodies_are_not_read() -> None:
     chance = random.Random(5)
 
     async def main() -> None:
@@ -70,7 +70,7 @@ def test_owners_take_turns_and_those_who_leave_are_not_read() -> None:
     asyncio.run(main())
 
 
-def test_a_body_that_waits_too_long_may_come_again() -> None:
+def test_body_that_waits_too_long_is_refused_as_retriable() -> None:
     async def main() -> None:
         reader = _Slow(wait_s=0.01)
         reading = asyncio.create_task(reader.read(CHAT, b"x", owner="a"))
@@ -84,7 +84,7 @@ def test_a_body_that_waits_too_long_may_come_again() -> None:
     asyncio.run(main())
 
 
-def test_the_process_ends_with_a_body_whose_client_left() -> None:
+def test_reader_process_ends_with_a_body_whose_client_left() -> None:
     body = json.dumps({"model": "m", "prompt": "x" * 10**6}).encode()
 
     async def main() -> None:
@@ -110,7 +110,7 @@ def test_the_process_ends_with_a_body_whose_client_left() -> None:
 
 @pytest.mark.parametrize("unit", [b"{}", b"1", b'""', b'{"content": []}', b'{"role": "user"}'])
 @pytest.mark.parametrize("field", ["messages", "input", "system"])
-def test_more_items_than_any_model_reads_are_refused_for_good(
+def test_bodies_with_too_many_items_are_refused_for_good(
     unit: bytes, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request, "MAX_ITEMS", 1000)
@@ -119,7 +119,7 @@ def test_more_items_than_any_model_reads_are_refused_for_good(
         read_request(CHAT, b'{"model": "m", "%s": %s}' % (field.encode(), listed))
 
 
-def test_what_takes_too_much_of_the_processor_is_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_that_take_too_much_cpu_time_are_refused_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_reader, "MAX_CPU_S", 0.001)
 
     def long(path: str, body: bytes, content_type: str) -> Any:
@@ -135,7 +135,7 @@ def test_what_takes_too_much_of_the_processor_is_refused_for_good(monkeypatch: p
     assert answer["too_large"] and "too long to parse" in answer["error"]["message"]
 
 
-def test_odd_bodies_of_one_client_hold_up_nobody() -> None:
+def test_slow_bodies_of_one_client_delay_no_other_client() -> None:
     odd = b'{"model": "a", "messages": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
     prompt = {"model": "a", "prompt": "word " * 40_000}
 

@@ -165,7 +165,7 @@ def test_a_hold_ends_after_its_time_and_not_before(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: Run) -> None:
+def test_requests_are_held_until_the_drain_lapses(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
         at.report()
@@ -194,7 +194,7 @@ def test_all_is_held_while_the_endpoint_drains_until_that_lapses(virtual_time: R
     virtual_time(main)
 
 
-def test_what_waits_for_room_is_held_longer_when_the_endpoint_drains(virtual_time: Run) -> None:
+def test_queued_requests_become_held_when_the_endpoint_drains(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
         at.report()
@@ -214,7 +214,7 @@ def test_what_waits_for_room_is_held_longer_when_the_endpoint_drains(virtual_tim
     virtual_time(main)
 
 
-def test_bounds_are_of_all_served_names_together(virtual_time: Run) -> None:
+def test_bounds_apply_to_all_served_names_together(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint(max_held=4, max_bytes=1000)
         tasks = await at.begin("a1", "a2") + await at.begin("a3", "a4", queue=1)
@@ -233,7 +233,7 @@ def test_bounds_are_of_all_served_names_together(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-def test_the_key_that_holds_most_bytes_gives_way(virtual_time: Run) -> None:
+def test_requests_of_the_key_with_most_bytes_are_displaced(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint(max_bytes=1000)
         flood = await at.begin("a1", "a2", "a3", size=300)
@@ -247,7 +247,7 @@ def test_the_key_that_holds_most_bytes_gives_way(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-def test_a_failed_start_answers_what_waits_and_not_what_comes_for_the_next_start(virtual_time: Run) -> None:
+def test_failed_start_refuses_held_requests_and_none_of_the_next_start(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
         tasks = await at.begin("a1", "a2") + await at.begin("a3", queue=1)
@@ -269,7 +269,7 @@ def test_a_failed_start_answers_what_waits_and_not_what_comes_for_the_next_start
     virtual_time(main)
 
 
-def test_a_key_that_is_revoked_meanwhile_is_noticed(virtual_time: Run) -> None:
+def test_held_request_of_a_revoked_key_is_refused(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
 
@@ -284,7 +284,7 @@ def test_a_key_that_is_revoked_meanwhile_is_noticed(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-def test_what_became_of_held_requests_is_reported(virtual_time: Run) -> None:
+def test_outcomes_of_held_requests_are_reported(virtual_time: Run) -> None:
     async def main() -> None:
         def refuse() -> None:
             raise RequestError("revoked")
@@ -327,7 +327,7 @@ def test_what_became_of_held_requests_is_reported(virtual_time: Run) -> None:
     virtual_time(main)
 
 
-def test_a_server_that_cannot_be_reached_gets_nothing_until_it_reports(virtual_time: Run) -> None:
+def test_unreachable_server_gets_no_requests_until_it_reports(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
         at.report()
@@ -343,7 +343,7 @@ def test_a_server_that_cannot_be_reached_gets_nothing_until_it_reports(virtual_t
     virtual_time(main)
 
 
-def test_an_endpoint_that_loses_its_scaling_refuses_as_others_do(virtual_time: Run) -> None:
+def test_endpoint_that_loses_its_scaling_refuses_held_requests(virtual_time: Run) -> None:
     async def main() -> None:
         at = _Endpoint()
         tasks = await at.begin("a1", size=7)
@@ -356,7 +356,7 @@ def test_an_endpoint_that_loses_its_scaling_refuses_as_others_do(virtual_time: R
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_bounds_hold_and_nothing_is_lost(virtual_time: Run, seed: int) -> None:
+def test_bounds_hold_and_no_request_is_lost_in_random_histories(virtual_time: Run, seed: int) -> None:
     async def main() -> None:
         rng, at = random.Random(seed), _Endpoint(max_held=20, max_bytes=5000)
         tasks: list[asyncio.Task[Pick | Refusal]] = []

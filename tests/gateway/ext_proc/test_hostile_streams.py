@@ -110,7 +110,7 @@ class _Stream:
         return "routed" if any(each.HasField("dynamic_metadata") for each in self.responses) else "unfinished"
 
 
-def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_malformed_stream_gets_a_response_or_status(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         known, limits = model_registry(_MODELS), RequestLimits(max_body_bytes=100_000)
         metrics = PickerMetrics(CollectorRegistry())
@@ -139,7 +139,7 @@ def test_each_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_the_server_outlives_them() -> None:
+def test_server_survives_malformed_streams() -> None:
     async def main() -> None:
         async with picking(_MODELS) as picker:
             call = picker.proxy.channel.stream_stream("/envoy.service.ext_proc.v3.ExternalProcessor/Process")

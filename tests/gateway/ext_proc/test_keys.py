@@ -51,7 +51,7 @@ def bearer(text: str) -> dict[str, str]:
         ({**bearer("old"), "x-api-key": "unknown"}, "unknown, or was revoked"),
     ],
 )
-def test_without_a_key_nothing_is_answered(mode: str, headers: dict[str, str], says: str) -> None:
+def test_requests_without_a_valid_key_are_refused(mode: str, headers: dict[str, str], says: str) -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS) as picker:
             answers = [
@@ -102,7 +102,7 @@ def test_no_body_is_read_before_the_key_is_known(mode: str) -> None:
         {"x-api-key": "all", "authorization": "Basic wrong"},
     ],
 )
-def test_servers_get_their_own_key_and_never_the_gateway_s(
+def test_servers_get_their_own_key_and_never_a_clients_key(
     headers: dict[str, str], mode: str, authorization: str | None
 ) -> None:
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_servers_get_their_own_key_and_never_the_gateway_s(
     asyncio.run(main())
 
 
-def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_server_gets_a_key_that_it_accepts_and_a_request_only_one(caplog: pytest.LogCaptureFixture) -> None:
     one, two, three = servers = ("10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80")
     endpoint = Endpoint("m", "c", servers, authorization="k3", earlier_authorizations=("k2", "k1"))
     now = 0.0
@@ -149,7 +149,7 @@ def test_a_server_is_told_the_key_that_it_takes_and_a_request_only_one(caplog: p
 @pytest.mark.parametrize(
     ("name", "sees"), [("all", set(MODELS)), ("org", {"org/a", "org/sub/c"}), ("b", {"b"}), ("none", set())]
 )
-def test_a_model_outside_the_key_is_as_one_that_is_not_there(name: str, sees: set[str]) -> None:
+def test_models_outside_the_key_look_like_unknown_models(name: str, sees: set[str]) -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS) as picker:
 
@@ -179,7 +179,7 @@ def test_a_model_outside_the_key_is_as_one_that_is_not_there(name: str, sees: se
     asyncio.run(main())
 
 
-def test_responses_are_found_by_the_key_that_made_them_however_it_is_sent() -> None:
+def test_stored_responses_are_found_only_with_the_key_that_made_them() -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS) as picker:
             body: dict[str, Any] = {"model": "b", "input": "x"}
@@ -194,7 +194,7 @@ def test_responses_are_found_by_the_key_that_made_them_however_it_is_sent() -> N
     asyncio.run(main())
 
 
-def test_a_keyring_is_in_force_at_once_also_for_a_request_whose_body_comes_late() -> None:
+def test_new_keyring_applies_to_requests_whose_body_arrives_late() -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS) as picker:
             call = picker.proxy.stub.Process()
@@ -210,7 +210,7 @@ def test_a_keyring_is_in_force_at_once_also_for_a_request_whose_body_comes_late(
     asyncio.run(main())
 
 
-def test_those_who_wait_are_let_in_by_the_key_s_priority() -> None:
+def test_queued_requests_are_admitted_by_their_keys_priority() -> None:
     async def main() -> None:
         keyring = Keyring([key("low", priority=-5), key("usual"), key("high", priority=5)])
         async with picking(MODELS, keyring=keyring) as picker:
@@ -236,7 +236,7 @@ def test_those_who_wait_are_let_in_by_the_key_s_priority() -> None:
     asyncio.run(main())
 
 
-def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing() -> None:
+def test_queued_requests_of_a_revoked_key_are_refused() -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS) as picker:
             picker.say(ServerLoad(waiting=64))
@@ -256,7 +256,7 @@ def test_a_key_that_is_revoked_while_its_request_waits_gets_nothing() -> None:
 
 
 @pytest.mark.parametrize("at_first", [True, False])
-def test_no_key_slips_through_while_keys_come_into_force_or_go(at_first: bool) -> None:
+def test_credentials_are_removed_while_keys_are_enabled_or_disabled(at_first: bool) -> None:
     async def main() -> None:
         async with picking(MODELS, keyring=KEYS if at_first else None) as picker:
             picker.say(ServerLoad(waiting=64))

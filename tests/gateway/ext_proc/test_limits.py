@@ -46,7 +46,7 @@ async def post(picker: Picking, body: Any, text: str = TEXT, path: str = CHAT) -
     return await picker.proxy.post(path, body, headers={"authorization": f"Bearer {text}"})
 
 
-def test_requests_beyond_the_limit_are_refused_in_openais_words() -> None:
+def test_requests_beyond_the_limit_are_refused_in_openais_format() -> None:
     async def main() -> None:
         async with limited(Limits(requests_per_minute=3)) as picker:
             for remaining in (2, 1, 0):
@@ -74,7 +74,7 @@ def test_requests_beyond_the_limit_are_refused_in_openais_words() -> None:
     asyncio.run(main())
 
 
-def test_tokens_are_reserved_and_what_could_never_run_is_told_so() -> None:
+def test_tokens_are_reserved_and_oversized_requests_are_not_retriable() -> None:
     async def main() -> None:
         async with limited(Limits(tokens_per_minute=100)) as picker:
             body = {"model": "a", "prompt": list(range(30)), "max_tokens": 20, "n": 2}
@@ -96,7 +96,7 @@ def test_tokens_are_reserved_and_what_could_never_run_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("how", ["saturated", "cancelled", "no server"])
-def test_a_request_that_is_not_sent_gives_its_tokens_and_its_place_back(how: str) -> None:
+def test_unsent_requests_return_their_tokens_and_slot(how: str) -> None:
     async def main() -> None:
         limits = RequestLimits(max_wait_s=0.2 if how == "saturated" else 60)
         async with limited(Limits(tokens_per_minute=1000, concurrency=1), limits=limits) as picker:
@@ -154,7 +154,7 @@ class _EndsEarly:
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_a_stream_that_ends_while_the_route_is_written_frees_only_what_the_proxy_did_not_read(read: bool) -> None:
+def test_stream_that_ends_early_frees_only_grants_the_proxy_did_not_read(read: bool) -> None:
     async def main() -> None:
         known, limits = model_registry({"a": SERVERS}), RequestLimits()
         metrics, limiter = PickerMetrics(CollectorRegistry()), LocalLimiter()
@@ -186,7 +186,7 @@ def _reserved(path: str, **fields: Any) -> int:
     return request.prompt_tokens + request.max_output_tokens
 
 
-def test_what_is_reserved() -> None:
+def test_reserved_tokens_follow_prompt_and_output_limits() -> None:
     completions, responses, messages = "/v1/completions", "/v1/responses", "/v1/messages"
     assert _reserved(completions, prompt="x" * 400) == 100 + 16
     assert _reserved(completions, prompt="", max_tokens=7) == 1 + 7
@@ -210,7 +210,7 @@ def test_what_is_reserved() -> None:
 @pytest.mark.parametrize(
     "number", ["-1", "1e400", "1e300", "9" * 400, "true", '"5"', "null", "[]", "{}", "0.5", "-1e400", "1e1"]
 )
-def test_hostile_numbers_reserve_something_sane(name: str, number: str) -> None:
+def test_hostile_numbers_reserve_a_bounded_token_count(name: str, number: str) -> None:
     for path in (CHAT, "/v1/completions"):
         body = f'{{"model": "m", "prompt": "x", "{name}": {number}}}'.encode()
         try:

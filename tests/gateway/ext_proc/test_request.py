@@ -54,7 +54,7 @@ def _read(path: str, **body: Any) -> ModelRequest:
 
 
 @pytest.mark.parametrize(("name", "items"), [("messages", _TURNS), ("input", _ITEMS), ("messages", _BLOCKS)])
-def test_a_longer_conversation_begins_as_the_shorter_one(name: str, items: list[dict[str, Any]]) -> None:
+def test_text_of_a_longer_conversation_starts_with_the_shorter_ones(name: str, items: list[dict[str, Any]]) -> None:
     before = b""
     for number in range(len(items) + 1):
         text = prompt_text({"tools": TOOLS, "instructions": "be brief", name: items[:number]})
@@ -83,7 +83,7 @@ def test_forms_of_the_same_prompt_are_the_same_text() -> None:
     assert prompt_text({"tools": TOOLS, "input": "x"}) != prompt_text({"input": "x"})
 
 
-def test_prompts_of_completions() -> None:
+def test_text_of_completion_prompts_keeps_their_prefixes() -> None:
     assert prompt_text({"prompt": "é"}) == "é".encode()
     tokens = list(range(1000))
     assert prompt_text({"prompt": tokens}).startswith(prompt_text({"prompt": tokens[:900]}))
@@ -94,7 +94,7 @@ def test_prompts_of_completions() -> None:
         assert isinstance(prompt_text({"prompt": prompt}), bytes)
 
 
-def test_what_else_counts_for_a_pick() -> None:
+def test_session_salt_and_request_id_are_read_from_the_body() -> None:
     assert _read(COMPLETIONS, prompt="x", prompt_cache_key="k", user="u").session == "k"
     assert _read(CHAT, user="u").session == "u"
     assert _read(MESSAGES, metadata={"user_id": "s"}).session == "s"
@@ -106,9 +106,9 @@ def test_what_else_counts_for_a_pick() -> None:
     assert (request.size, request.request_id) == (9000, "r")
     assert request.chain[0] not in _read(COMPLETIONS, prompt=long).chain
     assert request.chain[0] not in _read(COMPLETIONS, model="n", prompt=long, cache_salt="s").chain
-    gone_on = _read(RESPONSES, input=long, previous_response_id="resp_1")
-    assert (gone_on.previous_response_id, list(gone_on.chain)) == ("resp_1", [])
-    assert gone_on.size >= 9000
+    continued = _read(RESPONSES, input=long, previous_response_id="resp_1")
+    assert (continued.previous_response_id, list(continued.chain)) == ("resp_1", [])
+    assert continued.size >= 9000
     for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings"):
         read = _read(path, prompt=long, messages=[], input=long)
         assert replace(read, prompt_tokens=0) == ModelRequest("m", [])
@@ -169,7 +169,7 @@ def test_hostile_bodies_are_read_or_refused() -> None:
     assert read_request(CHAT, b'{"model":"a","model":"m"}').model == "m"  # the last one applies, as in engines
 
 
-def test_large_bodies_are_read_elsewhere_and_come_out_the_same() -> None:
+def test_large_bodies_are_parsed_in_a_subprocess_with_equal_results() -> None:
     async def main() -> None:
         reader = BodyReader(at_once=100)
         try:

@@ -20,7 +20,7 @@ def test_responses_are_found_by_the_names_that_servers_give_them() -> None:
     assert holders.of("me", "resp_id_0123abcd_ffff0000") == two
 
 
-def test_the_oldest_are_forgotten() -> None:
+def test_oldest_response_names_are_forgotten() -> None:
     holders = ResponseHolders(max_names=3)
     for number in range(10):
         holders.sent("me", Holder("m", f"10.0.0.{number}:80"), number, None, f"r{number}")
@@ -28,7 +28,7 @@ def test_the_oldest_are_forgotten() -> None:
     assert [number for number in range(10) if holders.of("me", f"r{number}")] == [7, 8, 9]
 
 
-def test_nobody_leads_the_lookups_of_another_elsewhere() -> None:
+def test_clients_cannot_redirect_lookups_of_other_clients() -> None:
     holders, one, two = ResponseHolders(), Holder("m", "10.0.0.1:80"), Holder("m", "10.0.0.2:80")
     holders.sent("me", one, 1, "id", None)
     holders.sent("another", two, 2, "id", None)

@@ -34,7 +34,7 @@ LONG = "the same beginning of every prompt, " * 200
 @pytest.mark.parametrize("mode", ["buffered", "streamed"])
 @pytest.mark.parametrize("trailers", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 600, 64_511, 64_512, 64_513, 300_000])
-def test_a_request_is_routed_and_its_body_left_as_it_is(mode: str, trailers: bool, size: int) -> None:
+def test_request_is_routed_with_its_body_unchanged(mode: str, trailers: bool, size: int) -> None:
     async def main() -> None:
         async with picking({"org/a": THREE, "b": ("10.0.1.1:80",)}) as picker:
             for model, cluster in (("org/a", "cluster-0"), ("b", "cluster-1")):
@@ -49,7 +49,7 @@ def test_a_request_is_routed_and_its_body_left_as_it_is(mode: str, trailers: boo
 
 
 @pytest.mark.parametrize("mode", ["buffered", "streamed"])
-def test_who_goes_on_with_a_conversation_comes_back(mode: str) -> None:
+def test_conversation_returns_to_its_server(mode: str) -> None:
     async def main() -> None:
         async with picking({"a": [f"10.0.0.{n}:80" for n in range(16)]}) as picker:
             for number in range(8):
@@ -84,7 +84,7 @@ def test_a_session_stays_with_its_server() -> None:
     asyncio.run(main())
 
 
-def test_a_response_is_gone_on_with_and_found_where_it_was_made() -> None:
+def test_stored_response_is_continued_and_found_on_its_server() -> None:
     async def main() -> None:
         servers = [f"10.0.0.{n}:80" for n in range(16)]
         async with picking({"a": servers}) as picker:
@@ -140,7 +140,7 @@ def test_only_servers_of_the_subset_are_picked(mode: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize"])
 @pytest.mark.parametrize("mode", ["buffered", "streamed"])
-def test_a_bad_request_is_answered_in_the_words_of_its_api(path: str, mode: str) -> None:
+def test_bad_requests_get_errors_in_the_format_of_their_api(path: str, mode: str) -> None:
     async def main() -> None:
         async with picking({"a": THREE, "gone": ()}, RequestLimits(max_body_bytes=50_000)) as picker:
             cases: list[tuple[bytes, int, str, str | None, str]] = [
@@ -177,7 +177,7 @@ def test_a_bad_request_is_answered_in_the_words_of_its_api(path: str, mode: str)
     asyncio.run(main())
 
 
-def test_a_body_that_says_it_is_too_large_is_not_awaited() -> None:
+def test_body_with_too_large_content_length_is_refused_at_once() -> None:
     async def main() -> None:
         async with picking({"a": THREE}, RequestLimits(max_body_bytes=1000)) as picker:
             for length, status in (("1000", 0), ("1001", 413), ("9" * 5000, 413), ("-1", 0), ("²", 0)):
@@ -220,7 +220,7 @@ def test_models_are_listed_without_a_server() -> None:
 FULL = ServerLoad(running=8, waiting=100, kv_usage=1.0)
 
 
-def test_who_finds_all_servers_saturated_waits_until_one_is_not() -> None:
+def test_request_waits_while_all_servers_are_saturated() -> None:
     async def main() -> None:
         async with picking({"a": THREE}, RequestLimits(max_waiting=3, max_wait_s=60)) as picker:
             picker.say(FULL)
@@ -245,7 +245,7 @@ def test_who_finds_all_servers_saturated_waits_until_one_is_not() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_for_too_long_or_for_a_model_that_goes_is_told() -> None:
+def test_waiting_request_is_refused_after_the_timeout_or_model_removal() -> None:
     async def main() -> None:
         async with picking({"a": THREE, "b": THREE}, RequestLimits(max_wait_s=0.2)) as picker:
             picker.say(FULL)
@@ -259,7 +259,7 @@ def test_who_waits_for_too_long_or_for_a_model_that_goes_is_told() -> None:
     asyncio.run(main())
 
 
-def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
+def test_protocol_violations_of_the_proxy_are_rejected() -> None:
     async def main() -> None:
         body = ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=b"{}", end_of_stream=True))
         started = head("POST", "/v1/completions", {}, ends=False)
@@ -282,7 +282,7 @@ def test_a_proxy_that_does_not_speak_the_protocol_is_told() -> None:
     asyncio.run(main())
 
 
-def test_log_lines_about_requests_name_each_ones_id(
+def test_log_lines_about_requests_contain_the_request_id(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of concurrent requests, and of one with an invalid id."""
@@ -316,7 +316,7 @@ def test_log_lines_about_requests_name_each_ones_id(
     assert sorted(line.get("request_id", "") for line in lines) == ["", "r-1", "r-2"]
 
 
-def test_health_is_told_by_name() -> None:
+def test_health_is_reported_by_service_name() -> None:
     async def main() -> None:
         async with picking({"a": THREE}) as picker:
             stub = health_pb2_grpc.HealthStub(picker.proxy.channel)
@@ -337,7 +337,7 @@ def test_health_is_told_by_name() -> None:
     asyncio.run(main())
 
 
-def test_it_listens_on_a_socket_file_and_with_tls(tmp_path: Path) -> None:
+def test_picker_listens_on_a_unix_socket_and_with_tls(tmp_path: Path) -> None:
     async def main() -> None:
         known = model_registry({"a": THREE})
         server = PickerServer(known, pickers_of(known, 0))

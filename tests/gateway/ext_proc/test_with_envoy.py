@@ -240,7 +240,7 @@ def _servers(name: str, addresses: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_requests_go_where_the_picker_says_and_bodies_as_they_came(envoy: httpx.Client, behind: Behind) -> None:
+def test_requests_reach_the_picked_server_with_unchanged_bodies(envoy: httpx.Client, behind: Behind) -> None:
     body = {"model": "org/a", "prompt": "once upon a time " * 300}
     answers = []
     for _ in range(5):
@@ -256,7 +256,7 @@ def test_requests_go_where_the_picker_says_and_bodies_as_they_came(envoy: httpx.
     behind.say(ServerLoad())
 
 
-def test_what_the_picker_answers_comes_to_the_client(envoy: httpx.Client) -> None:
+def test_picker_responses_reach_the_client(envoy: httpx.Client) -> None:
     assert [card["id"] for card in envoy.get("/v1/models").json()["data"]] == ["org/a", "b", "empty"]
     assert envoy.get("/v1/models/org/a").json()["id"] == "org/a"
     unknown = envoy.post("/v1/messages", json={"model": "c"}, headers={"x-request-id": "mine"})

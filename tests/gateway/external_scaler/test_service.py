@@ -105,7 +105,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "_PERIOD_S", 0.02)
 
 
-def test_the_sum_of_all_replicas_is_answered() -> None:
+def test_metrics_are_sums_over_all_replicas() -> None:
     async def main() -> None:
         engine = EngineReport(running=3, waiting=2, kv_usage=0.25, ready=True, age_seconds=1.0)
         other = EngineReport(running=4, waiting=0, kv_usage=0.5, ready=True, age_seconds=1.0)
@@ -195,7 +195,7 @@ def test_a_pod_without_a_recent_report_fails_the_metrics_of_pods() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_reports_what_changes_and_nothing_while_a_report_is_missing() -> None:
+def test_stream_reports_changes_and_nothing_while_a_report_is_missing() -> None:
     async def main() -> None:
         replicas = _Replicas(a=report(), b=None)
         async with served(replicas) as client:
@@ -250,7 +250,7 @@ def test_many_calls_share_one_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_wrong_calls_are_refused_and_others_go_on() -> None:
+def test_wrong_calls_are_refused_and_later_ones_are_served() -> None:
     async def main() -> None:
         draw = random.Random(5)
         async with served(_Replicas(a=report())) as client:

@@ -38,7 +38,7 @@ def keys(path: Path) -> dict[str, Key]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_people_wrote_stays(seed: int, tmp_path: Path) -> None:
+def test_documents_and_comments_of_users_are_preserved(seed: int, tmp_path: Path) -> None:
     rng, path = random.Random(seed), tmp_path / "keys.yaml"
     store, notes = FileStore(path), ["# Eve's, not Adam's: «ключ»"]
     beginnings = ["", "# ours\n", "---\n", "# ours\n---\n", "\n---\n---\n", "\ufeff# ours\n"]
@@ -78,7 +78,7 @@ def test_whatever_people_wrote_stays(seed: int, tmp_path: Path) -> None:
     assert keys(path) == {"last": key("last")}
 
 
-def test_who_may_read_it_stays_and_a_new_one_is_private(tmp_path: Path) -> None:
+def test_file_mode_is_kept_and_a_new_file_is_private(tmp_path: Path) -> None:
     path, link = tmp_path / "keys.yaml", tmp_path / "link"
     link.symlink_to(path)
     FileStore(link).create(manifests.write(key("a")))
@@ -90,7 +90,7 @@ def test_who_may_read_it_stays_and_a_new_one_is_private(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["keys.yaml", "link"]
 
 
-def test_a_key_is_made_once(tmp_path: Path) -> None:
+def test_existing_key_id_is_refused(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "keys.yaml")
     store.create(manifests.write(key("a")))
     before = store.read()
@@ -114,7 +114,7 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
     assert keys(path).keys() == {name for each in names for name in each}
 
 
-def test_where_it_cannot_be_done_that_is_said_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_unsupported_files_are_refused_and_unchanged(tmp_path: Path) -> None:
     files = {
         "not-yaml": b"a: [",
         "latin": b"# \xe9\n",

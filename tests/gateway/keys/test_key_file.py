@@ -60,7 +60,7 @@ async def until_logged(caplog: pytest.LogCaptureFixture, words: str) -> str:
     return line
 
 
-def test_each_way_of_changing_a_file_is_seen(tmp_path: Path) -> None:
+def test_every_way_to_change_the_file_is_detected(tmp_path: Path) -> None:
     path, folders = tmp_path / "keys.yaml", [tmp_path / name for name in "ab"]
     path.write_text(text("k0"))
 
@@ -98,7 +98,7 @@ def test_each_way_of_changing_a_file_is_seen(tmp_path: Path) -> None:
     "content",
     [b"a: [", b"\xff\xfe\x00", b"a: 1\na: 2", b"[" * 100_000, b"\x00", b"a: !!python/name:os", None, "folder"],
 )
-def test_what_cannot_be_read_changes_nothing_and_is_said_once(
+def test_unreadable_file_keeps_previous_keys_and_is_logged_once(
     content: bytes | str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "stoker_gateway")
@@ -175,7 +175,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize("seed", range(0, 1500, 250))
-def test_whatever_a_file_holds_keys_come_of_it_or_a_sentence(seed: int) -> None:
+def test_mutated_files_yield_keys_or_a_readable_error(seed: int) -> None:
     valid, refused = text("a", "b", "c"), 0
     for number in range(seed, seed + 250):
         rng, content = random.Random(number), valid
@@ -192,7 +192,7 @@ def test_whatever_a_file_holds_keys_come_of_it_or_a_sentence(seed: int) -> None:
     assert 0 < refused < 250
 
 
-def test_what_has_changed_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_changes_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stoker_gateway")
     path = tmp_path / "keys.yaml"
     path.write_text(text("a", "b"))
@@ -222,7 +222,7 @@ def test_what_has_changed_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
     asyncio.run(main())
 
 
-def test_a_file_that_cannot_be_read_at_first_is_refused(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused_at_start(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path, says in [

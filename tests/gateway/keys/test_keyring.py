@@ -24,14 +24,12 @@ def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(TEXT), TEXT)
-def test_a_key_is_for_what_any_of_its_patterns_fits_and_without_patterns_for_all(
-    patterns: list[str], name: str
-) -> None:
+def test_key_permits_models_that_any_pattern_matches_or_all_without_patterns(patterns: list[str], name: str) -> None:
     one_by_one = [Key("k", "", (pattern,)).may_use(name) for pattern in patterns]
     assert Key("k", "", tuple(patterns)).may_use(name) == (any(one_by_one) or not patterns)
 
 
-def test_a_long_name_and_many_stars_take_no_time() -> None:
+def test_patterns_with_many_stars_match_long_names_quickly() -> None:
     assert not Key("k", "", ("a*" * 1000 + "b",)).may_use("a" * 100_000)
 
 
@@ -51,7 +49,7 @@ def test_a_key_is_found_by_its_whole_text_only(key_id: str) -> None:
 
 
 @pytest.mark.parametrize("now", [0.0, 99.999, 100.0, 1e12])
-def test_a_key_holds_until_it_expires(now: float) -> None:
+def test_key_is_valid_until_it_expires(now: float) -> None:
     text = new_text("a")
     keyring = Keyring([Key("a", digest_of(text), expires=100.0)])
     if now < 100:
@@ -61,7 +59,7 @@ def test_a_key_holds_until_it_expires(now: float) -> None:
             keyring.find(text, now)
 
 
-def test_ids_and_digests_are_of_one_key_each() -> None:
+def test_duplicate_ids_and_digests_are_refused() -> None:
     for second in (Key("a", "2"), Key("b", "1")):
         with pytest.raises(ValueError, match="same"):
             Keyring([Key("a", "1"), second])

@@ -26,7 +26,7 @@ def keyring(path: Path) -> Keyring:
     return keyring
 
 
-def test_a_key_s_text_is_printed_once_and_kept_nowhere(
+def test_key_text_is_printed_once_and_stored_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
@@ -107,7 +107,7 @@ def test_a_key_s_text_is_printed_once_and_kept_nowhere(
         (["create", "--file", "FILE", "--expires-in", "1d", "--expires-at", "2030-01-01T00:00:00Z"], "--expires-at"),
     ],
 )
-def test_what_is_wrong_is_said_and_changes_nothing(
+def test_wrong_command_lines_are_refused_and_change_nothing(
     words: list[str],
     named: str,
     tmp_path: Path,
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_and_changes_nothing(
     assert Path("FILE").read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["FILE"]
 
 
-def test_where_its_text_cannot_be_said_no_key_is_made(tmp_path: Path) -> None:
+def test_no_key_is_created_if_its_text_cannot_be_printed(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     program = "import sys; from stoker_gateway.cli.keys import main; sys.exit(main(sys.argv[1:]))"
     with Path("/dev/full").open("w") as full:
@@ -140,7 +140,7 @@ def test_where_its_text_cannot_be_said_no_key_is_made(tmp_path: Path) -> None:
     assert not keyring(path).keys
 
 
-def test_without_a_cluster_that_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_cluster_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main(["list", "--namespace", "stoker"]) == 1

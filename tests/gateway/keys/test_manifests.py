@@ -43,7 +43,7 @@ def stored(manifest: Any) -> Any:
 
 @settings(max_examples=100)
 @given(KEYS)
-def test_a_key_is_read_as_it_was_written(key: Key) -> None:
+def test_written_key_is_read_back(key: Key) -> None:
     manifest = manifests.write(key)
     assert manifests.read(yaml.safe_load(yaml.safe_dump(manifest))) == key
     assert manifests.read(stored(manifest)) == key
@@ -102,7 +102,7 @@ def with_field(field: str, value: Any) -> Any:
         (FULL | {"metadata": FULL["metadata"] | {"name": "stoker-key-"}}, "metadata.name: "),
     ],
 )
-def test_what_is_wrong_is_named_and_touches_no_other_key(manifest: Any, named: str) -> None:
+def test_invalid_manifest_names_its_fault_and_affects_no_other_key(manifest: Any, named: str) -> None:
     with pytest.raises(KeyManifestError) as error:
         manifests.read(manifest)
     message = str(error.value)
@@ -115,17 +115,17 @@ def test_what_is_wrong_is_named_and_touches_no_other_key(manifest: Any, named: s
 
 @settings(max_examples=100)
 @given(st.lists(ANY | ANY.map(lambda any: FULL | {"metadata": any}) | ANY.map(lambda any: FULL | {"stringData": any})))
-def test_nonsense_makes_faults_and_no_keys(read: list[Any]) -> None:
+def test_other_documents_yield_faults_and_no_keys(read: list[Any]) -> None:
     keyring, faults = manifests.read_all(read)
     assert not keyring.keys and len(faults) == len(read)
 
 
-def test_a_key_says_its_digest_to_nobody() -> None:
+def test_faults_never_contain_a_keys_digest() -> None:
     _, [fault] = manifests.read_all([with_field("sha256", "sk-stoker-k-private")])
     assert "private" not in fault
 
 
-def test_of_two_that_are_one_the_first_is_in_force_and_one_that_is_deleted_is_not() -> None:
+def test_first_of_two_equal_keys_is_valid_and_deleted_keys_are_not() -> None:
     same_name = manifests.write(Key("k", digest_of("y")))
     same_text = manifests.write(Key("other", digest_of("x")))
     keyring, faults = manifests.read_all([FULL, same_name, same_text])

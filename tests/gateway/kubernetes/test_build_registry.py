@@ -31,7 +31,7 @@ def _mutations(seen: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @given(st.data())
-def test_no_object_is_too_odd(data: st.DataObject) -> None:
+def test_mutated_objects_never_raise(data: st.DataObject) -> None:
     full = endpoint(
         "a",
         auth={"apiKeysSecretRef": {"name": "s"}},
@@ -67,7 +67,7 @@ def _replaced(seen: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_name_belongs_to_the_oldest_in_whatever_order_endpoints_come(seed: int) -> None:
+def test_served_name_belongs_to_the_oldest_endpoint_in_any_order(seed: int) -> None:
     rng = random.Random(seed)
     names = ["m", "n", "org/o"]
     spaces = [(space, each) for space in "ab" for each in "xyz"]
@@ -101,7 +101,7 @@ def test_a_name_belongs_to_the_oldest_in_whatever_order_endpoints_come(seed: int
     assert len(set(clusters)) == len(clusters)
 
 
-def test_pods_count_once_and_only_those_that_take_requests() -> None:
+def test_pods_count_once_and_only_if_they_accept_requests() -> None:
     one, two = slice_of("a", "10.0.0.1:80"), slice_of("a", "10.0.0.1:80")
     six = slice_of("a", "[fd00::1]:80", "[fd00::2]:80")
     pods = {"10.0.0.1": "u1", "fd00::1": "u1", "fd00::2": "u2", "10.0.0.4": "u4"}
@@ -127,14 +127,14 @@ def test_pods_count_once_and_only_those_that_take_requests() -> None:
     assert model_registry.endpoints["org/a"].servers == ("10.0.0.1:80", "10.0.0.4:80", "[fd00::2]:80")
 
 
-def test_what_the_operator_has_not_admitted_is_not_there() -> None:
+def test_endpoints_without_a_gateway_address_are_ignored() -> None:
     seen = endpoint("a")
     for addresses in (None, [], [{"name": "cluster"}], "gateway"):
         assert facts.read_endpoint({**seen, "status": {"addresses": addresses}}) is None
     assert facts.read_endpoint({**seen, "status": None}) is None
 
 
-def test_servers_that_want_a_key_get_it_or_nothing() -> None:
+def test_servers_that_require_a_key_get_it_or_no_requests() -> None:
     auth = {"apiKeysSecretRef": {"name": "s"}}
     seen = [
         endpoint("a", auth=auth, routing={"sessionHeader": "X-Session"}),
@@ -158,7 +158,7 @@ def test_servers_that_want_a_key_get_it_or_nothing() -> None:
     assert "k1" not in repr(made) and "k0" not in repr(made)
 
 
-def test_earlier_keys_are_an_endpoint_s_own_and_few() -> None:
+def test_earlier_keys_are_kept_per_endpoint_and_limited() -> None:
     history, one = KeyHistory(), ("one", "a")
     assert history.update(one, "s", None) == ()
     assert history.update(one, "s", "k1") == ("k1",)
@@ -188,7 +188,7 @@ def test_earlier_keys_are_an_endpoint_s_own_and_few() -> None:
         ({}, None),
     ],
 )
-def test_the_key_that_is_sent(entries: dict[str, str], key: str | None) -> None:
+def test_first_usable_key_of_the_secret_is_sent(entries: dict[str, str], key: str | None) -> None:
     assert first_key(secret("s", **entries)) == key
 
 
@@ -215,7 +215,7 @@ def _scaling_of(spec: Any, status: Any) -> Scaling | None:
         (None, facts.DEFAULT_HOLD_S),
     ],
 )
-def test_a_hold_is_finite(hold: Any, expected: float) -> None:
+def test_hold_time_is_bounded(hold: Any, expected: float) -> None:
     assert _scaling_of({"holdSeconds": hold}, {}) == Scaling("one", "a", expected)
 
 
@@ -235,7 +235,7 @@ def test_a_hold_is_finite(hold: Any, expected: float) -> None:
         ("Zero", (Phase.ACTIVE, "", "")),
     ],
 )
-def test_a_status_that_makes_no_sense_stops_no_traffic(status: Any, expected: tuple[Phase, str, str]) -> None:
+def test_malformed_status_stops_no_traffic(status: Any, expected: tuple[Phase, str, str]) -> None:
     scaling = _scaling_of({}, status)
     assert scaling is not None and (scaling.phase, scaling.drain, scaling.start_failure) == expected
 
@@ -278,7 +278,7 @@ def test_requests_are_held_for_an_endpoint_whose_replicas_another_autoscaler_has
     assert scaling_of(seen, holds_external=True) == Scaling("one", "a", 7)
 
 
-def test_pods_that_start_are_servers_of_endpoints_with_scaling_alone() -> None:
+def test_starting_pods_are_servers_only_of_endpoints_with_scaling() -> None:
     slices = [slice_of(name, "10.0.0.1:80", ready=False) for name in ("a", "b")]
     read = [facts.read_endpoint(endpoint("a", scaling={})), facts.read_endpoint(endpoint("b"))]
     made = build_registry.make(filter(None, read), filter(None, map(facts.read_slice, slices)), {}, KeyHistory())

@@ -144,7 +144,7 @@ def test_a_key_of_servers_is_rotated_and_no_request_fails(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
-def test_it_follows_the_cluster_and_breaks_nothing_that_is_under_way(tmp_path: Path) -> None:
+def test_gateway_follows_the_cluster_and_interrupts_no_request(tmp_path: Path) -> None:
     async def run() -> None:
         api = StandInApi()
         api.refused[SLICES] = 403
@@ -257,7 +257,7 @@ def _next(api: StandInApi, namespace: str, name: str) -> Object:
         ([], "--namespace"),
     ],
 )
-def test_what_does_not_go_with_a_cluster_is_refused(
+def test_flags_that_conflict_with_kubernetes_are_refused(
     words: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker_gateway.cli.cluster_flags._OWN_NAMESPACE", Path("/nowhere"))
@@ -266,7 +266,7 @@ def test_what_does_not_go_with_a_cluster_is_refused(
     assert ended.value.code == 2 and named in capsys.readouterr().err
 
 
-def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
+def test_missing_cluster_is_reported(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "KUBERNETES_SERVICE_HOST"}
     words = [sys.executable, "-c", _MAIN, "--kubernetes", "--namespace", "gate"]
     env["KUBECONFIG"] = str(tmp_path / "none")  # read on import of the client

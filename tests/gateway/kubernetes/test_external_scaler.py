@@ -62,7 +62,7 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def test_an_endpoint_goes_to_none_and_back_as_keda_scales_it(tmp_path: Path) -> None:
+def test_keda_scales_an_endpoint_to_zero_and_back(tmp_path: Path) -> None:
     async def run() -> None:
         pod = Pod()
         metrics, scaler = _free_port(), _free_port()

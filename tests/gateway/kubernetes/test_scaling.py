@@ -274,7 +274,7 @@ def test_traffic_that_does_not_retry_passes_through_all_phases(tmp_path: Path) -
     asyncio.run(run())
 
 
-def test_a_picker_that_is_killed_acknowledges_nothing_that_it_does_not_know(tmp_path: Path) -> None:
+def test_restarted_picker_acknowledges_no_drain_while_requests_are_in_flight(tmp_path: Path) -> None:
     async def run() -> None:
         pod = Pod()
         async with gateway(tmp_path, pod) as at:
@@ -302,7 +302,7 @@ def test_a_picker_that_is_killed_acknowledges_nothing_that_it_does_not_know(tmp_
     asyncio.run(run())
 
 
-def test_a_start_that_fails_answers_all(tmp_path: Path) -> None:
+def test_failed_start_refuses_all_held_requests(tmp_path: Path) -> None:
     async def run() -> None:
         async with gateway(tmp_path) as at:
             at.say("Zero")

@@ -43,7 +43,7 @@ def watching(api: StandInApi) -> Iterator[Watch[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_known_comes_to_be_what_there_is(seed: int) -> None:
+def test_known_objects_converge_to_the_actual_ones(seed: int) -> None:
     rng = random.Random(seed)
     api = StandInApi()
     for number in range(rng.randrange(6)):
@@ -89,7 +89,7 @@ def test_what_is_known_comes_to_be_what_there_is(seed: int) -> None:
         until(lambda: watch.age_s() == 0)
 
 
-def test_a_right_that_is_missing_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_permission_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     api = StandInApi()
     api.refused[ENDPOINTS] = 403

@@ -56,7 +56,7 @@ STEPS = st.lists(
     st.one_of(st.none(), st.integers(0, 3)),
     STEPS,
 )
-def test_limits_hold_in_every_minute_and_nobody_is_refused_without_need(
+def test_limits_hold_in_every_minute_without_needless_refusals(
     now: float, requests: int | None, tokens: int | None, concurrency: int | None, steps: list[tuple[float, int, int]]
 ) -> None:
     limiter, of, granted = LocalLimiter(), key(requests, tokens, concurrency), list[Granted]()
@@ -96,7 +96,7 @@ def test_limits_hold_in_every_minute_and_nobody_is_refused_without_need(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 40)), min_size=1, max_size=30), st.integers(1, 60))
-def test_a_refusal_says_when_there_is_room_and_not_later(steps: list[tuple[float, int]], amount: int) -> None:
+def test_retry_after_is_the_earliest_time_that_succeeds(steps: list[tuple[float, int]], amount: int) -> None:
     limiter, of, now = LocalLimiter(), key(tokens=60), 1000.0
     for wait, tokens in steps:
         now += wait
@@ -111,7 +111,7 @@ def test_a_refusal_says_when_there_is_room_and_not_later(steps: list[tuple[float
     assert isinstance(reserve(limiter, of, amount, then), Grant)
 
 
-def test_over_minutes_the_limit_is_used_and_not_exceeded() -> None:
+def test_sustained_load_uses_the_limit_and_never_exceeds_it() -> None:
     limiter, of, random_ = LocalLimiter(), key(requests=300), random.Random(18)
     now, granted = 5000.0, list[float]()
     while now < 5400:
@@ -123,7 +123,7 @@ def test_over_minutes_the_limit_is_used_and_not_exceeded() -> None:
     assert len(granted) >= 0.9 * 300 * 400 / 60
 
 
-def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_charged() -> None:
+def test_unused_tokens_are_returned_and_excess_tokens_are_charged() -> None:
     limiter, of = LocalLimiter(), key(tokens=100)
     first = reserve(limiter, of, 100, 0.0)
     assert isinstance(first, Grant)
@@ -146,12 +146,12 @@ def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_charged() -
 
 
 @pytest.mark.parametrize("of", [key(tokens=10), key(requests=0), key(concurrency=0)])
-def test_what_could_never_run_is_told_so(of: Key) -> None:
+def test_requests_beyond_the_whole_limit_have_no_retry_after(of: Key) -> None:
     verdict = reserve(LocalLimiter(), of, 11, 0.0)
     assert isinstance(verdict, Denial) and verdict.retry_after_s is None
 
 
-def test_a_place_of_which_nobody_tells_the_end_comes_back() -> None:
+def test_slot_of_an_unsettled_request_is_released_in_the_end() -> None:
     limiter, of = LocalLimiter(), key(concurrency=2)
     grants = [reserve(limiter, of, 1, 0.0), reserve(limiter, of, 1, 10.0)]
     assert isinstance(reserve(limiter, of, 1, LONGEST_S), Denial)
@@ -162,7 +162,7 @@ def test_a_place_of_which_nobody_tells_the_end_comes_back() -> None:
     assert isinstance(reserve(limiter, of, 1, LONGEST_S + 2), Denial)
 
 
-def test_keys_and_requests_that_are_over_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_requests_and_idle_keys_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "MAX_GRANTS", 100)
     ledger = Ledger()
     for number in range(5000):
@@ -175,7 +175,7 @@ def test_keys_and_requests_that_are_over_take_no_memory(monkeypatch: pytest.Monk
     assert len(ledger) == ledger.num_active == 0
 
 
-def test_a_clock_that_goes_back_lets_nobody_through() -> None:
+def test_clock_that_goes_back_admits_no_additional_request() -> None:
     limiter, of = LocalLimiter(), key(requests=1)
     assert isinstance(reserve(limiter, of, 1, 100.0), Grant)
     for now in (99.0, 0.0, 100.0, 160.9):

@@ -13,7 +13,7 @@ from stoker_gateway.limits.peer_settings import PeerSettings
 from stoker_gateway.limits.peers import Peers
 
 
-def test_who_the_others_are_is_what_the_name_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_follow_the_dns_names_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after changes; while name resolution fails, the peers stay."""
     reported: list[set[str]] = []
     answers: list[list[str] | OSError] = [

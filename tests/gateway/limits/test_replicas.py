@@ -209,7 +209,7 @@ def test_a_limit_is_for_all_replicas_together(number: int) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_was_used_and_given_back_is_known_everywhere() -> None:
+def test_usage_and_returned_tokens_are_known_to_all_replicas() -> None:
     async def main() -> None:
         async with replicas() as all_:
             for number in range(6):  # owned by one of both
@@ -228,7 +228,7 @@ def test_what_was_used_and_given_back_is_known_everywhere() -> None:
     asyncio.run(main())
 
 
-def test_an_owner_that_dies_leaves_its_knowledge() -> None:
+def test_usage_counted_by_a_dead_owner_still_counts() -> None:
     async def main() -> None:
         async with replicas() as all_:
             of = key("k", requests_per_minute=300)
@@ -247,7 +247,7 @@ def test_an_owner_that_dies_leaves_its_knowledge() -> None:
     asyncio.run(main())
 
 
-def test_cut_off_each_has_its_part_and_back_together_no_more_than_all() -> None:
+def test_disconnected_replicas_use_their_parts_and_reconnected_ones_one_limit() -> None:
     async def main() -> None:
         async with replicas() as all_:
             of, late = key("k", requests_per_minute=300), key("late", requests_per_minute=300)
@@ -279,7 +279,7 @@ def test_cut_off_each_has_its_part_and_back_together_no_more_than_all() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happened_in_between_all_know_in_the_end_what_was_used(seed: int) -> None:
+def test_replicas_agree_on_usage_after_random_faults(seed: int) -> None:
     async def main() -> None:
         random_ = random.Random(seed)
         keys = [key(f"k{number}", tokens_per_minute=10**9, concurrency=10**6) for number in range(6)]
@@ -338,7 +338,7 @@ def test_whatever_happened_in_between_all_know_in_the_end_what_was_used(seed: in
     asyncio.run(main())
 
 
-def test_who_asks_and_leaves_keeps_no_place() -> None:
+def test_cancelled_reservations_release_their_slots() -> None:
     async def main() -> None:
         async with replicas() as all_:
             of = key("k", concurrency=2)
@@ -360,7 +360,7 @@ def test_who_asks_and_leaves_keeps_no_place() -> None:
     asyncio.run(main())
 
 
-def test_who_does_not_know_the_token_is_no_replica(caplog: pytest.LogCaptureFixture) -> None:
+def test_replica_with_another_token_is_not_a_peer(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with replicas(tokens=("right", "wrong")) as all_:
             of = key("k", requests_per_minute=10)
@@ -374,7 +374,7 @@ def test_who_does_not_know_the_token_is_no_replica(caplog: pytest.LogCaptureFixt
         asyncio.run(main())
 
 
-def test_hostile_messages_are_refused_and_the_next_is_heard() -> None:
+def test_hostile_messages_are_refused_and_later_ones_are_accepted() -> None:
     async def main() -> None:
         random_ = random.Random(18)
         replica = Replica(0, "t")
@@ -406,7 +406,7 @@ def test_hostile_messages_are_refused_and_the_next_is_heard() -> None:
     st.floats(0, 1e6),
     st.floats(0, 62),
 )
-def test_what_is_told_counts_for_a_minute_by_any_clock(
+def test_reported_usage_counts_for_a_minute_by_any_clock(
     past: list[tuple[float, int]], delay: float, skew: float, later: float
 ) -> None:
     use, reports = KeyUsage(), PeerReports()
@@ -423,7 +423,7 @@ def test_what_is_told_counts_for_a_minute_by_any_clock(
 
 
 @given(st.lists(st.text("abcdef", min_size=1), min_size=1, max_size=5, unique=True), st.integers(0, 9))
-def test_all_who_reach_each_other_agree_on_owners(names: list[str], more: int) -> None:
+def test_connected_replicas_agree_on_owners(names: list[str], more: int) -> None:
     views = [View(name, names, len(names) + more) for name in names]
     for number in range(20):
         assert len({view.order(f"key{number}") for view in views}) == 1
@@ -432,7 +432,7 @@ def test_all_who_reach_each_other_agree_on_owners(names: list[str], more: int) -
     assert all(share.part(limit) <= limit for limit in (0, 1, 5, 300))
 
 
-def test_messages_come_out_as_they_went_in() -> None:
+def test_messages_survive_encoding_and_decoding() -> None:
     ask = LimitRequest("k", Limits(1, None, 3), 7)
     message = Message("me", 3, {"k": statement(KeyUsage(), 0.0)}, (ask,))
     assert Message.decode(message.encode()) == message

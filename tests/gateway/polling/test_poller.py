@@ -56,7 +56,7 @@ NUMBERS = st.tuples(st.integers(0, 2000), st.integers(0, 10**7), st.floats(0, 1)
 
 
 @given(st.dictionaries(LABEL, NUMBERS, min_size=1, max_size=4), LABEL)
-def test_reads_what_the_client_library_writes(engines: dict[str, tuple[int, int, float]], model: str) -> None:
+def test_metrics_of_the_client_library_are_read(engines: dict[str, tuple[int, int, float]], model: str) -> None:
     load = read_metrics(metrics_text(engines, model))
     assert load.running == sum(each[0] for each in engines.values())
     assert load.waiting == sum(each[1] for each in engines.values())
@@ -67,7 +67,7 @@ def test_reads_what_the_client_library_writes(engines: dict[str, tuple[int, int,
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "", "x", "1_0x"])
 @pytest.mark.parametrize("name", ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"])
-def test_nonsense_is_not_counted(name: str, value: str) -> None:
+def test_malformed_metric_values_are_not_counted(name: str, value: str) -> None:
     lines = {"num_requests_running": "1", "num_requests_waiting": "2", "kv_cache_usage_perc": "0.5"}
     lines[name] = value
     text = "".join(f"vllm:{each} {number}\n" for each, number in lines.items())
@@ -75,7 +75,7 @@ def test_nonsense_is_not_counted(name: str, value: str) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 200))
-def test_any_bytes_are_read_without_harm(junk: bytes, at: int) -> None:
+def test_arbitrary_bytes_are_parsed_without_error(junk: bytes, at: int) -> None:
     text = metrics_text({"0": (1, 2, 0.5)})
     for each in (junk, text[:at] + junk + text[at:], text[: len(text) - at]):
         load = read_metrics(each)
@@ -83,7 +83,7 @@ def test_any_bytes_are_read_without_harm(junk: bytes, at: int) -> None:
         assert 0 <= load.kv_usage <= 1
 
 
-def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtual_time: VirtualTime) -> None:
+def test_servers_are_polled_once_per_period_which_grows_with_the_cost(virtual_time: VirtualTime) -> None:
     counts, spent = Counter[str](), 0.0
 
     async def poll(server: str) -> ServerLoad:
@@ -117,7 +117,7 @@ def test_each_server_is_asked_once_a_period_which_stretches_with_its_cost(virtua
     assert len(counts) == 1001
 
 
-def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: VirtualTime) -> None:
+def test_silent_server_delays_no_other_and_is_lost_in_the_end(virtual_time: VirtualTime) -> None:
     results: list[PollResult] = []
     back = False
 
@@ -150,7 +150,7 @@ def test_who_does_not_answer_delays_nobody_and_is_lost_in_the_end(virtual_time: 
     virtual_time(main)
 
 
-def test_servers_that_requests_wait_for_are_asked_more_often_at_no_higher_cost_of_others(
+def test_awaited_servers_are_polled_more_often_and_others_as_before(
     virtual_time: VirtualTime,
 ) -> None:
     counts, spent = Counter[str](), 0.0
@@ -222,17 +222,17 @@ UNCOUNTED = ServerLoad(counted=False)
     ],
     ids=[
         "stoker",
-        "leaving",
+        "stoker that drains",
         "vllm",
-        "vllm starts",
+        "vllm that starts",
         "metrics alone",
-        "nothing",
+        "no endpoint",
         "metrics fail",
-        "elsewhere",
-        "endless",
+        "redirect",
+        "too large",
     ],
 )
-def test_what_servers_answer(answers: dict[str, tuple[int, bytes]], says: ServerLoad) -> None:
+def test_probe_reads_each_servers_state(answers: dict[str, tuple[int, bytes]], says: ServerLoad) -> None:
     async def main() -> None:
         async with a_server(answers) as server, HttpProbe() as probe:
             for _ in range(2):
@@ -246,7 +246,7 @@ def test_what_servers_answer(answers: dict[str, tuple[int, bytes]], says: Server
     asyncio.run(main())
 
 
-def test_the_thread_tells_the_loop_that_started_it_and_ends() -> None:
+def test_poller_thread_reports_to_the_starting_loop_and_stops() -> None:
     async def main() -> None:
         results: asyncio.Queue[PollResult] = asyncio.Queue()
         async with a_server({"/ready": (200, b""), "/metrics": (200, WELL)}) as server:

@@ -15,7 +15,7 @@ from stoker_gateway.runtime.metrics_server import MetricsServer
 
 
 @pytest.mark.skipif(usable(EVERY) != EVERY, reason="this machine has no IPv6")
-def test_metrics_are_served_by_both_families() -> None:
+def test_metrics_are_served_over_ipv4_and_ipv6() -> None:
     async def statistics() -> str:
         return ""
 
@@ -31,7 +31,7 @@ def test_metrics_are_served_by_both_families() -> None:
     asyncio.run(main())
 
 
-def test_without_ipv6_every_address_is_that_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wildcard_address_is_ipv4_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_ipv6(family: int) -> socket.socket:
         raise OSError(97, "Address family not supported by protocol")
 

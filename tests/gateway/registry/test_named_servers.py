@@ -73,6 +73,6 @@ def test_names_are_looked_up_every_half_minute_and_soon_when_all_servers_are_los
     virtual_time(main)
 
 
-def test_addresses_are_no_names() -> None:
+def test_ip_addresses_do_not_count_as_host_names() -> None:
     assert not NamedServers({"m": [("10.0.0.1", 80), ("::1", 80)]}).are_names
     assert NamedServers({"m": [("10.0.0.1", 80), ("host", 80)]}).are_names

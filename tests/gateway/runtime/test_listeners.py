@@ -24,7 +24,7 @@ class _Picker(EndpointPicker):
         super().failed(server, now)
 
 
-def test_only_the_endpoints_that_have_a_server_hear_of_it() -> None:
+def test_poll_results_reach_only_endpoints_with_that_server() -> None:
     servers = {"a": ("10.0.0.1:80", "10.0.0.2:80"), "b": ("10.0.0.2:80",), "c": ("10.0.0.3:80",)}
     model_registry = ModelRegistry({name: Endpoint(name, name, addresses) for name, addresses in servers.items()})
     pickers = {name: _Picker() for name in servers}

@@ -84,7 +84,7 @@ def named(serving: LiveConfig) -> dict[str, set[str]]:
     return found
 
 
-def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while(tmp_path: Path) -> None:
+def test_picker_switches_after_envoy_and_removed_servers_stay_for_a_while(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path) as (serving, envoy):
             before, after = model_registry(a=(1,)), model_registry(a=(2,), b=(3,))
@@ -106,7 +106,7 @@ def test_the_picker_goes_over_when_envoy_has_read_and_what_is_gone_stays_a_while
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_is_gone_is_forgotten_and_never_what_comes(
+def test_removed_servers_are_forgotten_and_new_ones_never(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_ON_THE_WAY_S", 0.01)  # removed servers are forgotten in the middle of changes
@@ -142,7 +142,7 @@ def test_whatever_is_gone_is_forgotten_and_never_what_comes(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_phase_changes_no_file_and_forgets_nothing(tmp_path: Path) -> None:
+def test_phase_change_writes_no_file_and_forgets_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         async with served(tmp_path) as (serving, envoy):
             scaling = Scaling("one", "a", 10.0)

@@ -14,7 +14,7 @@ def scaling(phase: Phase, drain: str = "") -> Scaling:
     return Scaling("one", "a", 10, phase, drain)
 
 
-def test_an_announcement_lapses_unless_it_is_another_one() -> None:
+def test_announcement_lapses_unless_a_new_one_replaces_it() -> None:
     drain = Drain()
     drain.update(scaling(Phase.DRAINING, "w1"), 100.0)
     drain.update(scaling(Phase.DRAINING, "w1"), 100.0 + DRAIN_VALID_S - 1)  # a repetition is not a new announcement
@@ -28,7 +28,7 @@ def test_an_announcement_lapses_unless_it_is_another_one() -> None:
     assert not drain.stops(201.0)
 
 
-def test_at_zero_nothing_lapses() -> None:
+def test_phase_zero_never_lapses() -> None:
     drain = Drain()
     drain.update(scaling(Phase.DRAINING, "w"), 0.0)
     drain.update(scaling(Phase.ZERO, "w"), 20.0)

@@ -87,7 +87,7 @@ TestAnyUse = AnyUse.TestCase
 
 
 @given(st.integers(1, 200), st.lists(st.sampled_from("bcd"), min_size=1, max_size=10))
-def test_a_flood_delays_another_by_one_turn_each(flood: int, keys: list[str]) -> None:
+def test_flood_delays_each_item_of_another_key_by_one_turn(flood: int, keys: list[str]) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue(1000, 60.0)
     for number in range(flood):
         queue.push("flood", 0, ("flood", number), 0.0)
@@ -102,7 +102,7 @@ def test_a_flood_delays_another_by_one_turn_each(flood: int, keys: list[str]) ->
             assert Counter(order[:position])["flood"] <= nth
 
 
-def test_a_full_queue_makes_room_for_who_has_less() -> None:
+def test_full_queue_displaces_items_of_the_key_with_most() -> None:
     queue: FairQueue[str] = FairQueue(3, 60.0)
     assert [queue.push("flood", 0, f"f{number}", 0.0) for number in range(4)] == [None, None, None, "f3"]
     assert queue.push("other", 0, "o", 0.0) == "f2"
@@ -112,7 +112,7 @@ def test_a_full_queue_makes_room_for_who_has_less() -> None:
     assert queue.pop(0.0) == "u"
 
 
-def test_who_may_not_go_keeps_its_place_and_its_turn() -> None:
+def test_skipped_items_keep_their_position_and_turn() -> None:
     queue: FairQueue[str] = FairQueue(10, 10)
     for item in ("a1", "a2", "b1", "b2"):
         queue.push(item[0], 0, item, 0)

@@ -9,7 +9,7 @@ import pytest
 from stoker_gateway.scheduling.in_flight import ON_THE_WAY_S, InFlight
 
 
-def test_nothing_is_certain_before_envoy_counts_none_for_long_enough() -> None:
+def test_idleness_is_certain_only_after_envoy_counts_zero_for_long_enough() -> None:
     in_flight = InFlight(0.0)
     assert not in_flight.is_certainly_idle() and in_flight.needs_count
     for at in (0.0, 1.0, ON_THE_WAY_S):
@@ -59,7 +59,7 @@ def test_a_request_whose_end_is_never_reported_is_forgotten_by_two_counts() -> N
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_none_is_reported_only_while_there_is_none(seed: int) -> None:
+def test_idleness_is_reported_only_while_no_request_is_in_flight(seed: int) -> None:
     """Envoy is modelled: requests of two pickers arrive within `ON_THE_WAY_S`, and are not counted during a retry.
 
     This picker's requests are counted exactly, and all of them once Envoy has been polled.

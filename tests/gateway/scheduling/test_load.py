@@ -18,7 +18,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_counts_what_was_sent_and_what_ended_since(events: list[tuple[str, float, int]]) -> None:
+def test_load_counts_requests_sent_and_ended_since_the_report(events: list[tuple[str, float, int]]) -> None:
     load, now = Load(), 0.0
     sent: list[tuple[int, float, int]] = []
     num_reported, ended = 0, list[float]()
@@ -48,7 +48,7 @@ def test_counts_what_was_sent_and_what_ended_since(events: list[tuple[str, float
         assert load.prompt_bytes == sum(size for _, when, size in sent if when > now - PROMPT_S)
 
 
-def test_only_its_own_word_makes_a_server_full() -> None:
+def test_server_is_full_only_by_its_own_report() -> None:
     load = Load()
     for number in range(1000):
         load.send(number, 10, 0.0)

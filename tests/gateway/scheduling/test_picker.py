@@ -102,7 +102,7 @@ class AnyLife(RuleBasedStateMachine):
         if held_by in may:
             assert result.servers == (held_by,)
         elif set(result.servers) & surely_failing:
-            assert set(result.servers) <= may - (well - set(self.failing)), "others were there"
+            assert set(result.servers) <= may - (well - set(self.failing)), "servers without a failure were available"
         else:
             assert not set(result.servers) & self.full
 
@@ -148,7 +148,7 @@ def test_two_pickers_agree_though_each_sees_every_other_turn(seed: int, count: i
 
 
 @given(st.integers(0, 2**32), st.booleans())
-def test_little_moves_when_a_server_comes_or_goes(seed: int, by_session: bool) -> None:
+def test_conversations_move_only_to_or_from_a_changed_server(seed: int, by_session: bool) -> None:
     chance = random.Random(seed)
     texts = [chance.randbytes(600) for _ in range(40)]
 
@@ -165,7 +165,7 @@ def test_little_moves_when_a_server_comes_or_goes(seed: int, by_session: bool) -
     assert all(before == after for before, after in zip(all_servers, fewer, strict=True) if before != SERVERS[-1])
 
 
-def test_a_conversation_stays_until_its_server_has_more_to_do_than_it_saves() -> None:
+def test_conversation_moves_when_queueing_costs_more_than_its_cache_saves() -> None:
     picker = a_picker(SERVERS)
     first = picker.pick(ask_of(text_of(1, 20)), 0.0)
     again = picker.pick(ask_of(text_of(1, 24)), 3.0)
@@ -179,7 +179,7 @@ def test_a_conversation_stays_until_its_server_has_more_to_do_than_it_saves() ->
     assert picked(picker.pick(ask_of(text_of(1, 28)), 4.0)) != again.servers[0]
 
 
-def test_a_beginning_that_all_share_is_brought_to_all() -> None:
+def test_prefix_shared_by_all_prompts_spreads_to_all_servers() -> None:
     picker, system = a_picker(SERVERS), text_of(0, 10)
     went = Counter(picked(picker.pick(ask_of(system + text_of(seed, 3)), 60.0 * seed)) for seed in range(1, 400))
     assert set(went) == set(SERVERS)
@@ -192,7 +192,7 @@ def test_prompts_without_a_full_block_are_spread() -> None:
     assert max(went.values()) - min(went.values()) <= 12
 
 
-def test_a_conversation_whose_server_has_gone_finds_a_new_home_for_all_pickers() -> None:
+def test_pickers_agree_on_a_new_server_after_one_is_removed() -> None:
     for seed in range(20):
         pickers = [a_picker(SERVERS) for _ in range(2)]
         prompt = text_of(seed, 20)
@@ -209,7 +209,7 @@ def test_a_conversation_whose_server_has_gone_finds_a_new_home_for_all_pickers()
         assert len(after) == 1
 
 
-def test_a_server_that_was_not_ready_holds_nothing_when_it_is_again() -> None:
+def test_server_that_was_not_ready_has_no_cached_prefix() -> None:
     picker = a_picker(SERVERS[:1])
     picker.pick(ask_of(text_of(1)), 0.0)
     picker.observe(SERVERS[0], ServerLoad(ready=False), 1.0, 1.0)
@@ -220,7 +220,7 @@ def test_a_server_that_was_not_ready_holds_nothing_when_it_is_again() -> None:
     assert result.cached_share == 0
 
 
-def test_a_failed_server_is_tried_again_later_and_later() -> None:
+def test_failed_server_is_retried_with_growing_delays() -> None:
     picker = a_picker(SERVERS[:2])
     bad = SERVERS[0]
 
@@ -241,14 +241,14 @@ def test_a_failed_server_is_tried_again_later_and_later() -> None:
     assert gets_something(80.8)
 
 
-def test_when_all_have_failed_they_are_tried_nevertheless() -> None:
+def test_failed_servers_are_tried_if_all_have_failed() -> None:
     picker = a_picker(SERVERS[:3])
     for server in SERVERS[:3]:
         picker.failed(server, 0.0)
     assert isinstance(picker.pick(ask_of(text_of(1)), 0.5), Pick)
 
 
-def test_saturated_until_somebody_says_otherwise() -> None:
+def test_saturation_lasts_until_a_server_reports_room() -> None:
     picker = a_picker(SERVERS[:2])
     for server in SERVERS[:2]:
         picker.observe(server, ServerLoad(running=9, waiting=64), 1.0, 1.0)
@@ -258,7 +258,7 @@ def test_saturated_until_somebody_says_otherwise() -> None:
     assert picked(picker.pick(ask_of(text_of(1)), 2.1)) == SERVERS[1]
 
 
-def test_pickers_that_know_nothing_of_requests_do_not_pick_in_step() -> None:
+def test_pickers_without_prompt_text_do_not_pick_in_step() -> None:
     same = 0
     one, another = (EndpointPicker(identity=name) for name in ("pod-a 1", "pod-b 1"))
     for picker in (one, another):

@@ -15,7 +15,7 @@ PATHS = st.lists(st.sampled_from("ab"), min_size=1, max_size=6).map(
 
 
 @given(st.lists(st.tuples(PATHS, st.sampled_from(SERVERS)), max_size=30), PATHS)
-def test_finds_who_was_given_what(prompts: list[tuple[list[bytes], str]], query: list[bytes]) -> None:
+def test_index_finds_the_holders_of_each_block(prompts: list[tuple[list[bytes], str]], query: list[bytes]) -> None:
     index = PrefixIndex(1000)
     for server in SERVERS:
         index.add_server(server)
@@ -48,7 +48,7 @@ def test_memory_is_bounded_and_beginnings_are_forgotten_last(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(SERVERS)), max_size=200))
-def test_servers_that_are_there_never_share_a_bit(changes: list[tuple[bool, str]]) -> None:
+def test_present_servers_never_share_a_bit(changes: list[tuple[bool, str]]) -> None:
     index, there = PrefixIndex(10), set[str]()
     for comes, server in changes:
         if comes:
@@ -63,7 +63,7 @@ def test_servers_that_are_there_never_share_a_bit(changes: list[tuple[bool, str]
         assert set(index.names(index.mask(there), 99)) == there
 
 
-def test_a_long_life_of_servers_takes_no_more_bits() -> None:
+def test_bits_of_removed_servers_are_reused() -> None:
     index = PrefixIndex(10)
     for number in range(5000):
         index.add_server(f"pod{number}")
@@ -71,7 +71,7 @@ def test_a_long_life_of_servers_takes_no_more_bits() -> None:
     assert index.mask([f"pod{number}" for number in range(4997, 5000)]).bit_length() < 100
 
 
-def test_who_comes_back_holds_nothing() -> None:
+def test_server_that_returns_holds_no_blocks() -> None:
     index = PrefixIndex(10)
     index.add_server("a")
     index.remember([b"1"], "a")
@@ -79,7 +79,7 @@ def test_who_comes_back_holds_nothing() -> None:
     assert not index.find([b"1"])[0] & index.bit("a")
 
 
-def test_some_of_many_holders_are_others_with_another_start() -> None:
+def test_selection_of_many_holders_rotates_with_the_start() -> None:
     index, servers = PrefixIndex(10), [f"s{number}" for number in range(100)]
     for server in servers:
         index.add_server(server)

@@ -24,7 +24,7 @@ def test_the_order_is_that_of_the_weights(servers: set[str], key: bytes) -> None
 
 
 @given(NAMES.filter(bool), st.binary(max_size=40), st.data())
-def test_the_others_stay_in_order_when_one_goes(servers: set[str], key: bytes, data: st.DataObject) -> None:
+def test_removed_server_leaves_the_order_of_the_others(servers: set[str], key: bytes, data: st.DataObject) -> None:
     departed = data.draw(st.sampled_from(sorted(servers)))
     before = [server for server in Rendezvous(servers).order(key) if server != departed]
     assert before == list(Rendezvous(servers - {departed}).order(key))
@@ -38,5 +38,5 @@ def test_shares_are_even() -> None:
     assert max(shares.values()) < 1.35 * 20_000 / 50
 
 
-def test_a_key_has_so_many_points() -> None:
+def test_key_has_distinct_probe_points() -> None:
     assert len(set(probes(b"key"))) == PROBES

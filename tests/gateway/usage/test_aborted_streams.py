@@ -28,7 +28,7 @@ TEXT = re.compile(rb'"(?:content|text|delta)": ?"[^"]')
 
 
 @pytest.mark.slow
-def test_who_leaves_is_charged_what_was_generated(tmp_path: Path) -> None:
+def test_disconnected_clients_are_charged_for_generated_tokens(tmp_path: Path) -> None:
     chance = random.Random(0)
 
     async def main(url: str) -> None:

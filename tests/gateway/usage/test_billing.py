@@ -27,7 +27,7 @@ def ids(*files: Path) -> list[str]:
     return [json.loads(line)["request_id"] for file in files for line in file.read_text().split("\n") if line]
 
 
-def test_a_line_says_what_was_used(tmp_path: Path) -> None:
+def test_billing_line_contains_the_usage(tmp_path: Path) -> None:
     log = BillingLog(str(tmp_path / "log"))
     hostile = '"\n{}\u2028' + "x" * 500
     log.ended(replace(ENDED, request_id=hostile, status=0, key="", aborted=True))
@@ -41,7 +41,7 @@ def test_a_line_says_what_was_used(tmp_path: Path) -> None:
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
 
 
-def test_renamed_files_and_writes_in_part_lose_and_repeat_nothing(
+def test_rotation_and_partial_writes_lose_and_duplicate_no_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance, write = random.Random(0), os.write
@@ -71,7 +71,7 @@ def test_renamed_files_and_writes_in_part_lose_and_repeat_nothing(
     assert ids(*files, destination) == ["before", *names]
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unwritable_destination_is_refused(tmp_path: Path) -> None:
     for destination in (tmp_path, tmp_path / "no" / "log"):
         with pytest.raises(OSError, match=str(tmp_path)):
             BillingLog(str(destination))

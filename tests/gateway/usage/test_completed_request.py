@@ -111,7 +111,7 @@ class Drawn:
         return answer
 
 
-def test_what_answers_say_is_known_and_they_arrive_as_they_were() -> None:
+def test_reported_tokens_are_read_and_responses_unchanged() -> None:
     drawn = {f"r{seed}": Drawn(seed) for seed in range(120)}
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -132,7 +132,7 @@ def test_what_answers_say_is_known_and_they_arrive_as_they_were() -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_read_breaks_no_answer() -> None:
+def test_unreadable_usage_interrupts_no_response() -> None:
     usage = b'"usage": {"prompt_tokens": 3, "completion_tokens": 4}'
     long = b'{"x": "' + b"a" * (40 << 20) + b'", ' + usage + b"}"
     json_kind, stream = "application/json", "text/event-stream"
@@ -177,7 +177,7 @@ async def _fails(_: web.Request) -> web.StreamResponse:
     raise web.HTTPInternalServerError(text='{"usage": null}', content_type="application/json")
 
 
-def test_what_costs_nothing_is_told_so() -> None:
+def test_requests_without_cost_report_zero_tokens() -> None:
     body = json.dumps({"id": "resp_1", "usage": {"input_tokens": 3, "output_tokens": 4}})
 
     async def stored(_: web.Request) -> web.Response:
@@ -203,11 +203,11 @@ def test_what_costs_nothing_is_told_so() -> None:
     asyncio.run(main())
 
 
-def test_the_picker_counts_requests_out_and_hears_of_servers_that_are_not_there() -> None:
+def test_picker_learns_of_ended_requests_and_dead_servers() -> None:
     async def main() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))  # but does not listen
-            dead_server = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with socket.socket() as bound_socket:
+            bound_socket.bind(("127.0.0.1", 0))  # reserved, without a listener
+            dead_server = f"127.0.0.1:{bound_socket.getsockname()[1]}"
             more = asyncio.Event()
 
             async def waits(_: web.Request) -> web.Response:

@@ -31,7 +31,7 @@ def metadata(**objects: Any) -> dict[str, str]:
 
 
 @given(COUNTS)
-def test_each_api_is_read_in_its_words(counts: tuple[int, int, int, int]) -> None:
+def test_usage_of_each_api_is_read(counts: tuple[int, int, int, int]) -> None:
     new, cached, created, output = counts
     openai = {"completion_tokens": output, "prompt_tokens": new + cached, "prompt_tokens_details": None}
     expected = Tokens(new + cached, cached, output)
@@ -53,7 +53,7 @@ def test_each_api_is_read_in_its_words(counts: tuple[int, int, int, int]) -> Non
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), ODD), st.text(max_size=20))
-def test_what_makes_no_sense_is_as_if_it_were_not_there(usage: dict[str, Any], text: str) -> None:
+def test_malformed_usage_is_ignored(usage: dict[str, Any], text: str) -> None:
     assert reported({}) is None
     for objects in (metadata(usage=usage), {"usage": text}, {"usage": "[" * 5000}, {"stoker_usage": 3.0}):
         assert reported(objects) is None
@@ -61,6 +61,6 @@ def test_what_makes_no_sense_is_as_if_it_were_not_there(usage: dict[str, Any], t
     assert tokens == Tokens(5, 0, 0)
 
 
-def test_an_estimate_grows_with_the_sizes_and_says_that_it_is_one() -> None:
+def test_estimate_grows_with_the_sizes_and_is_marked_as_one() -> None:
     assert estimated(4001, 2200, streamed=True) == Tokens(1001, 0, 10, estimated=True)
     assert estimated(0, 2200, streamed=False) == Tokens(0, 0, 550, estimated=True)

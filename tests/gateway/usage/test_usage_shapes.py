@@ -137,7 +137,7 @@ def test_usage_is_read_in_every_shape() -> None:
         ({"input_tokens": 0, "output_tokens": 0}, {}, Tokens(0, 0, 0)),
     ],
 )
-def test_usages_of_one_answer_add_to_each_other(message: Any, usage: Any, tokens: Tokens) -> None:
+def test_usage_objects_of_one_response_are_combined(message: Any, usage: Any, tokens: Tokens) -> None:
     assert reported({"message": json.dumps(message), "usage": json.dumps(usage)}) == tokens
 
 
@@ -148,7 +148,7 @@ ODD_PATHS = [
 ]  # fmt: skip
 
 
-def test_what_is_counted_by_a_path_is_reached_by_no_other() -> None:
+def test_alternative_spellings_of_api_paths_do_not_escape_usage() -> None:
     posted_paths: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:

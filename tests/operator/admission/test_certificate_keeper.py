@@ -136,7 +136,7 @@ async def until_presented(certificate_keeper: CertificateKeeper, authorities: by
     await until_async(is_presented, "the certificate is presented")
 
 
-def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
+def test_leader_announces_the_ca_before_it_stores_a_certificate() -> None:
     async def main() -> None:
         kube, served = Kube(), list[Certificate]()
         certificate_keeper = keeper(kube, on_load=served.append)
@@ -146,14 +146,14 @@ def test_the_leader_makes_one_and_tells_whom_to_trust_first() -> None:
         assert kube.announced == kube.stored["ca.crt"]
         assert await presented(certificate_keeper.tls, kube.announced) == kube.stored["tls.crt"] == served[0].chain
         await kube.looked_at_again()
-        assert len(kube.written) == 2, "what is as it should be is not written"
+        assert len(kube.written) == 2, "an up-to-date certificate is not written again"
         assert len(served) == 1
         await certificate_keeper.stop()
 
     asyncio.run(main())
 
 
-def test_the_others_wait_for_it_and_serve_the_same() -> None:
+def test_standby_waits_for_the_certificate_and_serves_it() -> None:
     async def main() -> None:
         kube, leads = Kube(), False
         certificate_keeper = keeper(kube, leading=lambda: leads)
@@ -172,7 +172,7 @@ def test_the_others_wait_for_it_and_serve_the_same() -> None:
     asyncio.run(main())
 
 
-def test_a_renewed_one_is_served_without_a_restart_and_the_older_stays_trusted() -> None:
+def test_renewed_certificate_is_served_without_restart_and_the_old_ca_stays() -> None:
     async def main() -> None:
         kube, clock = Kube(), Clock(datetime.now(UTC) - LIFETIME * 2 / 3)
         leader, other = keeper(kube, now=clock), keeper(kube, now=clock, leading=lambda: False)
@@ -200,7 +200,7 @@ def test_a_renewed_one_is_served_without_a_restart_and_the_older_stays_trusted()
         {"something": "ZWxzZQ=="},
     ],
 )
-def test_a_secret_that_holds_something_else_is_written_anew(content: dict[str, str]) -> None:
+def test_secret_with_other_content_is_overwritten(content: dict[str, str]) -> None:
     async def main() -> None:
         kube = Kube()
         kube.objects["Secret"]["data"] = content
@@ -214,7 +214,7 @@ def test_a_secret_that_holds_something_else_is_written_anew(content: dict[str, s
     asyncio.run(main())
 
 
-def test_of_two_that_think_they_lead_one_makes_it_and_both_announce_that() -> None:
+def test_concurrent_leaders_agree_on_one_certificate() -> None:
     async def main() -> None:
         kube = Kube()
         rival = issue(OURS.hosts, datetime.now(UTC))
@@ -235,7 +235,7 @@ def test_of_two_that_think_they_lead_one_makes_it_and_both_announce_that() -> No
     asyncio.run(main())
 
 
-def test_a_bundle_that_somebody_changed_is_put_right() -> None:
+def test_foreign_changes_of_the_ca_bundle_are_reverted() -> None:
     async def main() -> None:
         kube = Kube()
         certificate_keeper = keeper(kube)
@@ -250,7 +250,7 @@ def test_a_bundle_that_somebody_changed_is_put_right() -> None:
     asyncio.run(main())
 
 
-def test_who_begins_to_lead_sees_to_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_announces_the_ca_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificate_keeper, "_LATER", 3600)
 
     async def main() -> None:
@@ -268,7 +268,7 @@ def test_who_begins_to_lead_sees_to_it_at_once(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())
 
 
-def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_certificate_is_served_without_a_webhook_configuration(caplog: pytest.LogCaptureFixture) -> None:
     def num_warnings() -> int:
         return sum("there is no ValidatingWebhookConfiguration stoker" in line for line in caplog.messages)
 
@@ -286,7 +286,7 @@ def test_without_a_configuration_it_is_served_all_the_same(caplog: pytest.LogCap
     assert num_warnings() == 1
 
 
-def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_secret_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     def num_warnings() -> int:
         return sum("there is no Secret stoker-system/stoker-webhook" in line for line in caplog.messages)
 
@@ -306,7 +306,7 @@ def test_trouble_is_told_once_and_survived(caplog: pytest.LogCaptureFixture) -> 
     assert "recreate it with helm upgrade" in caplog.text and "running replicas" not in caplog.text
 
 
-def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_secret_is_logged_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         kube = Kube()
         certificate_keeper = keeper(kube)
@@ -321,7 +321,7 @@ def test_a_secret_that_is_deleted_later_is_told_with_the_remedy(caplog: pytest.L
     asyncio.run(main())
 
 
-def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest.LogCaptureFixture) -> None:
+def test_certificate_that_cannot_be_renewed_is_served_until_it_expires(caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> None:
         raise KubeError(403, "a policy forbids it")
 
@@ -333,14 +333,16 @@ def test_one_that_cannot_be_renewed_is_served_as_long_as_it_lives(caplog: pytest
         certificate_keeper = keeper(kube)
         await certificate_keeper.start()
         await until_async(lambda: certificate_keeper.loaded)
-        assert await presented(certificate_keeper.tls, kube.announced) == aged.chain, "and it is trusted"
+        assert await presented(certificate_keeper.tls, kube.announced) == aged.chain, (
+            "clients trust the aged certificate"
+        )
         await certificate_keeper.stop()
 
     asyncio.run(main())
     assert any("a policy forbids it" in line for line in caplog.messages)
 
 
-def test_one_of_somebody_else_is_served_and_never_written() -> None:
+def test_external_certificate_is_served_and_never_written() -> None:
     async def main() -> None:
         kube, clock = Kube(), Clock(datetime.now(UTC) - LIFETIME + timedelta(hours=2))
         certificate_keeper = keeper(kube, THEIRS, now=clock)

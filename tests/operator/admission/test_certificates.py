@@ -46,16 +46,18 @@ def shake_hands(server: Certificate, authorities: bytes, host: str, folder: Path
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_client_that_trusts_its_authority_believes_it(certificate: Certificate, host: str, tmp_path: Path) -> None:
+def test_certificate_is_accepted_by_a_client_that_trusts_its_authority(
+    certificate: Certificate, host: str, tmp_path: Path
+) -> None:
     shake_hands(certificate, certificate.authorities, host, tmp_path)
 
 
-def test_for_other_hosts_it_is_not_believed(certificate: Certificate, tmp_path: Path) -> None:
+def test_certificate_is_rejected_for_other_hosts(certificate: Certificate, tmp_path: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         shake_hands(certificate, certificate.authorities, "elsewhere.stoker-system.svc", tmp_path)
 
 
-def test_while_one_replaces_another_both_are_believed(certificate: Certificate, tmp_path: Path) -> None:
+def test_old_and_new_certificates_are_accepted_during_renewal(certificate: Certificate, tmp_path: Path) -> None:
     newer = issue(HOSTS, NOW, certificate.authorities)
     for server in (certificate, newer):
         shake_hands(server, newer.authorities, HOSTS[0], tmp_path)
@@ -63,7 +65,7 @@ def test_while_one_replaces_another_both_are_believed(certificate: Certificate, 
         shake_hands(newer, certificate.authorities, HOSTS[0], tmp_path)
 
 
-def test_a_bundle_does_not_grow(certificate: Certificate, tmp_path: Path) -> None:
+def test_ca_bundle_does_not_grow(certificate: Certificate, tmp_path: Path) -> None:
     second = issue(HOSTS, NOW, certificate.authorities)
     third = issue(HOSTS, NOW, second.authorities)
     assert third.authorities.count(b"BEGIN CERTIFICATE") == 2
@@ -72,16 +74,16 @@ def test_a_bundle_does_not_grow(certificate: Certificate, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("older", [b"", b"nonsense", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_an_authority_that_is_none_is_left_out(older: bytes) -> None:
+def test_invalid_authority_is_left_out(older: bytes) -> None:
     assert issue(HOSTS, NOW, older).authorities.count(b"BEGIN CERTIFICATE") == 1
 
 
-def test_an_authority_that_has_expired_is_left_out() -> None:
+def test_expired_authority_is_left_out() -> None:
     old = issue(HOSTS, NOW - 2 * LIFETIME)
     assert issue(HOSTS, NOW, old.authorities).authorities.count(b"BEGIN CERTIFICATE") == 1
 
 
-def test_it_is_kept_for_two_thirds_of_its_life(certificate: Certificate) -> None:
+def test_certificate_is_renewed_after_two_thirds_of_its_lifetime(certificate: Certificate) -> None:
     assert renewal(certificate) - NOW == pytest.approx(LIFETIME * 2 / 3, abs=timedelta(hours=1))
     certificate.check_ours(HOSTS, renewal(certificate) - timedelta(seconds=1))
     with pytest.raises(UnusableCertificate, match="expires on"):
@@ -102,11 +104,13 @@ def test_it_is_kept_for_two_thirds_of_its_life(certificate: Certificate) -> None
         ("authorities", issue(HOSTS, NOW).authorities, "ca.crt did not sign tls.crt"),
     ],
 )
-def test_what_does_not_fit_is_refused(certificate: Certificate, part: str, content: bytes, why: str) -> None:
+def test_mismatched_parts_of_a_certificate_are_refused(
+    certificate: Certificate, part: str, content: bytes, why: str
+) -> None:
     with pytest.raises(UnusableCertificate, match=why):
         replace(certificate, **{part: content}).check_ours(HOSTS, NOW)
 
 
-def test_hosts_that_it_is_not_for_are_named(certificate: Certificate) -> None:
+def test_missing_hosts_of_a_certificate_are_named(certificate: Certificate) -> None:
     with pytest.raises(UnusableCertificate, match=r"tls.crt is not for 10\.0\.0\.1, new$"):
         certificate.check_ours((*HOSTS, "10.0.0.1", "new"), NOW)

@@ -60,7 +60,7 @@ def respond(request: Document, check: Check = refuse) -> Document:
     return response
 
 
-def test_what_is_wrong_is_said_as_the_api_server_says_it(document: Callable[..., Document]) -> None:
+def test_violations_are_reported_in_the_api_servers_format(document: Callable[..., Document]) -> None:
     wrong = Violation("spec.model.source", "there is no such model", reason="ModelNotFound")
     response = respond(review(document()), lambda _new, _old: ReviewVerdict([WRONG, wrong], ["mind the gap"]))
     assert response["allowed"] is False
@@ -88,7 +88,7 @@ def test_warnings_do_not_refuse(document: Callable[..., Document]) -> None:
     assert response["warnings"] == ["x" * 256]
 
 
-def test_a_changed_spec_is_judged_with_what_it_was(document: Callable[..., Document]) -> None:
+def test_changed_spec_is_checked_together_with_the_old_one(document: Callable[..., Document]) -> None:
     old, new = document(), document(replicas=2)
     seen: list[Any] = []
 
@@ -115,7 +115,7 @@ def test_an_unchanged_spec_is_never_refused(document: Callable[..., Document], c
     assert respond(review(new, old))["allowed"] is True
 
 
-def test_what_is_being_deleted_is_never_refused(document: Callable[..., Document]) -> None:
+def test_endpoint_being_deleted_is_never_refused(document: Callable[..., Document]) -> None:
     old, new = document(), document(replicas=2)
     new["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert respond(review(new, old))["allowed"] is True
@@ -131,7 +131,7 @@ def test_what_is_being_deleted_is_never_refused(document: Callable[..., Document
         {"operation": "CONNECT"},
     ],
 )
-def test_what_is_not_ours_to_judge_is_allowed(document: Callable[..., Document], about: Document) -> None:
+def test_reviews_of_other_objects_are_allowed(document: Callable[..., Document], about: Document) -> None:
     assert respond(review(document(), **about))["allowed"] is True
 
 
@@ -154,7 +154,7 @@ MALFORMED: list[Any] = [
 
 
 @pytest.mark.parametrize("malformed", MALFORMED, ids=range(len(MALFORMED)))
-def test_what_is_no_review_is_refused_as_such(malformed: Any) -> None:
+def test_malformed_reviews_are_refused(malformed: Any) -> None:
     with pytest.raises(Malformed):
         answer(malformed, refuse)
 
@@ -182,9 +182,7 @@ def served(
     asyncio.run(main())
 
 
-def test_malformed_requests_are_told_so_and_leave_no_traceback(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_malformed_requests_get_400_and_leave_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def ask(session: aiohttp.ClientSession, url: str) -> None:
         bodies: list[bytes] = [json.dumps(each).encode() for each in MALFORMED]
         for body in (*bodies, b"", b"{", b"\xff\xfe", b"[" * 100_000):
@@ -202,7 +200,7 @@ def test_malformed_requests_are_told_so_and_leave_no_traceback(
     assert b'stoker_operator_admissions_total{verdict="malformed"} 19.0' in metrics.text()
 
 
-def test_a_bug_is_logged_and_left_to_the_failure_policy(
+def test_internal_error_is_logged_and_left_to_the_failure_policy(
     tmp_path: Path, document: Callable[..., Document], caplog: pytest.LogCaptureFixture
 ) -> None:
     def check(_new: Any, _old: Any) -> ReviewVerdict:
@@ -216,7 +214,9 @@ def test_a_bug_is_logged_and_left_to_the_failure_policy(
     assert caplog.records[0].exc_info
 
 
-def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Document], catalogue: Any) -> None:
+def test_review_takes_a_bounded_amount_of_work(
+    tmp_path: Path, document: Callable[..., Document], catalogue: Any
+) -> None:
     """A review applies all rules for manifests, at a cost independent of earlier reviews."""
 
     def check(new: Any, _old: Any) -> ReviewVerdict:
@@ -237,5 +237,5 @@ def test_a_review_is_little_work(tmp_path: Path, document: Callable[..., Documen
     assert b'stoker_operator_admissions_total{verdict="allowed"} 20.0' in metrics.text()
     for body in (bad, document(replicas=40)):
         first, *later = (work(lambda body=body: answer(review(body), check)) for _ in range(20))  # type: ignore[misc]
-        assert max(first, *later) < 50_000, "milliseconds"
+        assert max(first, *later) < 50_000, "a review takes milliseconds"
         assert max(later) <= first + 100

@@ -19,7 +19,7 @@ from .spec_cases import (
 _FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
 _ONE_POD = "the claim is for one pod, but there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
 _ONE_SCALED_POD = _ONE_POD.replace("replicas 1", "scaling.maxReplicas 1")
-_NEVER_PASSED = (
+_NEVER_EXCEEDED = (
     "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so none would ever be added; "
     "lower target, or raise engine.maxNumSeqs"
 )
@@ -36,19 +36,19 @@ RULE_BREAKERS = (
         for target in (0, 0.001, -1)
     ),
     Wrong(
-        "fewer replicas at most than at least",
+        "maxReplicas below minReplicas",
         spec(scaling={"minReplicas": 3, "maxReplicas": 2, "target": 4}),
         "spec.scaling.minReplicas",
         "minReplicas is above maxReplicas; lower minReplicas, or raise maxReplicas",
     ),
     Wrong(
-        "a share of the cache that is never passed",
+        "a fraction of the cache that is never exceeded",
         spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 1}),
         "spec.scaling.target",
         "the KV cache's usage is a fraction and never exceeds 1, so no replica would ever be added; use a fraction",
     ),
     Wrong(
-        "a percentage of the cache",
+        "a percentage of the cache as target",
         spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 80}),
         "spec.scaling.target",
         "the KV cache's usage is a fraction and never exceeds 1",
@@ -64,10 +64,10 @@ RULE_BREAKERS = (
     ),
     *(
         Wrong(
-            f"running requests that are never passed: {name}",
+            f"running requests that are never exceeded: {name}",
             spec(engine={"maxNumSeqs": 8}, scaling={**_RUNNING, "target": target}, **parts),
             "spec.scaling.target",
-            _NEVER_PASSED,
+            _NEVER_EXCEEDED,
         )
         for name, target, parts in (
             ("one engine", 8, {}),
@@ -95,80 +95,80 @@ RULE_BREAKERS = (
         _ONE_SCALED_POD,
     ),
     Wrong(
-        "too many",
+        "sizes for too many GPUs",
         spec(hardware=GPUS, parallelism={"tensor": 2, "data": 4}),
         "spec.parallelism",
         f"tensor (2) × data (4) needs 8 GPUs, 4 available; {_FOUR}, or hardware.count 8",
     ),
     Wrong(
-        "too many with a pipeline",
+        "sizes for too many GPUs with a pipeline",
         spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "pipeline": 2}),
         "spec.parallelism",
         "tensor (2) × data (2) × pipeline (2) needs 8 GPUs, 4 available; tensor × data must be 2 (2 × 1 or 1 × 2), or "
         "hardware.count 8",
     ),
     Wrong(
-        "too few",
+        "sizes that leave one GPU idle",
         spec(hardware=GPUS, parallelism={"tensor": 3, "data": 1}),
         "spec.parallelism",
         f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}, or hardware.allowIdle true",
     ),
     Wrong(
-        "too few by far",
+        "sizes that leave three GPUs idle",
         spec(hardware=GPUS, parallelism={"tensor": 1, "data": 1}),
         "spec.parallelism",
         f"tensor (1) × data (1) uses 1 of 4 GPUs, 3 would be idle; {_FOUR}, or hardware.allowIdle true",
     ),
     Wrong(
-        "too few, explicitly not to be idle",
+        "sizes that leave a GPU idle, with allowIdle false",
         spec(hardware={**GPUS, "allowIdle": False}, parallelism={"tensor": 3}),
         "spec.parallelism",
         f"tensor (3) × data (1) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}",
     ),
     Wrong(
-        "too many are not idle ones",
+        "sizes for too many GPUs, with allowIdle true",
         spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 8}),
         "spec.parallelism",
         f"tensor (8) × data (1) needs 8 GPUs, 4 available; {_FOUR}",
     ),
     Wrong(
-        "tensor given, the rest does not come out even",
+        "tensor that does not divide the GPUs",
         spec(hardware={**GPUS, "count": 8}, parallelism={"tensor": 3}),
         "spec.parallelism",
         "tensor (3) × data (2) uses 6 of 8 GPUs, 2 would be idle; tensor × data must be 8 (8 × 1, 4 × 2",
     ),
     Wrong(
-        "data given, the rest does not come out even",
+        "data that does not divide the GPUs",
         spec(hardware=GPUS, parallelism={"data": 3}),
         "spec.parallelism",
         f"tensor (1) × data (3) uses 3 of 4 GPUs, 1 would be idle; {_FOUR}",
     ),
     Wrong(
-        "data given, more than there are",
+        "data above the number of GPUs",
         spec(hardware=GPUS, parallelism={"data": 8}),
         "spec.parallelism",
         f"tensor (1) × data (8) needs 8 GPUs, 4 available; {_FOUR}, or hardware.count 8",
     ),
     Wrong(
-        "a pipeline that does not come out even",
+        "a pipeline that does not divide the GPUs",
         spec(hardware=GPUS, parallelism={"pipeline": 3}),
         "spec.parallelism",
         "tensor (1) × data (1) × pipeline (3) uses 3 of 4 GPUs, 1 would be idle; pipeline must divide 4 (1, 2 or 4)",
     ),
     Wrong(
-        "more than any node has",
+        "sizes beyond any node",
         spec(hardware={"accelerator": "nvidia-l4"}, parallelism={"tensor": 128, "data": 128, "pipeline": 128}),
         "spec.parallelism",
         "tensor (128) × data (128) × pipeline (128) needs 2097152 GPUs, 1 available; pipeline must divide 1 (1)",
     ),
     Wrong(
-        "two nodes, wrongly",
+        "sizes for too many GPUs on two nodes",
         spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "data": 4}),
         "spec.parallelism",
         "tensor (4) × data (4) needs 16 GPUs, 8 available; tensor must be at most 4, and tensor × data 8",
     ),
     Wrong(
-        "two nodes, a stage each, wrongly",
+        "sizes that leave GPUs idle on two nodes with one stage each",
         spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 2, "data": 1, "pipeline": 2}),
         "spec.parallelism",
         "tensor (2) × data (1) × pipeline (2) uses 4 of 8 GPUs, 4 would be idle; tensor must be at most 4, and "
@@ -194,14 +194,14 @@ RULE_BREAKERS = (
         "and use spec.replicas for more engines, or use runtime: stoker",
     ),
     Wrong(
-        "more ranks than share a cpu",
+        "more ranks than the maximum on a cpu",
         spec(parallelism={"tensor": 3, "data": 11, "pipeline": 2}),
         "spec.parallelism",
         "tensor × pipeline × data is more than 64, the maximum number of ranks of a pod; lower one of them",
     ),
     *(
         Wrong(
-            f"{size} chosen twice",
+            f"{size} with mode Auto",
             spec(hardware=GPUS, parallelism={"mode": "Auto", size: 4 if size != "pipeline" else 1}),
             "spec.parallelism.mode",
             f"mode Auto chooses {size}, but {size} is also set; remove mode or {size}",
@@ -215,7 +215,7 @@ RULE_BREAKERS = (
         "on accelerator cpu, a runtime other than stoker runs a single engine of one process; remove parallelism",
     ),
     Wrong(
-        "cpus counted",
+        "a count of cpus",
         spec(hardware={**CPU, "count": 2}),
         "spec.hardware.count",
         "count must be 1 on accelerator cpu; remove count, and size the pod with spec.hardware.resources",
@@ -227,25 +227,25 @@ RULE_BREAKERS = (
         "accelerator cpu does not span nodes; remove nodes, and use spec.replicas",
     ),
     Wrong(
-        "a bucket",
+        "an unknown scheme of the source",
         spec(model={"source": "s3://bucket"}),
         "spec.model.source",
         "the value is not a model source; use hf://",
     ),
     Wrong(
-        "half a name",
+        "a hub name without an organization",
         spec(model={"source": "hf://name"}),
         "spec.model.source",
         "the value is not a model source; use hf://",
     ),
     Wrong(
-        "another demo",
+        "an unknown demo model",
         spec(model={"source": "demo://other"}),
         "spec.model.source",
         "there is no such demo model; use demo://gemma-3-270m",
     ),
     Wrong(
-        "out of the claim",
+        "a path out of the claim",
         spec(model={"source": "pvc://a/../b"}),
         "spec.model.source",
         "the path leaves the claim; use a",
@@ -263,7 +263,7 @@ RULE_BREAKERS = (
         "only hf:// sources take a token; remove tokenSecretRef, or name a hub repository",
     ),
     Wrong(
-        "no chat template in it",
+        "an empty chatTemplate",
         spec(model={**DEMO, "chatTemplate": {}}),
         "spec.model.chatTemplate",
         "a chat template has exactly one source; set either value or configMapKeyRef",
@@ -275,13 +275,13 @@ RULE_BREAKERS = (
         "a chat template has exactly one source; set either value or configMapKeyRef",
     ),
     Wrong(
-        "no cache in it",
+        "an empty cache",
         spec(storage={"cache": {}}),
         "spec.storage.cache",
         "the cache has exactly one volume; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
     ),
     Wrong(
-        "two caches",
+        "a cache with two volumes",
         spec(storage={"cache": {"emptyDir": {}, "persistentVolumeClaim": {"claimName": "a"}}}),
         "spec.storage.cache",
         "the cache has exactly one volume; set one of emptyDir, persistentVolumeClaim and volumeClaimTemplate",
@@ -310,7 +310,7 @@ RULE_BREAKERS = (
         _ONE_POD,
     ),
     Wrong(
-        "a claim of no size",
+        "a claim without a size",
         spec(
             storage={
                 "cache": {
@@ -322,13 +322,13 @@ RULE_BREAKERS = (
         "a claim must request storage; set requests.storage, for example to 100Gi",
     ),
     Wrong(
-        "no way to roll",
+        "a rollout without surge and unavailable pods",
         spec(rollout={"maxSurge": 0}),
         "spec.rollout",
         "maxSurge 0 and maxUnavailable 0 leave no way to replace a pod; set maxUnavailable to 1, or maxSurge to 1",
     ),
     Wrong(
-        "no way to roll, in percent",
+        "a rollout without surge and unavailable pods, in percent",
         spec(rollout={"maxSurge": "0%", "maxUnavailable": "0%"}),
         "spec.rollout",
         "maxSurge 0 and maxUnavailable 0 leave no way to replace a pod; set maxUnavailable to 1, or maxSurge to 1",
@@ -340,25 +340,25 @@ RULE_BREAKERS = (
         "a variable has one value; set either value or valueFrom",
     ),
     Wrong(
-        "a variable from nowhere",
+        "a variable without a source",
         spec(engine={"env": [{"name": "A", "valueFrom": {}}]}),
         "spec.engine.env[0].valueFrom",
         "a value has exactly one source; set one of secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef and file",
     ),
     Wrong(
-        "a label of ours",
+        "a reserved label of the pods",
         spec(template={"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}),
         "spec.template.metadata.labels",
         "one of the labels is reserved: the operator selects the pods by it; use labels other than app.",
     ),
     Wrong(
-        "a label of ours on the Service",
+        "a reserved label of the Service",
         spec(service={"labels": {"app.kubernetes.io/managed-by": "x"}}),
         "spec.service.labels",
         "one of the labels is reserved: the operator selects the Service by it; use labels other than app.",
     ),
     Wrong(
-        "a label of ours on the claim",
+        "a reserved label of the claim",
         spec(storage=labelled_claim({"labels": {"a": "b", "stoker.dev/workload": "x"}})),
         "spec.storage.cache.volumeClaimTemplate.metadata.labels",
         "one of the labels is reserved: the operator selects the claim by it; use labels other than app.",
@@ -369,38 +369,38 @@ RULE_BREAKERS = (
         for field, key in zip(("labels", "annotations"), keys, strict=True)
     ),
     Wrong(
-        "a selector by a label that there cannot be",
+        "a pod selector with an invalid label",
         spec(networkPolicy={"from": [{"podSelector": {"matchLabels": {"a b": "c"}}}]}),
         "spec.networkPolicy.from[0].podSelector.matchLabels",
         WRONG_KEY,
     ),
     Wrong(
-        "a selector of namespaces by a label that there cannot be",
+        "a namespace selector with an invalid label",
         spec(networkPolicy={"from": [{"namespaceSelector": {"matchLabels": {"A.b/c": "c"}}}]}),
         "spec.networkPolicy.from[0].namespaceSelector.matchLabels",
         WRONG_KEY,
     ),
     Wrong(
-        "a selector of volumes by a label that there cannot be",
+        "a volume selector with an invalid label",
         spec(storage=claim("ReadWriteMany", selector={"matchLabels": {"a/": "c"}})),
         "spec.storage.cache.volumeClaimTemplate.spec.selector.matchLabels",
         WRONG_KEY,
     ),
     Wrong(
-        "a load balancer for those inside",
+        "a load balancer in mode Namespace",
         spec(service={"type": "LoadBalancer"}),
         "spec.networkPolicy",
         "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
     ),
     Wrong(
-        "a node's port for those inside",
+        "a node port in mode Namespace",
         spec(service={"type": "NodePort"}, networkPolicy={"mode": "Namespace"}),
         "spec.networkPolicy",
         "a Service of type NodePort or LoadBalancer is for clients that mode Namespace keeps out; set networkPolicy.",
     ),
     *(
         Wrong(
-            f"no session: {header}",
+            f"a header that identifies no session: {header}",
             spec(routing={"sessionHeader": header}),
             "spec.routing.sessionHeader",
             "the header cannot identify a session: it is removed from requests, or describes the connection",
@@ -408,26 +408,26 @@ RULE_BREAKERS = (
         for header in ("x-stoker-session", "X-Gateway-A", "x-Envoy-retry", "HOST", "Connection", "te")
     ),
     Wrong(
-        "everyone, and some",
+        "mode Open with additional senders",
         spec(networkPolicy={"mode": "Open", "from": [{"podSelector": {}}]}),
         "spec.networkPolicy.from",
         "from requires mode Namespace",
     ),
     Wrong(
-        "a peer that is nobody",
+        "an empty peer",
         spec(networkPolicy={"from": [{"podSelector": {}}, {}]}),
         "spec.networkPolicy.from[1]",
         "a peer is either pods or addresses; set podSelector, namespaceSelector or both, or set ipBlock alone",
     ),
     Wrong(
-        "a peer of both kinds",
+        "a peer with pods and addresses",
         spec(networkPolicy={"from": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
         "spec.networkPolicy.from[0]",
         "a peer is either pods or addresses; set podSelector, namespaceSelector or both, or set ipBlock alone",
     ),
     *(
         Wrong(
-            f"no network: {cidr}",
+            f"an invalid network: {cidr}",
             spec(networkPolicy={"from": [{"ipBlock": {"cidr": cidr}}]}),
             "spec.networkPolicy.from[0].ipBlock.cidr",
             "the value is not a network; use one such as 10.0.0.0/8",
@@ -435,14 +435,14 @@ RULE_BREAKERS = (
         for cidr in ("10.0.0.1/8", "10.0.0.0/33", "10.0.0/8", "010.0.0.0/8", "::ffff:0:0/96", "1::2::3/64", "::1/64")
     ),
     Wrong(
-        "no network among those that are left out",
+        "an invalid network among the excluded ones",
         spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16", "10.1.0.1/16"]}}]}),
         "spec.networkPolicy.from[0].ipBlock.except",
         "an excluded range is not a network; use networks such as 10.1.0.0/16",
     ),
     *(
         Wrong(
-            f"{inner} is not a part",
+            f"an excluded network outside cidr: {inner}",
             spec(networkPolicy={"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": [inner]}}]}),
             "spec.networkPolicy.from[0].ipBlock.except",
             "an excluded range is not inside cidr; use networks that cidr contains",
@@ -451,7 +451,7 @@ RULE_BREAKERS = (
     ),
     *(
         Wrong(
-            f"{operator} {values}",
+            f"operator {operator} with values {values}",
             spec(
                 networkPolicy={
                     "from": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": operator, **values}]}}]
@@ -464,7 +464,7 @@ RULE_BREAKERS = (
     ),
     *(
         Wrong(
-            f"a selector of {where} that compares with nothing",
+            f"{where} with operator In and no values",
             change,
             f"spec.{where}.matchExpressions[0].values",
             "In and NotIn need values, Exists and DoesNotExist do not allow them; set values, or remove them",

@@ -107,7 +107,7 @@ def _faults(node: Schema, value: Any) -> Iterator[tuple[str, Any]]:
     if node.get("minItems"):
         yield "has no items", _put([])
     if "maxItems" in node:
-        yield "has too many items", _put(list(_engines(value[0], node["maxItems"] + 1)))
+        yield "has too many items", _put(list(_items(value[0], node["maxItems"] + 1)))
     if "maxProperties" in node:
         filler = next(iter(value.values()))
         yield "has too many entries", _put({f"key-{number}": filler for number in range(node["maxProperties"] + 1)})
@@ -134,7 +134,7 @@ def _mismatch(pattern: str) -> str:
     return next(text for text in ("!", " ", "\n") if not re.search(pattern, text))
 
 
-def _engines(item: Any, count: int) -> Iterator[Any]:
+def _items(item: Any, count: int) -> Iterator[Any]:
     """Yield `count` different items like `item`."""
     for number in range(count):
         if isinstance(item, dict) and "name" in item:

@@ -76,36 +76,36 @@ COMPARES_WITH_NOTHING = {"key": "a", "operator": "In"}
 RIGHT: dict[str, Spec] = {
     "minimal": spec(),
     "no replicas": spec(replicas=0),
-    "all of them for one copy": spec(hardware=GPUS),
-    "parallelism that says nothing": spec(hardware=GPUS, parallelism={}),
-    "one engine for each": spec(hardware=GPUS, parallelism={"data": 4}),
-    "two engines of two": spec(hardware=GPUS, parallelism={"tensor": 2}),
+    "all accelerators for one engine": spec(hardware=GPUS),
+    "empty parallelism": spec(hardware=GPUS, parallelism={}),
+    "one engine per accelerator": spec(hardware=GPUS, parallelism={"data": 4}),
+    "two engines of two accelerators": spec(hardware=GPUS, parallelism={"tensor": 2}),
     "explicit sizes": spec(hardware=GPUS, parallelism={"tensor": 1, "data": 4}, engine={"kvCacheDtype": "fp8_e4m3"}),
-    "idle on purpose": spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 3}),
+    "idle accelerators on purpose": spec(hardware={**GPUS, "allowIdle": True}, parallelism={"tensor": 3}),
     "two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"tensor": 4, "pipeline": 2}),
     "data over two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"data": 2}),
     "experts": spec(hardware=GPUS, parallelism={"tensor": 2, "data": 2, "expert": 4, "pipeline": 1}),
     "chosen by the planner": spec(hardware=GPUS, parallelism={"mode": "Auto", "minConcurrency": 16}),
     "chosen by the planner, on two nodes": spec(hardware={**GPUS, "nodes": 2}, parallelism={"mode": "Auto"}),
     "chosen by the planner, on a cpu": spec(parallelism={"mode": "Auto"}),
-    "a floor, and all else as always": spec(hardware=GPUS, parallelism={"minConcurrency": 1}),
-    "the most accelerators": spec(
+    "minConcurrency alone": spec(hardware=GPUS, parallelism={"minConcurrency": 1}),
+    "the maximum number of accelerators": spec(
         hardware={**GPUS, "count": 64, "nodes": 2}, parallelism={"tensor": 64, "data": 1, "pipeline": 2}
     ),
     "sizes of one on a cpu": spec(
         hardware={**CPU, "count": 1, "nodes": 1}, parallelism={"tensor": 1, "data": 1, "pipeline": 1, "expert": 1}
     ),
     "ranks that share a cpu": spec(parallelism={"tensor": 2, "data": 2, "pipeline": 2}),
-    "as many ranks as share a cpu": spec(parallelism={"data": 64}),
-    "experts dealt over a cpu's ranks": spec(
+    "the maximum number of ranks on a cpu": spec(parallelism={"data": 64}),
+    "experts distributed over a cpu's ranks": spec(
         parallelism={"tensor": 2, "expert": 2, "minConcurrency": 1}, engine={"runtime": "stoker"}
     ),
     "one engine on a cpu by another runtime": spec(parallelism={"tensor": 1, "data": 1}, engine={"runtime": "vllm"}),
     "fp8 keys and values on a cpu by another runtime": spec(engine={"runtime": "vllm", "kvCacheDtype": "fp8"}),
     "keys and values with a scale for each token and head": spec(engine={"kvCacheDtype": "int8_per_token_head"}),
-    "weights that are quantized when they are loaded": spec(engine={"quantization": "int8", "kvCacheDtype": "fp8"}),
-    "a claim": spec(model={"source": "pvc://claim"}),
-    "a file of a claim": spec(model={"source": "pvc://claim/folder/file.gguf"}),
+    "weights that are quantized on load": spec(engine={"quantization": "int8", "kvCacheDtype": "fp8"}),
+    "a model on a claim": spec(model={"source": "pvc://claim"}),
+    "a file on a claim": spec(model={"source": "pvc://claim/folder/file.gguf"}),
     "a template in a config map": spec(
         model={**DEMO, "chatTemplate": {"configMapKeyRef": {"name": "templates", "key": "chat.jinja"}}}
     ),
@@ -169,11 +169,11 @@ RIGHT: dict[str, Spec] = {
         }
     ),
     "auth": spec(auth={"apiKeysSecretRef": {"name": "keys"}}),
-    "a cache on a claim that exists": spec(
+    "a cache on an existing claim": spec(
         storage={"cache": {"persistentVolumeClaim": {"claimName": "weights"}}, "shmSize": "8Gi"}
     ),
     "a cache in memory": spec(storage={"cache": {"emptyDir": {"sizeLimit": "10Gi", "medium": "Memory"}}}),
-    "a cache on a claim that is made": spec(
+    "a cache on a claim from a template": spec(
         replicas=3,
         storage={
             "cache": {
@@ -215,10 +215,8 @@ RIGHT: dict[str, Spec] = {
         },
         networkPolicy={"mode": "Open"},
     ),
-    "a node's port for the namespace's own policies": spec(
-        service={"type": "NodePort"}, networkPolicy={"mode": "None"}
-    ),
-    "who may come": spec(
+    "a node port without a network policy": spec(service={"type": "NodePort"}, networkPolicy={"mode": "None"}),
+    "a network policy with additional senders": spec(
         service={"type": "NodePort"},
         networkPolicy={
             "mode": "Namespace",
@@ -278,28 +276,28 @@ RIGHT: dict[str, Spec] = {
             },
         }
     ),
-    "the least that is said of scaling": spec(scaling={"maxReplicas": 1, "target": 0.5}, replicas=7),
-    "as few replicas as many": spec(scaling={"minReplicas": 2, "maxReplicas": 2, "target": 1}),
+    "scaling with its required fields only": spec(scaling={"maxReplicas": 1, "target": 0.5}, replicas=7),
+    "equal bounds of replicas": spec(scaling={"minReplicas": 2, "maxReplicas": 2, "target": 1}),
     "scaling by the cache": spec(scaling={"maxReplicas": 2, "metric": "kvCacheUsage", "target": 0.999}),
-    "a target that two engines pass together": spec(
+    "a target that two engines together can exceed": spec(
         hardware=GPUS,
         parallelism={"data": 2},
         engine={"maxNumSeqs": 8},
         scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 15.9},
     ),
-    "a target that the engines of two nodes pass together": spec(
+    "a target that the engines of two nodes together can exceed": spec(
         hardware={**GPUS, "nodes": 2},
         parallelism={"tensor": 2},
         engine={"maxNumSeqs": 8},
         scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 31.9},
     ),
-    "a target that as many engines pass as the planner may choose": spec(
+    "a target that as many engines as the planner may choose can exceed": spec(
         hardware=GPUS,
         parallelism={"mode": "Auto"},
         engine={"maxNumSeqs": 8},
         scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 31.9},
     ),
-    "a target that the engines of a cpu pass together": spec(
+    "a target that the engines of a cpu together can exceed": spec(
         parallelism={"data": 2, "tensor": 2},
         engine={"maxNumSeqs": 8},
         scaling={"maxReplicas": 2, "metric": "runningRequests", "target": 15.9},

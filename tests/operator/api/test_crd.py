@@ -33,7 +33,7 @@ def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str,
             yield from nodes(node[inner], f"{path}[]")
 
 
-def test_the_files_are_what_would_be_generated(capsys: Any) -> None:
+def test_generated_files_are_up_to_date(capsys: Any) -> None:
     for file in FILES:
         assert main(["--check", "--output", str(ROOT / file)]) == 0, capsys.readouterr().err
     assert main(["--check", "--reference", str(ROOT / REFERENCE)]) == 0, capsys.readouterr().err
@@ -49,19 +49,19 @@ def test_the_reference_has_every_field() -> None:
             assert node["description"].replace("|", "\\|") in row
 
 
-def test_a_stale_file_is_told(tmp_path: Path, capsys: Any) -> None:
+def test_stale_file_is_reported(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "crd.yaml").write_text("old")
     assert main(["--check", "--output", str(tmp_path / "crd.yaml")]) == 1
     assert "is stale; run `make generate`" in capsys.readouterr().err
 
 
-def test_every_field_is_explained() -> None:
+def test_every_field_has_a_description() -> None:
     for path, node in nodes(schema()):
         if path and not path.endswith("[]") and not path.startswith(".metadata"):
             assert node.get("description"), path
 
 
-def test_everything_is_bounded_so_that_rules_stay_cheap() -> None:
+def test_all_fields_are_bounded_so_that_rules_stay_cheap() -> None:
     for path, node in nodes(schema()["properties"]["spec"]):
         if node.get("type") == "string":
             assert "maxLength" in node or "enum" in node, path
@@ -71,12 +71,12 @@ def test_everything_is_bounded_so_that_rules_stay_cheap() -> None:
             assert "maxProperties" in node, path
 
 
-def test_absence_keeps_its_meaning() -> None:
+def test_schema_has_no_defaults_except_replicas() -> None:
     defaults = [path for path, node in nodes(schema()) if "default" in node]
     assert defaults == [".spec.replicas"]  # the scale subresource needs it
 
 
-def test_rules_point_at_fields_that_exist() -> None:
+def test_rules_refer_to_existing_fields() -> None:
     at = dict(nodes(schema()))
     for path, node in at.items():
         for rule in node.get("x-kubernetes-validations", ()):
@@ -91,7 +91,7 @@ CEL_1_31 = {
 }  # fmt: skip
 
 
-def test_rules_use_only_functions_that_kubernetes_1_31_has() -> None:
+def test_rules_use_only_functions_of_kubernetes_1_31() -> None:
     for path, node in nodes(schema()):
         for rule in node.get("x-kubernetes-validations", ()):
             for expression in (rule["rule"], rule.get("messageExpression", "")):
@@ -99,7 +99,7 @@ def test_rules_use_only_functions_that_kubernetes_1_31_has() -> None:
                 assert set(re.findall(r"([A-Za-z_]\w*)\(", code)) <= CEL_1_31, path
 
 
-def test_the_engines_words_are_the_schemas() -> None:
+def test_schema_enums_equal_the_engines_values() -> None:
     engine = schema()["properties"]["spec"]["properties"]["engine"]["properties"]
     assert engine["kvCacheDtype"]["enum"] == list(KV_CACHE_DTYPES)
     assert engine["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16"]

@@ -75,7 +75,7 @@ EDGES = tuple(_fields_with_edges())
     max_examples=600, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(field=st.sampled_from(EDGES), data=st.data())
-def test_the_edges_of_every_field_are_planned_or_refused(catalogue: Catalogue, field: Any, data: Any) -> None:
+def test_edge_values_of_every_field_are_planned_or_refused(catalogue: Catalogue, field: Any, data: Any) -> None:
     name, path, node = field
     spec = copy.deepcopy(RIGHT[name])
     spec.setdefault("engine", {}).setdefault("image", "mine:1")
@@ -108,6 +108,6 @@ def _judged(spec: Any, catalogue: Catalogue) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: 2001-99-99", "a: " + "9" * 5000, "[" * 3000], ids=lambda text: text[:8])
-def test_yaml_that_python_cannot_hold_is_refused(text: str) -> None:
+def test_yaml_that_python_cannot_represent_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="the text is not YAML"):
         read(text)

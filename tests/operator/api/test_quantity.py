@@ -49,23 +49,23 @@ from stoker_operator.api.v1alpha1.base import QUANTITY_PATTERN
     ],
     ids=lambda value: str(value)[:16],
 )
-def test_an_amount_is_what_kubernetes_reads(text: int | str, expected: int | Decimal) -> None:
+def test_amount_equals_the_value_that_kubernetes_reads(text: int | str, expected: int | Decimal) -> None:
     assert amount(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", ".", "1e1.5", "1e.5", "1e", "1ee3", "1.2.3", "1 Gi", "1gi", "1Gi\n", "e3", "١"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_invalid_quantities_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         amount(text)
 
 
 @given(st.from_regex(QUANTITY_PATTERN, fullmatch=True))
-def test_what_the_schema_takes_has_an_amount(text: str) -> None:
+def test_quantities_that_match_the_schema_have_an_amount(text: str) -> None:
     assert 0 <= amount(text.removesuffix("\n")) <= LARGEST
 
 
 @given(st.text("0123456789.+-eEkKMGTPinum", max_size=8))
-def test_the_schema_takes_what_has_an_amount_and_no_minus(text: str) -> None:
+def test_schema_matches_exactly_the_nonnegative_quantities(text: str) -> None:
     try:
         amount(text)
     except ValueError:

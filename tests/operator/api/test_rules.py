@@ -91,11 +91,11 @@ def test_a_name_that_no_service_can_have_is_refused(document: Any, name: str) ->
     )
 
 
-def test_a_field_of_null_is_an_absent_one(document: Any) -> None:
+def test_null_field_equals_an_absent_one(document: Any) -> None:
     assert parse(document(engine=None, parallelism=None, rollout={"maxSurge": None})) == parse(document(rollout={}))
 
 
-def test_all_faults_are_said_at_once(document: Any) -> None:
+def test_all_faults_are_reported_at_once(document: Any) -> None:
     messages = refusal(document(hardware=GPUS, parallelism={"tensor": 3}, rollout={"maxSurge": 0}))
     assert len(messages) == 2
 
@@ -111,14 +111,14 @@ def test_all_faults_are_said_at_once(document: Any) -> None:
         ("apiVersion: stoker.dev/v1alpha1\nkind: InferenceEndpoint\nmetadata: {name: a}\nspec: 1", "spec: "),
     ],
 )
-def test_what_is_no_manifest_is_refused(text: str, expected: str) -> None:
+def test_malformed_manifests_are_refused(text: str, expected: str) -> None:
     with pytest.raises(Refused) as refused:
         read(text)
     assert str(refused.value).startswith(expected)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
-def test_the_cache_stays_what_it_is(document: Any, change: Change) -> None:
+def test_cache_is_immutable_except_for_its_size(document: Any, change: Change) -> None:
     was, now = (document(storage=storage) for storage in (change.before, change.after))
     assert parse(now) and parse(was)
     if change.field:
@@ -127,7 +127,7 @@ def test_the_cache_stays_what_it_is(document: Any, change: Change) -> None:
         assert parse(now, was)
 
 
-def test_what_was_wrong_before_can_be_mended(document: Any) -> None:
+def test_invalid_earlier_spec_can_be_fixed(document: Any) -> None:
     was = document(storage={"cache": CLAIM})
     now = copy.deepcopy(was)
     was["spec"]["fromAnotherVersion"] = 1
@@ -137,7 +137,7 @@ def test_what_was_wrong_before_can_be_mended(document: Any) -> None:
     parse(now, "nonsense")
 
 
-def test_absence_means_something(endpoint: Any) -> None:
+def test_absent_fields_have_defaults(endpoint: Any) -> None:
     spec = endpoint().spec
     assert (spec.rollout.surge, spec.rollout.unavailable, spec.rollout.drain) == (1, 0, 30)
     assert (spec.rollout.startup_timeout, spec.rollout.follows_images) == (3600, False)
@@ -157,7 +157,7 @@ sizes = st.one_of(st.none(), st.integers(1, 64))
 
 
 @given(gpus=st.integers(1, 128), tensor=sizes, data=sizes, pipeline=sizes)
-def test_what_is_left_out_follows_from_what_is_there(
+def test_missing_sizes_are_derived_from_the_given_ones(
     gpus: int, tensor: int | None, data: int | None, pipeline: int | None
 ) -> None:
     found = resolve(gpus, Parallelism(tensor=tensor, data=data, pipeline=pipeline))

@@ -39,18 +39,18 @@ def names(node: dict[str, Any], path: str = "spec") -> set[str]:
 
 
 @pytest.mark.parametrize("spec", RIGHT.values(), ids=RIGHT)
-def test_what_is_right_is_read(spec: Any) -> None:
+def test_valid_specs_are_parsed(spec: Any) -> None:
     endpoint = parse(manifest(spec))
     assert endpoint.spec.model.source == spec["model"]["source"]
 
 
-def test_the_right_ones_use_every_field() -> None:
+def test_valid_specs_use_every_field() -> None:
     used = {dotted(path, index=False) for spec in RIGHT.values() for path, _ in fields(SCHEMA, spec)}
     assert names(SCHEMA) <= used
 
 
 @pytest.mark.parametrize("wrong", RULE_BREAKERS, ids=lambda wrong: wrong.name)
-def test_what_breaks_a_rule_is_refused_with_the_remedy(wrong: Wrong) -> None:
+def test_rule_breakers_are_refused_with_the_remedy(wrong: Wrong) -> None:
     with pytest.raises(Refused) as refused:
         parse(manifest(wrong.spec))
     (violation,) = refused.value.violations
@@ -58,7 +58,7 @@ def test_what_breaks_a_rule_is_refused_with_the_remedy(wrong: Wrong) -> None:
     assert violation.sentence.startswith(wrong.sentence)
 
 
-def test_every_rule_is_broken_by_one() -> None:
+def test_every_rule_has_a_rule_breaker() -> None:
     def rules(node: dict[str, Any], path: str) -> set[tuple[str, str]]:
         found = {
             (path + rule.get("fieldPath", ""), rule["message"])
@@ -81,19 +81,19 @@ def test_every_rule_is_broken_by_one() -> None:
     assert not unbroken
 
 
-def test_there_are_enough_of_them() -> None:
+def test_invalid_specs_are_many_and_have_unique_names() -> None:
     assert len(GENERATED) + len(RULE_BREAKERS) >= 200
     assert len({wrong.name for wrong in GENERATED}) == len(GENERATED)
 
 
-def test_a_field_that_is_wrong_is_named() -> None:
+def test_wrong_fields_are_named() -> None:
     for wrong in GENERATED:
         with pytest.raises(Refused) as refused:
             parse(manifest(wrong.spec))
         assert wrong.field in {violation.field for violation in refused.value.violations}, wrong.name
 
 
-def test_the_operator_refuses_them_as_well(catalogue: Catalogue) -> None:
+def test_operator_refuses_invalid_specs(catalogue: Catalogue) -> None:
     """A spec that an older CRD let through is reported, and does not make the operator fail."""
     for wrong in (*RULE_BREAKERS, *GENERATED):
         evaluation = evaluate(OWNER, manifest(wrong.spec), PlanningContext(catalogue))
@@ -111,7 +111,7 @@ paths = [(name, path) for name, spec in RIGHT.items() for path, _ in fields(SCHE
 
 @settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.sampled_from(paths), value=json_values)
-def test_anything_anywhere_is_planned_or_refused(catalogue: Catalogue, where: Any, value: Any) -> None:
+def test_any_value_in_any_field_is_planned_or_refused(catalogue: Catalogue, where: Any, value: Any) -> None:
     name, path = where
     spec = copy.deepcopy(RIGHT[name])
     spec.setdefault("engine", {}).setdefault("image", "mine:1")  # the catalogue lacks some images

@@ -59,7 +59,7 @@ def test_objects_are_named_after_their_workload() -> None:
     assert PREFILL.selector() != OWNER.selector()
 
 
-def test_each_workloads_objects_are_found(store: Store) -> None:
+def test_objects_of_each_workload_are_found(store: Store) -> None:
     for version, owner in enumerate((OWNER, PREFILL), 1):
         store.put(seen(owner, "Deployment", version))
     # Copied labels do not make an object the operator's: objects are known by name.
@@ -69,7 +69,7 @@ def test_each_workloads_objects_are_found(store: Store) -> None:
     assert found[Child("Deployment", "prefill")]["metadata"]["name"] == "demo-prefill"
 
 
-def test_pods_are_told_apart_by_workload(store: Store) -> None:
+def test_pods_are_distinguished_by_workload(store: Store) -> None:
     for version, owner in enumerate((OWNER, PREFILL), 1):
         pod = seen(owner, "Pod", version, name=f"{owner.object_name}-x", creationTimestamp="2026-01-01T12:00:00Z")
         store.put(pod | {"spec": {"containers": []}, "status": {}})
@@ -85,7 +85,7 @@ def test_each_workload_is_pinned_by_itself(document: Any) -> None:
     assert second_decision.objects == first.objects and not second_decision.unwanted
 
 
-def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: Any) -> None:
+def test_removed_workload_is_deleted_except_for_its_claim(document: Any) -> None:
     live = {
         Child(kind, "prefill"): seen(PREFILL, kind, 1) for kind in ("Deployment", "Service", "PersistentVolumeClaim")
     }
@@ -95,7 +95,7 @@ def test_a_workload_that_is_no_longer_wanted_goes_but_for_its_claim(document: An
     assert set(decision.unwanted) == {Child("Deployment", "prefill"), Child("Service", "prefill")}
 
 
-def test_ready_means_every_workload(document: Any) -> None:
+def test_ready_requires_every_workload(document: Any) -> None:
     decision = decided(document(), {}, PREFILL)
     trouble = Diagnosis("Unschedulable", "no node has room for pod demo-prefill-x")
     workloads = {

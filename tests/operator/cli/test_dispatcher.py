@@ -22,12 +22,12 @@ def test_help_lists_every_command(capsys: Any) -> None:
         assert line.startswith(f"  {entry.name}  ") and line.endswith("  " + dispatcher.SUMMARIES[entry.name])
 
 
-def test_help_tells_where_another_packages_command_is_from() -> None:
+def test_help_names_the_package_of_foreign_commands() -> None:
     long = EntryPoint("a-command-with-a-long-name", "stoker_plugin:main", dispatcher.GROUP)
     assert "  a-command-with-a-long-name  from stoker_plugin" in dispatcher.usage({long.name: long})
 
 
-def test_help_imports_neither_half() -> None:
+def test_help_imports_neither_engine_nor_operator() -> None:
     code = (
         "import sys; from stoker.main import main; main(['--help']);"
         "print([name for name in sys.modules if name.startswith('stoker_')])"
@@ -36,7 +36,7 @@ def test_help_imports_neither_half() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_one_half_does_not_load_the_other() -> None:
+def test_plan_does_not_import_large_dependencies() -> None:
     code = (
         "import sys; from stoker.main import main; main(['plan', '-f', 'examples/01-demo.yaml']);"
         "print([m for m in ('torch', 'kopf', 'kubernetes', 'transformers') if m in sys.modules])"
@@ -45,18 +45,18 @@ def test_one_half_does_not_load_the_other() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-def test_version(capsys: Any) -> None:
+def test_version_is_printed(capsys: Any) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("stoker 0.")
 
 
-def test_nothing_is_a_wrong_command_line(capsys: Any) -> None:
+def test_missing_command_prints_the_usage(capsys: Any) -> None:
     assert main([]) == 2
     assert "usage: stoker COMMAND" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("word", "hint"), [("serv", "did you mean `stoker serve`?"), ("zzz", "see `stoker --help`")])
-def test_an_unknown_command_is_told(word: str, hint: str, capsys: Any) -> None:
+def test_unknown_command_is_reported_with_a_hint(word: str, hint: str, capsys: Any) -> None:
     assert main([word]) == 2
     assert capsys.readouterr().err == f"stoker: no command {word!r}; {hint}\n"
 
@@ -70,7 +70,9 @@ def install(monkeypatch: Any, tmp_path: Any, body: str, extras: str = " [gpu]") 
 
 
 @pytest.mark.parametrize("body", ["import no_such_package", "def main(argv):\n    import no_such_package.inner"])
-def test_a_missing_extra_is_told_with_what_to_type(monkeypatch: Any, tmp_path: Any, capsys: Any, body: str) -> None:
+def test_missing_extra_is_reported_with_the_install_command(
+    monkeypatch: Any, tmp_path: Any, capsys: Any, body: str
+) -> None:
     install(monkeypatch, tmp_path, body)
     assert main(["extra"]) == 2
     err = capsys.readouterr().err
@@ -79,13 +81,13 @@ def test_a_missing_extra_is_told_with_what_to_type(monkeypatch: Any, tmp_path: A
 
 
 @pytest.mark.parametrize("body", ["import stoker_operator.no_such_module", "import stoker_plugin.inner", "1 / 0"])
-def test_our_own_mistakes_are_not_hidden(monkeypatch: Any, tmp_path: Any, body: str) -> None:
+def test_internal_errors_are_not_hidden(monkeypatch: Any, tmp_path: Any, body: str) -> None:
     install(monkeypatch, tmp_path, body)
     with pytest.raises((ModuleNotFoundError, ZeroDivisionError)):
         main(["extra"])
 
 
-def test_a_command_gets_its_words_and_gives_its_exit_code(monkeypatch: Any, tmp_path: Any) -> None:
+def test_command_gets_its_arguments_and_returns_its_exit_code(monkeypatch: Any, tmp_path: Any) -> None:
     install(monkeypatch, tmp_path, "def main(argv):\n    return len(argv)", extras="")
     assert main(["extra", "a", "b", "c"]) == 3
 
@@ -97,7 +99,7 @@ def test_interrupted_command_ends_without_a_traceback(monkeypatch: Any, tmp_path
     assert capsys.readouterr() == ("", "")
 
 
-def test_characters_that_the_encoding_lacks_are_replaced() -> None:
+def test_unencodable_characters_are_replaced() -> None:
     command = [sys.executable, "-m", "stoker", "plan", "--model=meta-llama/Meta-Llama-3-8B", "--accelerator=nvidia-l4"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     shown = subprocess.run([*command, "--plot"], capture_output=True, text=True, env=environment, timeout=60)

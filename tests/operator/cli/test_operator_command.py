@@ -32,13 +32,13 @@ def _outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(operator, "POD_NAMESPACE", tmp_path / "namespace")
 
 
-def test_on_a_laptop_nothing_is_needed() -> None:
+def test_defaults_need_no_flags() -> None:
     settings, logging = parse([])
     assert settings == Settings()
     assert logging == ("text", "info")
 
 
-def test_as_the_chart_says_it() -> None:
+def test_flags_of_the_chart_are_parsed() -> None:
     settings, logging = parse(
         [*HERE, *WEBHOOK, *OWN, "--leader-elect", "--lease-name=mine", "--log-format=json", "--namespace=a"]
     )
@@ -52,22 +52,22 @@ def test_as_the_chart_says_it() -> None:
     assert logging.format == "json"
 
 
-def test_referenced_objects_are_checked_where_that_is_asked_for() -> None:
+def test_referenced_objects_are_checked_only_with_the_flag() -> None:
     assert not parse([])[0].check_referenced_objects
     assert parse(["--check-referenced-objects"])[0].check_referenced_objects
 
 
-def test_with_a_gateway() -> None:
+def test_gateway_flags_are_parsed() -> None:
     settings, _ = parse([*GATEWAY])
     assert settings.gateway == GatewaySettings("https://[2001:db8::1]:8443", "stoker-system", "stoker-gateway")
 
 
-def test_with_a_certificate_of_somebody_else() -> None:
+def test_external_certificate_flags_are_parsed() -> None:
     settings, _ = parse([*HERE, *WEBHOOK, "--webhook-certificate=external"])
     assert settings.webhook == WebhookSettings(":9443", "stoker-system", "stoker-webhook", external=True)
 
 
-def test_a_pod_knows_its_namespace() -> None:
+def test_namespace_is_read_in_a_pod() -> None:
     operator.POD_NAMESPACE.write_text("of-the-pod\n")
     assert parse(["--leader-elect"])[0].lease == LeaseSettings("of-the-pod", "stoker")
 
@@ -97,14 +97,14 @@ def test_a_pod_knows_its_namespace() -> None:
         *(([*GATEWAY, f"--gateway-url={url}"], "URL without a path") for url in NO_URLS),
     ],
 )
-def test_what_makes_no_sense_is_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_are_refused(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         parse(list(argv))
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
+def test_operator_ends_on_sigterm_before_it_has_started(tmp_path: Path) -> None:
     """SIGTERM ends it while it waits for an API server; as PID 1 it would otherwise ignore the signal."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -135,7 +135,7 @@ def test_it_can_be_ended_before_it_has_begun(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-def test_a_wrong_policy_is_refused_before_the_cluster_is_asked(
+def test_wrong_policy_is_refused_before_the_cluster_is_contacted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "policy.yaml"

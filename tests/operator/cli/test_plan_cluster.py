@@ -67,7 +67,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     return call
 
 
-def test_each_kind_is_a_row(planned: Any) -> None:
+def test_each_accelerator_kind_is_a_row(planned: Any) -> None:
     nodes = [
         *H100S,
         node("l4-0", {GPU: 1}, {PRODUCT: "NVIDIA-L4"}),
@@ -89,7 +89,7 @@ def test_each_kind_is_a_row(planned: Any) -> None:
     assert "exceed" in rows["nvidia-l4"]["reason"]
 
 
-def test_what_does_not_serve_is_said(planned: Any) -> None:
+def test_reason_for_a_verdict_below_serves_is_shown(planned: Any) -> None:
     _, found = planned([node("a", {GPU: 2}, {PRODUCT: "NVIDIA-H100-80GB-HBM3"})], [], "--model", LLAMA_70B)
     (row,) = found["accelerators"]
     assert (row["count"], row["verdict"]) == (2, "holds")
@@ -124,7 +124,7 @@ def test_pods_are_counted_as_the_scheduler_does(planned: Any, live: Any, held: i
     assert found["accelerators"][0]["free"] == 8 - held
 
 
-def test_nodes_that_take_no_pods_have_none_free(planned: Any) -> None:
+def test_unschedulable_nodes_have_no_free_accelerators(planned: Any) -> None:
     broken = node("b", {GPU: 8}, {PRODUCT: "NVIDIA-L4"})
     broken["status"]["conditions"][0]["status"] = "Unknown"
     nodes = [node("a", {GPU: 8}, {PRODUCT: "NVIDIA-L4"}, unschedulable=True), broken]
@@ -133,18 +133,18 @@ def test_nodes_that_take_no_pods_have_none_free(planned: Any) -> None:
     assert (row["total"], row["free"], row["podsNow"]) == (16, 0, 0)
 
 
-def test_kinds_that_cannot_be_told_are_said(planned: Any) -> None:
+def test_unknown_accelerator_kinds_are_explained(planned: Any) -> None:
     nodes = [node("a", {GPU: 8}), node("b", {GPU: 4}, {PRODUCT: "NVIDIA-NEW"}), node("c", {"habana.ai/gaudi": 8})]
     code, found = planned(nodes, [], "--model", LLAMA_8B)
     assert code == 2 and found["errors"][0]["field"] == "spec.hardware"
     reasons = {row["resource"]: row["reason"] for row in found["accelerators"]}
     assert reasons[GPU] == (
-        "NVIDIA-NEW is not in the accelerator catalogue; 1 of the nodes lack the label nvidia.com/gpu.product"
+        "not in the accelerator catalogue: NVIDIA-NEW; nodes without the label nvidia.com/gpu.product: 1"
     )
     assert reasons["habana.ai/gaudi"].startswith("the kind is intel-gaudi2 or intel-gaudi3, and no label shows which")
 
 
-def test_shares_and_shapes_are_what_their_labels_say(planned: Any) -> None:
+def test_shared_gpus_and_tpu_topologies_are_read_from_labels(planned: Any) -> None:
     nodes = [
         node("shared", {GPU: 40}, {PRODUCT: "NVIDIA-L4-SHARED"}),
         node(
@@ -159,14 +159,14 @@ def test_shares_and_shapes_are_what_their_labels_say(planned: Any) -> None:
     assert rows["google-tpu-v6e"]["count"] == 8  # chips of the topology
 
 
-def test_pods_that_may_not_be_seen_leave_unknown_what_is_free(planned: Any) -> None:
+def test_free_accelerators_are_unknown_without_permission_to_list_pods(planned: Any) -> None:
     code, found = planned(H100S, None, "--model", LLAMA_8B)
     assert code == 0
     assert (found["accelerators"][0]["free"], found["accelerators"][0]["podsNow"]) == (None, None)
     assert "pods is forbidden" in found["cluster"]
 
 
-def test_an_accelerator_that_is_named_has_its_ways_and_the_table(planned: Any) -> None:
+def test_named_accelerator_shows_its_layouts_and_the_table(planned: Any) -> None:
     pods = [pod("other", "h100-0", containers=[wants(7)])]
     words = ["--model", LLAMA_8B, "--accelerator", "nvidia-h100-80gb", "--count", "2"]
     _, found = planned(H100S[:1], pods, *words)
@@ -175,7 +175,7 @@ def test_an_accelerator_that_is_named_has_its_ways_and_the_table(planned: Any) -
     assert [row["accelerator"] for row in found["accelerators"]] == ["nvidia-h100-80gb"]
 
 
-def test_the_table_reads(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_table_lists_the_clusters_accelerators(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(kube.Kube, "connect", lambda: Cluster(H100S, []))
     assert main(["--model", LLAMA_8B, "--cluster", "--runtime", "vllm"]) == 0
     titles, row = capsys.readouterr().out.strip().splitlines()
@@ -184,13 +184,13 @@ def test_the_table_reads(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert "serves" in row
 
 
-def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_missing_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     assert main(["--model", LLAMA_8B, "--cluster"]) == 2
     assert "stoker plan: cluster: no cluster" in capsys.readouterr().err
 
 
-def test_a_cluster_without_accelerators_is_said(planned: Any) -> None:
+def test_cluster_without_accelerators_is_reported(planned: Any) -> None:
     code, found = planned([node("a", {})], [], "--model", LLAMA_8B)
     assert code == 2
     assert found["errors"][0]["message"] == "no node has an accelerator of the catalogue"

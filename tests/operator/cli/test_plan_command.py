@@ -41,7 +41,7 @@ def answer(run: Any) -> Any:
     return call
 
 
-def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
+def test_table_shows_every_layout_and_the_chosen_one(run: Any) -> None:
     code, out, _ = run(*LLAMA_8B, "--runtime", "vllm")
     assert code == 0
     lines = out.splitlines()
@@ -57,7 +57,7 @@ def test_the_table_shows_every_way_and_the_one_that_is_taken(run: Any) -> None:
     )
 
 
-def test_the_document_has_these_fields(answer: Any) -> None:
+def test_json_document_has_documented_fields(answer: Any) -> None:
     code, found = answer(*LLAMA_8B, "-tp", "2")
     assert code == 0
     assert list(found) == ["accepted", "options", "recommendation", "errors", "warnings"]
@@ -84,13 +84,13 @@ def test_the_document_has_these_fields(answer: Any) -> None:
     assert [warning.partition(":")[0] for warning in found["warnings"]] == ["a manifest with these settings is refused"]
 
 
-def test_yaml_says_the_same(run: Any) -> None:
+def test_yaml_equals_json(run: Any) -> None:
     _, as_json, _ = run(*LLAMA_8B, "-o", "json")
     _, as_yaml, _ = run(*LLAMA_8B, "-o", "yaml")
     assert yaml.safe_load(as_yaml) == json.loads(as_json)
 
 
-def test_a_refusal_shows_the_ways_and_what_to_do(run: Any) -> None:
+def test_refusal_shows_the_layouts_and_the_remedy(run: Any) -> None:
     code, out, err = run(*LLAMA_405B, "-o", "json")
     assert code == 2
     found = json.loads(out)
@@ -103,7 +103,7 @@ def test_a_refusal_shows_the_ways_and_what_to_do(run: Any) -> None:
     assert err == f"stoker plan: {error['field']}: {error['message']}; {error['remedy']}\n"
 
 
-def test_the_flags_mean_what_the_fields_do(answer: Any) -> None:
+def test_flags_have_the_meaning_of_the_fields(answer: Any) -> None:
     code, found = answer(*LLAMA_405B, "--runtime", "vllm", "--quantization", "fp8", "--kv-cache-dtype", "fp8")
     assert code == 0
     fp8 = next(way for way in found["options"] if way["verdict"] == "chosen")
@@ -118,7 +118,7 @@ def test_the_flags_mean_what_the_fields_do(answer: Any) -> None:
     assert [way["data"] for way in found["options"] if way["verdict"] == "chosen"] == [4]
 
 
-def test_sizes_that_do_not_come_out_even_are_shown_with_those_that_do(answer: Any) -> None:
+def test_uneven_sizes_are_refused_with_even_ones(answer: Any) -> None:
     code, found = answer(*LLAMA_8B, "-tp", "2", "-dp", "3")
     assert code == 2
     assert found["errors"] == [
@@ -142,7 +142,7 @@ def test_every_example_can_be_planned(answer: Any, example: Path) -> None:
     assert "chosen" in {way["verdict"] for way in found["options"]}
 
 
-def test_a_manifest_is_refused_as_the_operator_would(answer: Any, document: Any, tmp_path: Path) -> None:
+def test_manifest_is_refused_as_by_the_operator(answer: Any, document: Any, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
 
     def planned(**spec: Any) -> tuple[int, list[str]]:
@@ -157,7 +157,7 @@ def test_a_manifest_is_refused_as_the_operator_would(answer: Any, document: Any,
     assert planned(hardware={"accelerator": "cpu", "counts": 1}) == (2, ["spec.hardware.counts"])
 
 
-def test_a_folder_tells_its_shape(answer: Any, tmp_path: Path, run: Any) -> None:
+def test_model_folder_is_read_for_its_shape(answer: Any, tmp_path: Path, run: Any) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,
@@ -184,7 +184,7 @@ def test_a_folder_tells_its_shape(answer: Any, tmp_path: Path, run: Any) -> None
     assert code == 2 and "not valid JSON" in err
 
 
-def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
+def test_unknown_memory_is_explained(answer: Any, run: Any) -> None:
     words = ["--model", "org/unknown", "--accelerator", "nvidia-l4", "--runtime", "vllm"]
     code, found = answer(*words)
     assert code == 0
@@ -201,21 +201,21 @@ def test_what_is_not_known_is_said(answer: Any, run: Any) -> None:
         (["-f", "x", "--count", "2"], "--count cannot be used with -f; set it in x"),
     ],
 )
-def test_a_manifest_or_flags(words: list[str], message: str, capsys: Any) -> None:
+def test_manifest_and_flags_exclude_each_other(words: list[str], message: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_one_endpoint_at_a_time(tmp_path: Any, document: Any, capsys: Any) -> None:
+def test_file_with_several_endpoints_is_refused(tmp_path: Any, document: Any, capsys: Any) -> None:
     (tmp_path / "m.yaml").write_text(yaml.safe_dump_all([document(), document()]))
     assert main(["-f", str(tmp_path / "m.yaml")]) == 2
     assert "the file contains several endpoints (demo, demo); put each into its own file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "a: b: c", "[]", "- 1", "kind: Pod"])
-def test_what_is_no_manifest_is_refused(text: str, tmp_path: Path, answer: Any) -> None:
+def test_malformed_manifests_are_refused(text: str, tmp_path: Path, answer: Any) -> None:
     (tmp_path / "m.yaml").write_text(text)
     code, found = answer("-f", str(tmp_path / "m.yaml"))
     assert code == 2
@@ -260,7 +260,7 @@ class Cluster:
         (0, "8", "no node can ever hold 8 × nvidia.com/gpu: the largest has 4"),
     ],
 )
-def test_the_clusters_nodes_are_asked(
+def test_capacity_of_the_clusters_nodes_is_shown(
     held: int, count: str, verdict: str, answer: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kube.Kube, "connect", lambda: Cluster(held))
@@ -271,14 +271,14 @@ def test_the_clusters_nodes_are_asked(
     assert f"cluster      {verdict}" in out
 
 
-def test_a_cluster_that_is_not_there_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cluster_is_reported(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     code, out, _ = run(*LLAMA_8B, "--cluster")
     assert code == 0
     assert "cluster      unknown: no cluster" in out
 
 
-def test_the_documentation_shows_what_is_printed(run: Any) -> None:
+def test_documentation_shows_the_printed_output(run: Any) -> None:
     text = (ROOT / "docs/guides/planning.md").read_text(encoding="utf-8")
     shown = text.split("```")[1].strip("\n")
     command, _, printed = shown.partition("\n")
@@ -299,7 +299,7 @@ def test_every_reason_is_documented() -> None:
     assert not {reason for reason in reasons if f"`{reason}`" not in text}
 
 
-def test_ranks_share_a_cpu(run: Any, answer: Any) -> None:
+def test_cpu_is_shared_by_ranks(run: Any, answer: Any) -> None:
     flags = ("--model", "Qwen/Qwen3-8B", "--accelerator", "cpu", "--memory", "96Gi", "-tp", "2", "-dp", "2")
     _, text, _ = run(*flags)
     assert "1 × cpu, shared by 4 ranks" in text
@@ -326,7 +326,7 @@ def test_adapters_are_counted_and_shown(run: Any, answer: Any) -> None:
 
 
 @pytest.mark.parametrize(("memory", "helps"), [("4Gi", True), ("1Gi", False)])
-def test_fewer_adapters_are_proposed_where_that_helps(memory: str, helps: bool, answer: Any) -> None:
+def test_fewer_adapters_are_proposed_only_if_that_suffices(memory: str, helps: bool, answer: Any) -> None:
     flags = ["--enable-lora", "--max-lora-rank", "512", "--max-cpu-loras", "50"]
     code, found = answer("--model", "demo://gemma-3-270m", "--memory", memory, *flags)
     assert code == 2
@@ -336,12 +336,12 @@ def test_fewer_adapters_are_proposed_where_that_helps(memory: str, helps: bool, 
 
 
 @pytest.mark.parametrize("flags", [["--max-loras", "8"], ["--lora-target-modules", "q_proj"]])
-def test_flags_of_adapters_need_adapters(flags: list[str], run: Any) -> None:
+def test_adapter_flags_require_enable_lora(flags: list[str], run: Any) -> None:
     code, _, err = run(*SMALL_DEMO, *flags)
     assert code == 2 and f"{flags[0]}: requires --enable-lora" in err
 
 
-def test_other_runtimes_count_adapters_by_sums_of_their_own(answer: Any) -> None:
+def test_adapter_flags_do_not_change_other_runtimes_plans(answer: Any) -> None:
     flags = ["--runtime", "vllm", "--enable-lora", "--max-loras", "8"]
     assert answer(*LLAMA_8B, *flags) == answer(*LLAMA_8B, "--runtime", "vllm")
 
@@ -355,7 +355,7 @@ def test_plot_shows_each_layouts_memory(run: Any, monkeypatch: pytest.MonkeyPatc
     picture = out.split("\n\n")[-1].strip("\n")
     assert picture in text, "the documentation shows what is printed"
     *fitting, impossible = [line.split("│") for line in picture.splitlines()[2:]]
-    assert impossible[1].startswith("█"), "what does not fit passes the mark"
+    assert impossible[1].startswith("█"), "a layout that does not fit exceeds the mark"
     for _, beyond in fitting:
         parts = re.findall(r"\d+\.\d", beyond)
         assert sum(map(float, parts)) == pytest.approx(73.3, abs=0.2), "the parts add up to the usable memory"

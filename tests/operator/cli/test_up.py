@@ -43,7 +43,7 @@ LLAMA = {
 }  # fmt: skip
 
 
-def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any, tmp_path: Path) -> None:
+def test_up_runs_the_pods_command_line(run: Any, endpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     spec = {
         "engine": {"dtype": "float32", "maxNumSeqs": 8},
@@ -61,7 +61,7 @@ def test_it_runs_what_a_pod_would_run(run: Any, endpoint: Any, tmp_path: Path) -
     assert "'--chat-template=$(A)…'" in output.out and "and more" not in output.out
 
 
-def test_grace_period_is_only_the_manifests(run: Any) -> None:
+def test_grace_period_comes_only_from_the_manifest(run: Any) -> None:
     _, words, _, _ = run(engine={"args": ["--shutdown-grace=3"]})
     assert [word for word in words if "grace" in word] == ["--shutdown-grace=3.0"]
 
@@ -74,13 +74,13 @@ def test_shown_arguments_are_short(word: str, expected: str) -> None:
     assert up.shortened(word) == expected
 
 
-def test_host_and_port_are_the_commands(run: Any) -> None:
+def test_host_and_port_come_from_the_command(run: Any) -> None:
     _, words, _, _ = run("--host", "::", "--port", "8001")
     assert "--port=8001" in words
     assert not [word for word in words if word.startswith("--host")]  # the engine's own default
 
 
-def test_what_has_no_meaning_here_is_named(run: Any) -> None:
+def test_unused_fields_are_listed(run: Any) -> None:
     hardware = {"accelerator": "nvidia-l4", "count": 4, "resources": {"limits": {"cpu": 1}}}
     engine = {"image": "x", "imagePullPolicy": "Always", "dtype": "float32"}
     rollout = {"maxSurge": 2, "drainSeconds": 9}
@@ -99,7 +99,7 @@ def test_what_has_no_meaning_here_is_named(run: Any) -> None:
     assert not [word for word in words if "parallel" in word]
 
 
-def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
+def test_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     ref = {"secretKeyRef": {"name": "s", "key": "k"}}
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2$$"}, {"name": "TOKEN", "valueFrom": ref}]
@@ -157,7 +157,9 @@ def test_the_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_run_here_is_refused(run: Any, spec: Any, options: list[str], expected: str) -> None:
+def test_spec_that_cannot_run_on_this_machine_is_refused(
+    run: Any, spec: Any, options: list[str], expected: str
+) -> None:
     code, words, _, output = run(*options, **spec)
     assert code == 2
     assert words == []
@@ -185,7 +187,7 @@ def test_secrets_come_from_the_environment(run: Any, monkeypatch: Any, spec: Any
     assert not [word for word in words if "key" in word or "secret" in word]
 
 
-def test_another_runtime_runs_where_it_is_installed(run: Any, monkeypatch: Any, tmp_path: Any) -> None:
+def test_installed_vllm_is_run(run: Any, monkeypatch: Any, tmp_path: Any) -> None:
     spec = {"model": {"source": "hf://org/name"}, "engine": {"runtime": "vllm", "args": ["--seed=7"]}}
     monkeypatch.setenv("PATH", str(tmp_path))
     code, _, _, output = run(**spec)
@@ -199,7 +201,7 @@ def test_another_runtime_runs_where_it_is_installed(run: Any, monkeypatch: Any, 
     assert output.out.startswith("demo: vllm serve org/name ")
 
 
-def test_a_gpu_with_the_memory_will_do(run: Any, monkeypatch: Any) -> None:
+def test_gpu_with_the_required_memory_is_accepted(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(machine, "nvidia_memory", lambda: [143771])
     _, words, _, _ = run(hardware={"accelerator": "nvidia-h100-80gb"})
     assert "--device=cuda" in words
@@ -208,7 +210,7 @@ def test_a_gpu_with_the_memory_will_do(run: Any, monkeypatch: Any) -> None:
     assert "lacks 2 × nvidia-h100-80gb: it has GPUs of 143,771 MiB" in output.err
 
 
-def test_the_demo_runs_on_any_machine(run: Any, monkeypatch: Any, capsys: Any) -> None:
+def test_demo_runs_on_any_machine(run: Any, monkeypatch: Any, capsys: Any) -> None:
     spec = yaml.safe_load((ROOT / "examples/01-demo.yaml").read_text())["spec"]
     _, words, _, _ = run(**spec)
     assert words[3:5] == ["serve", "demo://gemma-3-270m"]
@@ -223,6 +225,6 @@ def test_ranks_run_on_any_machine(run: Any) -> None:
     assert "tensor 3 does not divide the model's 4 attention heads" in output.err
 
 
-def test_a_file_that_is_not_there(capsys: Any) -> None:
+def test_missing_file_is_reported(capsys: Any) -> None:
     assert up.main(["-f", "/no/such/file"]) == 2
     assert capsys.readouterr().err.startswith("stoker up: /no/such/file: cannot be read")

@@ -91,7 +91,7 @@ def ask(server: Server, seconds: float = 10) -> Reported | None:
     return asyncio.run(engine_facts.ask(server.url, seconds))
 
 
-def test_an_engine_tells_its_blocks(serve: Any) -> None:
+def test_number_of_kv_blocks_is_read_from_metrics(serve: Any) -> None:
     server = serve(answer())
     assert ask(server) == Reported(1234)
     assert b"Accept-Encoding: identity" in server.requests[0]
@@ -103,9 +103,9 @@ MODEL = (
 )
 
 
-def test_an_engine_tells_how_weights_and_cache_are_stored(serve: Any) -> None:
+def test_storage_of_weights_and_cache_is_read_from_metrics(serve: Any) -> None:
     metrics = METRICS.replace(b"{block_size", b'{cache_dtype="fp8",block_size')
-    assert ask(serve(answer(metrics))) == Reported(1234, "fp8"), "as vLLM does"
+    assert ask(serve(answer(metrics))) == Reported(1234, "fp8"), "vLLM reports only the cache's format"
     assert ask(serve(answer(metrics + MODEL))) == Reported(1234, "fp8_e4m3", "gptq (uint4 in groups of 128)")
 
 
@@ -113,12 +113,12 @@ def test_an_engine_tells_how_weights_and_cache_are_stored(serve: Any) -> None:
     ("good", "bad"),
     [(b"fp8_e4m3", b"x" * 300), (b"fp8_e4m3", b"<script>"), (b"fp8_e4m3", b"\xff\xfe"), (b"fp8_e4m3", b"\\n")],
 )
-def test_what_is_no_name_is_not_passed_on(serve: Any, good: bytes, bad: bytes) -> None:
+def test_malformed_format_names_are_dropped(serve: Any, good: bytes, bad: bytes) -> None:
     reported = ask(serve(answer(METRICS + MODEL.replace(good, bad))))
     assert reported == Reported(1234, "", "gptq (uint4 in groups of 128)")
 
 
-def test_where_metrics_are() -> None:
+def test_metrics_url_follows_the_containers_port_and_scheme() -> None:
     container: dict[str, Any] = {"ports": [{"name": "http", "containerPort": 8000}]}
     assert metrics_url(container, "10.0.0.1") == "http://10.0.0.1:8000/metrics"
     container["readinessProbe"] = {"httpGet": {"scheme": "HTTPS"}}
@@ -140,11 +140,11 @@ def test_where_metrics_are() -> None:
     ],
     ids=["empty", "None", "huge", "superscript", "status", "gzip", "no-http", "cut", "silent"],
 )
-def test_nonsense_is_no_answer(serve: Any, talk: Talk) -> None:
+def test_malformed_responses_are_ignored(serve: Any, talk: Talk) -> None:
     assert ask(serve(talk)) is None
 
 
-def test_no_redirect_is_followed(serve: Any) -> None:
+def test_redirects_are_not_followed(serve: Any) -> None:
     elsewhere = serve(answer())
     redirect = serve(answer(b"", b"Location: " + elsewhere.url.encode(), status=b"302 Found"))
     assert ask(redirect) is None
@@ -162,7 +162,7 @@ def test_no_redirect_is_followed(serve: Any) -> None:
     ],
     ids=["body", "gzip", "chunks", "header", "headers"],
 )
-def test_an_endless_answer_costs_some_megabytes(serve: Any, talk: Talk) -> None:
+def test_endless_responses_take_bounded_memory(serve: Any, talk: Talk) -> None:
     server = serve(talk)
     tracemalloc.start()
     try:
@@ -174,7 +174,7 @@ def test_an_endless_answer_costs_some_megabytes(serve: Any, talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_a_drip_ends_in_time_whatever_it_drips(serve: Any, head: bytes) -> None:
+def test_slow_response_ends_at_the_timeout(serve: Any, head: bytes) -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(head)
         while not server.ending.wait(0.05):
@@ -184,7 +184,7 @@ def test_a_drip_ends_in_time_whatever_it_drips(serve: Any, head: bytes) -> None:
     assert ask(server, seconds=0.3) is None  # that the call returns at all
 
 
-def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_server_delays_no_caller_and_no_other_server(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_facts, "_TIMEOUT_SECONDS", 3600)
     reported_keys: list[Key] = []
     came = threading.Event()
@@ -206,20 +206,20 @@ def test_nobody_waits_and_a_hostile_server_costs_only_itself(serve: Any, monkeyp
     assert reported_keys == [KEY]
     assert facts.reported(KEY, "main", "pod-1", honest.url) == Reported(1234)
     assert len(honest.requests) == 1
-    assert len(hung.requests) <= 10, "one request at a time to each"
-    assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is asked again"
-    assert facts.reported(KEY, "prefill", "pod-9", honest.url) is None, "and another workload for itself"
+    assert len(hung.requests) <= 10, "each pod gets one request at a time"
+    assert facts.reported(KEY, "main", "pod-2", honest.url) is None, "another pod is polled first"
+    assert facts.reported(KEY, "prefill", "pod-9", honest.url) is None, "another workload's pod is polled first"
     facts.forget(KEY)
     assert KEY not in facts._requests
 
 
-def test_one_that_does_not_tell_is_asked_again_after_a_pause(serve: Any) -> None:
+def test_silent_engine_is_polled_again_after_a_pause(serve: Any) -> None:
     clock = 1000.0
     facts = EngineFacts(lambda key: None, lambda: clock)
     server = serve(answer(b""))
     for attempts in (1, 2):
         facts.reported(KEY, "main", "pod", server.url)
-        until(lambda: not facts._requests[KEY]["main"].is_pending, "it has been asked")
+        until(lambda: not facts._requests[KEY]["main"].is_pending, "the poll has ended")
         facts.reported(KEY, "main", "pod", server.url)
         assert not facts._requests[KEY]["main"].is_pending
         assert len(server.requests) == attempts

@@ -90,7 +90,7 @@ def ask(pod: Pod) -> EngineStates | None:
     return asyncio.run(engine_watch.ask(pod.url, 10))
 
 
-def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
+def test_engine_states_list_present_and_missing_ranks(pod: Pod) -> None:
     assert ask(pod) == EngineStates(engine_states(1, 1))
     pod.answers["/copies"] = answer(1, 0, 1)
     assert ask(pod) == EngineStates(engine_states(1, 0, 1))
@@ -99,7 +99,7 @@ def test_copies_say_what_they_have_and_lack(pod: Pod) -> None:
     assert ask(pod) is None
 
 
-def test_an_engine_may_be_known_by_less(pod: Pod) -> None:
+def test_engine_states_need_only_number_and_serves(pod: Pod) -> None:
     pod.answers["/copies"] = b'[{"number": 1, "serves": false}, {"number": 0, "serves": true}, {"number": 2}]'
     found = ask(pod)
     assert found is not None and found.engines == (EngineState(0, True), EngineState(1, False))
@@ -123,12 +123,12 @@ def test_an_engine_may_be_known_by_less(pod: Pod) -> None:
     ],
     ids=lambda text: str(text[:24]),
 )
-def test_nonsense_is_no_engine(pod: Pod, text: bytes) -> None:
+def test_malformed_engine_states_are_ignored(pod: Pod, text: bytes) -> None:
     pod.answers["/copies"] = text
     assert ask(pod) is None
 
 
-def test_a_liar_costs_little(pod: Pod) -> None:
+def test_hostile_engine_states_are_bounded(pod: Pod) -> None:
     pod.answers["/copies"] = answer(*([0] * 30_000))
     assert ask(pod) is None
     states = [EngineState(number, False, 4, (3, 99, 3), "\u202e \x00<b>" + "word " * 100) for number in range(80)]
@@ -140,7 +140,7 @@ def test_a_liar_costs_little(pod: Pod) -> None:
         assert len(state.message) <= 400 and state.message.isprintable()
 
 
-def test_somebody_is_told_when_an_engine_goes_and_when_it_comes(pod: Pod, watch_with: Watch) -> None:
+def test_listener_is_notified_when_an_engine_fails_or_returns(pod: Pod, watch_with: Watch) -> None:
     notified: list[Key] = []
     watch = watch_with(notified.append)
     seen = lambda: watch.engine_states(KEY, "main", {"a": pod.url})  # noqa: E731
@@ -154,11 +154,11 @@ def test_somebody_is_told_when_an_engine_goes_and_when_it_comes(pod: Pod, watch_
         assert [engine.serves for engine in seen()["a"].engines] == [bool(each) for each in up]
     quiet, num_requests = len(notified), len(pod.requests)
     until(lambda: len(pod.requests) > num_requests + 3)
-    assert len(notified) == quiet, "nothing is new"
+    assert len(notified) == quiet, "an unchanged state notifies no listener"
     assert set(notified) == {KEY}
 
 
-def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
+def test_silent_pod_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) -> None:
     watch = watch_with()
     until(lambda: watch.engine_states(KEY, "main", {"a": pod.url}))
     del pod.answers["/copies"]
@@ -166,7 +166,7 @@ def test_what_is_silent_is_forgotten_after_a_while(pod: Pod, watch_with: Watch) 
 
 
 @pytest.mark.parametrize("end", ["pod", "endpoint", "lead"])
-def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> None:
+def test_removed_pods_are_not_polled(pod: Pod, end: str, watch_with: Watch) -> None:
     watch = watch_with()
     until(lambda: watch.engine_states(KEY, "main", {"a": pod.url}))
     if end == "pod":
@@ -177,10 +177,10 @@ def test_who_is_gone_is_asked_no_more(pod: Pod, end: str, watch_with: Watch) -> 
         watch.forget_all()
     loop = watch._loop._loop
     assert loop is not None
-    until(lambda: not asyncio.all_tasks(loop), "a pod is watched")  # one request may be in flight
+    until(lambda: not asyncio.all_tasks(loop), "a pod is still watched")  # one request may be in flight
 
 
-def test_pods_are_asked_once_each_however_often_somebody_looks(pod: Pod, watch_with: Watch) -> None:
+def test_reads_do_not_poll_pods_more_often(pod: Pod, watch_with: Watch) -> None:
     watch = watch_with(every=3600)
     for _ in range(100):
         watch.engine_states(KEY, "main", {"a": pod.url})

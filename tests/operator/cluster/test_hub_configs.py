@@ -93,7 +93,7 @@ class Clock:
         return self.now
 
 
-def test_it_answers_at_once_and_tells_when_a_config_has_arrived(hub: Hub) -> None:
+def test_get_returns_at_once_and_notifies_when_the_config_has_arrived(hub: Hub) -> None:
     arrived: queue.Queue[tuple[str, str | None]] = queue.Queue()
     configs = HubConfigs(lambda model, _: arrived.put(model), hub.url + "/")
     assert configs.get("org/model", None) is None
@@ -124,7 +124,7 @@ QUANTIZATION, INDEX, WEIGHTS = "hf_quant_config.json", "model.safetensors.index.
         ("org/model", {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8"}}, ["config.json"]),
     ],
 )
-def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too_and_once(
+def test_files_that_complete_a_config_are_fetched_once(
     hub: Hub, name: str, beside: dict[str, Any], requested: list[str]
 ) -> None:
     configs = HubConfigs(lambda *_: None, hub.url)
@@ -139,7 +139,7 @@ def test_what_a_config_leaves_to_the_files_beside_it_is_fetched_too_and_once(
 
 
 @pytest.mark.parametrize("name", ["org/missing", "org/list", "org/text", "org/odd"])
-def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str) -> None:
+def test_failed_fetch_is_retried_with_doubling_pauses(hub: Hub, name: str) -> None:
     clock, looked = Clock(), []
     configs = HubConfigs(lambda *attempt: looked.append(attempt), hub.url, clock)
     model = Model(name, None)
@@ -153,10 +153,10 @@ def test_a_failure_is_tried_again_after_a_pause_that_doubles(hub: Hub, name: str
         configs.fetch(model)
         attempts += 1
     assert len([path for path in hub.requests if name in path and path.endswith("/config.json")]) == attempts
-    assert looked == [(model, frozenset())], "only of the first"
+    assert looked == [(model, frozenset())], "only the first attempt is notified"
 
 
-def test_a_hub_that_does_not_answer_costs_one_attempt_and_one_line(
+def test_silent_hub_costs_one_attempt_and_one_log_line(
     hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -174,14 +174,14 @@ def test_a_hub_that_does_not_answer_costs_one_attempt_and_one_line(
     monkeypatch.undo()
 
 
-def test_offline_asks_nobody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     configs = HubConfigs(lambda *_: None, hub.url)
     assert configs.get("org/model", None) is None
     assert not _asks(configs, Model("org/model", None))
 
 
-def test_a_first_attempt_is_waited_for_and_no_other(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_first_attempt_counts_as_pending(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     looked: list[tuple[Model, Any]] = []
     configs = HubConfigs(lambda *attempt: looked.append(attempt), hub.url, clock)
@@ -192,7 +192,7 @@ def test_a_first_attempt_is_waited_for_and_no_other(hub: Hub, caplog: pytest.Log
     assert configs.pending(*model)
     configs.fetch(model)
     assert not configs.pending(*model)
-    assert looked == [(model, {user})], "also of an attempt that failed"
+    assert looked == [(model, {user})], "a failed attempt is notified too"
     clock.now += 61
     configs.get(*model, user)
     assert configs._known[model].waiting and not configs.pending(*model)
@@ -202,7 +202,7 @@ def test_a_first_attempt_is_waited_for_and_no_other(hub: Hub, caplog: pytest.Log
     assert not configs.pending(*slow)
 
 
-def test_a_hub_that_was_silent_is_not_waited_for(hub: Hub) -> None:
+def test_silent_hub_makes_no_config_pending(hub: Hub) -> None:
     clock = Clock()
     hub.server.shutdown()
     hub.server.server_close()
@@ -214,18 +214,18 @@ def test_a_hub_that_was_silent_is_not_waited_for(hub: Hub) -> None:
     assert not configs.pending("org/two", None)
     clock.now += 61
     configs.get("org/three", None)
-    assert configs._known[Model("org/three", None)].waiting, "it is tried"
+    assert configs._known[Model("org/three", None)].waiting, "an attempt is queued"
     assert not configs.pending("org/three", None)
 
 
-def test_offline_nobody_waits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_makes_no_config_pending(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     configs = HubConfigs(lambda *_: None, hub.url)
     configs.get("org/model", None)
     assert not configs.pending("org/model", None)
 
 
-def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_in_use_are_kept_and_their_users_notified(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads: list[str] = []
     monkeypatch.setattr(hub_configs._HubFiles, "download", lambda self, name, _: downloads.append(name) or CONFIG)
     users_by_model: dict[Model, Any] = {}
@@ -249,14 +249,14 @@ def test_all_that_endpoints_use_is_kept_and_told_to_whom_it_concerns(hub: Hub, m
     assert not configs._uses
 
 
-def test_junk_ends_no_thread(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_config_ends_no_thread(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FILES, "/org/deep/resolve/main/config.json", "[" * 500_000)
     configs = HubConfigs(lambda *_: None, hub.url)
     configs.fetch(Model("org/deep", None))
     assert configs._known[Model("org/deep", None)].config is None
 
 
-def test_memory_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_configs_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     configs = HubConfigs(lambda *_: None, hub.url)
     for index in range(2000):
@@ -273,7 +273,7 @@ def _asks(configs: HubConfigs, model: Model) -> bool:
     return waits
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(hub: Hub) -> None:
+def test_byte_order_mark_is_ignored(hub: Hub) -> None:
     configs = HubConfigs(lambda _model, _users: None, hub.url)
     configs.fetch(Model("org/marked", None))
     assert configs.get("org/marked", None) == CONFIG

@@ -1,4 +1,4 @@
-"""Lists and watches into the store, and which endpoints they concern."""
+"""The informer fills the store from lists and watches, and returns the endpoints that an event concerns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def informer(*objects: Any, **options: Any) -> tuple[Informer, Store, FakeKube]:
     return Informer(kube, store, **options), store, kube
 
 
-def test_news_is_told_once() -> None:
+def test_endpoint_is_reported_once_per_change() -> None:
     watching, _, _ = informer()
     label = {INSTANCE: "demo"}
     assert watching.on_event(KIND, None, seen(KIND, 1)) == {Key("ns", "demo")}
@@ -49,7 +49,7 @@ def test_news_is_told_once() -> None:
     assert watching.on_event("Service", "ADDED", seen("Service", 4, "other")) == set()  # no endpoint's
 
 
-def test_a_list_finds_what_a_watch_missed() -> None:
+def test_list_finds_changes_that_a_watch_missed() -> None:
     watching, store, _ = informer(seen(KIND, 9, "listed"))
     store.put(seen(KIND, 3, "deleted-meanwhile"))
     watching.relist()
@@ -57,7 +57,7 @@ def test_a_list_finds_what_a_watch_missed() -> None:
     assert watching.endpoints() == [Key("ns", "listed")]
 
 
-def test_what_a_cluster_does_not_know_is_not_asked_for() -> None:
+def test_kinds_unknown_to_the_cluster_are_not_listed() -> None:
     watching, _, kube = informer()
     watching.relist()
     assert "PodMonitor" not in {kind for kind, _ in kube.requests}
@@ -66,14 +66,14 @@ def test_what_a_cluster_does_not_know_is_not_asked_for() -> None:
     assert ("PodMonitor", "") in kube.requests and watching.pod_monitors
 
 
-def test_an_operator_of_some_namespaces_asks_for_nothing_else() -> None:
+def test_only_the_operators_namespaces_are_listed() -> None:
     watching, _, kube = informer(namespaces=("one", "two"))
     watching.relist()
     assert {namespace for _, namespace in kube.requests} == {"one", "two"}
     assert "Node" not in {kind for kind, _ in kube.requests}
 
 
-def test_what_a_gateway_needs_is_looked_at_where_there_is_one() -> None:
+def test_objects_for_the_gateway_are_listed_only_with_a_gateway() -> None:
     namespace = {"kind": "Namespace", "metadata": {"name": "ns", "resourceVersion": "1", "labels": {}}}
     needed = {"Namespace", "Role", "RoleBinding"}
     watching, _, kube = informer(namespace)

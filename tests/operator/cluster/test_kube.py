@@ -67,7 +67,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     ("retry_after", "seconds"), [("7", 7), ("", 0), ("soon", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
 )
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_write_says_when_to_try_again_and_does_not_wait(
+def test_overloaded_write_raises_retry_after_without_waiting(
     server: Server, status: int, retry_after: str, seconds: int
 ) -> None:
     kube = Kube.connect()
@@ -86,7 +86,7 @@ def test_a_write_says_when_to_try_again_and_does_not_wait(
     assert len(server.requests) == len(writes)
 
 
-def test_a_list_is_asked_for_again_when_the_api_server_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_is_retried_after_the_requested_delay(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(kube_module, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as always
     kube = Kube.connect()
@@ -105,7 +105,7 @@ def test_a_list_is_asked_for_again_when_the_api_server_says_so(server: Server, m
     ("in_pod", "named", "expected"),
     [(True, None, None), (True, "http://named:1", "http://named:1"), (False, None, "http://way-out:3128")],
 )
-def test_the_way_out_of_the_cluster_is_not_the_way_to_its_api_server(
+def test_proxy_variables_are_ignored_inside_the_cluster(
     in_pod: bool, named: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_config(client_configuration: Any) -> None:

@@ -118,7 +118,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 async def watch_for_two_leaders(*replicas: Replica) -> None:
     while True:
-        assert sum(replica.leadership.leading for replica in replicas) <= 1, "two lead at a time"
+        assert sum(replica.leadership.leading for replica in replicas) <= 1, "two replicas lead at the same time"
         await elapse(0.05)
 
 
@@ -135,11 +135,11 @@ async def watch_for_two_leaders(*replicas: Replica) -> None:
         ({}, 0, Step.TAKE),  # made by hand
     ],
 )
-def test_what_to_do_about_a_lease(spec: Object | None, unchanged: float, step: Step) -> None:
+def test_next_step_follows_from_the_lease(spec: Object | None, unchanged: float, step: Step) -> None:
     assert decide(None if spec is None else {"spec": spec}, "me", unchanged) is step
 
 
-def test_the_first_leads_and_the_others_wait(server: Server, virtual_time: Any) -> None:
+def test_first_replica_leads_and_the_others_wait(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replicas = [Replica(name, server) for name in "abc"]
         for replica in replicas:
@@ -154,7 +154,7 @@ def test_the_first_leads_and_the_others_wait(server: Server, virtual_time: Any) 
     virtual_time(main)
 
 
-def test_a_leader_asks_once_for_each_renewal(server: Server, virtual_time: Any) -> None:
+def test_leader_sends_one_request_per_renewal(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
@@ -166,7 +166,7 @@ def test_a_leader_asks_once_for_each_renewal(server: Server, virtual_time: Any) 
     virtual_time(main)
 
 
-def test_who_is_killed_is_followed_in_less_than_20_seconds(server: Server, virtual_time: Any) -> None:
+def test_killed_leader_is_replaced_within_20_seconds(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         first, second = Replica("a", server), Replica("b", server)
         await first.leadership.start()
@@ -181,7 +181,7 @@ def test_who_is_killed_is_followed_in_less_than_20_seconds(server: Server, virtu
     virtual_time(main)
 
 
-def test_who_ends_hands_over_at_once(server: Server, virtual_time: Any) -> None:
+def test_stopping_leader_hands_over_at_once(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         first, second = Replica("a", server), Replica("b", server)
         watch = asyncio.create_task(watch_for_two_leaders(first, second))
@@ -203,7 +203,7 @@ def test_who_ends_hands_over_at_once(server: Server, virtual_time: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [KubeError(0, "no answer"), KubeError(500, "etcd is ill"), KubeError(403, "no")])
-def test_who_is_cut_off_ceases_before_another_begins(server: Server, virtual_time: Any, error: KubeError) -> None:
+def test_disconnected_leader_stops_before_another_starts(server: Server, virtual_time: Any, error: KubeError) -> None:
     async def main() -> None:
         first, second = Replica("a", server), Replica("b", server)
         watch = asyncio.create_task(watch_for_two_leaders(first, second))
@@ -217,7 +217,7 @@ def test_who_is_cut_off_ceases_before_another_begins(server: Server, virtual_tim
         assert lost <= 31 + 7 < gained <= 31 + 14
         first.kube.cut = None
         await elapse(30)
-        assert len(first.story) == 2, "it does not take back what another holds"
+        assert len(first.story) == 2, "the former leader does not take the lease back"
         assert second.leadership.leading
         assert not watch.done() or watch.exception() is None
         watch.cancel()
@@ -225,7 +225,7 @@ def test_who_is_cut_off_ceases_before_another_begins(server: Server, virtual_tim
     virtual_time(main)
 
 
-def test_a_server_that_hangs_ends_a_lead_in_time(server: Server, virtual_time: Any) -> None:
+def test_hanging_api_server_ends_the_leadership_in_time(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
@@ -236,12 +236,12 @@ def test_a_server_that_hangs_ends_a_lead_in_time(server: Server, virtual_time: A
         assert replica.story[1][0] == "loss"
         server.latency = 0.01
         await elapse(60)
-        assert replica.leadership.leading, "and it comes back"
+        assert replica.leadership.leading, "the replica leads again"
 
     virtual_time(main)
 
 
-def test_a_lease_taken_by_hand_is_lost_at_once(server: Server, virtual_time: Any) -> None:
+def test_lease_taken_by_hand_ends_the_leadership_at_once(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
@@ -256,7 +256,7 @@ def test_a_lease_taken_by_hand_is_lost_at_once(server: Server, virtual_time: Any
     virtual_time(main)
 
 
-def test_each_lead_has_its_number(server: Server, virtual_time: Any) -> None:
+def test_each_leadership_has_its_own_epoch(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)
         assert replica.leadership.epoch is None
@@ -273,7 +273,7 @@ def test_each_lead_has_its_number(server: Server, virtual_time: Any) -> None:
     virtual_time(main)
 
 
-def test_a_lead_that_lapsed_before_its_renewal_came_through_is_another_one(server: Server, virtual_time: Any) -> None:
+def test_late_renewal_starts_a_new_leadership(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
@@ -290,7 +290,7 @@ def test_a_lead_that_lapsed_before_its_renewal_came_through_is_another_one(serve
     virtual_time(main)
 
 
-def test_a_lease_that_is_deleted_is_made_again(server: Server, virtual_time: Any) -> None:
+def test_deleted_lease_is_created_again(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         replica = Replica("a", server)
         await replica.leadership.start()
@@ -304,7 +304,7 @@ def test_a_lease_that_is_deleted_is_made_again(server: Server, virtual_time: Any
     virtual_time(main)
 
 
-def test_the_times_leave_room_for_what_a_leader_has_begun() -> None:
+def test_default_timing_hands_over_within_20_seconds() -> None:
     timing = Timing()
     assert timing.retry_period < timing.renew_deadline < timing.lease_duration
     assert timing.lease_duration + 2 * timing.retry_period * 1.2 < 20

@@ -24,7 +24,7 @@ def version(kept: Store, name: str) -> str | None:
     return live["metadata"]["resourceVersion"] if live else None
 
 
-def test_the_newer_sighting_counts() -> None:
+def test_newer_version_of_an_object_wins() -> None:
     kept = store()
     assert kept.put(service("a", 5))
     assert not kept.put(service("a", 5))
@@ -33,7 +33,7 @@ def test_the_newer_sighting_counts() -> None:
     assert version(kept, "a") == "6"
 
 
-def test_what_was_deleted_is_not_brought_back_by_an_older_sighting() -> None:
+def test_older_event_does_not_restore_a_deleted_object() -> None:
     kept = store()
     kept.put(service("a", 5))
     kept.remove(service("a", 7))
@@ -42,21 +42,21 @@ def test_what_was_deleted_is_not_brought_back_by_an_older_sighting() -> None:
     assert kept.put(service("a", 8))  # a new object of that name
 
 
-def test_what_was_written_before_our_deletion_does_not_bring_it_back() -> None:
+def test_writes_before_our_deletion_do_not_restore_the_object() -> None:
     """A deletion's response has no version, so the event of another client's earlier write may arrive after it."""
-    told_after = store()
-    told_after.put(service("a", 5, uid="1"))
-    told_after.remove(service("a", 5, uid="1"))
-    assert not told_after.put(service("a", 6, uid="1"))
-    assert told_after.put(service("a", 7, uid="2"))  # a new object of that name
+    event_after = store()
+    event_after.put(service("a", 5, uid="1"))
+    event_after.remove(service("a", 5, uid="1"))
+    assert not event_after.put(service("a", 6, uid="1"))
+    assert event_after.put(service("a", 7, uid="2"))  # a new object of that name
 
-    told_before = store()
-    told_before.put(service("a", 6, uid="1"))
-    told_before.remove(service("a", 5, uid="1"))
-    assert version(told_before, "a") is None
+    event_before = store()
+    event_before.put(service("a", 6, uid="1"))
+    event_before.remove(service("a", 5, uid="1"))
+    assert version(event_before, "a") is None
 
 
-def test_what_its_finalizers_keep_is_still_there() -> None:
+def test_object_kept_by_finalizers_stays_in_the_store() -> None:
     kept = store()
     kept.put(service("a", 5, uid="1"))
     kept.remove(service("a", 5, uid="1"))
@@ -64,14 +64,14 @@ def test_what_its_finalizers_keep_is_still_there() -> None:
     assert version(kept, "a") == "6"
 
 
-def test_an_older_deletion_does_not_remove_a_newer_object() -> None:
+def test_older_deletion_does_not_remove_a_newer_object() -> None:
     kept = store()
     kept.put(service("a", 8))
     kept.remove(service("a", 7))
     assert version(kept, "a") == "8"
 
 
-def test_a_list_removes_what_it_lacks_and_nothing_newer() -> None:
+def test_list_removes_missing_objects_and_keeps_newer_ones() -> None:
     kept = store()
     kept.put(service("old", 3))
     kept.put(service("new", 12))
@@ -81,14 +81,14 @@ def test_a_list_removes_what_it_lacks_and_nothing_newer() -> None:
     assert kept.get("Deployment", "ns", "other")
 
 
-def test_a_list_of_one_namespace_says_nothing_of_another() -> None:
+def test_list_of_a_namespace_does_not_affect_another() -> None:
     kept = store()
     kept.put(service("a", 3))
     kept.replace("Service", "elsewhere", [], "10")
     assert version(kept, "a") == "3"
 
 
-def test_only_our_fields_are_kept_of_those_that_say_who_set_them() -> None:
+def test_only_our_managed_fields_are_kept() -> None:
     kept = store()
     fields = [{"manager": "stoker", "operation": "Apply"}, {"manager": "kubectl", "operation": "Update"}]
     kept.put(service("a", 1, managedFields=fields))
@@ -96,7 +96,7 @@ def test_only_our_fields_are_kept_of_those_that_say_who_set_them() -> None:
     assert live["metadata"]["managedFields"] == fields[:1]
 
 
-def test_objects_are_found_by_endpoint_also_after_their_label_changed() -> None:
+def test_objects_are_found_by_endpoint_after_a_label_change() -> None:
     kept = store()
     kept.put(service("a", 1))
     assert [each["metadata"]["name"] for each in kept.of_endpoint("Service", Key("ns", "a"))] == ["a"]
@@ -107,7 +107,7 @@ def test_objects_are_found_by_endpoint_also_after_their_label_changed() -> None:
     assert kept.of_endpoint("Service", Key("ns", "b")) == []
 
 
-def test_any_order_of_the_same_news_ends_the_same() -> None:
+def test_store_converges_for_any_order_of_events() -> None:
     draw = random.Random(0)
     for _ in range(200):
         # True history of three objects: created, changed, sometimes deleted.
@@ -135,7 +135,7 @@ def test_any_order_of_the_same_news_ends_the_same() -> None:
         assert found == alive
 
 
-def test_what_a_list_tells_is_news_only_where_it_is() -> None:
+def test_list_reports_only_changed_objects() -> None:
     kept = store()
     kept.put(service("same", 3))
     kept.put(service("gone", 4))
@@ -146,7 +146,7 @@ def test_what_a_list_tells_is_news_only_where_it_is() -> None:
     assert kept.replace("Service", "", listed, "11", kept.newest("Service", "")) == []
 
 
-def test_what_is_deleted_or_written_while_a_list_is_under_way_is_newer() -> None:
+def test_changes_during_a_list_are_newer_than_the_list() -> None:
     kept = store()
     kept.put(service("written", 3))
     kept.put(service("deleted", 4))
@@ -157,7 +157,7 @@ def test_what_is_deleted_or_written_while_a_list_is_under_way_is_newer() -> None
     assert (version(kept, "written"), version(kept, "deleted")) == ("12", None)
 
 
-def test_a_restored_cluster_is_taken_as_it_is_now() -> None:
+def test_restored_cluster_replaces_the_stores_content() -> None:
     kept = store()
     kept.put(service("changed", 500))
     kept.put(service("made-since", 510))
@@ -171,11 +171,11 @@ def test_a_restored_cluster_is_taken_as_it_is_now() -> None:
     assert version(kept, "made-since") is None
     assert kept.replace("Service", "other", [], "400", kept.newest("Service", "other"))
     kept.replace("Service", "ns", restored, "400", kept.newest("Service", "ns"))
-    assert kept.newest("Service", "") == 400, "nothing of before is left"
-    assert kept.put(service("changed", 401)), "and goes on from there"
+    assert kept.newest("Service", "") == 400, "no version of before the restore is left"
+    assert kept.put(service("changed", 401)), "later events are accepted"
 
 
-def test_a_restored_cluster_that_has_grown_past_what_was_seen_is_taken_too() -> None:
+def test_restored_cluster_with_newer_versions_replaces_the_content_too() -> None:
     kept = store()
     kept.put(service("changed", 500))
     kept.put(service("deleted-since", 300))
@@ -184,7 +184,7 @@ def test_a_restored_cluster_that_has_grown_past_what_was_seen_is_taken_too() -> 
     assert (version(kept, "changed"), version(kept, "deleted-since")) == ("200", "300")
 
 
-def test_only_what_a_list_told_contradicts_a_later_one() -> None:
+def test_events_contradict_only_listed_versions() -> None:
     kept = store()
     kept.replace("Service", "", [service("a", 5)], "10")
     assert kept.contradicts(service("a", 4))

@@ -53,7 +53,7 @@ class Kube:
         await until_async(lambda: self.rounds >= before + 3)
 
 
-def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_monitors_found_in_a_failed_round_count_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         kube: Any = Kube()
         controller = Controller(Settings(health_address="127.0.0.1:0", resync_seconds=0.02), kube, Catalogue.load())
@@ -68,16 +68,14 @@ def test_pod_monitors_found_in_a_round_that_failed_are_acted_on_in_the_next(monk
         kube.broken = False
         await until_async(lambda: len(woken) == 2)
         await kube.listed_again()
-        assert len(woken) == 2, "and once"
+        assert len(woken) == 2, "the endpoint is woken once"
         await controller.stop()
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["whole", "failed further on"])
-def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
-    broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("broken", [False, True], ids=["complete round", "failed round"])
+def test_changes_found_by_lists_wake_their_endpoints_once(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         kube: Any = Kube()
         controller = Controller(Settings(health_address="127.0.0.1:0", resync_seconds=0.02), kube, Catalogue.load())
@@ -91,15 +89,15 @@ def test_what_a_round_of_lists_tells_first_wakes_whom_it_is_about(
         await until_async(lambda: woken)
         controller.on_event(KIND, "MODIFIED", kube.endpoint)
         await kube.listed_again()
-        assert woken == [Key("ns", "demo")], "once"
+        assert woken == [Key("ns", "demo")], "the endpoint is woken once"
         await controller.stop()
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("comes", [True, False], ids=["it comes", "it does not"])
-def test_a_review_waits_a_little_for_a_description(
-    comes: bool, virtual_time: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arrives", [True, False], ids=["config arrives", "config does not arrive"])
+def test_review_waits_briefly_for_a_pending_config(
+    arrives: bool, virtual_time: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
@@ -116,10 +114,10 @@ def test_a_review_waits_a_little_for_a_description(
         waiting = asyncio.create_task(controller._reviews.await_config(document))
         await elapse(1)
         assert not waiting.done()
-        pending = not comes
+        pending = not arrives
         controller._on_hub_attempt(Model("org/model", None), set())
         await waiting
-        assert loop.time() == (1 if comes else 2)
+        assert loop.time() == (1 if arrives else 2)
         await controller._reviews.await_config({"spec": {"model": 5}})
 
     virtual_time(main)
@@ -133,7 +131,7 @@ class Lead:
         monkeypatch.setattr(controller._process, "epoch", lambda: self.epoch)
 
 
-def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_leader_lists_before_it_reconciles(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         kube: Any = Kube()
         settings = Settings(lease=LeaseSettings("ns", "stoker"), backoff_seconds=0.01)
@@ -148,7 +146,7 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         await until_async(lambda: kube.failures >= 2)
         newer = {**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "resourceVersion": "2"}}
         controller.on_event(KIND, "MODIFIED", newer)
-        assert woken == [], "no task runs on a state that may be old"
+        assert woken == [], "no task runs on a state that may be stale"
         kube.broken = False
         await until_async(lambda: woken)
         assert set(woken) == {Key("ns", "demo")}
@@ -162,13 +160,13 @@ def test_who_takes_over_lists_first_and_works_then(monkeypatch: pytest.MonkeyPat
         lead.epoch = 2
         controller._start_leading()
         controller._wake(Key("ns", "demo"))
-        assert woken == [], "each lead lists again"
+        assert woken == [], "each new leadership lists again"
         await until_async(lambda: woken)
 
     asyncio.run(main())
 
 
-def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconcile_of_an_earlier_leadership_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         controller = Controller(Settings(lease=LeaseSettings("ns", "stoker")), Kube(), Catalogue.load())  # type: ignore[arg-type]
         lead = Lead(controller, monkeypatch)
@@ -178,7 +176,7 @@ def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pyt
             cluster.writer._check()
             lead.epoch = 2  # another replica may have led in between
             cluster.writer._check()
-            raise AssertionError("it may write")
+            raise AssertionError("the former leader may write")
 
         monkeypatch.setattr(reconciler_module, "reconcile", work)
         with pytest.raises(NotLeading):
@@ -190,7 +188,7 @@ def test_what_was_begun_in_one_lead_is_not_finished_in_the_next(monkeypatch: pyt
     asyncio.run(main())
 
 
-def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_that_is_installed_later_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         kube: Any = Kube()
         started: list[Any] = []
@@ -217,9 +215,7 @@ def test_a_kind_that_comes_later_is_watched_from_then_on(monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
-def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
-    virtual_time: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_that_contradicts_a_list_triggers_a_relist(virtual_time: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         controller = Controller(Settings(), Kube(), Catalogue.load())  # type: ignore[arg-type]
         rounds: list[float] = []
@@ -235,11 +231,11 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
         await elapse(100)
         controller.on_event(KIND, "MODIFIED", ENDPOINT)  # it may arrive late
         await elapse(100)
-        assert rounds == [30], "what was deleted before the watches began"
+        assert rounds == [30], "the first list finds objects deleted before the watches began"
         for _ in range(5):
             controller.on_event(KIND, None, ENDPOINT)
         await elapse(550)
-        assert rounds == [30, 200], "and then the clock again"
+        assert rounds == [30, 200], "further events wait for the regular resync"
         controller._informer.needs_relist = False
         await elapse(100)
         assert rounds == [30, 200, 800]
@@ -248,7 +244,7 @@ def test_a_watch_that_contradicts_a_list_has_all_listed_soon(
     virtual_time(main)
 
 
-def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespace_label_wakes_all_endpoints_with_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         gateway = GatewaySettings("https://models.example.com", "system", "gateway")
         settings = Settings(health_address="127.0.0.1:0", gateway=gateway)
@@ -282,7 +278,7 @@ def test_what_a_namespace_says_concerns_all_who_claim_its_names(monkeypatch: pyt
         assert set(granted) == {Key("ns", ""), Key("younger", "")}
         assert (route("ns"), route("younger")) == ("Routed", "NameTaken")
         says(104, "ns", "enabled")
-        assert granted == [], "nothing is new"
+        assert granted == [], "an unchanged label grants nothing"
         says(105, "ns", "disabled")
         assert (route("ns"), route("younger")) == ("Disabled", "Routed")
         granted.clear()

@@ -46,7 +46,7 @@ def tasks(reconcile: Callable[[Key], Awaitable[Outcome]]) -> EndpointTasks:
     return EndpointTasks(reconcile, SETTINGS, jitter=lambda: 0.5)
 
 
-def test_wakes_during_a_reconcile_become_one_more(virtual_time: Any) -> None:
+def test_wakes_during_a_reconcile_cause_one_more(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder()
         waker = tasks(recorder)
@@ -61,7 +61,7 @@ def test_wakes_during_a_reconcile_become_one_more(virtual_time: Any) -> None:
     virtual_time(main)
 
 
-def test_the_clock_wakes_soon_while_something_moves_and_later_while_nothing_happens(virtual_time: Any) -> None:
+def test_resync_interval_grows_while_nothing_changes(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(*[Outcome.MOVING] * 7)
         waker = tasks(recorder)
@@ -76,7 +76,7 @@ def test_the_clock_wakes_soon_while_something_moves_and_later_while_nothing_happ
     virtual_time(main)
 
 
-def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait(virtual_time: Any) -> None:
+def test_errors_are_retried_with_backoff_and_events_at_once(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(KubeError(500, "down"), ValueError("a bug"), Outcome.REFUSED, KubeError(0, "no answer"))
         waker = tasks(recorder)
@@ -91,7 +91,7 @@ def test_errors_are_retried_ever_more_slowly_and_an_event_does_not_wait(virtual_
     virtual_time(main)
 
 
-def test_an_api_server_that_wants_to_be_left_alone_is(virtual_time: Any) -> None:
+def test_retry_after_of_the_api_server_is_obeyed(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(KubeError(429, "too many requests", 30), KubeError(503, "not now", 1e9))
         waker = tasks(recorder)
@@ -102,13 +102,13 @@ def test_an_api_server_that_wants_to_be_left_alone_is(virtual_time: Any) -> None
         await elapse(10)
         assert recorder.times == [0]
         await elapse(1000)
-        assert recorder.times[1:] == [31, 634], "a wake-up is not lost, and there is a limit"
+        assert recorder.times[1:] == [31, 634], "the wake-up is not lost, and the delay is limited"
         await waker.stop()
 
     virtual_time(main)
 
 
-def test_what_changed_meanwhile_is_looked_at_again_at_once(virtual_time: Any) -> None:
+def test_endpoint_changed_meanwhile_is_reconciled_again_at_once(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.CHANGED)
         waker = tasks(recorder)
@@ -120,7 +120,7 @@ def test_what_changed_meanwhile_is_looked_at_again_at_once(virtual_time: Any) ->
     virtual_time(main)
 
 
-def test_what_is_held_is_looked_at_every_second(virtual_time: Any) -> None:
+def test_held_endpoint_is_reconciled_every_second(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(*[Outcome.HELD] * 4)
         waker = tasks(recorder)
@@ -132,7 +132,7 @@ def test_what_is_held_is_looked_at_every_second(virtual_time: Any) -> None:
     virtual_time(main)
 
 
-def test_an_endpoint_that_is_gone_leaves_nothing(virtual_time: Any) -> None:
+def test_deleted_endpoint_leaves_no_task(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.GONE)
         waker = tasks(recorder)
@@ -147,7 +147,7 @@ def test_an_endpoint_that_is_gone_leaves_nothing(virtual_time: Any) -> None:
     virtual_time(main)
 
 
-def test_one_that_comes_back_while_it_is_found_gone_is_not_lost(virtual_time: Any) -> None:
+def test_endpoint_that_returns_during_its_removal_is_not_lost(virtual_time: Any) -> None:
     async def main() -> None:
         recorder = Recorder(Outcome.GONE)
         waker = tasks(recorder)
@@ -162,7 +162,7 @@ def test_one_that_comes_back_while_it_is_found_gone_is_not_lost(virtual_time: An
     virtual_time(main)
 
 
-def test_a_slow_endpoint_keeps_nobody_waiting(virtual_time: Any) -> None:
+def test_slow_endpoint_delays_no_other(virtual_time: Any) -> None:
     async def main() -> None:
         seen: list[tuple[float, str]] = []
 

@@ -137,7 +137,7 @@ class World:
         return found.replicas if found else None
 
 
-def test_an_endpoint_is_woken_when_its_number_changes(document: Any) -> None:
+def test_endpoint_is_woken_when_its_recommendation_changes(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         gateway.answer = report(inFlight=2)
@@ -160,7 +160,7 @@ def test_an_endpoint_is_woken_when_its_number_changes(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_to_zero_and_back(document: Any) -> None:
+def test_loop_scales_to_zero_and_back(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with gateway.serving() as address:
@@ -194,7 +194,7 @@ def test_to_zero_and_back(document: Any) -> None:
     ],
     ids=range(8),
 )
-def test_what_is_no_report_counts_as_missing(document: Any, status: int, answer: Any) -> None:
+def test_malformed_report_counts_as_missing(document: Any, status: int, answer: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         gateway.status, gateway.answer = status, answer
@@ -213,7 +213,7 @@ def test_what_is_no_report_counts_as_missing(document: Any, status: int, answer:
     asyncio.run(main())
 
 
-def test_a_gateway_that_is_gone_is_missing(document: Any) -> None:
+def test_unreachable_gateway_counts_as_missing(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with gateway.serving() as address:
@@ -230,7 +230,7 @@ def test_a_gateway_that_is_gone_is_missing(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_without_a_gateway_one_replica_stays(document: Any) -> None:
+def test_one_replica_stays_without_a_gateway(document: Any) -> None:
     async def main() -> None:
         world = World(document, None)
         world.route = None
@@ -243,7 +243,7 @@ def test_without_a_gateway_one_replica_stays(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_replica_that_does_not_lead_polls_no_gateway(document: Any) -> None:
+def test_standby_polls_no_gateway(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with gateway.serving() as address:
@@ -312,7 +312,7 @@ def test_metrics_follow_an_endpoint_to_zero_and_back(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_metrics_say_what_is_missing(document: Any) -> None:
+def test_metrics_count_missing_gateways(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         gateway.status = 503
@@ -330,7 +330,7 @@ def test_metrics_say_what_is_missing(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_metrics_of_what_is_over_disappear(document: Any) -> None:
+def test_metrics_of_removed_endpoints_disappear(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with gateway.serving() as address:
@@ -348,7 +348,7 @@ def test_metrics_of_what_is_over_disappear(document: Any) -> None:
     asyncio.run(main())
 
 
-def test_metrics_of_what_is_not_observed_any_more_disappear(document: Any) -> None:
+def test_metrics_disappear_without_recent_observations(document: Any) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with gateway.serving() as address:
@@ -363,7 +363,7 @@ def test_metrics_of_what_is_not_observed_any_more_disappear(document: Any) -> No
     asyncio.run(main())
 
 
-def test_metrics_count_bugs(document: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_count_internal_errors(document: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError
 
@@ -378,7 +378,7 @@ def test_metrics_count_bugs(document: Any, monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(main())
 
 
-def test_settings_have_hpas_defaults() -> None:
+def test_settings_have_the_hpas_defaults() -> None:
     plain = settings_of(Scaling(maxReplicas=4, target=2))
     assert (plain.min_replicas, plain.metric, plain.idle_seconds_to_zero) == (1, "pendingRequests", 300)
     assert (plain.behavior.scale_up, plain.behavior.scale_down) == (SCALE_UP, SCALE_DOWN)

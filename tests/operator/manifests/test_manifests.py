@@ -27,7 +27,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_examples_render_as_before(example: Path, capsys: Any) -> None:
+def test_examples_render_as_before(example: Path, capsys: Any) -> None:
     """A difference here restarts every user's pods on upgrade. If it is intended: STOKER_GOLDEN=write."""
     assert main(["-f", str(example)]) == 0
     rendered = capsys.readouterr().out
@@ -73,7 +73,7 @@ VLLM = {"model": {"source": "hf://org/name"}, "engine": {"runtime": "vllm", "ima
 GPU = {"accelerator": "nvidia-l4", "count": 2}
 
 
-def test_an_image_that_runs_as_root_is_told_not_to(endpoint: Any) -> None:
+def test_image_that_runs_as_root_gets_a_user(endpoint: Any) -> None:
     spec = pod(endpoint, **VLLM, hardware=GPU)
     assert spec["securityContext"]["runAsUser"] > 0
     container = spec["containers"][0]
@@ -83,7 +83,7 @@ def test_an_image_that_runs_as_root_is_told_not_to(endpoint: Any) -> None:
     assert {"name": "USER", "value": "vllm"} in container["env"]
 
 
-def test_pods_go_where_their_accelerator_is(endpoint: Any) -> None:
+def test_pods_are_scheduled_on_nodes_with_their_accelerator(endpoint: Any) -> None:
     accelerator = Catalogue.load().accelerator("nvidia-l4")
     spec = pod(endpoint, hardware=GPU, engine={"image": "x"})
     assert spec["tolerations"] == [
@@ -96,7 +96,7 @@ def test_pods_go_where_their_accelerator_is(endpoint: Any) -> None:
     assert user_affinity["tolerations"] == [*spec["tolerations"], more]
 
 
-def test_a_pod_ends_when_its_requests_have(endpoint: Any) -> None:
+def test_termination_grace_period_covers_the_drain(endpoint: Any) -> None:
     spec = pod(endpoint, rollout={"drainSeconds": 120})
     assert spec["terminationGracePeriodSeconds"] == 5 + 120 + 5
     assert "--shutdown-timeout=120" in spec["containers"][0]["args"]
@@ -105,13 +105,13 @@ def test_a_pod_ends_when_its_requests_have(endpoint: Any) -> None:
     assert pod(endpoint, engine={"args": ["--shutdown-grace=9.5"]})["terminationGracePeriodSeconds"] == 10 + 30 + 5
 
 
-def test_a_pod_waits_for_an_engine_that_does_not(endpoint: Any) -> None:
+def test_pre_stop_hook_waits_for_engines_that_do_not_drain(endpoint: Any) -> None:
     spec = pod(endpoint, **VLLM, hardware=GPU, rollout={"drainSeconds": 120})
     assert spec["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 125}}}
     assert spec["terminationGracePeriodSeconds"] == 130
 
 
-def test_a_rollout_is_as_it_is_asked_for(endpoint: Any) -> None:
+def test_rollout_settings_reach_the_deployment(endpoint: Any) -> None:
     rollout = {"maxSurge": "25%", "maxUnavailable": 2, "startupTimeoutSeconds": 600}
     deployment = rendered(endpoint, "Deployment", rollout=rollout)["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": "25%", "maxUnavailable": 2}
@@ -119,7 +119,7 @@ def test_a_rollout_is_as_it_is_asked_for(endpoint: Any) -> None:
     assert rendered(endpoint, "Deployment")["spec"]["progressDeadlineSeconds"] == 3600
 
 
-def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
+def test_single_pod_has_no_disruption_budget(endpoint: Any) -> None:
     assert "PodDisruptionBudget" not in objects(endpoint)
     assert "PodDisruptionBudget" not in objects(endpoint, replicas=0)
     budget = rendered(endpoint, "PodDisruptionBudget", replicas=2)["spec"]
@@ -128,7 +128,7 @@ def test_a_single_pod_may_be_moved(endpoint: Any) -> None:
     assert budget["selector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
 
 
-def test_the_administrator_says_how_endpoints_are_scraped(endpoint: Any) -> None:
+def test_policy_decides_how_endpoints_are_scraped(endpoint: Any) -> None:
     def monitor(chart_policy: dict[str, Any], **spec: Any) -> Any:
         policy = Policy.model_validate(chart_policy)
         objects = render(endpoint(**spec), Catalogue.load(), True, policy)
@@ -141,7 +141,7 @@ def test_the_administrator_says_how_endpoints_are_scraped(endpoint: Any) -> None
     assert monitor({"podMonitors": False}, monitoring={"podMonitor": "Enabled"})["metadata"]["labels"] == ours
 
 
-def test_metrics_are_scraped_where_the_cluster_can(endpoint: Any) -> None:
+def test_pod_monitor_is_rendered_if_the_cluster_has_the_kind(endpoint: Any) -> None:
     monitor = rendered(endpoint, "PodMonitor")["spec"]
     assert monitor["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]
     assert monitor["selector"] == rendered(endpoint, "Deployment")["spec"]["selector"]
@@ -155,7 +155,7 @@ def test_metrics_are_scraped_where_the_cluster_can(endpoint: Any) -> None:
         children(Owner("demo"), spec, plan(spec, Catalogue.load()))
 
 
-def test_https_is_asked_for_where_it_is_spoken(endpoint: Any) -> None:
+def test_https_engine_gets_https_probes_and_url(endpoint: Any) -> None:
     args = {"args": ["--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key"]}
     container = pod(endpoint, engine=args)["containers"][0]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -184,7 +184,7 @@ def test_an_engine_without_key_files_gets_one_key(endpoint: Any) -> None:
     assert {"name": "VLLM_API_KEY", "valueFrom": key} in spec["containers"][0]["env"]
 
 
-def test_the_hubs_token_comes_from_a_secret(endpoint: Any) -> None:
+def test_hub_token_comes_from_a_secret(endpoint: Any) -> None:
     model = {"source": "hf://org/name", "tokenSecretRef": {"name": "hub", "key": "token"}}
     env = pod(endpoint, model=model)["containers"][0]["env"]
     assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}} in env
@@ -192,7 +192,7 @@ def test_the_hubs_token_comes_from_a_secret(endpoint: Any) -> None:
         pod(endpoint, model=model, engine={"env": [{"name": "HF_TOKEN", "value": "x"}]})
 
 
-def test_a_claim_is_made_from_its_template(endpoint: Any) -> None:
+def test_claim_is_rendered_from_its_template(endpoint: Any) -> None:
     template = {
         "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": 10}}, "storageClassName": ""},
@@ -229,11 +229,11 @@ def test_pods_that_cannot_share_a_claim_are_refused(endpoint: Any, spec: Any, mo
         assert (problem is None) == shared
         if problem:
             assert str(problem).startswith(f"{field}: claim mine allows ")
-        assert sharing_problem(endpoint(**named, **spec).spec, {}) is None  # pods wait; the status reports it
+        assert sharing_problem(endpoint(**named, **spec).spec, {}) is None  # the claim does not exist yet: pods wait
     assert sharing_problem(endpoint(**spec).spec, {"mine": modes}) is None
 
 
-def test_a_claim_that_is_only_read_may_be_shared_by_readers(endpoint: Any) -> None:
+def test_read_only_claim_may_be_shared_by_readers(endpoint: Any) -> None:
     modes = {"mine": ["ReadOnlyMany"]}
     assert sharing_problem(endpoint(replicas=2, model={"source": "pvc://mine"}).spec, modes) is None
     cache = {"cache": {"persistentVolumeClaim": {"claimName": "mine"}}}
@@ -241,7 +241,7 @@ def test_a_claim_that_is_only_read_may_be_shared_by_readers(endpoint: Any) -> No
     assert problem and problem.field == "spec.storage.cache.persistentVolumeClaim"
 
 
-def test_shared_memory_is_as_large_as_asked_for(endpoint: Any) -> None:
+def test_shared_memory_has_the_requested_size(endpoint: Any) -> None:
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
     assert shm in pod(endpoint, storage={"shmSize": "1Gi"})["volumes"]
     assert "shm" not in {volume["name"] for volume in pod(endpoint)["volumes"]}
@@ -255,7 +255,7 @@ def test_shared_memory_is_as_large_as_asked_for(endpoint: Any) -> None:
     assert all("shm" not in {volume["name"] for volume in each["volumes"]} for each in apart)
 
 
-def test_ranks_get_time_to_end(endpoint: Any) -> None:
+def test_ranks_get_additional_time_to_terminate(endpoint: Any) -> None:
     one, four = pod(endpoint), pod(endpoint, parallelism={"tensor": 2, "data": 2})
     assert four["terminationGracePeriodSeconds"] == one["terminationGracePeriodSeconds"] + 5
     words = four["containers"][0]["args"]
@@ -263,7 +263,7 @@ def test_ranks_get_time_to_end(endpoint: Any) -> None:
     assert "nvidia.com/gpu" not in str(four["containers"][0].get("resources"))
 
 
-def test_the_users_template_is_merged(endpoint: Any) -> None:
+def test_template_of_the_user_is_merged(endpoint: Any) -> None:
     template = {
         "metadata": {"labels": {"team": "search"}, "annotations": {"note": "x"}},
         "spec": {"nodeSelector": {"zone": "a"}, "imagePullSecrets": [{"name": "registry"}]},
@@ -275,18 +275,18 @@ def test_the_users_template_is_merged(endpoint: Any) -> None:
     assert made["spec"] == {**plain["spec"], **template["spec"]}
 
 
-def test_claims_on_devices_are_passed_on(endpoint: Any) -> None:
+def test_device_claims_are_passed_on(endpoint: Any) -> None:
     hardware = {"accelerator": "cpu", "resources": {"claims": [{"name": "nic", "request": "fast"}]}}
     container = pod(endpoint, hardware=hardware)["containers"][0]
     assert container["resources"] == {"claims": [{"name": "nic", "request": "fast"}]}
 
 
-def test_the_same_in_gives_the_same_out(endpoint: Any) -> None:
+def test_rendering_is_deterministic(endpoint: Any) -> None:
     once, second_rendering = (json.dumps(objects(endpoint, **VLLM, hardware=GPU)) for _ in range(2))
     assert once == second_rendering
 
 
-def test_whatever_is_written_goes_to_a_volume(endpoint: Any) -> None:
+def test_writable_paths_are_volumes(endpoint: Any) -> None:
     container = pod(endpoint)["containers"][0]
     writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"/cache", "/tmp"}
@@ -313,7 +313,7 @@ def test_the_service_reaches_the_pods(endpoint: Any) -> None:
     assert service["spec"]["selector"] == rendered(endpoint, "Service")["spec"]["selector"]
 
 
-def test_a_claim_is_mounted_where_the_engine_looks(endpoint: Any) -> None:
+def test_claim_is_mounted_at_the_engines_model_path(endpoint: Any) -> None:
     spec = pod(
         endpoint,
         model={"source": "pvc://weights/llama"},
@@ -326,7 +326,7 @@ def test_a_claim_is_mounted_where_the_engine_looks(endpoint: Any) -> None:
     assert spec["containers"][0]["args"][1].startswith(mounts["model"] + "/")
 
 
-def test_a_template_in_a_config_map_is_mounted_where_the_engine_looks(endpoint: Any) -> None:
+def test_chat_template_of_a_config_map_is_mounted_at_the_engines_path(endpoint: Any) -> None:
     ref = {"configMapKeyRef": {"name": "templates", "key": "mine"}}
     spec = pod(endpoint, model={"source": "file:///m", "chatTemplate": ref})
     (mount,) = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "chat-template"]
@@ -335,12 +335,12 @@ def test_a_template_in_a_config_map_is_mounted_where_the_engine_looks(endpoint: 
     assert f"--chat-template={mount['mountPath']}/{path}" in spec["containers"][0]["args"]
 
 
-def test_kubernetes_does_not_rewrite_a_template(endpoint: Any) -> None:
+def test_variables_in_a_chat_template_are_escaped(endpoint: Any) -> None:
     spec = pod(endpoint, model={"source": "file:///m", "chatTemplate": {"value": "$(HOME) $ {{ x }}"}})
     assert "--chat-template=$$(HOME) $$ {{ x }}" in spec["containers"][0]["args"]
 
 
-def test_the_users_environment_comes_last_and_wins(endpoint: Any) -> None:
+def test_environment_of_the_user_comes_last_and_wins(endpoint: Any) -> None:
     user_env = [
         {"name": "HF_HOME", "value": "/elsewhere"},
         {"name": "EMPTY", "value": ""},
@@ -353,7 +353,7 @@ def test_the_users_environment_comes_last_and_wins(endpoint: Any) -> None:
     assert env[4] == user_env[2]
 
 
-def test_accelerators_are_asked_for_by_their_resource(endpoint: Any) -> None:
+def test_accelerators_are_requested_by_their_resource(endpoint: Any) -> None:
     hardware = {"accelerator": "nvidia-l4", "count": 2, "resources": {"limits": {"cpu": 4}, "requests": {"cpu": "2"}}}
     spec = pod(endpoint, hardware=hardware, engine={"image": "x", "imagePullPolicy": "Always"})
     (container,) = spec["containers"]
@@ -362,7 +362,7 @@ def test_accelerators_are_asked_for_by_their_resource(endpoint: Any) -> None:
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in spec["volumes"]
 
 
-def test_the_demo_carries_the_template_that_is_shipped() -> None:
+def test_demo_contains_the_shipped_chat_template() -> None:
     manifest = yaml.safe_load((ROOT / "examples/01-demo.yaml").read_text())
     template = (ROOT / "examples/chat-template.jinja").read_text()
     assert manifest["spec"]["model"]["chatTemplate"]["value"] == template

@@ -93,7 +93,7 @@ ADDRESSES = [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25
 
 
 @pytest.mark.parametrize(
-    ("network_policy", "let_in"),
+    ("network_policy", "admitted"),
     [
         (None, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
         ({}, {NEIGHBOUR, OPERATOR, PROMETHEUS}),
@@ -103,42 +103,42 @@ ADDRESSES = [{"ipBlock": {"cidr": "203.0.113.0/24", "except": ["203.0.113.128/25
         ({"mode": "Open"}, {NEIGHBOUR, OPERATOR, PROMETHEUS, STRANGER, IMPOSTOR, OUTSIDE}),
     ],
 )
-def test_who_may_send_requests(document: Any, network_policy: Any, let_in: set[Any]) -> None:
-    everyone = [NEIGHBOUR, STRANGER, OPERATOR, IMPOSTOR, PROMETHEUS, OUTSIDE]
+def test_policy_admits_exactly_the_listed_senders(document: Any, network_policy: Any, admitted: set[Any]) -> None:
+    senders = [NEIGHBOUR, STRANGER, OPERATOR, IMPOSTOR, PROMETHEUS, OUTSIDE]
     spec = {} if network_policy is None else {"networkPolicy": network_policy}
     policy = policy_of(document, template=SIDECARS, **spec)
-    assert [each for each in everyone if admits(policy, each, 8000)] == [each for each in everyone if each in let_in]
+    assert [each for each in senders if admits(policy, each, 8000)] == [each for each in senders if each in admitted]
     for port in (9000, 8443, 22):  # a sidecar's ports are closed, declared or not
-        assert not any(admits(policy, each, port) for each in everyone), port
+        assert not any(admits(policy, each, port) for each in senders), port
 
 
-def test_the_gateway_comes_to_whom_it_serves(document: Any) -> None:
+def test_gateway_reaches_only_routed_endpoints(document: Any) -> None:
     settings = GatewaySettings("https://models.example.com", "stoker-system", "gateway")
     labels = (("app.kubernetes.io/name", "stoker-gateway"), ("app.kubernetes.io/component", "gateway"))
     gateway = Sender("stoker-system", labels)
     strangers = [STRANGER, IMPOSTOR, OUTSIDE, Sender("other", labels), Sender("stoker-system", labels[:1])]
     owner = Owner("demo", "default", "u")
-    for served_by, let_in in ((settings, True), (None, False)):
+    for served_by, admitted in ((settings, True), (None, False)):
         policy = network_policy(owner, parse(document()).spec, POLICY, served_by)
-        assert admits(policy, gateway, 8000) is let_in
+        assert admits(policy, gateway, 8000) is admitted
         assert not any(admits(policy, each, 8000) for each in strangers)
         assert not admits(policy, gateway, 9000)
     closed = document(networkPolicy={"mode": "None"})
     assert network_policy(owner, parse(closed).spec, POLICY, settings) is None
 
 
-def test_none_is_none(document: Any) -> None:
+def test_mode_none_renders_no_network_policy(document: Any) -> None:
     assert policy_of(document, networkPolicy={"mode": "None"}) is None
 
 
-def test_it_picks_the_pods_and_says_nothing_of_what_they_send(document: Any) -> None:
+def test_policy_selects_the_pods_and_restricts_no_egress(document: Any) -> None:
     objects = {each["kind"]: each for each in render(parse(document()), Catalogue.load(), policy=POLICY)}
     policy = objects["NetworkPolicy"]["spec"]
     assert policy["podSelector"] == objects["Deployment"]["spec"]["selector"]
     assert policy["policyTypes"] == ["Ingress"]
 
 
-def test_changing_it_restarts_no_pod(document: Any) -> None:
+def test_change_of_the_network_policy_restarts_no_pod(document: Any) -> None:
     """Even if a newer operator would render other pods."""
 
     def pinned(today: Any, live: Any, manifest: Any) -> Any:
@@ -157,7 +157,7 @@ def test_changing_it_restarts_no_pod(document: Any) -> None:
     assert pinned(newer, live, document(engine={"maxNumSeqs": 3}))["spec"]["template"] != today["spec"]["template"]
 
 
-def test_every_change_of_it_is_applied(document: Any) -> None:
+def test_every_change_of_the_network_policy_is_applied(document: Any) -> None:
     """Missing parts of a rule or peer admit more, so a live policy with extra parts must be changed back."""
     both_selectors = {"podSelector": {"matchLabels": {"a": "b"}}, "namespaceSelector": {"matchLabels": {"c": "d"}}}
     specs = [

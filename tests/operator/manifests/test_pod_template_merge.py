@@ -64,7 +64,7 @@ HANDLERS: dict[str, Any] = {
 @pytest.mark.parametrize("field", ["livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop"])
 @pytest.mark.parametrize("old_kind", HANDLERS)
 @pytest.mark.parametrize("new_kind", HANDLERS)
-def test_a_probe_or_hook_is_of_one_kind(field: str, old_kind: str, new_kind: str) -> None:
+def test_merged_probe_or_hook_has_a_single_handler(field: str, old_kind: str, new_kind: str) -> None:
     times = {"failureThreshold": 2}
     base = copy.deepcopy(OURS)
     patch: Any = {field: {new_kind: HANDLERS[new_kind], "periodSeconds": 3}}
@@ -81,12 +81,12 @@ def test_a_probe_or_hook_is_of_one_kind(field: str, old_kind: str, new_kind: str
     assert base["containers"][0]["image"] == container["image"]
 
 
-def test_the_times_of_a_probe_change_without_its_kind() -> None:
+def test_probe_times_change_without_the_handler() -> None:
     probe = engine(readinessProbe={"periodSeconds": 3, "exec": None})["readinessProbe"]
     assert probe == {**OURS["containers"][0]["readinessProbe"], "periodSeconds": 3}
 
 
-def test_a_variable_or_volume_is_of_one_kind() -> None:
+def test_merged_variable_or_volume_has_a_single_source() -> None:
     base = copy.deepcopy(OURS)
     base["containers"].append({"name": "more", "env": [{"name": "A", "value": "1"}]})
     source = {"secretKeyRef": {"name": "s", "key": "k"}}
@@ -101,7 +101,7 @@ def test_a_variable_or_volume_is_of_one_kind() -> None:
     assert merged_spec["volumes"][0] == {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
 
 
-def test_nothing_changes_nothing() -> None:
+def test_empty_patch_changes_nothing() -> None:
     assert merged() == OURS
     assert merged(containers=[{"name": "engine"}], tolerations=[], volumes=[], affinity={}) == OURS
     assert merged(nodeSelector=None, containers=None) == OURS
@@ -115,7 +115,7 @@ def test_nothing_changes_nothing() -> None:
     ],
     ids=".".join,
 )  # fmt: skip
-def test_null_takes_a_default_away(path: list[str]) -> None:
+def test_null_removes_a_default(path: list[str]) -> None:
     patch: Any = None
     for name in reversed(path):
         patch = {name: patch}
@@ -128,7 +128,7 @@ def test_null_takes_a_default_away(path: list[str]) -> None:
     assert merged(**patch | {"nodeSelector": {"a": None, "b": "c"}}) == expected | {"nodeSelector": {"b": "c"}}
 
 
-def test_null_takes_nothing_away_that_has_a_field_of_its_own_or_a_name() -> None:
+def test_null_removes_no_field_that_the_operator_needs() -> None:
     for name in ("image", "args", "ports", "volumeMounts", "resources", "env", "terminationMessagePolicy"):
         assert engine(**{name: None}) == OURS["containers"][0]
     assert merged(volumes=None, terminationGracePeriodSeconds=None) == OURS
@@ -139,7 +139,7 @@ def test_null_takes_nothing_away_that_has_a_field_of_its_own_or_a_name() -> None
 
 
 @pytest.mark.parametrize("runtime", ["stoker", "vllm"])
-def test_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, runtime: str) -> None:
+def test_user_and_group_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, runtime: str) -> None:
     def context(policy: Policy, **template: Any) -> Any:
         spec = InferenceEndpoint.model_validate(
             document(
@@ -159,13 +159,13 @@ def test_ids_may_be_left_to_the_cluster(document: Any, catalogue: Catalogue, run
     assert context(Policy(), securityContext={"fsGroup": None, "runAsUser": None}) == without_ids
 
 
-def test_maps_are_merged_and_theirs_wins() -> None:
+def test_maps_are_merged_and_the_users_value_wins() -> None:
     result = merged(securityContext={"fsGroup": 1, "runAsUser": 7}, serviceAccountName="mine", hostIPC=True)
     assert result["securityContext"] == {"runAsNonRoot": True, "fsGroup": 1, "runAsUser": 7}
     assert (result["serviceAccountName"], result["hostIPC"]) == ("mine", True)
 
 
-def test_the_engines_container_is_merged_and_others_run_beside_it() -> None:
+def test_engine_container_is_merged_and_others_are_added() -> None:
     result = merged(
         containers=[
             {"name": "sidecar", "image": "y"},
@@ -192,7 +192,7 @@ def test_the_engines_container_is_merged_and_others_run_beside_it() -> None:
     ]
 
 
-def test_a_volume_is_of_one_kind() -> None:
+def test_volume_replaces_the_source_of_a_volume_of_its_name() -> None:
     claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}
     assert merged(volumes=[claim])["volumes"] == [claim, {"name": "tmp", "emptyDir": {}}]
 
@@ -232,18 +232,18 @@ nodes = st.dictionaries(st.sampled_from(["a", "b", "gpu"]), st.sampled_from(["x"
 
 
 @given(patch=terms, node=nodes)
-def test_a_node_must_be_allowed_by_both(patch: Any, node: dict[str, str]) -> None:
+def test_node_must_match_both_affinities(patch: Any, node: dict[str, str]) -> None:
     affinity = required([{"matchExpressions": term} for term in patch])
     joined = merged(affinity=affinity)
     assert fits(node, joined) == (fits(node, OURS) and fits(node, {"affinity": affinity}))
 
 
 @given(node=nodes)
-def test_a_node_is_told_by_its_labels_where_it_has_any(node: dict[str, str]) -> None:
+def test_accelerator_label_restricts_only_labelled_nodes(node: dict[str, str]) -> None:
     assert fits(node, OURS) == (node.get("gpu") in ("a100", "a100-sxm", None))
 
 
-def test_fields_of_nodes_can_be_asked_for_too() -> None:
+def test_node_fields_are_merged_into_every_term() -> None:
     field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
     result = merged(affinity={**required([{"matchFields": [field]}]), "podAntiAffinity": {}})
     selector = result["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -277,7 +277,8 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
         ),
         (
             {"containers": [{"name": "engine", "ports": [{"containerPort": 8000, "name": "web"}]}]},
-            "spec.template.spec.containers[engine].ports: port 8000 is the engine's, with the name http",
+            "spec.template.spec.containers[engine].ports: port 8000 is the engine's; its name http and protocol cannot "
+            "change",
         ),
         ({"containers": [{"image": "y"}]}, "spec.template.spec.containers[0]: the item lacks name; set it"),
         ({"containers": [{"name": ["engine"]}]}, "spec.template.spec.containers[0]: the item lacks name; set it"),
@@ -316,7 +317,7 @@ def test_fields_of_nodes_can_be_asked_for_too() -> None:
         ),
     ],
 )
-def test_what_cannot_be_merged_is_refused(patch: Any, expected: str) -> None:
+def test_patches_that_cannot_be_merged_are_refused(patch: Any, expected: str) -> None:
     with pytest.raises(Refused) as refused:
         merge_pod_spec(OURS, patch)
     assert str(refused.value).startswith(expected)
@@ -331,7 +332,7 @@ names = st.sampled_from(["containers", "volumes", "tolerations", "affinity", "se
 
 
 @given(patch=st.dictionaries(names, anything))
-def test_nonsense_is_refused_or_left_to_the_api_server(patch: Any) -> None:
+def test_malformed_patch_is_refused_or_left_to_the_api_server(patch: Any) -> None:
     try:
         merge_pod_spec(OURS, patch)
     except Refused as refused:
@@ -339,7 +340,7 @@ def test_nonsense_is_refused_or_left_to_the_api_server(patch: Any) -> None:
 
 
 @given(patch=anything)
-def test_nonsense_in_a_sidecar_too(patch: Any) -> None:
+def test_malformed_sidecar_is_refused_or_left_to_the_api_server(patch: Any) -> None:
     try:
         merge_pod_spec(OURS, {"containers": [{"name": "sidecar", "ports": patch}], "initContainers": patch})
     except Refused as refused:
@@ -347,7 +348,7 @@ def test_nonsense_in_a_sidecar_too(patch: Any) -> None:
 
 
 @given(patch=anything)
-def test_nonsense_in_the_engines_container_too(patch: Any) -> None:
+def test_malformed_engine_container_is_refused_or_left_to_the_api_server(patch: Any) -> None:
     container = {"name": "engine", "ports": patch, "volumeMounts": patch, "readinessProbe": patch}
     try:
         merge_pod_spec(OURS, {"containers": [container]})

@@ -10,7 +10,7 @@ from stoker_operator.manifests.variables import escape, expand
 
 
 @given(st.text(alphabet="$()AB", max_size=20), st.dictionaries(st.sampled_from(["A", "B", "AB", ""]), st.text()))
-def test_what_is_escaped_arrives_as_it_is(text: str, values: dict[str, str]) -> None:
+def test_escaped_text_expands_to_itself(text: str, values: dict[str, str]) -> None:
     assert expand(escape(text), values) == text
 
 
@@ -25,5 +25,5 @@ def test_what_is_escaped_arrives_as_it_is(text: str, values: dict[str, str]) -> 
         ("$A $", "$A $"),
     ],
 )
-def test_variables_are_put_in(text: str, expected: str) -> None:
+def test_variables_are_expanded(text: str, expected: str) -> None:
     assert expand(text, {"A": "1"}) == expected

@@ -53,15 +53,17 @@ def node(name: str, gpus: int, product: str = "", *, ready: bool = True, cordone
         ([node("a", 8)], [Holder("ns/one", "a", {"cpu": 8})], ""),
     ],
 )
-def test_never_or_not_now(nodes: list[Node], holders: list[Holder], expected: str) -> None:
+def test_message_says_whether_pods_can_never_or_not_now_run(
+    nodes: list[Node], holders: list[Holder], expected: str
+) -> None:
     assert capacity(nodes, holders, H100, 8) == expected
 
 
-def test_of_many_holders_the_largest_are_named() -> None:
+def test_only_the_largest_of_many_holders_are_named() -> None:
     holders = [Holder(f"ns/{index}", "a", {GPU: 1}) for index in range(8)]
     reason = capacity([node("a", 8)], holders, H100, 2)
     assert reason == "not now: 0 of 8 free on a, held by " + ", ".join(f"ns/{i} (1)" for i in range(5)) + " and 3 more"
 
 
-def test_processors_are_not_counted() -> None:
+def test_cpus_are_not_counted() -> None:
     assert capacity([node("a", 0)], [], CPU, 1) == ""

@@ -50,7 +50,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_each_accelerator_has_what_pods_and_plans_need(catalogue: Catalogue, key: str) -> None:
+def test_each_accelerator_has_resource_memory_and_labels(catalogue: Catalogue, key: str) -> None:
     accelerator = catalogue.accelerator(key)
     assert accelerator.resource and "/" in accelerator.resource
     assert accelerator.memory_mib is not None
@@ -65,13 +65,13 @@ def test_each_accelerator_has_what_pods_and_plans_need(catalogue: Catalogue, key
         assert toleration.key == accelerator.resource
 
 
-def test_there_is_nothing_else(catalogue: Catalogue) -> None:
+def test_catalogue_has_exactly_the_documented_accelerators(catalogue: Catalogue) -> None:
     assert set(catalogue.accelerators) == {"cpu", *KEYS}
     assert catalogue.accelerator("cpu").memory_mib is None
 
 
 @pytest.mark.parametrize("runtime", ["stoker", "vllm"])
-def test_what_a_runtime_computes_is_known_for_every_gpu(catalogue: Catalogue, runtime: str) -> None:
+def test_supported_formats_are_known_for_every_gpu(catalogue: Catalogue, runtime: str) -> None:
     for key in KEYS:
         if key.startswith(("nvidia", "amd")):
             known = catalogue.support(runtime, key)
@@ -80,7 +80,7 @@ def test_what_a_runtime_computes_is_known_for_every_gpu(catalogue: Catalogue, ru
             assert set(known.kv_cache_dtypes) <= set(KV_CACHE_DTYPES)
 
 
-def test_every_kind_of_images_is_some_accelerators(catalogue: Catalogue) -> None:
+def test_every_image_kind_belongs_to_an_accelerator(catalogue: Catalogue) -> None:
     kinds = {accelerator.images for accelerator in catalogue.accelerators.values()}
     architectures = {accelerator.arch for accelerator in catalogue.accelerators.values()}
     for runtime in catalogue.runtimes.values():
@@ -97,7 +97,7 @@ def test_an_accelerator_without_an_image_is_refused_by_name(catalogue: Catalogue
         catalogue.image("vllm", key)
 
 
-def test_the_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalogue) -> None:
+def test_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalogue) -> None:
     assert plan(endpoint().spec, catalogue).image == "stoker/engine-cpu:0.1.0"
     assert plan(endpoint(engine={"image": "mine:1"}).spec, catalogue).image == "mine:1"
 
@@ -130,7 +130,7 @@ def test_the_image_follows_from_the_accelerator(endpoint: Any, catalogue: Catalo
         ),
     ],
 )
-def test_what_the_catalogue_does_not_allow_is_refused(
+def test_specs_outside_the_catalogue_are_refused(
     endpoint: Any, catalogue: Catalogue, spec: Any, reason: str, expected: str
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -157,7 +157,7 @@ def test_a_file_extends_and_overrides_the_catalogue(endpoint: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["accelerators: {a: {image: b}}", "nonsense: 1", "a: b: c", "[]"])
-def test_a_file_that_is_no_catalogue_is_refused(tmp_path: Path, text: str) -> None:
+def test_malformed_catalogue_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "catalogue.yaml"
     file.write_text(text)
     if text == "[]":

@@ -41,12 +41,12 @@ def refused(spec: Spec) -> Any:
         ({"pipeline": 2, "data": 2}, (1, 2, 2)),
     ],
 )
-def test_what_is_absent_is_one(spec: SpecOf, parallelism: Any, sizes: tuple[int, int, int]) -> None:
+def test_missing_sizes_default_to_one(spec: SpecOf, parallelism: Any, sizes: tuple[int, int, int]) -> None:
     planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi"), parallelism=parallelism, runtime="stoker"), Catalogue.load())
     assert (planned.placement.sizes, planned.placement.count, planned.placement.idle) == (sizes, 1, 0)
 
 
-def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
+def test_each_rank_has_an_equal_part_of_the_memory(spec: SpecOf) -> None:
     """Each of two ranks in 64 GiB has as much room as the single rank of a 32 GiB pod with the same shard."""
     engines = {"data": 2}
     two = plan(
@@ -59,7 +59,7 @@ def test_each_rank_has_its_part_of_the_memory(spec: SpecOf) -> None:
     assert split.estimate.weight_bytes_per_gpu < 0.6 * two.weight_bytes_per_gpu
 
 
-def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
+def test_refusal_names_the_memory_that_suffices(spec: SpecOf) -> None:
     """The memory in the remedy of a refused spec suffices."""
     parts: dict[str, Any] = {"parallelism": {"data": 4}, "runtime": "stoker"}
     violation = refused(spec(QWEN, "cpu", hardware=pod("8Gi"), **parts))
@@ -70,20 +70,20 @@ def test_what_does_not_fit_names_the_memory_that_would(spec: SpecOf) -> None:
     assert plan(spec(QWEN, "cpu", hardware=pod(needed), **parts), Catalogue.load())
 
 
-def test_a_split_that_fits_where_engines_do_not(spec: SpecOf) -> None:
+def test_split_is_recommended_if_separate_engines_do_not_fit(spec: SpecOf) -> None:
     violation = refused(spec(QWEN, "cpu", hardware=pod("32Gi"), parallelism={"data": 4}, runtime="stoker"))
     assert violation.remedy.startswith("use tensor 4, data 1 (recommended)")
 
 
 @pytest.mark.parametrize(("cpus", "warned"), [("2", True), ("3500m", True), ("4", False), (None, False)])
-def test_more_ranks_than_processors_are_warned_about(spec: SpecOf, cpus: str | None, warned: bool) -> None:
+def test_more_ranks_than_cpus_cause_a_warning(spec: SpecOf, cpus: str | None, warned: bool) -> None:
     limits = {} if cpus is None else {"cpu": cpus}
     parts: dict[str, Any] = {"parallelism": {"tensor": 2, "data": 2}, "runtime": "stoker"}
     planned = plan(spec(QWEN, "cpu", hardware=pod("96Gi", **limits), **parts), Catalogue.load())
     assert any("4 ranks share" in each and "limits.cpu to 4" in each for each in planned.warnings) == warned
 
 
-def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[..., Study]) -> None:
+def test_engines_on_a_cpu_are_not_recommended_as_pods(spec: SpecOf, studied: Callable[..., Study]) -> None:
     """CPUs have no count: the recommendation can be written in a spec."""
     found = studied(QWEN, "cpu", hardware=pod("96Gi"), parallelism={"data": 2, "tensor": 2}, runtime="stoker")
     assert found.advice is not None
@@ -92,7 +92,7 @@ def test_copies_are_not_better_pods_by_count(spec: SpecOf, studied: Callable[...
 
 @pytest.mark.parametrize("accelerator", ["cpu", "nvidia-h100-80gb"])
 @pytest.mark.parametrize("source", [MIXTURE, "pvc://models/mine"])
-def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) -> None:
+def test_data_parallel_engines_share_no_experts(spec: SpecOf, accelerator: str, source: str) -> None:
     """The planner and the engine give the same message."""
     hardware = pod("400Gi") if accelerator == "cpu" else {"count": 4}
     parts: dict[str, Any] = {"hardware": hardware, "runtime": "stoker", "image": "mine:1"}
@@ -106,7 +106,7 @@ def test_copies_share_no_experts(spec: SpecOf, accelerator: str, source: str) ->
         EngineArgs("m", tensor_parallel_size=2, data_parallel_size=2, enable_expert_parallel=True)
 
 
-def test_experts_are_dealt_over_one_engine(spec: SpecOf) -> None:
+def test_experts_are_distributed_within_an_engine(spec: SpecOf) -> None:
     """Whole experts have the size of their columns if both divide; vLLM's engines also share them."""
     h100 = "nvidia-h100-80gb"
     dealt = {"tensor": 4, "expert": 4}
@@ -117,7 +117,7 @@ def test_experts_are_dealt_over_one_engine(spec: SpecOf) -> None:
     assert not any("refuses to start" in warning for warning in stoker_plan.warnings)
 
 
-def test_nodes_are_refused_by_name(spec: SpecOf) -> None:
+def test_several_nodes_are_refused_for_runtime_stoker(spec: SpecOf) -> None:
     sizes = {"tensor": 8, "pipeline": 2}
     tested_spec = spec(
         QWEN, "nvidia-h100-80gb", 8, hardware={"nodes": 2}, parallelism=sizes, runtime="stoker", image="m:1"

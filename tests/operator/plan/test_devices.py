@@ -43,19 +43,21 @@ def against(catalogue: Catalogue, manifest: dict[str, Any]) -> tuple[Violation, 
 @pytest.mark.parametrize("key", ["mig-3g", "mig-single", "nvidia-h100-80gb-shared"])
 @pytest.mark.parametrize("parallelism", [None, {"tensor": 1}, {"pipeline": 2}, {"mode": "Auto"}])
 @pytest.mark.parametrize("source", [LLAMA_8B, "pvc://models/mine"])
-def test_parts_of_devices_do_not_work_together(catalogue: Catalogue, key: str, parallelism: Any, source: str) -> None:
+def test_several_device_slices_in_a_pod_are_refused(
+    catalogue: Catalogue, key: str, parallelism: Any, source: str
+) -> None:
     (violation,) = against(catalogue, document(source, key, 2, parallelism=parallelism))
     assert (violation.field, violation.reason) == ("spec.hardware.count", "NotTogether")
     assert violation.remedy.startswith("use hardware.count 1 with tensor 1, data 1, and more replicas")
     assert not against(catalogue, document(source, key, 1))
 
 
-def test_a_model_that_no_slice_holds(catalogue: Catalogue) -> None:
+def test_model_too_large_for_a_slice_is_refused(catalogue: Catalogue) -> None:
     (violation,) = against(catalogue, document("hf://meta-llama/Llama-3.1-70B", "mig-3g", 4))
     assert "use accelerators with more memory" in violation.remedy
 
 
-def test_a_share_is_found_by_its_label_and_warned_about(spec: SpecOf) -> None:
+def test_shared_gpu_has_its_label_and_a_warning(spec: SpecOf) -> None:
     catalogue = Catalogue.load()
     shared = catalogue.accelerator("nvidia-t4-shared")
     assert shared.node_labels == {"nvidia.com/gpu.product": ["Tesla-T4-SHARED"]}
@@ -80,7 +82,7 @@ def affinity(value: str) -> dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def test_a_tpu_pod_says_which_slice() -> None:
+def test_tpu_pod_requires_a_matching_topology() -> None:
     catalogue = Catalogue.load()
     (violation,) = against(catalogue, document(QWEN_8B, "google-tpu-v5e", 8))
     assert violation.reason == "TopologyMissing"
@@ -93,13 +95,13 @@ def test_a_tpu_pod_says_which_slice() -> None:
 
 
 @pytest.mark.parametrize("pod", [{"nodeSelector": 3}, {"affinity": []}, {"nodeSelector": {TOPOLOGY: 8}}])
-def test_a_template_that_makes_no_sense_says_no_topology(pod: dict[str, Any]) -> None:
+def test_malformed_template_states_no_topology(pod: dict[str, Any]) -> None:
     found = against(Catalogue.load(), with_topology(8, **pod))
     assert "TopologyMissing" in {violation.reason for violation in found}
 
 
 @pytest.mark.parametrize("topology", ["", "2", "x", "2xx4", "9" * 5000, "2x4x8x1", "0x8"])
-def test_a_topology_that_is_none(topology: str) -> None:
+def test_malformed_topology_is_refused(topology: str) -> None:
     found = against(Catalogue.load(), with_topology(8, nodeSelector={TOPOLOGY: topology}))
     assert {violation.reason for violation in found} <= {"TopologyMissing", "TopologyMismatch"}
     assert found

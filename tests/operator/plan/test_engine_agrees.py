@@ -72,7 +72,7 @@ def refused(config: ModelConfig, ranks: int, formats: WeightFormats) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_verdicts_are_the_engines(seed: int, spec: Callable[..., Spec]) -> None:
+def test_planner_refuses_exactly_the_sizes_that_the_engine_refuses(seed: int, spec: Callable[..., Spec]) -> None:
     dice = random.Random(seed)
     stated, quantization = drawn(dice)
     config = ModelConfig.from_dict(stated)
@@ -117,7 +117,7 @@ def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dic
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_refusals_are_in_the_engines_words(seed: int, spec: Callable[..., Spec]) -> None:
+def test_refusals_equal_the_engines_messages(seed: int, spec: Callable[..., Spec]) -> None:
     """Also for stages, whole experts and data-parallel engines, on each kind of device."""
     dice = random.Random(1000 + seed)
     stated, quantization = drawn(dice)

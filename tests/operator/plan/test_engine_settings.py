@@ -24,7 +24,7 @@ def settings(accelerator: str = "nvidia-l4", **engine: Any) -> EngineSettings:
     return engine_settings(spec, memory and memory * 1024**2, accelerator)
 
 
-def test_absent_is_the_engines_own_default() -> None:
+def test_absent_settings_have_the_engines_defaults() -> None:
     found = settings(runtime="stoker")
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (
         DEFAULTS.max_num_seqs,
@@ -50,7 +50,7 @@ def test_vllms_defaults_depend_on_the_accelerator(accelerator: str, tokens: int,
     assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, sequences)
 
 
-def test_a_field_goes_before_a_word_and_a_word_before_the_default() -> None:
+def test_field_overrides_an_argument_which_overrides_the_default() -> None:
     words = ["--max-num-seqs", "7", "--block-size=32", "--gpu-memory-utilization=0.5", "--max_model_len=99"]
     found = settings(args=words)
     assert (found.max_num_seqs, found.block_size, found.utilization, found.max_model_len) == (7, 32, 0.5, 99)
@@ -76,7 +76,7 @@ def test_a_field_goes_before_a_word_and_a_word_before_the_default() -> None:
         ["--max-model-len=-1"],
     ],
 )
-def test_words_that_make_no_sense_are_the_runtimes_to_judge(words: list[str]) -> None:
+def test_malformed_arguments_are_left_to_the_runtime(words: list[str]) -> None:
     try:
         plan(parse(document(LLAMA_8B, "nvidia-h100-80gb", 1, args=words)).spec, Catalogue.load())
     except Refused as refused:
@@ -84,7 +84,7 @@ def test_words_that_make_no_sense_are_the_runtimes_to_judge(words: list[str]) ->
 
 
 @pytest.mark.parametrize("memory", ["0", "9e999", "1n", "16E", 0])
-def test_odd_amounts_of_memory_have_an_answer(memory: Any) -> None:
+def test_extreme_memory_limits_are_planned_or_refused(memory: Any) -> None:
     hardware = {"resources": {"limits": {"memory": memory}}}
     spec = parse(document("demo://gemma-3-270m", "cpu", hardware=hardware, runtime="stoker")).spec
     try:
@@ -101,7 +101,7 @@ def test_odd_amounts_of_memory_have_an_answer(memory: Any) -> None:
         ({"maxModelLen": 4096}, "--max-model-len=4K"),
     ],
 )
-def test_sizes_are_read_as_the_engine_reads_them(field: dict[str, int], word: str) -> None:
+def test_sizes_are_parsed_as_by_the_engine(field: dict[str, int], word: str) -> None:
     def planned(**engine: Any) -> Any:
         hardware = {"resources": {"limits": {"memory": "8Gi"}}}
         spec = parse(document("demo://gemma-3-270m", "cpu", hardware=hardware, runtime="stoker", **engine)).spec
@@ -120,7 +120,7 @@ def test_sizes_are_read_as_the_engine_reads_them(field: dict[str, int], word: st
         (["--enable-lora", "--max-loras", "4", "--max-cpu-loras=50", "--max-lora-rank=64"], (4, 50, 64)),
     ],
 )
-def test_adapters_are_counted_where_the_engine_serves_them(words: list[str], expected: tuple[int, int, int]) -> None:
+def test_adapters_are_counted_only_for_runtime_stoker(words: list[str], expected: tuple[int, int, int]) -> None:
     found = settings(runtime="stoker", args=words)
     assert (found.max_loras, found.num_resident_adapters, found.max_lora_rank) == expected
     assert settings(runtime="vllm", args=words).max_loras == 0
@@ -135,6 +135,6 @@ def test_adapters_are_counted_where_the_engine_serves_them(words: list[str], exp
         (["--lora-target-modules"], ()),
     ],
 )
-def test_the_modules_that_adapters_may_change(words: list[str], expected: tuple[str, ...]) -> None:
+def test_lora_target_modules_are_read_from_arguments(words: list[str], expected: tuple[str, ...]) -> None:
     assert settings(runtime="stoker", args=["--enable-lora", *words]).lora_target_modules == expected
     assert settings(runtime="stoker", args=words).lora_target_modules == ()

@@ -49,7 +49,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize("kind", COUNTED)
-def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
+def test_weight_counts_equal_those_of_transformers(kind: str) -> None:
     config: Any = CONFIG_MAPPING[kind]()
     with torch.device("meta"):
         transformers_model = getattr(transformers, COUNTED[kind])(config)
@@ -67,7 +67,7 @@ def test_a_model_has_as_many_weights_as_in_transformers(kind: str) -> None:
         )
 
 
-def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
+def test_stoker_does_not_support_models_of_vllm(spec: Callable[..., Spec]) -> None:
     config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
     stoker_plan = plan(spec("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), Catalogue.load(), config)
     assert stoker_plan.estimate is None and "Exaone4ForCausalLM is not supported" in stoker_plan.unknown
@@ -82,7 +82,7 @@ def test_our_own_engine_does_not_serve_them(spec: Callable[..., Spec]) -> None:
         (2, {"data": 2}, ""),
     ],
 )
-def test_our_own_engine_does_not_split_them(
+def test_stoker_does_not_split_models_of_vllm(
     spec: Callable[..., Spec], count: int, parallelism: dict[str, int] | None, remedy: str
 ) -> None:
     config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"]}
@@ -101,7 +101,7 @@ def test_our_own_engine_does_not_split_them(
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-R1", "MiniMaxAI/MiniMax-M2", "exaone4"])
 @pytest.mark.parametrize(("accelerator", "count"), [("nvidia-h100-80gb", 8), ("nvidia-h100-80gb", 2), ("nvidia-l4", 4)])
-def test_remedies_of_what_is_not_split_are_possible(
+def test_remedies_for_unsplit_models_are_possible(
     spec: Callable[..., Spec], name: str, accelerator: str, count: int, quantized: bool
 ) -> None:
     config = dict(CONFIG_MAPPING[name]().to_dict() if name == "exaone4" else table()[name])
@@ -142,13 +142,15 @@ def test_remedies_of_what_is_not_split_are_possible(
         {"vision_config": {"hidden_size": "x", "depth": -1, "mlp_ratio": "many"}},
     ],
 )
-def test_what_is_not_understood_is_not_known_and_runs(spec: Callable[..., Spec], change: dict[str, Any]) -> None:
+def test_config_that_is_not_understood_is_unknown_and_not_refused(
+    spec: Callable[..., Spec], change: dict[str, Any]
+) -> None:
     config = {**CONFIG_MAPPING["exaone4"]().to_dict(), "architectures": ["Exaone4ForCausalLM"], **change}
     planned = plan(spec("hf://org/m", "nvidia-h200", 8), Catalogue.load(), config)
     assert planned.estimate is not None or planned.unknown
 
 
-def test_an_encoder_takes_its_room(spec: Callable[..., Spec]) -> None:
+def test_vision_encoder_takes_memory(spec: Callable[..., Spec]) -> None:
     made = {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}
     sees = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
     tested_spec = spec("hf://org/m", "nvidia-l4", 1)
@@ -246,7 +248,7 @@ CHATGLM = {
         ),
     ],
 )  # fmt: skip
-def test_published_models_are_as_large_as_their_files(config: dict[str, Any], size: float) -> None:
+def test_sizes_of_published_models_equal_their_files(config: dict[str, Any], size: float) -> None:
     shape = shape_of(ModelSource.parse("hf://org/model"), config, "vllm")
     assert isinstance(shape, Shape), shape
     assert weight_bytes(shape.config, 2) == pytest.approx(size, rel=0.01)

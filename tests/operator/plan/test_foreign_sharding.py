@@ -31,7 +31,7 @@ def refusal(spec: Spec, config: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(("count", "part"), [(4, 192), (8, 96)])
-def test_experts_by_blocks_that_do_not_divide(spec: SpecOf, count: int, part: int) -> None:
+def test_experts_whose_blocks_do_not_divide_are_refused(spec: SpecOf, count: int, part: int) -> None:
     """Regression test of vLLM's issue 25292."""
     violation = refusal(spec(QWEN_FP8, H100, count))
     assert (violation.field, violation.reason) == ("spec.parallelism", "ExpertsNotDivisible")
@@ -42,7 +42,7 @@ def test_experts_by_blocks_that_do_not_divide(spec: SpecOf, count: int, part: in
     assert f"expert {count}" in violation.remedy
 
 
-def test_what_divides_is_accepted(spec: SpecOf) -> None:
+def test_sizes_that_divide_are_accepted(spec: SpecOf) -> None:
     for count in (1, 2):
         assert plan(spec(QWEN_FP8, H100, count), Catalogue.load()).placement.tensor == count
     for count in (4, 8):
@@ -60,7 +60,7 @@ def test_vllm_splits_experts_over_the_accelerators_of_all_engines(spec: SpecOf) 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
 @pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
-def test_groups_that_do_not_divide(spec: SpecOf, tensor: int, method: str) -> None:
+def test_quantization_groups_that_do_not_divide_are_refused(spec: SpecOf, tensor: int, method: str) -> None:
     stated: dict[str, Any] = {"quant_method": method, "bits": 4, "group_size": 128}
     if method == "compressed-tensors":
         stated["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 128}}}
@@ -72,17 +72,17 @@ def test_groups_that_do_not_divide(spec: SpecOf, tensor: int, method: str) -> No
     assert violation.remedy.startswith(f"use tensor 1, data {tensor} (recommended; better as hardware.count 1")
 
 
-def test_the_padded_checkpoint_divides(spec: SpecOf) -> None:
+def test_padded_checkpoint_divides(spec: SpecOf) -> None:
     for tensor in (1, 2, 4, 8):
         assert plan(spec("hf://Qwen/Qwen2.5-72B-Instruct-AWQ", H100, tensor), Catalogue.load())
 
 
-def test_scales_of_whole_rows_divide_as_rows_do(spec: SpecOf) -> None:
+def test_scales_of_whole_rows_divide_like_rows(spec: SpecOf) -> None:
     stated = {"quant_method": "gptq", "bits": 4, "group_size": -1}
     assert plan(spec("hf://org/m", H100, 8), Catalogue.load(), {**AWQ, "quantization_config": stated})
 
 
-def test_an_inner_size_that_is_no_multiple(spec: SpecOf) -> None:
+def test_inner_size_that_does_not_divide_is_refused(spec: SpecOf) -> None:
     config = {**table()["Qwen/Qwen3-8B"], "intermediate_size": 12_290}
     violation = refusal(spec("hf://org/m", H100, 4), config)
     assert (
@@ -92,7 +92,7 @@ def test_an_inner_size_that_is_no_multiple(spec: SpecOf) -> None:
     assert plan(spec("hf://org/m", H100, 2), Catalogue.load(), config)
 
 
-def test_deepseek_in_blocks_is_as_its_authors_run_it(spec: SpecOf, studied: Callable[..., Study]) -> None:
+def test_deepseek_in_blocks_is_accepted_in_its_published_layouts(spec: SpecOf, studied: Callable[..., Study]) -> None:
     """Eight H200 with TP 8, or with data and expert parallelism over eight: both are vLLM's recipes."""
     deepseek = "hf://deepseek-ai/DeepSeek-V3"
     assert plan(spec(deepseek, "nvidia-h200", 8), Catalogue.load()).placement.tensor == 8
@@ -108,7 +108,7 @@ def test_deepseek_in_blocks_is_as_its_authors_run_it(spec: SpecOf, studied: Call
         ({"quant_method": "gptq", "bits": 4, "group_size": 64}, ""),
     ],
 )
-def test_our_engine_cuts_rows_between_groups(spec: SpecOf, stated: dict[str, Any], problem: str) -> None:
+def test_stoker_cuts_rows_only_between_groups(spec: SpecOf, stated: dict[str, Any], problem: str) -> None:
     """7,424 columns in four parts: 29 groups of 64 each, or 15, 15, 15 and 13 of 128. Outputs are cut anywhere."""
     config = {**AWQ, "hidden_size": 4096, "intermediate_size": 7424, "quantization_config": stated}
     config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}

@@ -213,7 +213,7 @@ class Generated:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_sizes_are_those_of_transformers(seed: int) -> None:
+def test_sizes_equal_those_of_transformers(seed: int) -> None:
     generated = Generated(seed)
     outside = generated.nested or generated.kind in WITH_IMAGES
     for runtime in ("vllm",) if outside else ("vllm", "stoker"):

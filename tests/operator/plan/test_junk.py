@@ -22,7 +22,6 @@ from .conftest import LLAMA_405B, document
 
 #: Largest number of steps; a second has more than ten million. Reading a quantized mixture of 200 layers takes two
 #: million, since each expert's name is matched; each way to split adds some thousands.
-#: each expert's name is matched; each way adds some thousands.
 MOST_WORK = 3_000_000
 CONFIGS = [dict(config) for name, config in table().items() if "/" in name]
 JUNK = st.one_of(
@@ -48,7 +47,7 @@ JUNK = st.one_of(
     ),
     count=st.sampled_from([1, 2, 7, 8, 64]),
 )
-def test_any_config_has_an_answer(config: dict[str, Any], changes: dict[str, Any], count: int) -> None:
+def test_any_config_is_planned_or_refused(config: dict[str, Any], changes: dict[str, Any], count: int) -> None:
     spec = parse(document("hf://org/model", "nvidia-l4", count)).spec
 
     def answered() -> None:
@@ -62,7 +61,7 @@ def test_any_config_has_an_answer(config: dict[str, Any], changes: dict[str, Any
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
-def test_a_config_that_says_nothing_but_its_architecture_has_an_answer(architecture: str) -> None:
+def test_config_with_only_an_architecture_is_studied(architecture: str) -> None:
     spec = parse(document("hf://org/model", "nvidia-h100-80gb", 1)).spec
     study(spec, Catalogue.load(), {"architectures": [architecture]})
 
@@ -80,14 +79,14 @@ def test_a_config_that_says_nothing_but_its_architecture_has_an_answer(architect
         {"vocab_size": "many"},
     ],
 )
-def test_junk_is_not_known_rather_than_believed(change: dict[str, Any]) -> None:
+def test_malformed_sizes_make_the_shape_unknown(change: dict[str, Any]) -> None:
     config = {**table()["Qwen/Qwen3-8B"], **change}
     planned = plan(parse(document("hf://org/model", "nvidia-l4", 1)).spec, Catalogue.load(), config)
     assert planned.estimate is None
     assert planned.unknown
 
 
-def test_a_verdict_is_there_before_an_admission_gives_up() -> None:
+def test_largest_refusal_takes_bounded_work() -> None:
     """The slowest case: nothing fits, so that all splits and larger machines are tried."""
     spec = parse(document(LLAMA_405B, "nvidia-h100-80gb", 8)).spec
     study(spec, Catalogue.load())  # reads the tables
@@ -107,7 +106,7 @@ def test_a_verdict_is_there_before_an_admission_gives_up() -> None:
         ("Qwen/Qwen3-30B-A3B", "nvidia-l4", "stoker"),
     ],
 )
-def test_a_deep_model_on_many_gpus_is_bounded_work(model: str, accelerator: str, runtime: str) -> None:
+def test_deep_model_on_many_gpus_takes_bounded_work(model: str, accelerator: str, runtime: str) -> None:
     """The given sizes do not divide the model, or a rule refuses them: all splits and remedies are tried."""
     config = {name: value for name, value in table()[model].items() if name != "layer_types"}
     config["num_hidden_layers"] = 200
@@ -123,7 +122,7 @@ def test_a_deep_model_on_many_gpus_is_bounded_work(model: str, accelerator: str,
         assert work(answered) < 2 * MOST_WORK
 
 
-def test_a_mixture_of_more_experts_than_a_model_has_is_no_failure() -> None:
+def test_huge_mixture_of_experts_is_planned_or_refused() -> None:
     config = {**table()["Qwen/Qwen3-30B-A3B"], "num_experts": 256, "num_hidden_layers": 1000}
     for quantization in (None, "fp8"):
         engine = {"runtime": "stoker", "image": "mine:1"} | ({"quantization": quantization} if quantization else {})

@@ -32,12 +32,11 @@ class Fact(NamedTuple):
     """A known fact about a model on accelerators.
 
     Attributes:
-        model, accelerator, count: the pod.
+        model, accelerator, count: the pod's model, and the kind and number of its accelerators.
         why: source of the fact.
         refused: reason of the refusal; empty if it runs.
         gigabytes: weights on each accelerator.
-        length: smallest expected value of the longest sequence.
-        max_length: largest expected value.
+        length, max_length: bounds of the estimated max_model_len.
         parallelism, engine: further parts of the spec.
     """
 
@@ -117,7 +116,7 @@ FACTS = (
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda it: f"{it.model.partition('/')[2]}-{it.count}x{it.accelerator}")
-def test_what_is_known(studied: Callable[..., Study], fact: Fact) -> None:
+def test_plans_match_known_facts(studied: Callable[..., Study], fact: Fact) -> None:
     found = studied(f"hf://{fact.model}", fact.accelerator, fact.count, parallelism=fact.parallelism, **fact.engine)
     assert {violation.reason for violation in found.unplannable} == ({fact.refused} if fact.refused else set())
     if fact.refused:
@@ -144,7 +143,7 @@ def test_what_is_known(studied: Callable[..., Study], fact: Fact) -> None:
         (MINIMAX, 253_952, "62 layers × 2 × 8 heads × 128 × 2 bytes"),
     ],
 )
-def test_bytes_that_a_token_keeps(model: str, bytes_per_token: int, why: str) -> None:
+def test_kv_bytes_per_token_match_known_values(model: str, bytes_per_token: int, why: str) -> None:
     shape = shape_of(ModelSource.parse(f"hf://{model}"), None, "vllm")
     assert isinstance(shape, Shape), why
     groups = model_cache_groups(shape.config, 16, kv_format("auto", "bfloat16"))
@@ -155,7 +154,7 @@ def test_bytes_that_a_token_keeps(model: str, bytes_per_token: int, why: str) ->
     ("model", "full", "windows"),
     [(OSS_120B, 18, {128: 18}), (GEMMA_27B, 10, {1024: 52}), (SCOUT, 12, {8192: 36})],
 )
-def test_layers_that_keep_a_window(model: str, full: int, windows: dict[int, int]) -> None:
+def test_numbers_of_sliding_window_layers_match_model_cards(model: str, full: int, windows: dict[int, int]) -> None:
     """By their model cards, every second, sixth and fourth layer has full attention."""
     shape = shape_of(ModelSource.parse(f"hf://{model}"), None, "vllm")
     assert isinstance(shape, Shape)
@@ -176,7 +175,7 @@ def test_layers_that_keep_a_window(model: str, full: int, windows: dict[int, int
         (DEEPSEEK, H200, 8, (8, 1), "one engine is the node"),
     ],
 )
-def test_what_is_recommended(
+def test_recommendations_match_known_recipes(
     studied: Callable[..., Study], model: str, accelerator: str, count: int, pods: tuple[int, int], why: str
 ) -> None:
     advice = studied(f"hf://{model}", accelerator, count).advice

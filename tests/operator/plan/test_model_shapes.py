@@ -17,7 +17,6 @@ from stoker_operator.plan.unplannable import Unplannable
 
 #: Numbers of weights that the hub shows for each repository (tied heads counted once, DeepSeek-V3 without the layer for
 #: multi-token prediction).
-#: that predicts a second token).
 PUBLISHED = {
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
     "meta-llama/Llama-2-13b-hf": 13_015_864_320,
@@ -94,14 +93,14 @@ def source(name: str) -> ModelSource:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_model_has_as_many_weights_as_are_published(name: str) -> None:
+def test_weight_counts_equal_the_published_ones(name: str) -> None:
     shape = shape_of(source(name), None)
     assert isinstance(shape, Shape)
     assert sum(size.numbers for size in weight_sizes(shape.config)) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", PUBLISHED_ELSEWHERE)
-def test_a_model_of_another_runtime_has_nearly_as_many(name: str) -> None:
+def test_weight_counts_of_other_runtimes_models_are_nearly_published(name: str) -> None:
     shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape), shape
     num_weights = sum(size.numbers for size in weight_sizes(shape.config))
@@ -109,7 +108,7 @@ def test_a_model_of_another_runtime_has_nearly_as_many(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in table() if "/" in name])
-def test_every_entry_is_a_model_whose_size_is_known(name: str) -> None:
+def test_every_table_entry_has_a_known_size(name: str) -> None:
     shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape), shape
     num_weights = sum(size.numbers for size in weight_sizes(shape.config))
@@ -137,7 +136,7 @@ def test_transformers_reads_the_same_shape(name: str) -> None:
     assert transformers_config.max_position_embeddings == shape.config.longest_model_len
 
 
-def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None:
+def test_demo_model_has_the_shape_of_the_images_file() -> None:
     import torch
 
     from stoker_engine.contract.engine_args import EngineArgs
@@ -171,7 +170,7 @@ def test_a_demo_model_has_the_shape_of_the_file_that_the_image_carries() -> None
         ("meta-llama/Llama-3.1-405B-Instruct-FP8", "fbgemm_fp8", 8),
     ],
 )
-def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: int) -> None:
+def test_quantization_of_a_checkpoint_is_read(name: str, method: str, bits: int) -> None:
     shape = shape_of(source(name), None, "vllm")
     assert isinstance(shape, Shape)
     assert shape.method == method
@@ -184,7 +183,7 @@ def test_a_checkpoint_that_is_quantized_says_so(name: str, method: str, bits: in
     assert isinstance(stored, GroupFormat) and stored.bits == bits
 
 
-def test_a_method_whose_size_cannot_be_told_is_not_known() -> None:
+def test_unknown_quantization_method_makes_the_shape_unknown() -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
     vllm_shape = shape_of(source("org/model"), config, "vllm")
     assert isinstance(vllm_shape, str) and vllm_shape.startswith(
@@ -207,7 +206,7 @@ def test_yarn_stretches_the_original_length(runtime: str) -> None:
 
 
 @pytest.mark.parametrize("architectures", [{}, {"architectures": None}, {"architectures": []}])
-def test_a_config_without_architectures_is_refused_in_the_engine_s_words(architectures: dict[str, Any]) -> None:
+def test_config_without_architectures_is_refused_with_the_engines_message(architectures: dict[str, Any]) -> None:
     config = {name: value for name, value in table()["Qwen/Qwen3-32B"].items() if name != "architectures"}
     with pytest.raises(Unplannable) as refused:
         shape_of(ModelSource.parse("hf://org/model"), {**config, **architectures})
@@ -217,7 +216,7 @@ def test_a_config_without_architectures_is_refused_in_the_engine_s_words(archite
     assert f"{violation.message}; {violation.remedy}" == f"the model's {engine.value}"
 
 
-def test_a_name_says_little_where_the_files_bring_a_causal_model() -> None:
+def test_auto_map_for_causal_lm_overrides_the_architectures_name() -> None:
     named = {"architectures": ["ChatGLMModel"], "auto_map": {"AutoModelForCausalLM": "modeling_chatglm.ChatGLM"}}
     assert isinstance(shape_of(ModelSource.parse("hf://org/model"), named), str)
     with pytest.raises(Unplannable):

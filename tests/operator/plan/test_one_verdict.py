@@ -81,7 +81,7 @@ def test_plan_and_admission_agree(seed: int, tmp_path: Path, capsys: Any) -> Non
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_what_is_recommended_passes_the_judge(seed: int) -> None:
+def test_recommendations_pass_admission(seed: int) -> None:
     made = manifest(random.Random(seed))
     made["spec"]["hardware"].pop("nodes", None)
     made["spec"]["engine"] |= {"image": "mine:1"}

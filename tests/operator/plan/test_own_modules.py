@@ -49,7 +49,7 @@ def started(folder: Path, config: dict[str, Any], quantization: str | None = Non
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("stated", STATED)
-def test_a_quantized_checkpoint_is_refused_by_the_plan_too(
+def test_quantized_checkpoint_is_refused_by_plan_and_engine(
     spec: Callable[..., Spec], tmp_path: Path, kind: str, stated: str
 ) -> None:
     config = {**CONFIG_MAPPING[kind]().to_dict(), "architectures": [MODELS[kind]], **STATED[stated]}
@@ -63,7 +63,7 @@ def test_a_quantized_checkpoint_is_refused_by_the_plan_too(
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_not_quantized_when_it_is_loaded_is_refused_by_the_plan_too(
+def test_unsupported_quantization_on_load_is_refused_by_plan_and_engine(
     spec: Callable[..., Spec], tmp_path: Path, kind: str
 ) -> None:
     config = {**CONFIG_MAPPING[kind]().to_dict(), "architectures": [MODELS[kind]]}
@@ -85,7 +85,7 @@ UNREAD: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("stated", UNREAD)
-def test_a_way_to_quantize_that_is_not_read_is_refused_by_the_plan_too(
+def test_unsupported_quantization_config_is_refused_by_plan_and_engine(
     spec: Callable[..., Spec], tmp_path: Path, stated: str
 ) -> None:
     config = {**CONFIG_MAPPING["qwen3"]().to_dict(), "architectures": ["Qwen3ForCausalLM"]}
@@ -95,7 +95,7 @@ def test_a_way_to_quantize_that_is_not_read_is_refused_by_the_plan_too(
     assert started(tmp_path, config) == found.sentence.partition(", or use runtime")[0]
 
 
-def test_transposed_matrices_are_refused_by_the_plan_too(spec: Callable[..., Spec], tmp_path: Path) -> None:
+def test_transposed_matrices_are_refused_by_plan_and_engine(spec: Callable[..., Spec], tmp_path: Path) -> None:
     config = {**CONFIG_MAPPING["gpt2"]().to_dict(), "architectures": ["GPT2LMHeadModel"]}
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 64}
     found = refused(spec("hf://org/model", "nvidia-h100-80gb", 1, runtime="stoker", image="x"), config)

@@ -139,7 +139,7 @@ _LAYOUTS: list[dict[str, int]] = [
         ("mixtral", {"tensor": 2, "expert": 2}),
     ],
 )
-def test_ranks_allocate_what_is_predicted(
+def test_ranks_allocate_the_predicted_blocks(
     model: str,
     parallelism: dict[str, int],
     words: list[str],

@@ -153,13 +153,13 @@ def stored_bytes(config: dict[str, Any], runtime: str) -> int:
         pytest.param(dict(table()["Qwen/Qwen2.5-72B-Instruct-AWQ"]), 41_607_438_677, RUNTIMES, id="Qwen2.5-72B AWQ"),
     ],
 )
-def test_a_checkpoint_is_as_large_as_its_files(config: dict[str, Any], size: float, runtimes: tuple[str, ...]) -> None:
+def test_checkpoint_sizes_equal_their_files(config: dict[str, Any], size: float, runtimes: tuple[str, ...]) -> None:
     for runtime in runtimes:
         assert stored_bytes(config, runtime) == pytest.approx(size, rel=0.01), runtime
 
 
 @pytest.mark.parametrize("begins", ["model.", "language_model.model.", "model.language_model."])
-def test_exceptions_are_counted_by_whatever_name_the_text_model_has(begins: str) -> None:
+def test_unquantized_modules_are_found_under_every_text_model_prefix(begins: str) -> None:
     excepted = [each.replace("model.", begins, 1) for each in FIRST_AND_LAST]
     stated = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": excepted}
     assert stored_bytes({**LLAMA_405B, "quantization_config": stated}, "vllm") == pytest.approx(416.4e9, rel=0.002)
@@ -198,7 +198,7 @@ FILES: dict[str, tuple[dict[str, Any], list[tuple[tuple[int, ...], int]]]] = {
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("method", FILES)
-def test_a_matrix_takes_the_bytes_of_its_tensors(method: str, runtime: str) -> None:
+def test_matrix_takes_the_bytes_of_its_tensors(method: str, runtime: str) -> None:
     stated, tensors = FILES[method]
     config = {
         **table()["meta-llama/Meta-Llama-3-8B"], "intermediate_size": INNER, "hidden_size": OUTPUTS,
@@ -238,7 +238,7 @@ BY_TENSOR: dict[str, tuple[dict[str, Any], float, int]] = {
 
 @pytest.mark.parametrize("inner", [128, 160, 4096])
 @pytest.mark.parametrize("method", BY_TENSOR)
-def test_a_scale_of_a_tensor_is_counted_once(method: str, inner: int) -> None:
+def test_per_tensor_scale_is_counted_once(method: str, inner: int) -> None:
     stated, bytes_each, scale = BY_TENSOR[method]
     config = {**table()["meta-llama/Meta-Llama-3-8B"], "intermediate_size": inner, "quantization_config": stated}
     shape = shape_of(ModelSource.parse("hf://org/model"), config, "vllm")
@@ -250,7 +250,7 @@ def test_a_scale_of_a_tensor_is_counted_once(method: str, inner: int) -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(("name", "size"), [("openai/gpt-oss-20b", 13.8e9), ("openai/gpt-oss-120b", 65.3e9)])
-def test_what_is_not_quantized_has_the_dtype_of_the_files(
+def test_unquantized_weights_have_the_dtype_of_the_files(
     name: str, size: float, runtime: str, spec: Callable[..., Spec]
 ) -> None:
     config = {field: value for field, value in table()[name].items() if field != "torch_dtype"}
@@ -262,5 +262,5 @@ def test_what_is_not_quantized_has_the_dtype_of_the_files(
         assert found.weight_bytes_per_gpu == pytest.approx(size, rel=0.015)
 
 
-def test_the_table_states_every_dtype() -> None:
+def test_table_states_every_dtype() -> None:
     assert [name for name, config in table().items() if not (config.get("dtype") or config.get("torch_dtype"))] == []

@@ -30,7 +30,7 @@ def sizes(study: Study) -> tuple[int, ...]:
     return best.sizes
 
 
-def test_what_only_fits_is_not_what_serves(studied: Studied) -> None:
+def test_recommendation_serves_the_models_length_and_does_not_merely_fit(studied: Studied) -> None:
     """TP 2 × DP 4 fits the weights and a sequence of 13,472 tokens, but the model supports 131,072."""
     assert sizes(studied(LLAMA_31_70B, H100, 8)) == (8, 1, 1)  # ten of them; three with TP 4
 
@@ -56,7 +56,7 @@ def test_length_and_floor_decide_before_engines(
     assert sizes(found) == expected
 
 
-def test_copies_that_share_nothing_are_pods_of_their_own(studied: Studied) -> None:
+def test_engines_that_share_nothing_are_recommended_as_pods(studied: Studied) -> None:
     advice = studied(LLAMA_8B, H100, 8).advice
     assert advice is not None
     assert (advice.count, advice.nodes, advice.replicas, advice.sizes) == (1, 1, 8, (1, 1, 1))
@@ -66,7 +66,7 @@ def test_copies_that_share_nothing_are_pods_of_their_own(studied: Studied) -> No
     assert over_nodes is not None and (over_nodes.count, over_nodes.nodes, over_nodes.replicas) == (1, 1, 16)
 
 
-def test_copies_that_share_experts_stay_together(studied: Studied) -> None:
+def test_engines_that_share_experts_stay_in_one_pod(studied: Studied) -> None:
     advice = studied(QWEN_MOE, H100, 4).advice
     assert advice is not None and not advice.apart
     assert (advice.count, advice.replicas, advice.sizes) == (4, 1, (1, 1, 4))
@@ -78,35 +78,35 @@ def test_copies_that_share_experts_stay_together(studied: Studied) -> None:
 # Auto
 
 
-def test_auto_is_what_is_recommended(spec: SpecOf, studied: Studied) -> None:
+def test_mode_auto_equals_the_recommendation(spec: SpecOf, studied: Studied) -> None:
     for source, count in [(LLAMA_31_70B, 8), (LLAMA_8B, 8), (LLAMA_8B, 6), (QWEN_MOE, 4), (LLAMA_31_70B, 2)]:
         planned = plan(spec(source, H100, count, parallelism={"mode": "Auto"}), Catalogue.load())
         assert planned.placement.sizes == sizes(studied(source, H100, count))
         assert planned.chosen_by == "spec.parallelism.mode"
 
 
-def test_auto_heeds_the_floor(spec: SpecOf) -> None:
+def test_mode_auto_obeys_min_concurrency(spec: SpecOf) -> None:
     tested_spec = spec(LLAMA_31_70B, H100, 8, parallelism={"mode": "Auto", "minConcurrency": 3})
     assert plan(tested_spec, Catalogue.load()).placement.sizes == (4, 1, 2)
 
 
-def test_auto_says_that_engines_are_better_apart(spec: SpecOf) -> None:
+def test_mode_auto_warns_that_separate_pods_are_better(spec: SpecOf) -> None:
     (warning,) = plan(spec(LLAMA_8B, H100, 8, parallelism={"mode": "Auto"}), Catalogue.load()).warnings
     assert "hardware.count 1 with replicas 8" in warning
 
 
-def test_auto_without_a_shape_takes_all_for_tensor(spec: SpecOf) -> None:
+def test_mode_auto_uses_all_gpus_for_tensor_without_a_shape(spec: SpecOf) -> None:
     planned = plan(spec("pvc://models/mine", H100, 8, parallelism={"mode": "Auto"}), Catalogue.load())
     assert planned.placement.sizes == (8, 1, 1)
     assert planned.unknown and planned.chosen_by
 
 
-def test_auto_deals_whole_experts_where_parts_do_not_come_out_even(spec: SpecOf) -> None:
+def test_mode_auto_distributes_whole_experts_if_shards_are_uneven(spec: SpecOf) -> None:
     planned = plan(spec("hf://Qwen/Qwen3-30B-A3B-FP8", H100, 8, parallelism={"mode": "Auto"}), Catalogue.load())
     assert planned.placement.expert
 
 
-def test_absence_means_what_it_did(spec: SpecOf) -> None:
+def test_absent_parallelism_keeps_its_meaning(spec: SpecOf) -> None:
     for parallelism in (None, {"minConcurrency": 1}, {"minConcurrency": 100}):
         planned = plan(spec(LLAMA_8B, H100, 8, parallelism=parallelism), Catalogue.load())
         assert planned.placement.sizes == (8, 1, 1)
@@ -121,7 +121,7 @@ def planned(spec: SpecOf, *args: Any, **parts: Any) -> Plan:
     return plan(spec(*args, **parts), Catalogue.load())
 
 
-def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
+def test_limited_length_causes_a_warning(spec: SpecOf) -> None:
     found = planned(spec, LLAMA_31_70B, H100, 2)
     (warning,) = found.warnings
     assert found.max_model_len is not None and found.max_model_len < 20_000
@@ -134,7 +134,7 @@ def test_a_length_that_is_cut_is_warned_about(spec: SpecOf) -> None:
     assert not planned(spec, LLAMA_31_70B, H100, 8).warnings
 
 
-def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
+def test_limited_length_causes_a_warning_for_every_source_of_the_length(spec: SpecOf) -> None:
     for args in ([], ["--max-model-len=auto"], ["--max-num-seqs=8"]):
         assert "sequences are limited" in planned(spec, LLAMA_31_70B, H100, 2, args=args).warnings[0]
     assert "sequences are limited" in planned(spec, LLAMA_31_70B, H100, 2, parallelism={"mode": "Auto"}).warnings[0]
@@ -143,7 +143,7 @@ def test_a_cut_is_warned_about_whoever_chooses_the_length(spec: SpecOf) -> None:
     assert "sequences are limited" in warning and "resources.limits.memory" in warning
 
 
-def test_too_few_at_once_are_warned_about(spec: SpecOf) -> None:
+def test_low_concurrency_causes_a_warning(spec: SpecOf) -> None:
     parallelism = {"tensor": 4, "data": 2}
     (warning,) = planned(spec, LLAMA_31_70B, H100, 8, parallelism=parallelism).warnings
     assert warning.startswith("an engine holds 3 of 4 sequences of 131,072 tokens at once; use tensor 8, data 1")
@@ -156,7 +156,7 @@ _FP8 = re.compile(
 )
 
 
-def test_weights_of_8_bits_are_offered_where_they_are_accepted(studied: Studied) -> None:
+def test_offered_fp8_weights_are_accepted(studied: Studied) -> None:
     models = {id(config): name for name, config in table().items() if name.count("/") == 1}
     offered = set()
     for source in (f"hf://{name}" for name in models.values()):
@@ -173,7 +173,7 @@ def test_weights_of_8_bits_are_offered_where_they_are_accepted(studied: Studied)
     assert "to fp8" not in violation.remedy  # 8 bits would fit, 8.5 do not
 
 
-def test_what_is_quantized_is_not_offered_8_bits(spec: SpecOf) -> None:
+def test_quantized_checkpoints_are_not_offered_fp8(spec: SpecOf) -> None:
     known = table()[LLAMA_31_70B.removeprefix("hf://")]
     for method in ("gptq", "torchao"):
         config = {**known, "quantization_config": {"quant_method": method, "bits": 8, "group_size": 128}}

@@ -276,12 +276,12 @@ def named_by_rules(seed: int) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_remedies_of_the_manifests_rules_are_accepted(seed: int) -> None:
+def test_remedies_of_manifest_rules_are_accepted(seed: int) -> None:
     named_by_rules(seed)
 
 
 @pytest.mark.slow
-def test_many_remedies_of_the_manifests_rules_are_accepted() -> None:
+def test_many_remedies_of_manifest_rules_are_accepted() -> None:
     kinds = set().union(*map(named_by_rules, range(60, 500)))
     assert kinds >= {
         "sizes", "pods of one engine", "idle", "a count", "one pod", "a topology", "none", "words of the rule",
@@ -297,7 +297,7 @@ def test_many_remedies_of_the_manifests_rules_are_accepted() -> None:
          "tensor 2, data 1, or set hardware.count to 6"),
     ],
 )  # fmt: skip
-def test_sizes_that_the_model_cannot_be_split_by_are_not_named(count: int, sizes: dict[str, int], remedy: str) -> None:
+def test_remedies_name_only_sizes_that_divide_the_model(count: int, sizes: dict[str, int], remedy: str) -> None:
     manifest = document("hf://meta-llama/Meta-Llama-3-8B", "nvidia-h100-80gb", count, parallelism=sizes)
     (violation,) = planned(manifest, None)
     assert violation.remedy == remedy
@@ -305,7 +305,7 @@ def test_sizes_that_the_model_cannot_be_split_by_are_not_named(count: int, sizes
     assert "use " not in unknown.remedy and " must " in unknown.remedy
 
 
-def test_admission_names_sizes_by_the_config_that_is_there() -> None:
+def test_admission_names_sizes_from_the_cached_config() -> None:
     """The webhook uses only cached data: it plans sizes if the model's config.json is available."""
     manifest = document(
         "hf://org/exaone", "nvidia-h100-80gb", 6, parallelism={"tensor": 4, "data": 1}, runtime="stoker"

@@ -28,7 +28,7 @@ Studied = Callable[..., Study]
 @pytest.mark.parametrize(
     ("accelerator", "count"), [("nvidia-a10g", 4), ("nvidia-h100-80gb", 8), ("nvidia-a100-80gb", 1)]
 )
-def test_by_default_one_engine_is_spread_over_all_gpus(spec: Callable[..., Spec], accelerator: str, count: int) -> None:
+def test_one_engine_uses_all_gpus_by_default(spec: Callable[..., Spec], accelerator: str, count: int) -> None:
     placement = plan(spec(LLAMA_8B, accelerator, count), Catalogue.load()).placement
     assert placement.sizes == (count, 1, 1)
 
@@ -43,7 +43,7 @@ def test_by_default_one_engine_is_spread_over_all_gpus(spec: Callable[..., Spec]
         ({"pipeline": 2}, (2, 2, 1)),
     ],
 )
-def test_what_is_absent_is_what_is_left(
+def test_missing_sizes_use_the_remaining_gpus(
     spec: Callable[..., Spec], parallelism: dict[str, int], expected: tuple[int, ...]
 ) -> None:
     planned = plan(spec(LLAMA_8B, "nvidia-a100-80gb", 4, parallelism=parallelism), Catalogue.load())
@@ -58,7 +58,9 @@ def test_what_is_absent_is_what_is_left(
     # Two GPUs hold the weights of 70B and a single sequence of 8,192 tokens: too little to serve.
     [(LLAMA_8B, 1, 16), (LLAMA_70B, 4, 140)],
 )
-def test_the_fewest_80_gb_gpus_that_serve_a_model(studied: Studied, source: str, tensor: int, gigabytes: float) -> None:
+def test_recommendation_uses_the_fewest_80_gb_gpus(
+    studied: Studied, source: str, tensor: int, gigabytes: float
+) -> None:
     found = studied(source, "nvidia-h100-80gb", 8)
     best = recommended(found.options)
     assert best is not None
@@ -78,7 +80,7 @@ def test_405b_in_16_bits_does_not_fit_8_gpus_of_80_gb(spec: Callable[..., Spec])
     assert "set spec.engine.quantization to fp8, which fits with tensor 8, data 1" in violation.remedy
 
 
-def test_what_it_offers_instead_fits(studied: Studied) -> None:
+def test_remedies_for_405b_fit(studied: Studied) -> None:
     assert not studied(LLAMA_405B, "nvidia-h100-80gb", 8, quantization="fp8").unplannable
     sizes = {"tensor": 8, "pipeline": 2}
     assert not studied(LLAMA_405B, "nvidia-h100-80gb", 16, parallelism=sizes).unplannable
@@ -90,7 +92,7 @@ def test_what_it_offers_instead_fits(studied: Studied) -> None:
 @pytest.mark.parametrize(
     ("parallelism", "sizes", "engines"), [(None, (4, 1), 1), ({"tensor": 2}, (2, 2), 2), ({"tensor": 1}, (1, 4), 4)]
 )
-def test_each_way_to_share_four_gpus_can_be_asked_for(
+def test_every_layout_of_four_gpus_can_be_requested(
     spec: Callable[..., Spec], parallelism: dict[str, int] | None, sizes: tuple[int, int], engines: int
 ) -> None:
     planned = plan(spec(LLAMA_8B, "nvidia-a100-80gb", 4, parallelism=parallelism), Catalogue.load())
@@ -112,7 +114,6 @@ def test_more_engines_leave_each_less_memory_for_its_cache(studied: Studied) -> 
     )
     # 32 layers × 2 × 8 KV heads × 128 elements × 2 bytes are 128 KiB per token, of 75 GiB per GPU less weights. The
     # null block holds no sequence's tokens.
-    # block holds no sequence's tokens.
     assert tokens == (2_191_456 - 16, 1_033_600 - 16, 458_768 - 16)
     assert [round(size / 1e9, 1) for size in weights] == [4.0, 8.0, 16.1]
     assert concurrency == tuple(count // 8192 for count in tokens)
@@ -152,7 +153,9 @@ def test_70b_on_8_gpus_is_two_engines_of_four(studied: Studied) -> None:
         ),
     ],
 )
-def test_sizes_that_do_not_come_out_even(parallelism: dict[str, int], message: str, remedies: list[str]) -> None:
+def test_uneven_sizes_are_refused_with_even_ones(
+    parallelism: dict[str, int], message: str, remedies: list[str]
+) -> None:
     manifest = document(MISTRAL_7B, "nvidia-a10g", 4, parallelism=parallelism)
     with pytest.raises(Refused) as refused:
         parse(manifest)
@@ -163,7 +166,7 @@ def test_sizes_that_do_not_come_out_even(parallelism: dict[str, int], message: s
         assert remedy in violation.remedy
 
 
-def test_70b_on_a_single_gpu(spec: Callable[..., Spec]) -> None:
+def test_70b_on_a_single_gpu_is_refused(spec: Callable[..., Spec]) -> None:
     with pytest.raises(Unplannable) as refused:
         plan(spec(LLAMA_70B, "nvidia-h100-80gb", 1), Catalogue.load())
     (violation,) = refused.value.violations
@@ -173,11 +176,11 @@ def test_70b_on_a_single_gpu(spec: Callable[..., Spec]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"tensor": 1, "data": 4}, {"tensor": 2, "data": 2}, {"tensor": 4}])
-def test_the_solutions_are_accepted(spec: Callable[..., Spec], sizes: dict[str, int]) -> None:
+def test_remedies_for_uneven_sizes_are_accepted(spec: Callable[..., Spec], sizes: dict[str, int]) -> None:
     assert plan(spec(MISTRAL_7B, "nvidia-a10g", 4, parallelism=sizes), Catalogue.load()).placement.idle == 0
 
 
-def test_idle_gpus_are_permitted_where_they_are_asked_for(spec: Callable[..., Spec]) -> None:
+def test_idle_gpus_are_permitted_with_allow_idle(spec: Callable[..., Spec]) -> None:
     tested_spec = spec(MISTRAL_7B, "nvidia-a10g", 4, hardware={"allowIdle": True}, parallelism={"tensor": 3, "data": 1})
     with pytest.raises(Unplannable, match="tensor 3 does not divide the model's 32 attention heads"):
         plan(tested_spec, Catalogue.load())

@@ -77,7 +77,7 @@ def start(config: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
-def test_the_plan_refuses_what_the_start_does(architecture: str) -> None:
+def test_plan_refuses_exactly_the_configs_that_the_start_refuses(architecture: str) -> None:
     spec = parse(document("hf://org/m", "cpu", runtime="stoker", image="mine:1")).spec
     served = 0
     for option in OPTIONS:
@@ -89,7 +89,7 @@ def test_the_plan_refuses_what_the_start_does(architecture: str) -> None:
     assert 5 < served < len(OPTIONS)
 
 
-def test_another_runtime_is_named_where_the_models_shape_is_known_for_it() -> None:
+def test_remedy_names_another_runtime_only_if_it_knows_the_shape() -> None:
     spec = parse(document("hf://org/m", "nvidia-h100-80gb", 1, runtime="stoker", image="mine:1")).spec
 
     def remedy(**option: Any) -> str:
@@ -102,7 +102,7 @@ def test_another_runtime_is_named_where_the_models_shape_is_known_for_it() -> No
     assert remedy(torch_dtype="int8") == "use bfloat16 or float16 or float32"
 
 
-def test_the_activations_of_the_plan_are_those_of_the_kernels() -> None:
+def test_activations_of_the_plan_are_those_of_the_kernels() -> None:
     for name in ACTIVATIONS:
         activation(name)
     with pytest.raises(ModelError, match="silu"):

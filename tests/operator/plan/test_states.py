@@ -55,7 +55,7 @@ def bench(every: int) -> Bench:
 
 
 @pytest.mark.parametrize(("every", "block", "blocks_of_states"), [(0, STATE_BYTES, 8), (4, 2 * 2 * 512 * 2 * 16, 4)])
-def test_sequences_are_counted_whole(every: int, block: int, blocks_of_states: int) -> None:
+def test_concurrency_counts_whole_sequences(every: int, block: int, blocks_of_states: int) -> None:
     if every:  # states of six layers, in blocks of 16 tokens of two attention layers
         assert blocks_of_states == -(-6 * STATE_BYTES // block)
     found, problem = estimate(bench(every), ONE_DEVICE)
@@ -69,7 +69,7 @@ def test_sequences_are_counted_whole(every: int, block: int, blocks_of_states: i
 
 
 @pytest.mark.parametrize("every", [0, 4])
-def test_what_a_model_needs_is_enough_and_hardly_more(every: int) -> None:
+def test_needed_bytes_suffice_and_are_hardly_more(every: int) -> None:
     needed = needed_bytes(bench(every))
     for memory, fits in ((needed + 1, True), (int(needed * 0.98), False)):
         sized = replace(bench(every), memory_bytes=memory)

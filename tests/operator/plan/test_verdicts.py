@@ -36,7 +36,7 @@ def refused(spec: Spec, config: dict[str, Any] | None = None) -> tuple[Violation
     return caught.value.violations
 
 
-def test_a_default_that_heads_do_not_allow_names_the_recommended_sizes(spec: SpecOf) -> None:
+def test_default_that_heads_do_not_allow_names_recommended_sizes(spec: SpecOf) -> None:
     (violation,) = refused(spec(QWEN_05B, "nvidia-l4", 8))
     assert str(violation) == (
         "spec.parallelism: tensor 8 does not divide the model's 14 attention heads; "
@@ -115,7 +115,7 @@ def test_spread_experts_are_planned(spec: SpecOf) -> None:
         ("nvidia-l4", {"maxModelLen": 8193}, "maxModelLen", "MaxModelLenTooLong", "use at most 8192"),
     ],
 )
-def test_what_the_runtime_does_not_do_there(
+def test_unsupported_engine_settings_are_refused_with_a_remedy(
     spec: SpecOf, accelerator: str, engine: dict[str, Any], field: str, reason: str, remedy: str
 ) -> None:
     found = {violation.reason: violation for violation in refused(spec(LLAMA_8B, accelerator, 1, **engine))}
@@ -123,7 +123,7 @@ def test_what_the_runtime_does_not_do_there(
     assert found[reason].remedy.startswith(remedy)
 
 
-def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may(spec: SpecOf) -> None:
+def test_unsupported_checkpoint_names_formats_and_runtimes_that_would_work(spec: SpecOf) -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "torchao"}}
     (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker"), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_a_runtime_does_not_load_says_what_it_does_and_who_may
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
-def test_a_checkpoint_that_is_not_loaded_is_refused_whatever_is_asked(spec: SpecOf, quantization: str | None) -> None:
+def test_unsupported_checkpoint_is_refused_with_any_quantization(spec: SpecOf, quantization: str | None) -> None:
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "quark"}}
     (violation,) = refused(spec("hf://org/model", "cpu", runtime="stoker", quantization=quantization), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "UnsupportedQuantization")
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_is_not_loaded_is_refused_whatever_is_asked(spec: Spec
     assert violation.reason == "QuantizationMismatch"  # one objection, not two
 
 
-def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec: SpecOf) -> None:
+def test_fp8_e5m2_cache_is_refused_if_the_checkpoint_has_kv_scales(spec: SpecOf) -> None:
     stated: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
     config = {**table()["Qwen/Qwen3-8B"], "quantization_config": stated}
 
@@ -178,7 +178,7 @@ def test_a_cache_without_scales_is_refused_where_the_checkpoint_states_them(spec
         ("demo://gemma-3-270m", "int4", "int4 is requested, but the file is quantized already: its", "remove"),
     ],
 )
-def test_what_cannot_be_quantized_when_it_is_loaded(
+def test_unsupported_quantization_on_load_is_refused(
     spec: SpecOf, model: str, quantization: str, message: str, remedy: str
 ) -> None:
     (violation,) = refused(spec(model, "cpu", runtime="stoker", quantization=quantization))
@@ -187,7 +187,7 @@ def test_what_cannot_be_quantized_when_it_is_loaded(
     assert remedy in violation.remedy
 
 
-def test_a_checkpoint_that_is_quantized_otherwise(spec: SpecOf) -> None:
+def test_quantization_that_differs_from_the_checkpoints_is_refused(spec: SpecOf) -> None:
     (violation,) = refused(spec(QWEN_AWQ, "nvidia-h100-80gb", 1, quantization="gptq"))
     assert violation.reason == "QuantizationMismatch"
     assert plan(spec(QWEN_AWQ, "nvidia-h100-80gb", 1, quantization="awq_marlin"), Catalogue.load())
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_is_quantized_otherwise(spec: SpecOf) -> None:
 
 
 @pytest.mark.parametrize(("runtime", "margin"), [("stoker", 0.03), ("vllm", 0.1)])
-def test_an_absent_length_is_the_largest_that_fits_and_is_passed_on(spec: SpecOf, runtime: str, margin: float) -> None:
+def test_absent_length_becomes_the_largest_that_fits(spec: SpecOf, runtime: str, margin: float) -> None:
     planned = plan(spec(LLAMA_31_8B, "nvidia-l4", 1, runtime=runtime, image="x"), Catalogue.load())
     assert planned.estimate
     assert planned.max_model_len == planned.estimate.max_model_len
@@ -209,12 +209,12 @@ def test_an_absent_length_is_the_largest_that_fits_and_is_passed_on(spec: SpecOf
     assert planned.estimate.max_concurrency == 1
 
 
-def test_at_most_the_models_own(spec: SpecOf) -> None:
+def test_absent_length_is_at_most_the_models(spec: SpecOf) -> None:
     assert plan(spec(LLAMA_31_8B, "nvidia-h100-80gb", 1), Catalogue.load()).max_model_len == 131072
     assert plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1), Catalogue.load()).max_model_len == 8192
 
 
-def test_a_length_that_does_not_fit_is_refused_with_the_one_that_does(spec: SpecOf) -> None:
+def test_length_that_does_not_fit_is_refused_with_one_that_does(spec: SpecOf) -> None:
     (violation,) = refused(spec(LLAMA_31_8B, "nvidia-l4", 1, maxModelLen=100_000))
     assert (violation.field, violation.reason) == ("spec.engine.maxModelLen", "MaxModelLenDoesNotFit")
     length = int(violation.remedy.split()[3].rstrip(";"))
@@ -223,7 +223,7 @@ def test_a_length_that_does_not_fit_is_refused_with_the_one_that_does(spec: Spec
     refused(spec(LLAMA_31_8B, "nvidia-l4", 1, maxModelLen=length + 16))
 
 
-def test_less_than_2048_tokens_serve_nobody(spec: SpecOf) -> None:
+def test_less_than_2048_tokens_are_refused(spec: SpecOf) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 8192,
@@ -257,14 +257,14 @@ def _fits(spec: Spec, config: dict[str, Any], layers: int) -> bool:
     ("args", "length"),
     [(["--max-model-len=1024"], 1024), (["--max-model-len", "1024"], 1024), (["--max-model-len=auto"], None)],
 )
-def test_a_word_may_say_the_length(spec: SpecOf, args: list[str], length: int | None) -> None:
+def test_argument_may_set_the_length(spec: SpecOf, args: list[str], length: int | None) -> None:
     assert plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1, args=args), Catalogue.load()).max_model_len == length
 
 
 # CPU: the memory is the container's limit
 
 
-def test_the_containers_limit_is_the_memory(spec: SpecOf) -> None:
+def test_memory_limit_of_the_container_is_the_memory(spec: SpecOf) -> None:
     def planned(memory: Any) -> Any:
         limits = {"resources": {"limits": {"memory": memory}}}
         return plan(spec("demo://gemma-3-270m", "cpu", hardware=limits, runtime="stoker"), Catalogue.load()).estimate
@@ -279,7 +279,7 @@ def test_the_containers_limit_is_the_memory(spec: SpecOf) -> None:
     assert planned(enough).max_model_len >= 2048
 
 
-def test_without_a_limit_nothing_is_known_of_the_memory(spec: SpecOf) -> None:
+def test_memory_is_unknown_without_a_limit(spec: SpecOf) -> None:
     resources = {"resources": {"requests": {"memory": "1Gi"}}}
     planned = plan(spec("demo://gemma-3-270m", "cpu", hardware=resources, runtime="stoker"), Catalogue.load())
     assert planned.estimate is not None
@@ -287,7 +287,7 @@ def test_without_a_limit_nothing_is_known_of_the_memory(spec: SpecOf) -> None:
     assert (planned.estimate.kv_blocks, planned.max_model_len) == (None, None)
 
 
-def test_blocks_are_counted_where_the_engine_computes_with_them(spec: SpecOf) -> None:
+def test_gguf_blocks_count_only_where_kernels_compute_with_them(spec: SpecOf) -> None:
     for dtype in ("float32", "bfloat16"):
         found = plan(spec("demo://gemma-3-270m", "cpu", 1, dtype=dtype, runtime="stoker"), Catalogue.load())
         assert found.estimate is not None
@@ -312,7 +312,7 @@ def test_blocks_are_counted_where_the_engine_computes_with_them(spec: SpecOf) ->
         ("file:///models/mine", "the model in the image"),
     ],
 )
-def test_an_unknown_shape_never_blocks(spec: SpecOf, source: str, why: str) -> None:
+def test_unknown_shape_never_blocks(spec: SpecOf, source: str, why: str) -> None:
     planned = plan(spec(source, "nvidia-h100-80gb", 8), Catalogue.load())
     assert planned.estimate is None
     assert why in planned.unknown
@@ -320,7 +320,7 @@ def test_an_unknown_shape_never_blocks(spec: SpecOf, source: str, why: str) -> N
     assert planned.max_model_len is None
 
 
-def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> None:
+def test_undescribed_architecture_is_unknown(spec: SpecOf) -> None:
     config = {"architectures": ["MambaForCausalLM"], "hidden_size": 8}
     planned = plan(spec("hf://org/unknown", "nvidia-h100-80gb", 1), Catalogue.load(), config)
     assert planned.estimate is None
@@ -336,13 +336,13 @@ def test_an_architecture_that_we_cannot_describe_is_unknown(spec: SpecOf) -> Non
         ({"architectures": ["CLIPModel"]}, "without a language-model head"),
     ],
 )
-def test_what_is_no_decoder_is_refused_saying_so(spec: SpecOf, config: dict[str, Any], reason: str) -> None:
+def test_models_that_are_no_decoders_are_refused(spec: SpecOf, config: dict[str, Any], reason: str) -> None:
     (violation,) = refused(spec("hf://org/unknown", "nvidia-h100-80gb", 1), config)
     assert (violation.field, violation.reason) == ("spec.model.source", "NoDecoder")
     assert reason in violation.message and "not an autoregressive decoder" in violation.message
 
 
-def test_a_fetched_config_goes_before_the_table(spec: SpecOf) -> None:
+def test_fetched_config_overrides_the_table(spec: SpecOf) -> None:
     config = {"architectures": ["BertForMaskedLM"]}
     with pytest.raises(Unplannable):
         plan(spec(LLAMA_8B, "nvidia-h100-80gb", 1), Catalogue.load(), config)
@@ -351,14 +351,14 @@ def test_a_fetched_config_goes_before_the_table(spec: SpecOf) -> None:
 # Catalogue matters are no matter of fit
 
 
-def test_what_the_catalogue_lacks_is_refused_before(spec: SpecOf) -> None:
+def test_missing_image_is_refused_before_sizes(spec: SpecOf) -> None:
     with pytest.raises(Refused) as caught:
         plan(spec(QWEN_05B, "nvidia-l4", 8, runtime="stoker"), Catalogue.load())
     assert not isinstance(caught.value, Unplannable)
     assert caught.value.violations[0].reason == "NoImage"
 
 
-def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
+def test_limits_of_the_release_cause_warnings(spec: SpecOf) -> None:
     tested_spec = spec(
         LLAMA_8B, "nvidia-h100-80gb", 4, runtime="stoker", image="x", kvCacheDtype="fp8", quantization="fp8"
     )
@@ -382,7 +382,7 @@ def test_what_the_release_does_not_do_yet_is_said(spec: SpecOf) -> None:
     assert not plan(spec("demo://gemma-3-270m", "cpu", runtime="stoker"), Catalogue.load()).warnings
 
 
-def test_all_that_is_wrong_is_said_at_once(spec: SpecOf) -> None:
+def test_all_faults_are_reported_at_once(spec: SpecOf) -> None:
     tested_spec = spec(MISTRAL_7B, "nvidia-t4", 1, dtype="bfloat16", kvCacheDtype="fp8", maxModelLen=100_000)
     reasons = [violation.reason for violation in refused(tested_spec)]
     assert reasons == ["UnsupportedDtype", "UnsupportedKVCacheDtype", "MaxModelLenTooLong", "DoesNotFit"]

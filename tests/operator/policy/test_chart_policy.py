@@ -18,18 +18,18 @@ ROOT = Path(__file__).parents[3]
 VALUES = yaml.safe_load((ROOT / "charts/stoker/values.yaml").read_text())
 
 
-def test_the_defaults_are_the_charts() -> None:
+def test_default_policy_equals_the_charts_values() -> None:
     for name, part in DEFAULTS.items():
         assert {key: VALUES[name][key] for key in part} == part, name
 
 
-def test_the_policy_is_what_the_chart_writes() -> None:
+def test_default_policy_equals_the_charts_config_map() -> None:
     golden = yaml.safe_load_all((ROOT / "e2e/apiserver/golden/chart-default.yaml").read_text())
     [text] = [each["data"]["policy.yaml"] for each in golden if "policy.yaml" in (each.get("data") or {})]
     assert chart_policy({}, "stoker", "default") == Policy.of(yaml.safe_load(text), "golden")
 
 
-def test_values_change_it(tmp_path: Path, capsys: Any) -> None:
+def test_values_file_changes_the_policy(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "values.yaml"
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
     file.write_text(yaml.safe_dump({"networkPolicy": {"prometheus": None, "gateway": [peer]}, "image": {"tag": "x"}}))
@@ -42,13 +42,13 @@ def test_values_change_it(tmp_path: Path, capsys: Any) -> None:
     assert third_peer == peer
 
 
-def test_values_left_empty_are_as_in_the_chart() -> None:
+def test_empty_values_have_the_charts_defaults() -> None:
     empty = {"policy": {"podIds": None}, "monitoring": {"endpointLabels": None}, "networkPolicy": {"gateway": None}}
     assert chart_policy(empty, "r", "ns") == chart_policy({}, "r", "ns")
 
 
 @pytest.mark.parametrize("content", ["[1]", "a: [", "networkPolicy: 3", "policy: {template: Most}"])
-def test_values_that_are_none(content: str, tmp_path: Path, capsys: Any) -> None:
+def test_malformed_values_are_refused(content: str, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(content)
     assert main(["-f", str(ROOT / "examples/01-demo.yaml"), "--values", str(file)]) == 2
@@ -65,6 +65,6 @@ def test_values_that_are_none(content: str, tmp_path: Path, capsys: Any) -> None
         ("10e3", "10e3"), ("1E", "1E"), ("0.5Ki", "512"), ("3072", "3072"), ("4000Mi", "4000Mi"), ("1.5Gi", "1536Mi"),
     ],
 )  # fmt: skip
-def test_amounts_are_as_the_api_server_writes_them(written: int | str, stored: str) -> None:
+def test_amounts_are_written_as_by_the_api_server(written: int | str, stored: str) -> None:
     assert canonical(written) == stored == canonical(stored)
     assert amount(stored) == amount(written)

@@ -99,7 +99,7 @@ ESCAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("field", "spec"), ESCAPES.items(), ids=list(ESCAPES))
-def test_an_escape_is_refused_by_the_name_of_its_field(field: str, spec: Any) -> None:
+def test_forbidden_fields_are_refused_by_name(field: str, spec: Any) -> None:
     (violation,) = forbidden(PodTemplate(spec=spec), "Restricted")
     assert violation.field == f"spec.template.spec.{field}"
     assert "policy.template Restricted" in violation.message
@@ -109,7 +109,7 @@ def test_an_escape_is_refused_by_the_name_of_its_field(field: str, spec: Any) ->
 
 
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
-def test_a_container_of_its_own_says_what_the_standard_wants_said(kind: str) -> None:
+def test_additional_containers_need_the_fields_of_the_standard(kind: str) -> None:
     """The engine's container has the required fields by default; init containers do not."""
     name = "engine" if kind == "initContainers" else "sidecar"
     found = forbidden(PodTemplate(spec={kind: [{"name": name, "image": "i"}]}), "Restricted")
@@ -121,7 +121,7 @@ def test_a_container_of_its_own_says_what_the_standard_wants_said(kind: str) -> 
     assert forbidden(PodTemplate(spec=engine(securityContext={"runAsUser": 5})), "Restricted") == ()
 
 
-def test_nulls_say_nothing() -> None:
+def test_null_fields_count_as_absent() -> None:
     assert (
         forbidden(PodTemplate(spec={"hostPID": None, "volumes": [{"name": "a", "hostPath": None}]}), "Restricted") == ()
     )
@@ -144,7 +144,7 @@ def test_nulls_say_nothing() -> None:
         ({}, {"securityContext": {"capabilities": {"drop": None}}}),
     ],
 )
-def test_null_takes_nothing_away_that_makes_a_pod_restricted(pod: Any, container: Any) -> None:
+def test_null_cannot_remove_a_field_that_makes_a_pod_restricted(pod: Any, container: Any) -> None:
     spec = {**pod, **(engine(**container) if container else {})}
     found = forbidden(PodTemplate(spec=spec), "Restricted")
     assert found and all(each.reason == "TemplateNotPermitted" for each in found)
@@ -158,7 +158,7 @@ def test_null_may_leave_user_and_group_to_the_cluster() -> None:
     assert forbidden(PodTemplate(spec=engine(securityContext={"runAsUser": None})), "Restricted") == ()
 
 
-def test_profiles_of_annotations_too() -> None:
+def test_apparmor_profiles_in_annotations_are_checked() -> None:
     def against(value: str) -> tuple[Any, ...]:
         name = "container.apparmor.security.beta.kubernetes.io/engine"
         template = PodTemplate.model_validate({"metadata": {"annotations": {name: value, "note": "unconfined"}}})
@@ -177,7 +177,7 @@ def test_the_examples_are_permitted(path: Path) -> None:
             assert forbidden(PodTemplate.model_validate(template), "Restricted") == ()
 
 
-def test_none_is_none() -> None:
+def test_policy_none_permits_no_template() -> None:
     empty = [{}, {"spec": {}}, {"metadata": {}}, {"spec": {"nodeSelector": None}}]
     assert not [each for each in empty if forbidden(PodTemplate.model_validate(each), "None")]
     found = forbidden(
@@ -196,7 +196,7 @@ field_names = st.sampled_from(["containers", "initContainers", "volumes", "secur
 
 
 @given(spec=st.dictionaries(field_names, anything), inside=anything)
-def test_nonsense_is_refused_with_the_field(spec: Any, inside: Any) -> None:
+def test_malformed_templates_are_refused_with_the_field(spec: Any, inside: Any) -> None:
     names = ("securityContext", "ports", "lifecycle", "readinessProbe", "projected")
     nested = {"containers": [{"name": "a", **dict.fromkeys(names, inside)}], "volumes": [{"projected": inside}]}
     for given_spec in (spec, nested):
@@ -204,7 +204,7 @@ def test_nonsense_is_refused_with_the_field(spec: Any, inside: Any) -> None:
             assert violation.field.startswith("spec.template.spec.")
 
 
-def test_the_judge_refuses(document: Any) -> None:
+def test_evaluation_refuses_forbidden_templates(document: Any) -> None:
     """The webhook refuses it, and so does a reconcile without webhook."""
     escape = document(template={"spec": {"hostPID": True}})
     for use, field in (("Restricted", "spec.template.spec.hostPID"), ("None", "spec.template.spec")):
@@ -215,7 +215,7 @@ def test_the_judge_refuses(document: Any) -> None:
     assert evaluate(Owner("demo", "default", "u"), escape, PlanningContext(Catalogue.load())).objects
 
 
-def test_a_policy_is_read_and_a_wrong_one_refused(tmp_path: Path, capsys: Any) -> None:
+def test_policy_file_is_read_and_a_wrong_one_refused(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("template: None\nnetworkPolicyFrom:\n- namespaceSelector: {}\n")
     assert Policy.load(file).template == "None"

@@ -33,7 +33,7 @@ def probed(
     asyncio.run(main())
 
 
-def test_ready_is_when_everything_is_and_never_again_after_leaving() -> None:
+def test_readiness_requires_all_checks_and_ends_at_shutdown() -> None:
     filled, certified = False, True
 
     async def probe(health: Health, ask: Ask) -> None:
@@ -49,7 +49,7 @@ def test_ready_is_when_everything_is_and_never_again_after_leaving() -> None:
     probed(Metrics(), {"the store is filled": lambda: filled, "there is a certificate": lambda: certified}, probe)
 
 
-def test_metrics_tell_what_happened() -> None:
+def test_metrics_count_recorded_events() -> None:
     metrics = Metrics()
     metrics.reconciled("settled", 0.2)
     metrics.failed(500, 0.1)

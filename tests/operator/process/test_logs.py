@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("restored_root_logger")
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_lines_name_the_endpoint(format: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_name_the_endpoint(format: str, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure(format, "info")
     logger = logging.getLogger("stoker_operator.reconcile.apply")
     logger.info("%s created", "Service", extra=Key("default", "demo").reference)

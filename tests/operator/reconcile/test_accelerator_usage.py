@@ -48,7 +48,7 @@ def pod(*containers: Any, labels: Any = None, phase: str = "Running", node: str 
         (pod(takes(1), initContainers=[takes(1, restartPolicy="Always"), takes(2)]), Holder("ns/pod", "a", {GPU: 3})),
     ],
 )
-def test_what_a_pod_holds(live: Any, expected: Holder | None) -> None:
+def test_accelerators_of_a_pod_are_counted(live: Any, expected: Holder | None) -> None:
     assert holder(live) == expected
 
 
@@ -67,7 +67,7 @@ class Cluster(Kube):
             raise KubeError(403, "no")
 
 
-def test_a_round_of_requests_serves_all_who_ask_for_some_seconds() -> None:
+def test_usage_is_cached_for_some_seconds() -> None:
     cluster, clock = Cluster([pod(takes(1))], [pod(takes(2)), pod({"name": "c"})]), 100.0
     usage = AcceleratorUsage(cluster, lambda: clock)
     for _ in range(100):
@@ -78,14 +78,14 @@ def test_a_round_of_requests_serves_all_who_ask_for_some_seconds() -> None:
     assert cluster.rounds == 2
 
 
-def test_who_may_not_see_pods_says_nothing_of_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_usage_is_empty_if_pods_cannot_be_listed(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster([pod(takes(1))])
     cluster.broken = True
     assert AcceleratorUsage(cluster).now() == ()
     assert caplog.records
 
 
-def test_a_list_is_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_are_listed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Any] = []
 
     def request(self: Any, method: str, path: str, *, query: Any) -> Any:

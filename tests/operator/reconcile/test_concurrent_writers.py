@@ -20,14 +20,14 @@ from stoker_operator.reconcile.reconcile import Outcome
 from .fake_cluster import KEY, World
 
 
-def test_who_lost_the_lead_writes_nothing(world: World) -> None:
+def test_former_leader_writes_nothing(world: World) -> None:
     world.leading = False
     with pytest.raises(NotLeading):
         world.reconcile()
     assert not [each for each in world.kube.requests if not each.startswith("get")]
 
 
-def test_what_somebody_changed_is_put_back(world: World) -> None:
+def test_foreign_changes_of_the_deployment_are_reverted(world: World) -> None:
     world.reconcile()
     live = world.kube.objects["Deployment", "demo"]
     record = json.loads(live["metadata"]["annotations"][ANNOTATION])
@@ -39,7 +39,7 @@ def test_what_somebody_changed_is_put_back(world: World) -> None:
     assert requests == ["apply Deployment"]
 
 
-def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
+def test_spec_change_just_before_our_status_is_not_lost(world: World) -> None:
     """It is part of the response to the operator's write, so the watch brings no event about it."""
     world.reconcile()
     world.serve()
@@ -55,12 +55,12 @@ def test_a_change_just_before_our_status_is_not_lost(world: World) -> None:
 
     world.kube.apply = change_first
     assert world.reconcile()[0] is Outcome.CHANGED
-    assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event"
+    assert not world.store.put(world.kube.objects[KIND, "demo"]), "the watch's event brings nothing new"
     world.reconcile()
     assert world.kube.objects["Deployment", "demo"]["spec"]["replicas"] == 3
 
 
-def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_it(world: World) -> None:
+def test_stale_spec_is_not_rendered_over_a_newer_deployment(world: World) -> None:
     """A standby with a delayed watch of endpoints becomes the leader."""
     world.reconcile()
     world.serve()
@@ -78,10 +78,10 @@ def test_who_sees_an_older_spec_than_the_deployment_was_made_of_renders_none_of_
     assert world.kube.objects["Deployment", "demo"] == before
     del world.kube.objects[KIND, "demo"]
     world.store.put(stale)
-    assert world.reconcile() == (Outcome.GONE, [f"list {KIND}"]), "nor of one that is gone"
+    assert world.reconcile() == (Outcome.GONE, [f"list {KIND}"]), "a deleted endpoint is not rendered"
 
 
-def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) -> None:
+def test_write_from_a_stale_deployment_is_refused_by_the_api_server(world: World) -> None:
     """The old leader's request was in flight when the next one took over: endpoint and Deployment are both stale."""
     world.reconcile()
     seen = {kind: world.store.get(kind, *KEY) for kind in (KIND, "Deployment")}
@@ -98,10 +98,10 @@ def test_who_sees_nothing_new_at_all_is_refused_by_the_api_server(world: World) 
         world.reconcile()
     assert world.kube.objects["Deployment", "demo"] == before
     world.reconcile()
-    assert world.kube.objects["Deployment", "demo"] == before, "and then it sees"
+    assert world.kube.objects["Deployment", "demo"] == before, "the next reconcile uses the current spec"
 
 
-def test_a_status_that_changes_while_we_write_is_no_reason_to_give_up(world: World) -> None:
+def test_status_change_during_a_write_causes_no_conflict(world: World) -> None:
     world.reconcile()
     live = world.kube.objects["Deployment", "demo"]
     world.kube.seen({**live, "status": {"replicas": 1}})  # no watch event has arrived yet
@@ -112,7 +112,7 @@ def test_a_status_that_changes_while_we_write_is_no_reason_to_give_up(world: Wor
     assert live["metadata"]["annotations"][GENERATION] == "2"
 
 
-def test_a_generation_that_somebody_made_up_stops_nothing(world: World) -> None:
+def test_forged_generation_annotation_stops_nothing(world: World) -> None:
     world.reconcile()
     for made_up in ("99", "many", "-1", "²", "9" * 30):
         metadata = world.kube.objects["Deployment", "demo"]["metadata"]
@@ -123,7 +123,7 @@ def test_a_generation_that_somebody_made_up_stops_nothing(world: World) -> None:
         assert (live["metadata"]["annotations"][GENERATION], live["spec"]["replicas"]) == ("1", 1)
 
 
-def test_a_generation_that_changes_nothing_of_the_deployment_writes_none(world: World) -> None:
+def test_new_generation_with_an_equal_deployment_writes_none(world: World) -> None:
     world.reconcile()
     world.spec(service={"port": 9000})
     _, requests = world.reconcile()

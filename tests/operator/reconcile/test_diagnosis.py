@@ -106,7 +106,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("seen", "reason", "message"), CASES, ids=[f"{case[1]}-{i}" for i, case in enumerate(CASES)])
-def test_each_trouble_has_its_word_and_a_remedy(seen: Any, reason: str, message: str) -> None:
+def test_each_problem_has_its_reason_and_remedy(seen: Any, reason: str, message: str) -> None:
     found = diagnose([seen], ROLLING)
     assert found and found.reason == reason
     assert message in found.message
@@ -127,11 +127,11 @@ STOPPED = {"terminated": {"exitCode": 0, "reason": "Completed"}}
     ],
     ids=range(5),
 )
-def test_where_all_there_is_to_do_is_wait_nothing_is_said(seen: Any) -> None:
+def test_normal_progress_has_no_diagnosis(seen: Any) -> None:
     assert diagnose([seen], ROLLING) is None
 
 
-def test_a_pod_without_room_beside_the_one_it_replaces() -> None:
+def test_surge_pod_without_room_is_diagnosed() -> None:
     old = pod("demo-0", "old", **SERVING)
     found = diagnose([unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."), old], ROLLING)
     assert found and found.reason == "SurgeUnschedulable"
@@ -142,14 +142,14 @@ def test_a_pod_without_room_beside_the_one_it_replaces() -> None:
     assert found and found.reason == "Unschedulable"
 
 
-def test_what_the_nodes_have_is_said_of_pods_without_room() -> None:
+def test_capacity_of_the_nodes_is_named_for_unschedulable_pods() -> None:
     found = diagnose(
         [unschedulable("Insufficient nvidia.com/gpu")], ROLLING, "no node can ever hold 8 × nvidia.com/gpu"
     )
     assert found and "no node can ever hold 8" in found.message
 
 
-def test_volumes_that_cannot_be_mounted() -> None:
+def test_unmountable_volumes_are_diagnosed() -> None:
     seen = dataclasses.replace(pod(), mount_failure='MountVolume.SetUp failed for volume "api-keys": secret not found')
     found = diagnose([seen], ROLLING)
     assert found and found.reason == "StartError" and "api-keys" in found.message
@@ -158,7 +158,7 @@ def test_volumes_that_cannot_be_mounted() -> None:
     assert found and found.reason == "VolumeNotBound"
 
 
-def test_pods_that_the_cluster_does_not_create() -> None:
+def test_refused_pod_creation_is_diagnosed() -> None:
     quota = dataclasses.replace(ROLLING, failure='pods "demo-1" is forbidden: exceeded quota: team, requested: ...')
     found = diagnose([], quota)
     assert found and found.reason == "QuotaExceeded" and not found.lasting
@@ -166,7 +166,7 @@ def test_pods_that_the_cluster_does_not_create() -> None:
     assert found and found.reason == "StartError" and "PodSecurity" in found.message
 
 
-def test_a_start_that_takes_too_long() -> None:
+def test_slow_start_is_diagnosed() -> None:
     overdue = dataclasses.replace(ROLLING, overdue=True)
     found = diagnose([pod()], overdue)
     assert found and (found.reason, found.lasting) == ("StartupTimeout", True)
@@ -175,7 +175,7 @@ def test_a_start_that_takes_too_long() -> None:
     assert found and (found.reason, found.lasting) == ("ImagePullError", True)
 
 
-def test_which_troubles_waiting_does_not_mend() -> None:
+def test_permanent_errors_are_lasting_and_transient_ones_are_not() -> None:
     lasting = {found.reason for seen, _, _ in CASES if (found := diagnose([seen], ROLLING)) and found.lasting}
     assert lasting == {"ModelNotFound", "ModelAccessDenied", "StartError", "ImagePullError"}
     pulling = diagnose([waiting("ImagePullBackOff")], ROLLING)
@@ -184,7 +184,7 @@ def test_which_troubles_waiting_does_not_mend() -> None:
     assert missing and not missing.lasting  # it may be created any moment
 
 
-def test_long_last_words_are_cut_at_their_beginning() -> None:
+def test_long_termination_messages_keep_their_end() -> None:
     found = diagnose([ended("x" * 3000 + " the end")], ROLLING)
     assert found and " the end; see its log" in found.message and len(found.message) < 800
 
@@ -214,7 +214,7 @@ KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         ({"state": {"waiting": {"reason": "SomethingNew", "message": "in its words"}}}, "SomethingNew", "in its words"),
     ],
 )
-def test_every_container_of_a_pod_is_told_of(kind: str, status: Any, reason: str, message: str) -> None:
+def test_problems_of_every_container_are_reported(kind: str, status: Any, reason: str, message: str) -> None:
     helper = container("helper", **status)
     engine = STARTING if kind == "initContainerStatuses" else RUNNING
     statuses: dict[str, Any] = {"containerStatuses": [engine]}
@@ -224,7 +224,7 @@ def test_every_container_of_a_pod_is_told_of(kind: str, status: Any, reason: str
     assert message in found.message and "container helper in pod demo-1" in found.message
 
 
-def test_a_container_that_has_come_round_is_not_blamed() -> None:
+def test_recovered_container_is_not_blamed() -> None:
     engine = container("engine", state={"running": {"startedAt": "2026-01-01T12:00:05Z"}})
     helper = container("helper", ready=True, state={"running": {}}, lastState=ENDED)
     assert diagnose([pod(containerStatuses=[engine, helper])], ROLLING) is None
@@ -235,7 +235,7 @@ def test_a_container_that_has_come_round_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfcpu", "NodeAffinity", "Preempted", "NeverSeen"])
-def test_what_a_node_refuses_is_told_in_its_words(reason: str) -> None:
+def test_rejection_by_a_node_is_reported_with_its_reason(reason: str) -> None:
     found = diagnose([pod(phase="Failed", reason=reason, message="Pod was rejected: so")], ROLLING)
     assert found and found.reason == reason and "Pod was rejected: so" in found.message
     nameless = diagnose([pod(phase="Failed")], ROLLING)
@@ -244,7 +244,7 @@ def test_what_a_node_refuses_is_told_in_its_words(reason: str) -> None:
     assert odd and odd.reason == "PlatformError"
 
 
-def test_pods_that_wait_for_more_than_a_node_and_more_than_a_start() -> None:
+def test_scheduling_and_readiness_gates_are_diagnosed() -> None:
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "one gate"}
     found = diagnose([pod(phase="Pending", conditions=[gated])], ROLLING)
     assert found and found.reason == "SchedulingGated" and "one gate" in found.message
@@ -258,7 +258,7 @@ def test_pods_that_wait_for_more_than_a_node_and_more_than_a_start() -> None:
 
 
 @pytest.mark.parametrize(("turned", "is_reported"), [("2026-01-01T12:00:00Z", False), ("2026-01-01T13:00:00Z", True)])
-def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, is_reported: bool) -> None:
+def test_pod_that_became_unready_is_reported(turned: str, is_reported: bool) -> None:
     ready = {
         "type": "Ready",
         "status": "False",
@@ -272,7 +272,7 @@ def test_a_pod_that_served_and_does_no_more_is_told_of(turned: str, is_reported:
         assert found.reason == "ContainersNotReady" and "containers with unready status: [engine]" in found.message
 
 
-def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
+def test_problems_of_older_pods_are_not_blamed_on_the_newest_spec() -> None:
     crashed = ended("no such option")
     old = dataclasses.replace(crashed, name="demo-0", version="old", created="2026-01-01T11:00:00Z")
     fixed = Rollout(current=True, desired=1, total=1, updated=0, ready=0, available=0)
@@ -287,7 +287,7 @@ def test_the_newest_spec_is_not_blamed_for_pods_of_an_older_one() -> None:
     assert found and found.reason == "OutOfcpu"
 
 
-def test_a_deployment_that_somebody_paused() -> None:
+def test_paused_deployment_is_diagnosed() -> None:
     paused = {"metadata": {"generation": 1}, "spec": {"replicas": 1, "paused": True}}
     halted = DEPLOYMENT.rollout([paused]).halted
     held = dataclasses.replace(ROLLING, updated=0, halted=halted)
@@ -298,7 +298,7 @@ def test_a_deployment_that_somebody_paused() -> None:
     assert diagnose([pod()], dataclasses.replace(ROLLING, halted=halted)) is None
 
 
-def test_what_a_deployment_cannot_create_is_told_in_its_words() -> None:
+def test_deployment_failures_are_reported_with_their_message() -> None:
     def seen(**condition: str) -> Rollout:
         conditions = [{"type": "Progressing", "status": "False", **condition}]
         status = {"observedGeneration": 1, "conditions": conditions}

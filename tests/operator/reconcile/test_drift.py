@@ -62,7 +62,7 @@ def live() -> dict[str, Any]:
     return made
 
 
-def test_defaults_and_others_fields_are_no_drift() -> None:
+def test_defaults_and_fields_of_other_managers_are_no_drift() -> None:
     assert not differs(DESIRED, live(), "stoker")
 
 
@@ -92,7 +92,7 @@ def edit(path: str, value: Any) -> dict[str, Any]:
         ("metadata.ownerReferences", []),
     ],
 )
-def test_what_we_want_and_is_not_there_is_drift(path: str, value: Any) -> None:
+def test_missing_desired_field_is_drift(path: str, value: Any) -> None:
     assert differs(DESIRED, edit(path, value), "stoker")
 
 
@@ -106,7 +106,7 @@ def test_what_we_want_and_is_not_there_is_drift(path: str, value: Any) -> None:
         "spec.args",
     ],
 )
-def test_what_was_ours_and_is_no_longer_wanted_is_drift(path: str) -> None:
+def test_leftover_owned_field_is_drift(path: str) -> None:
     desired: Any = copy.deepcopy(DESIRED)
     node = desired
     *steps, last = path.split(".")
@@ -120,13 +120,13 @@ def test_what_was_ours_and_is_no_longer_wanted_is_drift(path: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("1", "1000m"), (2, "2"), ("1Gi", "1024Mi"), ("1e3", "1k"), ("0.5", "500m"), ("2M", "2000k")]
 )
-def test_amounts_are_compared_by_what_they_amount_to(one: Any, other: Any) -> None:
+def test_quantities_are_compared_by_value(one: Any, other: Any) -> None:
     assert not differs({"limits": {"a": one}}, {"limits": {"a": other}, "metadata": {}}, "stoker")
     assert differs({"args": [one]}, {"args": [other], "metadata": {}}, "stoker")
 
 
 @pytest.mark.parametrize("nothing", ["", 0, False, [], {}, None])
-def test_what_the_api_server_does_not_store_is_no_drift(nothing: Any) -> None:
+def test_empty_values_that_are_not_stored_are_no_drift(nothing: Any) -> None:
     live = {"metadata": {"name": "a"}, "spec": {"hostNetwork": True}}
     assert not differs({"metadata": {"name": "a"}, "spec": {"hostPID": nothing}}, live, "stoker")
     assert differs({"metadata": {"name": "a"}, "spec": {"hostNetwork": False}}, live, "stoker")
@@ -138,7 +138,7 @@ def test_a_volume_may_be_mounted_twice() -> None:
     assert not differs({"volumeMounts": mounts}, live, "stoker")
 
 
-def test_what_was_applied_is_read_from_what_is_there() -> None:
+def test_applied_part_is_read_from_the_live_object() -> None:
     live = edit("spec.replicas", 3)
     part = owned_part(live, "stoker")
     assert not differs(part, live, "stoker")

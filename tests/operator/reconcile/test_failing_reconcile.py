@@ -42,7 +42,7 @@ def conditions(world: World) -> dict[str, Any]:
     return {each["type"]: each for each in live["status"]["conditions"]}
 
 
-def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_a_condition_until_it_is_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("nobody thought of this")
 
@@ -63,7 +63,7 @@ def test_an_error_ends_in_a_condition_and_goes_when_it_is_gone(world: World, mon
     asyncio.run(main())
 
 
-def test_an_error_leaves_what_is_known_of_the_same_spec(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_keeps_conditions_of_the_same_spec(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("nobody thought of this")
 
@@ -86,7 +86,7 @@ def test_an_error_leaves_what_is_known_of_the_same_spec(world: World, monkeypatc
     asyncio.run(main())
 
 
-def test_one_that_takes_too_long_is_reported_and_ends_as_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reconcile_is_reported_and_completes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, reported = threading.Event(), asyncio.Event()
 
     def slow(*arguments: Any) -> Outcome:
@@ -123,7 +123,7 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_calls_that_hang_hold_up_no_others(released: threading.Event) -> None:
+def test_hanging_calls_delay_no_others(released: threading.Event) -> None:
     async def main() -> None:
         workers, late = WorkerThreads("test", 2, 0.01), asyncio.Semaphore(0)
         hanging = [asyncio.create_task(workers.call(lambda: released.wait(120), late.release)) for _ in range(5)]
@@ -137,7 +137,7 @@ def test_calls_that_hang_hold_up_no_others(released: threading.Event) -> None:
     asyncio.run(main())
 
 
-def test_no_more_calls_are_made_at_a_time_than_there_are_slots(released: threading.Event) -> None:
+def test_concurrent_calls_are_limited_by_slots(released: threading.Event) -> None:
     async def main() -> None:
         workers, started = WorkerThreads("test", 2, 30), threading.Semaphore(0)
 
@@ -155,7 +155,7 @@ def test_no_more_calls_are_made_at_a_time_than_there_are_slots(released: threadi
     asyncio.run(main())
 
 
-def test_an_error_in_a_thread_is_the_callers() -> None:
+def test_error_in_a_thread_is_raised_in_the_caller() -> None:
     def broken() -> None:
         raise KeyError("this")
 

@@ -70,7 +70,7 @@ class World:
         self.store.put(self.kube.put({**self.kube.objects[kind], **parts}))
 
 
-def test_it_grows_shrinks_and_goes() -> None:
+def test_role_follows_the_needed_secrets() -> None:
     world = World()
     assert world.grant() == (Outcome.GONE, [])
     assert world.grant("a") == (Outcome.SETTLED, ["apply Role", "apply RoleBinding"])
@@ -88,7 +88,7 @@ def test_it_grows_shrinks_and_goes() -> None:
     assert namespaces(world.store) == set()
 
 
-def test_whoever_else_is_let_in_is_put_out() -> None:
+def test_foreign_subjects_and_rules_are_removed() -> None:
     world = World()
     world.grant("a")
     binding, role = world.kube.objects["RoleBinding"], world.kube.objects["Role"]
@@ -100,7 +100,7 @@ def test_whoever_else_is_let_in_is_put_out() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_somebody_elses_is_left_alone(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_of_other_owners_are_left_alone(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.kube.put({"kind": kind, "metadata": {"name": NAME, "namespace": "ns"}})
     assert world.grant("a") == (Outcome.REFUSED, [])
@@ -108,7 +108,7 @@ def test_somebody_elses_is_left_alone(kind: str, caplog: pytest.LogCaptureFixtur
     assert world.grant() == (Outcome.GONE, [])
 
 
-def test_a_refusal_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_write_is_logged_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.kube.refuses = True
     assert world.grant("a") == (Outcome.REFUSED, [])
@@ -117,7 +117,7 @@ def test_a_refusal_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> 
     assert world.grant("a")[0] is Outcome.SETTLED
 
 
-def test_after_any_history_it_is_what_is_needed_now() -> None:
+def test_access_equals_the_current_need_after_any_history() -> None:
     chance, world = random.Random(5), World()
     for _ in range(200):
         secrets = sorted(chance.sample(["a", "b", "c", "d"], chance.randint(0, 4)))

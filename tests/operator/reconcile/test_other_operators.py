@@ -77,9 +77,7 @@ def record(world: World) -> str:
     return operator_of(world.kube.objects["Deployment", "demo"])
 
 
-def test_the_second_operator_leaves_to_the_first_what_that_serves(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_second_operator_yields_to_the_first(world: World, caplog: pytest.LogCaptureFixture) -> None:
     first, second = Operator(world, "a"), Operator(world, "b")
     world.kube.operators["a"] = installed()
     first.reconcile()
@@ -99,9 +97,9 @@ def test_the_second_operator_leaves_to_the_first_what_that_serves(
         installed(labels={}),
         {**installed(), "metadata": {"labels": LABELS, "deletionTimestamp": "x"}},
     ],
-    ids=["uninstalled", "scaled down", "something else", "being deleted"],
+    ids=["uninstalled", "scaled down", "another Deployment", "being deleted"],
 )
-def test_what_an_operator_served_that_is_gone_is_taken_over(world: World, there: Any) -> None:
+def test_endpoint_of_a_removed_operator_is_taken_over(world: World, there: Any) -> None:
     first, second = Operator(world, "a"), Operator(world, "b")
     world.kube.operators["a"] = installed()
     first.reconcile()
@@ -112,7 +110,7 @@ def test_what_an_operator_served_that_is_gone_is_taken_over(world: World, there:
     assert second.reconcile() == (Outcome.MOVING, [])
 
 
-def test_an_operator_without_a_name_stands_back_too(world: World) -> None:
+def test_operator_without_a_name_yields_too(world: World) -> None:
     world.kube.operators["a"] = installed()
     Operator(world, "a").reconcile()
     nameless = Operator(world, "b")
@@ -123,7 +121,7 @@ def test_an_operator_without_a_name_stands_back_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("named", ["", "/", "a", "a/", "/stoker"])
-def test_a_name_that_is_none_is_replaced(world: World, named: str) -> None:
+def test_malformed_operator_name_is_replaced(world: World, named: str) -> None:
     operator = Operator(world, "b")
     operator.reconcile()
     live = world.kube.objects["Deployment", "demo"]
@@ -133,7 +131,7 @@ def test_a_name_that_is_none_is_replaced(world: World, named: str) -> None:
     assert record(world) == "b/stoker"
 
 
-def test_that_the_other_one_cannot_be_looked_up_is_an_error_unless_it_is_forbidden(world: World) -> None:
+def test_failed_lookup_of_the_other_operator_is_an_error(world: World) -> None:
     Operator(world, "a").reconcile()
     second = Operator(world, "b")
 
@@ -147,7 +145,7 @@ def test_that_the_other_one_cannot_be_looked_up_is_an_error_unless_it_is_forbidd
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_drawn_operators_come_to_rest(world: World, seed: int) -> None:
+def test_random_operators_stop_writing_and_one_serves(world: World, seed: int) -> None:
     """However operators see each other, and whenever they reconcile, restart or are uninstalled, their writes end and
     one of them serves: a remaining one after its next restart at the latest.
     """
@@ -184,7 +182,7 @@ def test_drawn_operators_come_to_rest(world: World, seed: int) -> None:
     assert record(world) == remaining.name
 
 
-def test_what_the_gateway_may_read_is_granted_by_one_of_them(world: World) -> None:
+def test_gateway_access_is_granted_by_one_operator(world: World) -> None:
     world.kube.operators["a"] = installed()
 
     def granted(name: str, secrets: tuple[str, ...]) -> tuple[Outcome, list[str]]:
@@ -202,7 +200,9 @@ def test_what_the_gateway_may_read_is_granted_by_one_of_them(world: World) -> No
     assert granted("b", ()) == (Outcome.GONE, ["delete RoleBinding", "delete Role"])
 
 
-def test_operators_that_refuse_an_endpoint_differently_rest(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_operators_that_refuse_an_endpoint_differently_stop_writing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = {**world.document["spec"], "template": {"spec": {"hostNetwork": True}}}
     world.kube.seen({**world.document, "metadata": {**world.document["metadata"], "uid": "u"}, "spec": spec})
     pair = {"Restricted": Operator(world, "a"), "None": Operator(world, "b")}
@@ -221,7 +221,7 @@ def test_operators_that_refuse_an_endpoint_differently_rest(world: World, caplog
     assert written(6) == 0
     assert len([each for each in caplog.records if "replacing the status" in each.message]) == 1
     pair["Restricted"].now += 601
-    assert written(1) == 1, "the other one may be gone"
+    assert written(1) == 1, "the other operator may be gone"
 
 
 def test_a_status_that_could_not_be_written_does_not_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_a_status_that_could_not_be_written_does_not_count(world: World, monkeyp
     assert operator.reconcile()[1][-2:] == ["apply InferenceEndpoint/status", "create Event RollingOut"]
 
 
-def test_an_endpoint_that_is_gone_is_forgotten(world: World) -> None:
+def test_deleted_endpoint_is_forgotten(world: World) -> None:
     operator = Operator(world, "a")
     operator.reconcile()
     operator.reconcile()

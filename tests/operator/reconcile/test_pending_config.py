@@ -34,7 +34,7 @@ class Hub:
         return made
 
 
-@pytest.mark.parametrize("config", [SMALL, None], ids=["it comes", "it does not"])
+@pytest.mark.parametrize("config", [SMALL, None], ids=["config arrives", "config does not arrive"])
 def test_first_pods_wait_for_the_first_attempt(document: Any, config: Any) -> None:
     hub = Hub()
     world = hub.world(document)
@@ -51,7 +51,7 @@ def test_first_pods_wait_for_the_first_attempt(document: Any, config: Any) -> No
     assert made[0] == made[1]
 
 
-def test_a_change_waits_too_and_what_runs_goes_on(document: Any) -> None:
+def test_changed_spec_waits_and_running_pods_stay(document: Any) -> None:
     hub = Hub()
     world = hub.world(document)
     hub.config = SMALL
@@ -69,10 +69,10 @@ def test_a_change_waits_too_and_what_runs_goes_on(document: Any) -> None:
     hub.config = LARGE
     _, requests = world.reconcile()
     assert world.ready()["reason"] == "DoesNotFit"
-    assert not [each for each in requests if each.startswith("delete")], "what served stays"
+    assert not [each for each in requests if each.startswith("delete")], "serving pods stay"
 
 
-def test_what_waited_in_vain_and_cannot_fit_holds_no_accelerator(document: Any) -> None:
+def test_pods_that_cannot_fit_are_removed_after_a_late_config(document: Any) -> None:
     hub = Hub()
     world = hub.world(document)
     hub.pending = False
@@ -88,7 +88,7 @@ def test_what_waited_in_vain_and_cannot_fit_holds_no_accelerator(document: Any) 
 
 
 @pytest.mark.parametrize("evidence", ["serves", "was complete", "was reported", "another spec"])
-def test_what_once_served_is_never_removed(document: Any, evidence: str) -> None:
+def test_pods_that_once_served_are_never_removed(document: Any, evidence: str) -> None:
     hub = Hub()
     world = hub.world(document)
     hub.pending = False
@@ -114,7 +114,7 @@ def test_what_once_served_is_never_removed(document: Any, evidence: str) -> None
 
 
 @pytest.mark.parametrize("lookups", range(8))
-def test_a_config_that_comes_while_a_manifest_is_judged_counts(document: Any, lookups: int) -> None:
+def test_config_that_arrives_during_an_evaluation_counts(document: Any, lookups: int) -> None:
     hub = Hub()
     world = hub.world(document)
     left = lookups

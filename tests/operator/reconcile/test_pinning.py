@@ -94,14 +94,14 @@ def test_a_newer_operator_and_catalogue_change_no_pods(document: Any) -> None:
         {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
     ],
 )
-def test_what_pods_do_not_show_changes_no_pods(document: Any, change: dict[str, Any]) -> None:
+def test_fields_outside_the_pod_template_change_no_pods(document: Any, change: dict[str, Any]) -> None:
     first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     second = applied_by(pinned(rendered("engine:2", replicas=5), first, facts(document(**change))))
     assert image(second) == "engine:1"
     assert second["spec"]["replicas"] == 5
 
 
-def test_a_claim_that_grows_changes_no_pods(document: Any) -> None:
+def test_growing_claim_changes_no_pods(document: Any) -> None:
     def cache(size: str, **metadata: Any) -> Any:
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
         return {"cache": {"volumeClaimTemplate": {"spec": spec, "metadata": metadata}}}
@@ -119,20 +119,20 @@ def test_a_claim_that_grows_changes_no_pods(document: Any) -> None:
 @pytest.mark.parametrize(
     "change", [{"engine": {"maxNumSeqs": 4}}, {"rollout": {"drainSeconds": 60}}, {"storage": {"shmSize": "1Gi"}}]
 )
-def test_a_changed_spec_takes_the_newest(document: Any, change: dict[str, Any]) -> None:
+def test_changed_spec_gets_the_newest_image(document: Any, change: dict[str, Any]) -> None:
     first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     second = pinned(rendered("engine:2"), first, facts(document(**change)))
     assert image(applied_by(second)) == "engine:2"
     assert not second.waiting
 
 
-def test_always_takes_the_newest(document: Any) -> None:
+def test_image_updates_always_gets_the_newest_image(document: Any) -> None:
     first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     always = facts(document(rollout={"imageUpdates": "Always"}))
     assert image(applied_by(pinned(rendered("engine:2"), first, always))) == "engine:2"
 
 
-def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
+def test_foreign_changes_of_the_pod_template_are_reverted(document: Any) -> None:
     first = applied_by(pinned(rendered("engine:1"), None, facts(document())))
     live = applied(first)
     assert not differs(first, live, "stoker")
@@ -142,7 +142,7 @@ def test_what_others_change_of_the_pods_is_put_back(document: Any) -> None:
     assert differs(repinned, live, "stoker")
 
 
-def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) -> None:
+def test_deployment_without_a_record_stays_as_it_was_applied(document: Any) -> None:
     live = applied(rendered("engine:1"))
     known = facts(document(), observedGeneration=3)
     adopted = applied_by(pinned(rendered("engine:2"), live, known))
@@ -154,13 +154,13 @@ def test_a_deployment_without_a_record_is_left_as_it_was_applied(document: Any) 
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '"x"', "null", '{"spec": 1}'])
-def test_a_record_that_is_none_of_ours_counts_for_nothing(document: Any, record: str) -> None:
+def test_malformed_record_is_ignored(document: Any, record: str) -> None:
     live = applied(rendered("engine:1"))
     live["metadata"]["annotations"] = {ANNOTATION: record}
     assert image(applied_by(pinned(rendered("engine:2"), live, facts(document())))) == "engine:2"
 
 
-def test_the_plan_of_the_pods_is_recorded_with_them(document: Any) -> None:
+def test_plan_is_recorded_with_the_pods(document: Any) -> None:
     first = pinned(rendered("engine:1"), None, facts(document()), FOUR)
     record = json.loads(applied_by(first)["metadata"]["annotations"][ANNOTATION])
     assert record["plan"] == first.plan == {"tensor": 2, "pipeline": 1, "data": 2, "nodes": 1, "idle": 0}
@@ -200,7 +200,7 @@ def test_specs_that_mean_the_same_have_one_digest(document: Any) -> None:
     assert plain != digest(spec_of(document()))
 
 
-def test_every_field_is_known_to_show_in_pods_or_not() -> None:
+def test_every_field_is_declared_as_affecting_pods_or_not() -> None:
     """A new field replaces no pod while it is not set.
 
     Whether it does when set is declared in `NOT_IN_PODS`, and here, by the author of the field.
@@ -218,7 +218,7 @@ def test_every_field_is_known_to_show_in_pods_or_not() -> None:
     assert fields(Rollout, False) == {"drain_seconds", "startup_timeout_seconds"}
 
 
-def test_a_record_of_the_spec_as_it_was_written_still_holds(document: Any) -> None:
+def test_record_of_an_earlier_release_still_holds(document: Any) -> None:
     """Releases until 0.1 hashed the text of the spec."""
     old_digest = hashlib.sha256(json.dumps(document()["spec"], sort_keys=True).encode()).hexdigest()[:16]
     live = rendered("engine:1")

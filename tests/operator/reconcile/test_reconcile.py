@@ -22,7 +22,7 @@ from stoker_operator.settings import GatewaySettings
 from .fake_cluster import World
 
 
-def test_it_is_made_once_and_then_nothing_is_asked(world: World) -> None:
+def test_endpoint_is_created_once_and_then_causes_no_requests(world: World) -> None:
     outcome, requests = world.reconcile()
     assert outcome is Outcome.MOVING
     assert [each for each in requests if each.startswith("apply")] == [
@@ -39,7 +39,7 @@ def test_it_is_made_once_and_then_nothing_is_asked(world: World) -> None:
     assert world.reconcile() == (Outcome.SETTLED, [])
 
 
-def test_what_is_wrong_with_pods_of_an_older_spec_is_not_told_of_the_new_one(world: World) -> None:
+def test_problems_of_an_older_specs_pods_are_not_reported_for_the_new_one(world: World) -> None:
     world.reconcile()
     waiting = {"reason": "ErrImagePull", "message": "no such image"}
     world.pod(containerStatuses=[{"name": "engine", "state": {"waiting": waiting}}])
@@ -72,7 +72,7 @@ def test_a_newer_operator_writes_nothing(world: World) -> None:
     assert container["image"] == "stoker/engine-cpu:99"
 
 
-def test_scaling_does_not_take_the_newer_image(world: World) -> None:
+def test_scaling_keeps_the_older_image(world: World) -> None:
     world.reconcile()
     world.context = PlanningContext(
         world.context.catalogue.model_copy(update={"runtimes": {"stoker": {"cpu": "stoker/engine-cpu:99"}}})
@@ -106,7 +106,7 @@ def test_a_stricter_policy_stops_nothing_that_runs(document: Any, use: Any) -> N
     assert "hostPID" not in world.kube.objects["Deployment", "demo"]["spec"]["template"]["spec"]
 
 
-def test_the_networks_policy_comes_and_goes_and_pods_do_not(world: World) -> None:
+def test_network_policy_changes_without_replacing_pods(world: World) -> None:
     world.reconcile()
     world.spec(networkPolicy={"mode": "None"}, service={"type": "NodePort"})
     _, requests = world.reconcile()
@@ -121,7 +121,7 @@ def test_the_networks_policy_comes_and_goes_and_pods_do_not(world: World) -> Non
     assert "from" not in world.kube.objects["NetworkPolicy", "demo"]["spec"]["ingress"][0]
 
 
-def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any) -> None:
+def test_pods_refused_by_the_api_server_are_blamed_on_the_template(document: Any) -> None:
     world = World(document(template={"spec": {"nodeSelectr": {}}}))
     world.kube.refuse["Deployment"] = ".spec.template.spec.nodeSelectr: field not declared in schema"
     outcome, requests = world.reconcile()
@@ -136,7 +136,7 @@ def test_pods_that_the_api_server_refuses_are_the_templates_fault(document: Any)
     assert world.ready()["reason"] == "RollingOut"
 
 
-def test_an_unlabelled_object_of_the_name_is_somebody_elses(world: World) -> None:
+def test_unlabelled_object_of_the_name_is_a_conflict(world: World) -> None:
     theirs = {"kind": "Service", "metadata": {"name": "demo", "namespace": "default"}, "spec": {"selector": {"a": "b"}}}
     world.kube.seen(theirs)
     outcome, requests = world.reconcile()
@@ -168,7 +168,7 @@ def test_objects_that_lost_their_owner_are_adopted(world: World, generation: int
     assert world.reconcile()[1] == []
 
 
-def test_an_object_that_only_looks_like_ours_is_not_adopted(world: World) -> None:
+def test_object_with_another_selector_is_not_adopted(world: World) -> None:
     world.reconcile()
     live = world.kube.objects["Deployment", "demo"]
     metadata = {name: value for name, value in live["metadata"].items() if name != "ownerReferences"}
@@ -178,7 +178,7 @@ def test_an_object_that_only_looks_like_ours_is_not_adopted(world: World) -> Non
     assert world.ready()["reason"] == "NameConflict"
 
 
-def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document: Any) -> None:
+def test_capacity_message_counts_all_pods_and_lists_them_only_if_needed(document: Any) -> None:
     hardware = {"accelerator": "nvidia-l4", "count": 2}
     world = World(document(hardware=hardware, engine={"image": "x"}))
     node = {"metadata": {"name": "big"}, "spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "4"}}}
@@ -205,14 +205,14 @@ def test_why_there_is_no_room_counts_everybodys_pods_and_asks_only_then(document
     assert "1 of 4 free on big, held by other/job (3)" in world.ready()["message"]
 
 
-def test_an_endpoint_on_its_way_out_is_left_to_its_owner_references(world: World) -> None:
+def test_endpoint_being_deleted_is_left_to_garbage_collection(world: World) -> None:
     live = world.kube.objects[KIND, "demo"]
     live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     world.change(KIND)
     assert world.reconcile() == (Outcome.GONE, [])
 
 
-def test_a_route_opens_the_network_and_replaces_no_pod(document: Any) -> None:
+def test_route_changes_the_network_policy_and_replaces_no_pod(document: Any) -> None:
     world = World(document())
     world.reconcile()
     gateway = GatewaySettings("https://models.example.com", "system", "gateway")

@@ -44,24 +44,24 @@ def of_vllm(**spec: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("object_", "pods", "behind"),
     [
-        pytest.param((0, 1000), (500, 510), True, id="started before it changed"),
-        pytest.param((0, 1000), (1000, 1010), False, id="made after it changed"),
-        pytest.param((0, 1000), (500, 2000), False, id="its container was restarted later"),
-        pytest.param((0, 1000), (500, 1030), True, id="restarted when the kubelet may have had the earlier one"),
-        pytest.param((0, 1000), (997, 1004), False, id="made by an API server whose clock is late"),
-        pytest.param((0, 1000), (997, 998), True, id="made and started a moment before it changed"),
-        pytest.param((1000, 1000), (500, 1001), False, id="waited for it to be created"),
-        pytest.param((1000, 1000), (500, 997), False, id="waited for it on a node whose clock is late"),
-        pytest.param((1000, 1000), (500, 510), True, id="it was deleted and created again"),
-        pytest.param((0, 1000), (500, None), False, id="it does not run"),
+        pytest.param((0, 1000), (500, 510), True, id="started before the change"),
+        pytest.param((0, 1000), (1000, 1010), False, id="created after the change"),
+        pytest.param((0, 1000), (500, 2000), False, id="container was restarted later"),
+        pytest.param((0, 1000), (500, 1030), True, id="restarted while the kubelet may have had the earlier object"),
+        pytest.param((0, 1000), (997, 1004), False, id="created by an API server whose clock is late"),
+        pytest.param((0, 1000), (997, 998), True, id="created and started a moment before the change"),
+        pytest.param((1000, 1000), (500, 1001), False, id="waited until the object was created"),
+        pytest.param((1000, 1000), (500, 997), False, id="waited for the object on a node whose clock is late"),
+        pytest.param((1000, 1000), (500, 510), True, id="object was deleted and created again"),
+        pytest.param((0, 1000), (500, None), False, id="container does not run"),
     ],
 )
-def test_pods_behind_an_object(object_: Any, pods: Any, behind: bool) -> None:
+def test_pods_with_an_older_object_are_found(object_: Any, pods: Any, behind: bool) -> None:
     found = older([KEYS], lambda _: version(*object_), [pod(*pods)])
     assert [each.pods for each in found] == ([("demo-1",)] if behind else [])
 
 
-def test_pods_behind_an_object_with_clocks_that_differ() -> None:
+def test_pods_with_an_older_object_are_found_despite_clock_skew() -> None:
     """For all clock differences and kubelet cache delays within their bounds, no pod created after a change is
     reported, and none started well before it is missed.
     """
@@ -75,7 +75,7 @@ def test_pods_behind_an_object_with_clocks_that_differ() -> None:
         assert [each.pods for each in found] == [("stale",)]
 
 
-def test_versions_of_objects() -> None:
+def test_version_is_the_last_change_of_the_data() -> None:
     data: Any = {"f:data": {"f:api-key": {}}, "f:type": {}}
     labels: Any = {"f:metadata": {"f:labels": {}}}
     metadata: Any = {
@@ -92,7 +92,7 @@ def test_versions_of_objects() -> None:
     assert Version.of({"creationTimestamp": written(3)}) == version(3, 3)
 
 
-def test_objects_that_are_read_once(endpoint: Any) -> None:
+def test_only_objects_that_are_read_at_start_are_checked(endpoint: Any) -> None:
     template = {"model": {"source": "hf://o/m", "tokenSecretRef": {"name": "token", "key": "t"}}}
     template["model"]["chatTemplate"] = {"configMapKeyRef": {"name": "templates", "key": "t"}}
     env = [
@@ -167,7 +167,7 @@ def test_an_object_that_cannot_be_read_is_unknown(status: int, caplog: pytest.Lo
     assert versions.get("ns", KEYS) is None  # it does not exist
 
 
-def test_status_names_pods_with_an_earlier_object_and_what_renews_them(document: Any) -> None:
+def test_status_names_pods_with_an_earlier_object_and_the_remedy(document: Any) -> None:
     world = World(document(**of_vllm(auth=AUTH)))
     known: list[Version | None] = [None]
     looked: list[Any] = []

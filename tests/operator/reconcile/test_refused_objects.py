@@ -40,7 +40,7 @@ def test_a_refused_change_blocks_no_other(world: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_are_not_made_without_what_they_need(world: World, kind: str) -> None:
+def test_pods_are_not_created_without_their_objects(world: World, kind: str) -> None:
     world.kube.refuse[kind] = "exceeded quota"
     world.reconcile()
     assert ("Deployment", "demo") not in world.kube.objects
@@ -51,7 +51,7 @@ def test_pods_are_not_made_without_what_they_need(world: World, kind: str) -> No
     assert ("Deployment", "demo") in world.kube.objects
 
 
-def test_growth_that_the_storage_class_refuses_is_taken_back(world: World) -> None:
+def test_growth_refused_by_the_storage_class_can_be_reverted(world: World) -> None:
     world.reconcile()
     world.serve()
     world.kube.refuse["PersistentVolumeClaim"] = "only dynamically provisioned pvc can be resized"
@@ -74,7 +74,7 @@ def test_growth_that_the_storage_class_refuses_is_taken_back(world: World) -> No
         ("1Gi", None, "500Mi", False),
     ],
 )
-def test_the_webhook_compares_with_the_volume(
+def test_webhook_compares_a_new_size_with_the_volume(
     world: World, requested: str, has: str | None, to: str, refused: bool
 ) -> None:
     world.reconcile()

@@ -17,7 +17,7 @@ from stoker_operator.reconcile.reconcile import Outcome
 from .fake_cluster import KEY, World
 
 
-def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(world: World) -> None:
+def test_engine_that_does_not_report_its_blocks_is_polled_for_a_while(world: World) -> None:
     world.reconcile()
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
     world.serve()
@@ -40,7 +40,7 @@ def test_an_engine_that_does_not_tell_its_blocks_is_asked_again_for_a_while(worl
 def test_pods_with_several_ranks_are_watched(document: Any) -> None:
     world = World(document(parallelism={"tensor": 2, "data": 2}))
     world.reconcile()
-    assert world.asked_for_engines[-1] == (KEY, "main", {}), "nothing is ready"
+    assert world.asked_for_engines[-1] == (KEY, "main", {}), "no pod is ready"
     world.pod(conditions=[{"type": "Ready", "status": "True"}], podIP="10.0.0.9")
     world.serve()
     world.reconcile()
@@ -62,7 +62,7 @@ def test_pods_with_several_ranks_are_watched(document: Any) -> None:
 
 
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "of an earlier release"])
-def test_pods_are_watched_for_what_they_were_made_as(document: Any, is_recorded: bool) -> None:
+def test_pods_are_watched_by_the_plan_they_were_created_with(document: Any, is_recorded: bool) -> None:
     """The running pods decide, not what the spec would render today."""
     world = World(document(parallelism={"tensor": 2}))
     world.reconcile()
@@ -84,7 +84,7 @@ def test_pods_are_watched_for_what_they_were_made_as(document: Any, is_recorded:
     assert world.asked_for_engines[-1] == (KEY, "main", {"demo-1": "http://10.0.0.9:8000/metrics"})
 
 
-def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
+def test_engine_is_polled_again_after_an_upgrade(world: World) -> None:
     def engine_status() -> dict[str, Any]:
         world.reconcile()
         found: dict[str, Any] = world.kube.objects[KIND, "demo"]["status"]["workloads"][0]["engine"]
@@ -108,7 +108,7 @@ def test_an_engine_is_asked_again_after_an_upgrade(world: World) -> None:
     assert engine_status() == {"kvBlocks": 99, "kvCacheDtype": "bfloat16", "weights": "Q8_0"}
 
 
-def test_other_runtimes_do_not_tell_their_weights(document: Any) -> None:
+def test_other_runtimes_do_not_report_their_weights(document: Any) -> None:
     engine = {"runtime": "vllm", "image": "vllm/vllm-openai-cpu:v0"}
     world = World(document(model={"source": "pvc://models/mine"}, engine=engine))
     world.reconcile()

@@ -44,7 +44,7 @@ def reason(routes: Routes, key: Key) -> str:
         ("Disabled", False, "Disabled"),
     ],
 )
-def test_namespaces_opt_in_and_endpoints_may_say_otherwise(wish: str, opted_in: bool, expected: str) -> None:
+def test_namespaces_opt_in_and_endpoints_may_opt_out(wish: str, opted_in: bool, expected: str) -> None:
     routes, key = Routes(GATEWAY), Key("a", "demo")
     routes.learn(key, endpoint(1, gateway=wish), namespace("a", opted_in=opted_in))
     route = routes.of(key)
@@ -52,7 +52,7 @@ def test_namespaces_opt_in_and_endpoints_may_say_otherwise(wish: str, opted_in: 
     assert route.gateway == (GATEWAY if expected == "Routed" else None)
 
 
-def test_without_a_gateway_it_is_told_to_who_asks_for_one() -> None:
+def test_missing_gateway_is_reported_only_to_endpoints_that_request_one() -> None:
     routes, key = Routes(None), Key("a", "demo")
     for wish, expected in {"": "", "Disabled": "", "Enabled": "NoGateway"}.items():
         routes.learn(key, endpoint(1, gateway=wish), None)
@@ -63,7 +63,7 @@ def test_without_a_gateway_it_is_told_to_who_asks_for_one() -> None:
     assert reason(routes, key) == "NoGateway"
 
 
-def test_another_tenants_endpoint_is_not_named() -> None:
+def test_endpoint_of_another_tenant_is_not_named() -> None:
     routes = Routes(GATEWAY)
     routes.learn(Key("rich", "first"), endpoint(1, "gemma"), namespace("rich"))
     routes.learn(Key("poor", "second"), endpoint(2, "gemma", "other"), namespace("poor"))
@@ -85,7 +85,7 @@ def test_a_name_passes_on_when_its_owner_leaves() -> None:
     assert reason(routes, second) == "Routed" and routes.of(first) is None
     assert third in routes.learn(second, endpoint(1, "gemma"), namespace("b", **going))
     assert reason(routes, third) == "Routed"
-    assert routes.learn(third, endpoint(2, "gemma"), namespace("c")) == set(), "nothing has changed"
+    assert routes.learn(third, endpoint(2, "gemma"), namespace("c")) == set(), "an unchanged endpoint concerns no other"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_specs_of_another_schema_break_nothing(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_histories_end_as_the_rules_say_and_wake_whom_they_concern(seed: int) -> None:
+def test_random_histories_obey_the_rules_and_wake_affected_endpoints(seed: int) -> None:
     chance = random.Random(seed)
     routes = Routes(GATEWAY)
     there: dict[Key, dict[str, Any]] = {}

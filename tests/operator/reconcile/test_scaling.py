@@ -40,7 +40,7 @@ def count(world: World) -> int:
     return found
 
 
-def test_the_count_goes_to_the_deployment_alone(scaled: World) -> None:
+def test_recommended_count_changes_only_the_deployment(scaled: World) -> None:
     scaled.reconcile()
     assert count(scaled) == 1  # a new endpoint starts one pod, to verify the model
     recommend(scaled, 3)
@@ -56,7 +56,7 @@ def test_the_count_goes_to_the_deployment_alone(scaled: World) -> None:
 
 
 @pytest.mark.parametrize(("live", "expected"), [(0, 0), (3, 3), (9, 4)])
-def test_without_a_recommendation_the_present_count_stays(scaled: World, live: int, expected: int) -> None:
+def test_present_count_stays_without_a_recommendation(scaled: World, live: int, expected: int) -> None:
     scaled.reconcile()
     spec = scaled.kube.objects["Deployment", "demo"]["spec"]
     scaled.change("Deployment", spec={**spec, "replicas": live})
@@ -65,7 +65,7 @@ def test_without_a_recommendation_the_present_count_stays(scaled: World, live: i
     assert condition(scaled, "Scaling")["reason"] == "MissingSignals"
 
 
-def test_scaling_up_leaves_it_ready(scaled: World) -> None:
+def test_scaling_up_keeps_the_endpoint_ready(scaled: World) -> None:
     scaled.reconcile()
     assert condition(scaled, "Ready")["status"] == "False"
     recommend(scaled, 1)
@@ -83,7 +83,7 @@ def test_scaling_up_leaves_it_ready(scaled: World) -> None:
     assert "1 of 3" in condition(scaled, "Ready")["message"]
 
 
-def test_at_zero_and_back_it_stays_ready(scaled: World) -> None:
+def test_endpoint_stays_ready_at_zero_and_back(scaled: World) -> None:
     scaled.reconcile()
     scaled.serve()
     scaled.reconcile()
@@ -110,7 +110,7 @@ def test_at_zero_and_back_it_stays_ready(scaled: World) -> None:
     assert "drain" not in status(scaled)["scaling"]
 
 
-def test_a_start_that_fails_is_reported(scaled: World) -> None:
+def test_failed_start_is_reported(scaled: World) -> None:
     scaled.reconcile()
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
     scaled.pod(
@@ -144,7 +144,7 @@ def test_an_outage_is_no_start_from_zero(scaled: World) -> None:
     assert condition(scaled, "Ready")["status"] == "False"
 
 
-def test_a_pod_that_finds_no_room_leaves_it_ready(scaled: World) -> None:
+def test_unschedulable_additional_pod_keeps_the_endpoint_ready(scaled: World) -> None:
     recommend(scaled, 2)
     scaled.reconcile()
     scaled.pod(
@@ -164,13 +164,13 @@ def test_a_pod_that_finds_no_room_leaves_it_ready(scaled: World) -> None:
     assert "startFailure" not in status(scaled)["scaling"]
 
 
-def test_bounds_hold_before_the_autoscaler_knows_them(scaled: World) -> None:
+def test_new_bounds_apply_before_the_autoscaler_knows_them(scaled: World) -> None:
     recommend(scaled, 9)
     scaled.reconcile()
     assert count(scaled) == 4
 
 
-def test_a_refused_spec_says_why_nothing_starts(scaled: World) -> None:
+def test_refused_spec_is_reported_as_start_failure(scaled: World) -> None:
     recommend(scaled, 0, Phase.ZERO, drain="word")
     scaled.reconcile()
     scaled.spec(hardware={"accelerator": "no-such-accelerator"})

@@ -75,7 +75,7 @@ def message(reported: dict[str, Any], kind: str = "Ready") -> str:
     return next(str(each["message"]) for each in reported["conditions"] if each["type"] == kind)
 
 
-def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
+def test_serving_endpoint_is_ready(document: Any, catalogue: Catalogue) -> None:
     engine_facts = Reported(1234, "fp8_e4m3", "int8 in groups of 128")
     reported = report(document(replicas=2), catalogue, reported=engine_facts)
     assert [each["type"] for each in reported["conditions"]] == [
@@ -103,7 +103,7 @@ def test_an_endpoint_that_serves(document: Any, catalogue: Catalogue) -> None:
     assert reported["selector"].startswith("app.kubernetes.io/name=stoker-engine,app.kubernetes.io/instance=demo")
 
 
-def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> None:
+def test_serving_engines_are_counted(document: Any, catalogue: Catalogue) -> None:
     each = tuple(EngineState(number, True, 2, (), "serving", 100, 1600) for number in range(2))
     manifest = document(replicas=2, parallelism={"tensor": 2, "data": 2})
     reported = report(manifest, catalogue, engines={"b": EngineStates(each), "a": EngineStates(each)})
@@ -127,7 +127,9 @@ def test_copies_that_serve_are_counted(document: Any, catalogue: Catalogue) -> N
     assert condition(reported, "Ready") == ("True", "Ready")
 
 
-def test_an_engine_that_does_not_serve_is_told_and_its_pod_is_ready(document: Any, catalogue: Catalogue) -> None:
+def test_engine_that_does_not_serve_degrades_the_endpoint_and_its_pod_is_ready(
+    document: Any, catalogue: Catalogue
+) -> None:
     engines = {
         "a": EngineStates(
             (EngineState(0, True, 4), EngineState(1, False, 4, (2, 3), "loading again after: rank 2 was killed"))
@@ -140,7 +142,7 @@ def test_an_engine_that_does_not_serve_is_told_and_its_pod_is_ready(document: An
         "pod a: 1 of 2 engines does not accept requests: engine 1 lacks ranks 2, 3 of 4: "
         "loading again after: rank 2 was killed; the pod's other"
     )
-    assert condition(reported, "Ready") == ("True", "Ready"), "every replica does serve"
+    assert condition(reported, "Ready") == ("True", "Ready"), "every replica serves"
     engine = reported["workloads"][0]["engine"]
     assert (engine["copies"], engine["servingCopies"]) == (4, 3)
     assert engine["copyStates"][0] == {
@@ -155,7 +157,7 @@ def test_an_engine_that_does_not_serve_is_told_and_its_pod_is_ready(document: An
     assert "Degraded" not in {each["type"] for each in back["conditions"]}
 
 
-def test_of_a_pod_where_no_engine_serves_readiness_says_why(document: Any, catalogue: Catalogue) -> None:
+def test_readiness_explains_a_pod_without_serving_engines(document: Any, catalogue: Catalogue) -> None:
     engines = {"a": EngineStates((EngineState(0, False, 2, (1,), "loading: reading the model", 100),))}
     moving = Rollout(current=True, desired=1, total=1, updated=1, ready=0, available=0)
     reported = report(document(parallelism={"tensor": 2}), catalogue, moving, engines=engines)
@@ -165,7 +167,7 @@ def test_of_a_pod_where_no_engine_serves_readiness_says_why(document: Any, catal
     assert reported["workloads"][0]["engine"]["copyStates"][0]["missingRanks"] == [1]
 
 
-def test_many_engines_are_told_in_few_words(document: Any, catalogue: Catalogue) -> None:
+def test_messages_about_many_engines_are_short(document: Any, catalogue: Catalogue) -> None:
     lost = EngineStates(tuple(EngineState(number, number % 2 == 0, message="x" * 400) for number in range(16)))
     reported = report(document(replicas=2), catalogue, engines={f"pod-{number}": lost for number in range(50)})
     engine = reported["workloads"][0]["engine"]
@@ -176,7 +178,7 @@ def test_many_engines_are_told_in_few_words(document: Any, catalogue: Catalogue)
     assert "the same in 47 more pods" in message(reported, "Degraded")
 
 
-def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Catalogue) -> None:
+def test_model_of_unknown_shape_runs(document: Any, catalogue: Catalogue) -> None:
     reported = report(document(model={"source": "pvc://weights/llama"}), catalogue)
     assert condition(reported, "Planned") == ("Unknown", "ModelUnknown")
     assert condition(reported, "Ready") == ("True", "Ready")
@@ -192,7 +194,7 @@ def test_a_model_of_unknown_shape_runs_all_the_same(document: Any, catalogue: Ca
         ({"tensor": 4}, {"nodes": 1, "idle": 0}),
     ],
 )
-def test_what_nothing_runs_on_and_where_experts_are(
+def test_idle_accelerators_and_expert_parallelism_are_reported(
     document: Any, catalogue: Catalogue, parallelism: Any, expected: Any
 ) -> None:
     hardware = {"accelerator": "nvidia-h100-80gb", "count": 4, "allowIdle": True}
@@ -202,7 +204,7 @@ def test_what_nothing_runs_on_and_where_experts_are(
     assert {name: plan[name] for name in ("expert", "nodes", "idle") if name in plan} == expected
 
 
-def test_what_mode_auto_chose_is_reported(document: Any, catalogue: Catalogue) -> None:
+def test_choice_of_mode_auto_is_reported(document: Any, catalogue: Catalogue) -> None:
     auto = {"parallelism": {"mode": "Auto"}, "engine": {"runtime": "vllm"}}
     hardware = {"hardware": {"accelerator": "nvidia-h100-80gb", "count": 8}}
     known = {"source": "hf://meta-llama/Meta-Llama-3-70B-Instruct"}
@@ -219,7 +221,7 @@ def test_what_mode_auto_chose_is_reported(document: Any, catalogue: Catalogue) -
     assert "uses all accelerators for tensor, because the model's shape is unknown" in message(reported, "Planned")
 
 
-def test_a_load_balancer_has_an_address_of_its_own(document: Any, catalogue: Catalogue) -> None:
+def test_load_balancer_addresses_are_reported(document: Any, catalogue: Catalogue) -> None:
     service = {
         **ours("Service"),
         "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}, {"hostname": "lb.net"}]}},
@@ -231,7 +233,7 @@ def test_a_load_balancer_has_an_address_of_its_own(document: Any, catalogue: Cat
     ]
 
 
-def test_an_endpoint_that_rolls_is_available_and_not_ready(document: Any, catalogue: Catalogue) -> None:
+def test_endpoint_that_rolls_is_available_and_not_ready(document: Any, catalogue: Catalogue) -> None:
     reported = report(document(), catalogue, HALF)
     assert condition(reported, "Available") == ("True", "Available")
     assert condition(reported, "Progressing") == ("True", "RollingOut")
@@ -239,7 +241,7 @@ def test_an_endpoint_that_rolls_is_available_and_not_ready(document: Any, catalo
     assert condition(reported, "Stalled") == ("False", "NotStalled")
 
 
-def test_a_pod_that_turned_unready_is_no_rollout(document: Any, catalogue: Catalogue) -> None:
+def test_pod_that_became_unready_is_no_rollout(document: Any, catalogue: Catalogue) -> None:
     trouble = Diagnosis("ContainersNotReady", "pod demo-1 has started and is not ready")
     lost = Rollout(current=True, desired=2, total=2, updated=2, ready=1, available=1, served=True)
     reported = report(document(replicas=2), catalogue, lost, trouble=trouble)
@@ -249,7 +251,7 @@ def test_a_pod_that_turned_unready_is_no_rollout(document: Any, catalogue: Catal
     assert condition(report(document(replicas=2), catalogue, lost), "Progressing") == ("True", "RollingOut")
 
 
-def test_a_deployment_that_was_just_changed_is_not_complete() -> None:
+def test_just_changed_deployment_is_not_complete() -> None:
     numbers = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}
     deployment = {
         "metadata": {"generation": 2},
@@ -259,13 +261,13 @@ def test_a_deployment_that_was_just_changed_is_not_complete() -> None:
     assert not DEPLOYMENT.rollout([deployment]).complete
 
 
-def test_no_replicas_are_ready(document: Any, catalogue: Catalogue) -> None:
+def test_endpoint_with_zero_replicas_is_ready(document: Any, catalogue: Catalogue) -> None:
     reported = report(document(replicas=0), catalogue, NONE)
     assert condition(reported, "Ready") == ("True", "ScaledToZero")
     assert condition(reported, "Available") == ("False", "NoPodServes")
 
 
-def test_a_spec_that_is_refused_leaves_what_runs(document: Any, catalogue: Catalogue) -> None:
+def test_refused_spec_keeps_running_pods(document: Any, catalogue: Catalogue) -> None:
     before = {"workloads": [{"name": "main", "image": "old", "plan": {"tensor": 1, "data": 1}}]}
     wrong = document(hardware={"accelerator": "no-such"})
     reported = report(wrong, catalogue, before=before)
@@ -279,7 +281,7 @@ def test_a_spec_that_is_refused_leaves_what_runs(document: Any, catalogue: Catal
     assert decided(facts(wrong), {}, catalogue).objects == ()
 
 
-def test_a_model_that_does_not_fit_is_accepted_and_not_planned(document: Any, catalogue: Catalogue) -> None:
+def test_model_that_does_not_fit_is_accepted_and_not_planned(document: Any, catalogue: Catalogue) -> None:
     spec = {
         "model": {"source": "hf://meta-llama/Meta-Llama-3-70B-Instruct"},
         "hardware": {"accelerator": "nvidia-h100-80gb", "count": 1},
@@ -294,12 +296,12 @@ def test_a_model_that_does_not_fit_is_accepted_and_not_planned(document: Any, ca
     assert "spec." in message(reported)
 
 
-def test_a_spec_of_another_version_is_refused_and_no_bug(document: Any, catalogue: Catalogue) -> None:
+def test_spec_of_another_version_is_refused_without_internal_error(document: Any, catalogue: Catalogue) -> None:
     reported = report(document(surprise=1), catalogue)
     assert condition(reported, "Ready") == ("False", "Invalid")
 
 
-def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue) -> None:
+def test_refusals_of_the_api_server_are_reported(document: Any, catalogue: Catalogue) -> None:
     reported = report(document(), catalogue, None, refusal="memory limit must be at least the request")
     assert condition(reported, "Ready") == ("False", "ApplyFailed")
     assert condition(reported, "Stalled") == ("True", "ApplyFailed")
@@ -323,7 +325,7 @@ def test_what_the_api_server_refuses_is_told(document: Any, catalogue: Catalogue
         ),
     ],
 )
-def test_an_object_of_another_owner_is_left_alone(
+def test_object_of_another_owner_is_left_alone(
     document: Any, catalogue: Catalogue, references: Any, words: str, stalled: str
 ) -> None:
     service = {"kind": "Service", "metadata": {"name": "demo", "ownerReferences": references}}
@@ -361,7 +363,7 @@ def test_a_condition_keeps_the_time_of_its_last_change(document: Any, catalogue:
     assert report(document(), catalogue, DONE, before=second, now=datetime(2027, 1, 1, tzinfo=UTC)) == second
 
 
-def test_trouble_is_told_until_it_is_over(document: Any, catalogue: Catalogue) -> None:
+def test_problem_is_reported_until_it_is_over(document: Any, catalogue: Catalogue) -> None:
     trouble = Diagnosis("ModelNotFound", "there is no such model; check spec.model.source", lasting=True)
     reported = report(document(), catalogue, HALF, trouble=trouble)
     for kind, expected in (("Ready", "False"), ("Stalled", "True"), ("Progressing", "False")):
@@ -377,7 +379,7 @@ def test_trouble_is_told_until_it_is_over(document: Any, catalogue: Catalogue) -
     assert condition(reported, "Progressing") == ("True", "RollingOut")
 
 
-def test_a_newer_image_that_waits_is_told(document: Any, catalogue: Catalogue) -> None:
+def test_waiting_newer_image_is_reported(document: Any, catalogue: Catalogue) -> None:
     first = decided(facts(document()), {}, catalogue)
     assert first.pinned
     deployment = {**ours("Deployment"), **first.pinned[MAIN].objects[0]}
@@ -393,7 +395,7 @@ def test_a_newer_image_that_waits_is_told(document: Any, catalogue: Catalogue) -
     assert always["workloads"][0]["image"] == "engine:2"
 
 
-def test_a_decision_ties_everything_to_the_endpoint(document: Any, catalogue: Catalogue) -> None:
+def test_all_objects_are_owned_by_the_endpoint(document: Any, catalogue: Catalogue) -> None:
     decision = decided(facts(document(replicas=2)), {}, catalogue)
     assert [each["kind"] for each in decision.objects] == [
         "ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
@@ -404,7 +406,7 @@ def test_a_decision_ties_everything_to_the_endpoint(document: Any, catalogue: Ca
         assert each["metadata"]["namespace"] == "default"
 
 
-def test_what_is_no_longer_wanted_goes(document: Any, catalogue: Catalogue) -> None:
+def test_unneeded_objects_are_deleted_except_claims(document: Any, catalogue: Catalogue) -> None:
     live = {Child(kind): ours(kind) for kind in ("Service", "PodDisruptionBudget", "PersistentVolumeClaim")}
     decision = decided(facts(document()), live, catalogue)
     assert decision.unwanted == (Child("PodDisruptionBudget"),)  # but not the claim, which contains data
@@ -416,17 +418,17 @@ SERVED = Route(
 )
 
 
-def test_who_is_served_by_the_gateway_has_its_address(document: Any, catalogue: Catalogue) -> None:
+def test_routed_endpoint_reports_the_gateways_address(document: Any, catalogue: Catalogue) -> None:
     reported = report(document(), catalogue, route=SERVED)
     assert condition(reported, "Routed") == ("True", "Routed")
     gateway = {"name": "gateway", "url": "https://models.example.com/v1"}
     assert reported["addresses"] == [{"name": "cluster", "url": reported["url"]}, gateway]
     assert reported["url"] == "http://demo.default.svc:8000/v1"
     refused = report(document(model={"source": "nonsense"}), catalogue, route=SERVED)
-    assert refused["addresses"] == [gateway], "what runs is served on"
+    assert refused["addresses"] == [gateway], "running pods stay routed"
 
 
-def test_who_is_not_has_the_reason(document: Any, catalogue: Catalogue) -> None:
+def test_unrouted_endpoint_reports_the_reason(document: Any, catalogue: Catalogue) -> None:
     taken = report(document(), catalogue, route=Route("NameTaken", "the name a belongs to an older endpoint"))
     assert condition(taken, "Routed") == ("False", "NameTaken")
     assert [each["name"] for each in taken["addresses"]] == ["cluster"]
@@ -436,7 +438,7 @@ def test_who_is_not_has_the_reason(document: Any, catalogue: Catalogue) -> None:
     assert "addresses" not in stolen
 
 
-def test_so_many_addresses_as_the_schema_takes(document: Any, catalogue: Catalogue) -> None:
+def test_addresses_are_limited_to_the_schemas_maximum(document: Any, catalogue: Catalogue) -> None:
     service = {**ours("Service"), "status": {"loadBalancer": {"ingress": [{"ip": f"10.0.0.{n}"} for n in range(40)]}}}
     manifest = document(service={"type": "LoadBalancer"}, networkPolicy={"mode": "Open"})
     reported = report(manifest, catalogue, route=SERVED, live={Child("Service"): service})

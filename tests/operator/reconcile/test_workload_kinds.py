@@ -63,7 +63,7 @@ def with_prefill(sequences: int) -> dict[str, Any]:
     return {"template": {"metadata": {"annotations": {PREFILL_SEQUENCES: str(sequences)}}}}
 
 
-def test_two_workloads_of_two_objects_are_made_and_reported(pairs: World) -> None:
+def test_two_workloads_of_two_objects_are_created_and_reported(pairs: World) -> None:
     outcome, requests = pairs.reconcile()
     assert outcome is Outcome.MOVING
     assert [each.removeprefix("apply ") for each in requests if each.startswith("apply")] == [
@@ -99,7 +99,7 @@ def test_two_workloads_of_two_objects_are_made_and_reported(pairs: World) -> Non
     assert pairs.reconcile() == (Outcome.SETTLED, [])
 
 
-def test_a_change_of_one_workload_restarts_only_that_one(pairs: World) -> None:
+def test_change_of_one_workload_restarts_only_that_one(pairs: World) -> None:
     pairs.reconcile()
     serve(pairs)
     before = templates(pairs)
@@ -125,7 +125,7 @@ def _newer_images() -> Catalogue:
     return catalogue.model_copy(update={"runtimes": runtimes})
 
 
-def test_each_object_is_pinned_to_what_its_workload_was_rendered_to(pairs: World) -> None:
+def test_each_object_is_pinned_to_its_workloads_rendering(pairs: World) -> None:
     pairs.reconcile()
     serve(pairs)
     before = templates(pairs)
@@ -145,7 +145,7 @@ def test_each_object_is_pinned_to_what_its_workload_was_rendered_to(pairs: World
 
 
 @pytest.mark.parametrize("lost", ["demo-leader", "demo-worker", "demo-prefill-worker"])
-def test_an_object_that_is_made_again_runs_what_the_others_of_its_workload_run(pairs: World, lost: str) -> None:
+def test_recreated_object_equals_the_others_of_its_workload(pairs: World, lost: str) -> None:
     """All pods of a replica are rendered by the same release of the operator."""
     pairs.reconcile()
     serve(pairs)
@@ -158,7 +158,7 @@ def test_an_object_that_is_made_again_runs_what_the_others_of_its_workload_run(p
     assert not [each for each in pairs.reconcile()[1] if "apply StatefulSet" in each]
 
 
-def test_an_operator_that_dies_between_two_objects_is_continued_by_a_newer_one(pairs: World) -> None:
+def test_newer_operator_completes_a_half_applied_workload(pairs: World) -> None:
     pairs.reconcile()
     serve(pairs)
     before = pairs.kube.objects["StatefulSet", "demo-worker"]
@@ -186,7 +186,7 @@ def test_a_pod_of_any_component_that_fails_is_reported(pairs: World) -> None:
     assert "no node has room for pod demo-prefill-worker-0" in pairs.ready()["message"]
 
 
-def test_only_pods_that_take_requests_are_asked_what_their_engines_have(document: Any) -> None:
+def test_only_pods_that_accept_requests_are_polled_for_engine_facts(document: Any) -> None:
     world = World(document(parallelism={"tensor": 2}), TWO_PAIRS)
     world.reconcile()
     serve(world)
@@ -206,7 +206,7 @@ def test_only_pods_that_take_requests_are_asked_what_their_engines_have(document
     assert watched == [("main", ["demo-leader-0"]), ("prefill", ["demo-prefill-leader-0"])]
 
 
-def test_what_an_endpoint_no_longer_consists_of_goes(pairs: World) -> None:
+def test_objects_of_a_removed_workload_are_deleted(pairs: World) -> None:
     pairs.reconcile()
     serve(pairs)
     only_main = Composition((PAIR,), lambda spec: two_workloads(spec)[:1])
@@ -218,7 +218,7 @@ def test_what_an_endpoint_no_longer_consists_of_goes(pairs: World) -> None:
     assert {name for kind, name in pairs.kube.objects if kind == "StatefulSet"} == {"demo-leader", "demo-worker"}
 
 
-def test_a_workload_that_changes_its_kind_keeps_no_object_of_the_earlier_one(document: Any) -> None:
+def test_workload_of_a_new_kind_keeps_no_object_of_the_earlier_kind(document: Any) -> None:
     world = World(document())
     world.reconcile()
     world.context = dataclasses.replace(
@@ -229,7 +229,7 @@ def test_a_workload_that_changes_its_kind_keeps_no_object_of_the_earlier_one(doc
     assert {name for kind, name in world.kube.objects if kind == "StatefulSet"} == set(SETS)
 
 
-def test_what_users_make_with_our_labels_stays_theirs(pairs: World) -> None:
+def test_users_objects_with_our_labels_are_left_alone(pairs: World) -> None:
     """Objects are known by names and selectors; labels alone do not make an object the operator's."""
     pairs.reconcile()
     copied = pairs.kube.objects["StatefulSet", "demo-worker"]
@@ -255,7 +255,7 @@ def test_a_foreign_object_with_a_components_name_is_left_alone(pairs: World) -> 
     assert pairs.ready()["reason"] == "NameConflict" and "StatefulSet demo-worker" in pairs.ready()["message"]
 
 
-def test_a_kind_gets_the_workloads_own_live_objects(document: Any) -> None:
+def test_kind_gets_only_its_workloads_live_objects(document: Any) -> None:
     given: list[tuple[str, set[str]]] = []
 
     class Recording(StatefulSetPair):
@@ -277,7 +277,7 @@ def test_a_kind_gets_the_workloads_own_live_objects(document: Any) -> None:
     ]
 
 
-def test_the_role_says_which_workload_is_served(document: Any) -> None:
+def test_role_decides_which_workload_the_service_selects(document: Any) -> None:
     def disaggregated(spec: Spec) -> tuple[Workload, ...]:
         more = spec.model_copy(update={"replicas": 3})
         return Workload(PREFILL, more, PAIR, Role.SUPPORTING), Workload("decode", spec, PAIR)
@@ -299,7 +299,7 @@ def test_the_role_says_which_workload_is_served(document: Any) -> None:
     assert world.kube.objects[KIND, "demo"]["status"]["selector"] == status["selector"]
 
 
-def test_templates_of_users_are_judged_by_the_api_server_first(document: Any) -> None:
+def test_templates_of_users_are_checked_by_the_api_server_first(document: Any) -> None:
     world = World(document(template={"spec": {"hostname": "x"}}), TWO_PAIRS)
     world.kube.refuse["StatefulSet"] = "no such field"
     requests = world.reconcile()[1]
@@ -307,13 +307,13 @@ def test_templates_of_users_are_judged_by_the_api_server_first(document: Any) ->
     assert world.ready()["reason"] == "InvalidTemplate"
 
 
-def test_no_pods_are_made_that_would_lack_an_object(pairs: World) -> None:
+def test_pods_are_not_created_without_their_objects(pairs: World) -> None:
     pairs.kube.refuse["Service"] = "quota"
     outcome, requests = pairs.reconcile()
     assert outcome is Outcome.REFUSED and "apply StatefulSet" not in requests
 
 
-def test_pods_made_before_it_was_known_that_they_cannot_run_go(document: Any) -> None:
+def test_pods_found_not_to_fit_are_deleted(document: Any) -> None:
     def large_prefill(spec: Spec) -> tuple[Workload, ...]:
         main, prefill = two_workloads(spec)
         model = spec.model.model_copy(update={"source": "hf://org/large"})
@@ -331,7 +331,7 @@ def test_pods_made_before_it_was_known_that_they_cannot_run_go(document: Any) ->
     assert {name for kind, name in world.kube.objects if kind == "StatefulSet"} == {"demo-leader", "demo-worker"}
 
 
-def test_the_operator_that_serves_is_named_by_each_object() -> None:
+def test_each_object_names_the_serving_operator() -> None:
     owner = Owner("demo", "default", "u", operator="ns/lease")
     assert all(
         kind.metadata(owner.of("main", component))["annotations"] == {OPERATOR: "ns/lease"}
@@ -339,7 +339,7 @@ def test_the_operator_that_serves_is_named_by_each_object() -> None:
     )
 
 
-def test_a_childs_component_is_the_end_of_its_name() -> None:
+def test_component_of_a_child_is_the_end_of_its_name() -> None:
     owner = Owner("demo", "default", "u")
     for workload, component in (("main", ""), ("main", "worker"), ("prefill", ""), ("prefill", "a-b")):
         of_child = owner.of(workload, component)
@@ -349,7 +349,7 @@ def test_a_childs_component_is_the_end_of_its_name() -> None:
         assert owner.name_of(Child("StatefulSet", workload, component)) == of_child.object_name
 
 
-def test_the_chart_lets_the_operator_do_what_kinds_need() -> None:
+def test_chart_grants_the_verbs_that_kinds_need() -> None:
     rendered = yaml.safe_load_all((ROOT / "e2e/apiserver/golden/chart-default.yaml").read_text())
     rules = [rule for each in rendered if each and each["kind"] == "ClusterRole" for rule in each["rules"]]
     for kind in ONE_DEPLOYMENT.kinds:
@@ -362,7 +362,7 @@ def test_the_chart_lets_the_operator_do_what_kinds_need() -> None:
         assert any(set(kind.verbs) <= each for each in verbs), resource
 
 
-def test_deployments_are_named_by_their_own_kind_and_by_the_table_of_paths() -> None:
+def test_only_the_deployment_kind_and_the_path_table_name_deployments() -> None:
     package = Path(stoker_operator.__file__).parent
     naming = {
         str(path.relative_to(package)) for path in package.rglob("*.py") if re.search('"Deployment"', path.read_text())

@@ -29,7 +29,7 @@ def hosts(words: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("runtime", "expected"), [("stoker", []), ("vllm", ["::"])])
-def test_pods_listen_at_every_address(document: Any, catalogue: Catalogue, runtime: str, expected: list[str]) -> None:
+def test_pods_listen_on_all_addresses(document: Any, catalogue: Catalogue, runtime: str, expected: list[str]) -> None:
     assert hosts(words(document, catalogue, runtime, [])) == expected  # Stoker's default is the same
 
 
@@ -42,7 +42,7 @@ def test_a_spec_may_choose_ipv4(document: Any, catalogue: Catalogue, runtime: st
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "10.0.0.1"])
 @pytest.mark.parametrize("runtime", ["stoker", "vllm"])
-def test_no_pod_listens_at_one_address(document: Any, catalogue: Catalogue, runtime: str, host: str) -> None:
+def test_single_listening_address_is_refused(document: Any, catalogue: Catalogue, runtime: str, host: str) -> None:
     with pytest.raises(Refused, match=f"--host {host} may be unreachable from outside the pod; use :: or 0.0.0.0"):
         words(document, catalogue, runtime, [f"--host={host}"])
 

@@ -41,7 +41,7 @@ engines = st.fixed_dictionaries(
     drain=st.none() | st.integers(0, 86400),
     keys=st.none() | st.just("/keys"),
 )
-def test_the_engine_reads_back_what_the_operator_wrote(
+def test_engine_parses_the_operators_command_line(
     engine: Any, template: str | None, tensor: int, drain: int | None, keys: str | None
 ) -> None:
     spec = Spec.model_validate(
@@ -84,13 +84,13 @@ def test_the_engine_reads_back_what_the_operator_wrote(
         ("file:///a/b.gguf", "/a/b.gguf", "b.gguf"),
     ],
 )
-def test_the_source_names_the_model(endpoint: Any, source: str, model: str, name: str) -> None:
+def test_source_determines_the_models_name(endpoint: Any, source: str, model: str, name: str) -> None:
     spec = endpoint(model={"source": source}).spec
     args = serve_args(spec, planned(spec)).engine
     assert (args.model, args.served_model_name) == (model, (name,))
 
 
-def test_what_nobody_decided_is_left_to_the_engine(endpoint: Any) -> None:
+def test_unset_values_are_left_to_the_engine(endpoint: Any) -> None:
     spec = endpoint().spec
     words = serve_args(spec, planned(spec)).to_argv()
     assert words == [
@@ -99,12 +99,12 @@ def test_what_nobody_decided_is_left_to_the_engine(endpoint: Any) -> None:
     ]
 
 
-def test_what_was_planned_is_said(endpoint: Any) -> None:
+def test_planned_length_is_passed_to_the_engine(endpoint: Any) -> None:
     spec = endpoint().spec
     assert serve_args(spec, planned(spec, max_model_len=4096)).engine.max_model_len == 4096
 
 
-def test_args_are_for_what_has_no_field(endpoint: Any) -> None:
+def test_arguments_set_options_without_a_field(endpoint: Any) -> None:
     spec = endpoint(engine={"args": ["--seed=7", "--block-size", "32", "--dtype=float32"]}).spec
     args = serve_args(spec, planned(spec)).engine
     assert (args.seed, args.block_size, args.dtype) == (7, 32, "float32")
@@ -187,37 +187,37 @@ def test_args_are_for_what_has_no_field(endpoint: Any) -> None:
         ({"quantization": "awq", "args": ["--quantization=gptq"]}, "spec.engine.args: --quantization contradicts"),
     ],
 )
-def test_args_the_engine_would_refuse_are_refused_before(endpoint: Any, engine: Any, expected: str) -> None:
+def test_arguments_that_the_engine_would_refuse_are_refused(endpoint: Any, engine: Any, expected: str) -> None:
     spec = endpoint(engine=engine).spec
     with pytest.raises(Refused) as refused:
         serve_args(spec, planned(spec))
     assert str(refused.value).startswith(expected)
 
 
-def test_a_flag_may_repeat_what_a_field_says(endpoint: Any) -> None:
+def test_argument_may_repeat_the_value_of_a_field(endpoint: Any) -> None:
     spec = endpoint(engine={"args": ["--max-num-seqs=16", "--kv-cache-dtype=auto"], "maxNumSeqs": 16}).spec
     assert serve_args(spec, planned(spec)).engine.max_num_seqs == 16
 
 
-def test_https_is_known_from_the_args(endpoint: Any) -> None:
+def test_https_is_detected_from_the_arguments(endpoint: Any) -> None:
     stoker = runtime("stoker")
     assert not stoker.speaks_tls(endpoint().spec)
     assert stoker.speaks_tls(endpoint(engine={"args": ["--ssl-certfile=/tls/tls.crt"]}).spec)
     assert not stoker.speaks_tls(endpoint(engine={"args": ["--nonsense", "--ssl-certfile=/tls/tls.crt"]}).spec)
 
 
-def test_a_longer_grace_is_counted_with(endpoint: Any) -> None:
+def test_longer_shutdown_grace_is_counted(endpoint: Any) -> None:
     spec = endpoint(engine={"args": ["--shutdown-grace=12.5"]}).spec
     assert runtime("stoker").invocation(spec, planned(spec)).grace == 12.5
 
 
-def test_there_are_other_runtimes() -> None:
+def test_unknown_runtime_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Refused, match=r"^spec\.engine\.runtime: there is no runtime tgi; use stoker or vllm$"):
         runtime("tgi")
 
 
 @pytest.mark.parametrize("path", FIELDS.values())
-def test_every_field_is_one_of_the_resource(path: str) -> None:
+def test_every_mapped_field_exists_in_the_schema(path: str) -> None:
     schema = structural(Spec)
     for step in path.split(".")[1:]:
         schema = schema["properties"][step]

@@ -122,7 +122,7 @@ def spec_of(endpoint: Any, gpu: Any, parts: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_vllm_understands_what_the_operator_writes(endpoint: Any, gpu: Any) -> None:
+def test_vllm_parses_the_operators_command_line(endpoint: Any, gpu: Any) -> None:
     specs = [(spec_of(endpoint, gpu, parts), plan) for parts, plan, _ in LINES]
     lines = [VLLM.invocation(spec, planned(spec, **plan), chat_template="{{ x }}").words for spec, plan in specs]
     flags, parsed = vllm_parser.parse([list(words[1:]) for words in lines])
@@ -170,7 +170,7 @@ def test_vllm_understands_what_the_operator_writes(endpoint: Any, gpu: Any) -> N
         (["--help=all"], "spec.engine.args: --help starts no engine"),
     ],
 )
-def test_args_that_cannot_be_honoured_are_refused(endpoint: Any, gpu: Any, args: list[str], expected: str) -> None:
+def test_arguments_that_cannot_be_honoured_are_refused(endpoint: Any, gpu: Any, args: list[str], expected: str) -> None:
     engine = {"maxModelLen": 8192, "enablePrefixCaching": True, "quantization": "fp8", "args": args}
     spec = spec_of(endpoint, gpu, {"engine": engine, "auth": {"apiKeysSecretRef": {"name": "s"}}})
     with pytest.raises(Refused) as refused:
@@ -186,7 +186,7 @@ def test_another_version_may_have_other_flags(endpoint: Any, gpu: Any) -> None:
         VLLM.invocation(contradiction, planned(contradiction))
 
 
-def test_on_a_cpu_the_cache_is_what_the_container_has_room_for(endpoint: Any) -> None:
+def test_cpu_cache_size_is_the_planned_one(endpoint: Any) -> None:
     estimate = Estimate(1000, kv_bytes_per_gpu=2**30)
     spec = spec_of(endpoint, {"accelerator": "cpu"}, {})
     assert "--kv-cache-memory-bytes=1073741824" in VLLM.invocation(spec, planned(spec, estimate=estimate)).words
@@ -196,13 +196,13 @@ def test_on_a_cpu_the_cache_is_what_the_container_has_room_for(endpoint: Any) ->
     assert [word for word in words if "kv-cache-memory" in word] == ["--kv-cache-memory-bytes=5"]
 
 
-def test_the_demo_model_is_not_vllms(endpoint: Any) -> None:
+def test_demo_model_is_refused_for_vllm(endpoint: Any) -> None:
     spec = endpoint(engine={"runtime": "vllm"}).spec
     with pytest.raises(Refused, match=r"^spec\.model\.source: only Stoker's own image contains the demo model; use"):
         VLLM.invocation(spec, planned(spec))
 
 
-def test_a_start_takes_as_long_as_it_may(endpoint: Any, gpu: Any) -> None:
+def test_startup_probe_covers_the_startup_timeout(endpoint: Any, gpu: Any) -> None:
     probes = VLLM.probes(spec_of(endpoint, gpu, {"rollout": {"startupTimeoutSeconds": 905}}))
     assert probes.startup.period * probes.startup.failures == 910
 

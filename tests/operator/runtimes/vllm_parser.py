@@ -33,14 +33,14 @@ for action in parser._actions:
 plain = (str, int, float, bool, list, type(None))
 parsed = []
 for words in json.load(sys.stdin):
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             namespace = parser.parse_args(words)
         validate_parsed_serve_args(namespace)
         values = {name: value for name, value in vars(namespace).items() if isinstance(value, plain)}
     except SystemExit:
-        values = said.getvalue()[-500:]
+        values = stderr.getvalue()[-500:]
     parsed.append(values)
 print(json.dumps([flags, parsed]))
 """

@@ -90,7 +90,7 @@ def test_known_signals_raise_the_count_while_others_are_missing() -> None:
 
 
 @pytest.mark.parametrize("metric", ["runningRequests", "kvCacheUsage"])
-def test_engines_metric(metric: Any) -> None:
+def test_metrics_of_engines_set_the_count(metric: Any) -> None:
     def engines(count: int, age: float = 1.0) -> dict[str, EngineReport]:
         return {str(number): EngineReport(16, 0, 0.9, True, age) for number in range(count)}
 
@@ -98,7 +98,7 @@ def test_engines_metric(metric: Any) -> None:
     assert Loop(settings, 3).run(5, engines=engines(3)).replicas == 6
     loop = Loop(dataclasses.replace(settings, behavior=Behavior(SCALE_UP, AT_ONCE)), 9)
     made = loop.run(100, engines=engines(3, age=60.0))
-    assert (made.replicas, made.reason) == (9, "MissingSignals"), "old reports are missing"
+    assert (made.replicas, made.reason) == (9, "MissingSignals"), "old reports count as missing"
     assert (
         loop.run(100, engines={**engines(1), **{f"x{n}": EngineReport(0, 0, 0, True, 0) for n in range(8)}}).replicas
         == 2
@@ -112,19 +112,19 @@ def test_slow_start_with_a_constant_load_does_not_overshoot() -> None:
     for tick in range(230):  # 2 requests/s more than are served; they wait
         counts.append(loop.step(in_flight=8, queued=tick).replicas)
     first = counts[40]
-    assert 3 <= first <= 8 and max(counts) <= first + 4, "115 wait at the end"
+    assert 3 <= first <= 8 and max(counts) <= first + 4, "115 requests wait at the end"
     more = [loop.step(in_flight=8, queued=230 + 10 * tick).replicas for tick in range(40)]
     assert more[-1] > max(counts), "a real rise raises the count"
 
 
-def test_replicas_that_start_for_what_waits_are_not_removed() -> None:
+def test_replicas_that_start_for_held_requests_are_not_removed() -> None:
     loop = Loop(ZERO, 0, start_seconds=900.0, phase=Phase.ZERO, drain="word")
     loop.run(60, held=40)
     count = loop.replicas
     assert loop.run(800, held=40).replicas == count >= 4
 
 
-def test_count_of_something_else_is_adopted_and_an_old_one_of_ours_is_not() -> None:
+def test_foreign_count_is_adopted_and_an_old_own_count_is_not() -> None:
     slow = Behavior(Rules(0.0, (Policy("Pods", 2, 15),)))
     scaler = Autoscaler(dataclasses.replace(SETTINGS, behavior=slow), 0.0)
     signals = Signals(in_flight=28, held=100, drained=("",))
@@ -134,7 +134,7 @@ def test_count_of_something_else_is_adopted_and_an_old_one_of_ours_is_not() -> N
 
     assert [count(7, 0.0), count(7, 1.0), count(9, 16.5)] == [9, 9, 11]
     assert count(9, 17.0) == 11, "the write of 11 is not seen yet"
-    assert count(17, 17.5) == 17, "set by something else: the new present count"
+    assert count(17, 17.5) == 17, "a count set by another program is adopted"
 
 
 def test_shrinking_backlog_raises_nothing() -> None:
@@ -174,7 +174,7 @@ def test_start_time_is_robust() -> None:
     assert known.seconds == 20.0, "a start that failed is no sample"
     known.change(6, 2, 9901.0)
     known.observe(2, False, 9902.0)
-    assert known.seconds == 20.0, "nor is a lower count"
+    assert known.seconds == 20.0, "a lower count is no sample"
     for impossible in (math.nan, math.inf, -1.0, 1e9):
         assert StartTime(impossible).seconds is None
 
@@ -190,7 +190,9 @@ def test_idle_counts_from_ready_and_from_the_last_request() -> None:
     assert loop.run(200, idle_seconds=59.0).phase is Phase.ACTIVE
     loop = Loop(ZERO)
     engines = {"a": EngineReport(1, 0, 0.1, True, 0.0)}
-    assert loop.run(200, idle_seconds=9999.0, engines=engines).phase is Phase.ACTIVE, "requests past the gateway"
+    assert loop.run(200, idle_seconds=9999.0, engines=engines).phase is Phase.ACTIVE, (
+        "requests that bypass the gateway count"
+    )
     assert {loop.step(idle_seconds=9999.0).phase for _ in range(118)} == {Phase.ACTIVE}
     assert loop.run(2, idle_seconds=9999.0).phase is Phase.DRAINING
 
@@ -202,7 +204,7 @@ def test_announcement_lapses_and_the_next_one_is_later_and_different() -> None:
     assert loop.run(14.5, idle_seconds=999.0).drain == announced.drain, "no acknowledgement: still announced"
     assert loop.step(idle_seconds=999.0).phase is Phase.ACTIVE
     late = [loop.step(idle_seconds=999.0, drained=(announced.drain,)) for _ in range(89)]
-    assert {made.phase for made in late} == {Phase.ACTIVE}, "an acknowledgement that comes too late"
+    assert {made.phase for made in late} == {Phase.ACTIVE}, "a late acknowledgement has no effect"
     again = loop.step(idle_seconds=999.0)
     assert again.phase is Phase.DRAINING and again.drain != announced.drain
 
@@ -236,14 +238,14 @@ def test_pod_that_never_starts_is_ended_when_idle_only_if_its_start_failed() -> 
         assert made.phase is phase
 
 
-def test_without_a_gateway_one_replica_is_kept() -> None:
+def test_one_replica_is_kept_without_a_gateway() -> None:
     for replicas in (0, 1):
         made = Loop(ZERO, replicas).run(500, idle_seconds=999.0, gateway_serves=False)
         assert (made.replicas, made.phase, made.reason, made.status) == (1, Phase.ACTIVE, "NoGateway", "False")
 
 
 @pytest.mark.parametrize(("held", "replicas"), [(1, 1), (4, 1), (5, 2), (9, 3), (1000, 4)])
-def test_from_zero_the_count_is_what_held_requests_need(held: int, replicas: int) -> None:
+def test_count_from_zero_follows_the_held_requests(held: int, replicas: int) -> None:
     loop = Loop(ZERO, 0, phase=Phase.ZERO, drain="word")
     assert loop.run(5, idle_seconds=999.0).replicas == 0
     made = loop.step(held=held)
@@ -263,7 +265,7 @@ def test_settings_may_change_without_losing_history() -> None:
     loop.scaler.settings = dataclasses.replace(SETTINGS, min_replicas=8)
     assert loop.step(in_flight=40).replicas == 8
     loop.scaler.settings = SETTINGS
-    assert loop.run(200, in_flight=0).replicas == 10, "what was needed before counts within the window"
+    assert loop.run(200, in_flight=0).replicas == 10, "earlier demand counts within the window"
 
 
 def test_clocks_that_jump_back_change_nothing() -> None:
@@ -287,7 +289,7 @@ def _clock_after(scaler: Autoscaler, observation: Observation, now: float) -> fl
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_counts_stay_within_bounds_whatever_is_reported(seed: int) -> None:
+def test_counts_stay_within_bounds_for_any_report(seed: int) -> None:
     generator = random.Random(seed)
     numbers = (0, 0, 1, 5, 1000, 10**9)
     settings = dataclasses.replace(

@@ -176,7 +176,7 @@ def _reach(depth: int) -> Iterator[World]:
 def test_zero_is_written_only_when_all_gateways_are_drained_in_all_interleavings() -> None:
     worlds = list(_reach(7))
     assert sum(world.zeros for world in worlds) > 0, "zero is reached"
-    assert any(world.zeros and world.replicas for world in worlds), "and left"
+    assert any(world.zeros and world.replicas for world in worlds), "zero is left again"
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -40,7 +40,7 @@ def test_start_from_zero_is_measured_in_two_stages() -> None:
     assert (progress.num_starts, progress.num_failures, progress.num_up, progress.num_down) == (1, 0, 1, 0)
 
 
-def test_what_a_new_leader_finds_under_way_is_not_measured() -> None:
+def test_starts_before_a_new_leader_are_not_measured() -> None:
     progress, stages = run([Moment(0, 0, 1), Moment(1, 0, 1), Moment(1, 1)])
     assert stages == [("ready", 1.0)] and progress.num_starts == 1
     progress, stages = run([Moment(1, 0, 1, "no image"), Moment(1, 0, 1, "no image"), Moment(1, 1)])
@@ -87,7 +87,7 @@ def _reference(history: list[Moment]) -> tuple[int, int, Counter[tuple[str, int]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_drawn_histories_are_counted_as_from_their_whole(seed: int) -> None:
+def test_random_histories_are_counted_as_by_a_full_scan(seed: int) -> None:
     rng, history = random.Random(seed), list[Moment]()
     for _ in range(2000):
         before = history[-1] if history else Moment(0, 0)

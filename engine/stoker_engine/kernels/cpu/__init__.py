@@ -4,6 +4,7 @@
     csrc/gemm        GEMM with weights in rows and in panels, by integers, and by AMX tiles
     csrc/gguf        GGUF blocks: GEMM, panels, dequantization
     csrc/quant       weights in groups that share a scale
+    csrc/lora        LoRA adapters
     csrc/ops         norms, RoPE, activations, argmax, masks
     csrc/layer       a decoder layer in one call, composed of the other functions
     csrc/comm        shared-memory collectives for ranks of one machine (`parallel/shm_communicator.py`)
@@ -13,7 +14,6 @@
     library.py       loads the widest library that this processor runs
     *.py             bindings: convert tensors to pointers and strides
 
-The kernels are batch-invariant: a row's result never depends on its batch; each kernel's file gives the reason. Results
-are therefore bit-identical with and without prefix-cache hits, in any batch, and for any chunking of the prefill
-(``--batch-invariant``).
+The kernels are batch-invariant (``--batch-invariant``): a row's bits never depend on its batch, on prefix-cache hits,
+or on the chunking of the prefill.
 """

@@ -2,8 +2,8 @@
 
 ``python -m stoker_engine.kernels.cpu.build`` builds all ISAs, for images that run on unknown processors; with
 ``--levels host`` only the widest tested one that this machine's processor supports. A library's name contains a hash of
-its sources and flags, so an outdated library is never loaded, and one in this machine's cache folder is copied instead
-of compiled. ``STOKER_NATIVE_CXXFLAGS`` appends compiler flags, such as those of sanitizers.
+its sources and flags, so an outdated library is never loaded. Libraries in this machine's cache folder are copied
+instead of compiled. ``STOKER_NATIVE_CXXFLAGS`` appends compiler flags, such as those of sanitizers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def file_name(isa: Isa) -> str:
 
 
 def build(isa: Isa, folder: Path) -> Path:
-    """Compile the library for `isa` into `folder`, or copy it from the cache folder; an existing one is kept. Several
-    processes may call this concurrently.
+    """Compile the library for `isa` into `folder`, or copy it from the cache folder; an existing library is kept.
+    Several processes may call this concurrently.
 
     Raises:
         BuildError: the compiler is missing or failed, or the folder cannot be written.
@@ -128,7 +128,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Build libraries into a folder; remove outdated ones, unless it is the cache folder."""
+    """Build libraries into a folder; without ``--cache``, remove all others from it."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels for this processor architecture.")
     parser.add_argument("folder", type=Path, nargs="?", default=PREBUILT, help="default: where the engine looks first")
     parser.add_argument(

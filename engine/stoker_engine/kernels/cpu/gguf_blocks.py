@@ -38,7 +38,7 @@ def linear(
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
     """Return the linear operation with a matrix in `blocks` (uint8 [outputs, row bytes], may be strided by rows) for x
-    in `dtype`; bit-identical to that with the dequantized matrix."""
+    in `dtype`; bit-identical to `kernels.cpu.linear` with the dequantized matrix."""
     return CpuLinear.of(library, GGUF, blocks, _inner(blocks, format), dtype, bias, [TYPES[format.name]])
 
 

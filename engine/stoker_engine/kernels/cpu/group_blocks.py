@@ -1,4 +1,4 @@
-"""Binding of quant/groups.h."""
+"""Binding of group_blocks.cpp."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def linear(
     bias: torch.Tensor | None = None,
 ) -> CpuLinear:
     """Return the linear operation with a matrix uint8 [outputs, row_bytes], which may be strided by rows; bit-identical
-    to that with the result of `kernels.group_blocks.dequantize`."""
+    to `kernels.cpu.linear` with the dequantized matrix."""
     _check(blocks, format, inner)
     return CpuLinear.of(library, GROUPS, blocks, inner, dtype, bias, format_args(format, inner))
 

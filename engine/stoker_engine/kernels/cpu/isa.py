@@ -13,9 +13,9 @@ class Isa:
 
     Attributes:
         flags: compiler flags.
-        needs: required flags in /proc/cpuinfo, which lists those that both the processor and the kernel support.
-        tried: whether it was tested on a real processor. Others were tested only by an emulator
-            (`tests/engine/kernels/test_emulated.py`): results are correct, but the speed is unknown.
+        needs: required flags in /proc/cpuinfo, which lists those that both the processor and Linux support.
+        tried: whether it was tested on a real processor, not only by an emulator
+            (`tests/engine/kernels/test_emulated.py`), which shows that results are correct, but not the speed.
     """
 
     name: str
@@ -32,7 +32,7 @@ _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 
 _BF16_FLAGS = ("-mavx512bf16", "-mavx512vnni")
 
-#: By architecture, the widest first. The last runs on every processor of the architecture.
+#: ISAs by architecture, the widest first; the last one runs on every processor of the architecture.
 _ISAS = {
     "x86_64": (
         Isa("amx", ("-march=x86-64-v4", *_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),

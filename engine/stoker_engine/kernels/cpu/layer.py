@@ -19,7 +19,8 @@ _POINTER, _LONG, _FLOAT, _DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_floa
 _AT_ONCE: Final = 64
 
 #: (x [tokens, hidden], step by KV cache group, cos and sin [tokens, 1, pairs] by kind of RoPE, indices of the kept
-#: tokens int64 or None, input-batch rows of the tokens and of the kept tokens, int64 or None) → see `WholeLayers`.
+#: tokens int64 or None, input-batch rows of the tokens and of the kept tokens, int64 or None) → see `WholeLayers` in
+#: `attention.backend`.
 RunLayers = Callable[
     [
         torch.Tensor,
@@ -38,7 +39,7 @@ class _Norm(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """layer.cpp's Layer."""
+    """`Layer` of layer.cpp."""
 
     _fields_ = (
         ("is_bf16", _LONG),
@@ -73,9 +74,9 @@ class LayerOf:
 
     Attributes:
         multiplier: factor of the results of attention and of the MLP.
-        pairs: rotated pairs in each head; 0 for no rotation.
-        cos_sin: index of the kind of cos and sin; None for no rotation.
-        group: see `KVCache.group`.
+        pairs: rotated pairs in each head; 0: no rotation.
+        cos_sin: index of the kind of RoPE; None: no rotation.
+        group: see `attention.backend.KVCache`.
         activation: kind in `kernels.cpu.activation`.
     """
 
@@ -102,8 +103,8 @@ class LayerOf:
 
 
 def layers(library: ctypes.CDLL, of: Sequence[LayerOf]) -> RunLayers:
-    """Return the operation of consecutive layers; results are bit-identical to calling the layers' operations one by
-    one. Weights and caches must keep their addresses."""
+    """Return the operation of consecutive layers, bit-identical to the layers' separate operations. Weights and caches
+    must keep their addresses."""
     calls = [_layer(each) for each in of]
     dtype, hidden, count = of[0].dtype, of[0].hidden, len(of)
     assert all((each.dtype, each.hidden) == (dtype, hidden) for each in of)

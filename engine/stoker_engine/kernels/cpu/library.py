@@ -1,4 +1,4 @@
-"""Loads the kernel library for the widest ISA that this processor supports, prebuilt or compiled on first use."""
+"""Loads the kernel library for the widest tested ISA of this processor, prebuilt or compiled on first use."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _DTYPES = (torch.bfloat16, torch.float32)
 def library() -> ctypes.CDLL | None:
     """Return the kernels; None if they are not available, with the reason in a log line.
 
-    ``STOKER_NATIVE_KERNELS=0`` turns them off. If the variable is the name of an ISA, that ISA is used, even if it was
-    never tested, provided that the processor supports it.
+    ``STOKER_NATIVE_KERNELS=0`` turns them off. The name of an ISA selects that ISA, even if it was never tested,
+    provided that the processor supports it.
     """
     setting = os.environ.get("STOKER_NATIVE_KERNELS") or "1"
     if setting == "0":

@@ -20,7 +20,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 #: Alignment of matrices, in bytes.
 _ALIGNED: Final = 64
 
-#: Number of sources that are packed between two pauses. A source of rank 16 has 20 to 60 KB.
+#: Number of sources (blocks of an adapter's rows) that are packed between two pauses.
 _PACKED_SOURCES: Final = 8
 
 
@@ -124,7 +124,7 @@ class AdapterMemory:
         """Return memory for matrices of the same sizes, whose sources have addresses that are `distance` bytes larger.
 
         Args:
-            content: tensor that contains the sources, which the new object keeps alive; None: it keeps nothing alive.
+            content: tensor that contains the sources, kept alive until `fill`; None: the sources are not kept alive.
         """
         memory = AdapterMemory(self._library, self._dtype)
         memory._size = self._size
@@ -140,8 +140,8 @@ class AdapterMemory:
         Args:
             pause: called after each `_PACKED_SOURCES` sources.
         """
-        size = -(-max(self._size, 1) // HUGE_PAGE) * HUGE_PAGE  # Linux aligns mappings of whole huge pages to them
-        # Huge pages are not requested for the end, because a huge page that is used in part would waste memory.
+        size = -(-max(self._size, 1) // HUGE_PAGE) * HUGE_PAGE  # so that Linux aligns the mapping to huge pages
+        # Huge pages are not requested for the end: a huge page that is used in part wastes memory.
         self._memory = own_pages(size, self._size // HUGE_PAGE * HUGE_PAGE)
         address, is_bf16 = self._memory.data_ptr(), self._dtype == torch.bfloat16
         for start in range(0, len(self._sources), _PACKED_SOURCES):
@@ -157,7 +157,7 @@ class AdapterMemory:
 
 
 class PackedLayout(Generic[_Key]):
-    """Where a file's matrices are packed to: the same for all adapters whose files have equal layouts.
+    """The layout of an adapter's packed matrices, the same for all adapters whose files have equal layouts.
 
     Args:
         memory: memory of an adapter, to which all matrices have been added, but which is not filled.
@@ -166,7 +166,7 @@ class PackedLayout(Generic[_Key]):
     """
 
     def __init__(self, memory: AdapterMemory, factors: Mapping[_Key, CpuLoraFactors], content: torch.Tensor) -> None:
-        self._memory = memory.moved(-content.data_ptr(), None)  # rows by their offset in the file
+        self._memory = memory.moved(-content.data_ptr(), None)  # addresses become offsets in the file
         self._factors = {key: each.moved(self._memory) for key, each in factors.items()}
 
     def of(self, content: torch.Tensor) -> tuple[AdapterMemory, dict[_Key, CpuLoraFactors]]:
@@ -223,7 +223,7 @@ class CpuLoraFactors:
             outputs, rank = part.b.shape
             self.num_bytes += memory.add(each.b, {0: part.b}, outputs, _even(rank))
             each.first_rank, each.first_output, each.outputs = first_ranks[id(part.a)], part.first_output, outputs
-        self._memory = memory  # keeps the matrices
+        self._memory = memory  # keeps the matrices alive
 
     def moved(self, memory: AdapterMemory) -> CpuLoraFactors:
         """Return factors of the same sizes in `memory`, which must not be filled yet."""

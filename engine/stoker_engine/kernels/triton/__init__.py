@@ -1,6 +1,6 @@
-"""Triton kernels for GPUs, one operation in each file; the torch references in `kernels` define the operations."""
+"""Triton kernels for GPUs; the torch references in `kernels` define the operations."""
 
 import os
 
-# Fuse products and sums, as in ahead-of-time compilation; the default differs between versions of Triton.
+# Fuse multiplications and additions, as `ahead_of_time` does; the default differs between versions of Triton.
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"

@@ -1,8 +1,7 @@
 """Bundle of batch-invariant Triton kernels: a row's bits do not depend on its batch (``--batch-invariant``).
 
-Most kernels are batch-invariant by construction. Two operations are replaced: linear operations, since the order of
-torch's sums depends on the number of rows; and those with block weights, whose tile width depends on the number of
-tokens.
+Most Triton kernels are batch-invariant by construction. Only linear operations are replaced: torch's order of sums
+depends on the number of rows, and the tile width of the kernel for weights in blocks on the number of tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.gemm import quant_gemm as blocks_of
 from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_linear, float32_linear, linear_of
+from stoker_engine.kernels.triton.moe.experts import block_experts_with
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
 
@@ -36,4 +36,5 @@ BATCH_INVARIANT: Final = replace(
     float32_linear=float32_linear,
     batched_linear=batched_linear,
     quant_linear=quant_linear,
+    block_experts=block_experts_with(quant_linear),
 )

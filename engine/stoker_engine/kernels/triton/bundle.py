@@ -1,4 +1,4 @@
-"""Bundle of the Triton kernels; operations without a kernel use the reference implementation."""
+"""Bundle of the Triton kernels; operations without a kernel use torch's operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
 from stoker_engine.kernels.triton.lora.lora_expand import lora_expand
 from stoker_engine.kernels.triton.lora.lora_shrink import lora_shrink
 from stoker_engine.kernels.triton.lora.tiles import group, tile_outputs
-from stoker_engine.kernels.triton.moe.experts import block_experts, experts
+from stoker_engine.kernels.triton.moe.experts import block_experts_with, experts
 from stoker_engine.kernels.triton.moe.route import route
 from stoker_engine.kernels.triton.ops.activation import act_and_mul, activation
 from stoker_engine.kernels.triton.ops.concat_rotated import concat_rotated
@@ -29,7 +29,7 @@ TRITON: Final = replace(
     float32_linear=float32_linear,
     batched_linear=batched_linear,
     experts=experts,
-    block_experts=block_experts,
+    block_experts=block_experts_with(quant_linear),
     route=route,
     quant_linear=quant_linear,
     rms_norm=lambda weight, eps: lambda x: rms_norm(x, weight, eps),

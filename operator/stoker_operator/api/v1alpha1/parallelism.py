@@ -100,12 +100,12 @@ def options(gpus: int) -> list[tuple[int, int]]:
 
 
 def sizes_that_fill(gpus: int) -> str:
-    """Return the rule for tensor and data of `gpus` accelerators, with the sizes that obey it."""
+    """Return the rule for the fields tensor and data with `gpus` accelerators, and the sizes that obey it."""
     return f"tensor × data must be {gpus} ({_any_of(f'{tensor} × {data}' for tensor, data in options(gpus))})"
 
 
 def pipelines_that_fill(gpus: int) -> str:
-    """Return the rule for pipeline of `gpus` accelerators, with the sizes that obey it."""
+    """Return the rule for the field pipeline with `gpus` accelerators, and the sizes that obey it."""
     return f"pipeline must divide {gpus} ({_any_of(str(size) for size in range(1, gpus + 1) if gpus % size == 0)})"
 
 

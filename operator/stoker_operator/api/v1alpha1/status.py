@@ -141,7 +141,7 @@ class ScalingStatus(Part):
 
 
 class Address(Part):
-    """An address of the API."""
+    """An address of the OpenAI-compatible API."""
 
     name: Annotated[str, Field(max_length=63)]
     """Kind of the address. cluster: for clients in the cluster; loadBalancer: the Service's external address; gateway:
@@ -158,7 +158,7 @@ class Status(Part):
     url: str | None = None
     """Base URL of the OpenAI-compatible API inside the cluster."""
     addresses: Annotated[list[Address], Field(max_length=16), *ByName] | None = None
-    """All addresses of the API."""
+    """All addresses of the OpenAI-compatible API."""
     replicas: Annotated[int, Field(ge=0)] | None = None
     """Number of pods, of any version of the spec."""
     ready_replicas: Annotated[int, Field(ge=0)] | None = None

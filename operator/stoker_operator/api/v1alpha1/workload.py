@@ -20,7 +20,7 @@ class Workload(Part):
 
     replicas: Annotated[
         int,
-        # The scale subresource needs the field, so this default is written into the object.
+        # The scale subresource reads the stored field, so the CRD has this default.
         Field(ge=0, le=10000, json_schema_extra={"x-default": 1}),
         NOT_IN_PODS,
     ] = 1

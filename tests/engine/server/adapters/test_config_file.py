@@ -72,7 +72,7 @@ def _watched(listed: Listed, run: Callable[[AdapterConfigFile], Coroutine[Any, A
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_what_changes_in_the_file_changes_in_the_engine(listed: Listed, engine: FakeEngine) -> None:
+def test_changes_of_the_file_reach_the_engine(listed: Listed, engine: FakeEngine) -> None:
     listed.write(one="dir/a", two="dir/b")
 
     async def run(_: AdapterConfigFile) -> None:
@@ -80,7 +80,7 @@ def test_what_changes_in_the_file_changes_in_the_engine(listed: Listed, engine: 
         with listed.registry.hold("one") as old:
             listed.write(one="dir/c", three="dir/b")
             await listed.until_served(one="c", three="b")
-            assert old in engine.adapters, "its request runs"
+            assert old in engine.adapters, "a request still uses the adapter"
         assert old not in engine.adapters
         listed.replace("adapters: []")
         await listed.until_served()
@@ -90,7 +90,7 @@ def test_what_changes_in_the_file_changes_in_the_engine(listed: Listed, engine: 
     _watched(listed, run)
 
 
-def test_adapters_that_fail_have_a_reason_and_are_tried_again(
+def test_failed_adapters_have_a_reason_and_are_retried(
     listed: Listed, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.bad_adapters["b"] = AdapterError("another base model")
@@ -112,7 +112,7 @@ def test_adapters_that_fail_have_a_reason_and_are_tried_again(
     _watched(listed, run)
 
 
-def test_a_path_that_fails_leaves_what_is_served(listed: Listed, engine: FakeEngine) -> None:
+def test_a_failed_path_leaves_the_served_adapter(listed: Listed, engine: FakeEngine) -> None:
     listed.write(one="dir/a")
 
     async def run(_: AdapterConfigFile) -> None:
@@ -124,7 +124,7 @@ def test_a_path_that_fails_leaves_what_is_served(listed: Listed, engine: FakeEng
     _watched(listed, run)
 
 
-def test_adapters_that_a_restarted_engine_lacks_are_tried_again(listed: Listed, engine: FakeEngine) -> None:
+def test_adapters_lost_by_a_restarted_engine_are_loaded_again(listed: Listed, engine: FakeEngine) -> None:
     listed.write(one="dir/a", two="dir/b")
 
     async def run(_: AdapterConfigFile) -> None:
@@ -139,7 +139,7 @@ def test_adapters_that_a_restarted_engine_lacks_are_tried_again(listed: Listed, 
     _watched(listed, run)
 
 
-def test_a_file_that_cannot_be_read_leaves_what_is_served(listed: Listed, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_file_leaves_the_served_adapters(listed: Listed, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     listed.write(one="dir/a")
 
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_leaves_what_is_served(listed: Listed, caplog
     _watched(listed, run)
 
 
-def test_adapters_are_loaded_once_the_engine_is_there_again(listed: Listed, engine: FakeEngine) -> None:
+def test_adapters_are_loaded_once_the_engine_is_back(listed: Listed, engine: FakeEngine) -> None:
     engine.bad_adapters["a"] = EngineDeadError("dead")
     listed.write(one="dir/a")
 
@@ -175,7 +175,7 @@ def test_adapters_are_loaded_once_the_engine_is_there_again(listed: Listed, engi
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_names_of_other_origin_are_left_alone(listed: Listed) -> None:
+def test_adapters_of_other_origins_are_left_alone(listed: Listed) -> None:
     asyncio.run(listed.registry.load(LoRAModule("one", "/a"), Origin.MODULES))
     listed.write(one="dir/b", two="dir/b")
 
@@ -206,7 +206,7 @@ def test_a_failed_adapter_belongs_to_the_file(listed: Listed, engine: FakeEngine
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_name_that_was_taken_before_the_file_listed_it(listed: Listed, engine: FakeEngine) -> None:
+def test_a_listed_name_taken_earlier_fails_until_it_is_free(listed: Listed, engine: FakeEngine) -> None:
     listed.write(a="dir/a")
     config = listed.config()
     other = LoRAModule("a", str(listed.root / "dir" / "b"))
@@ -225,7 +225,7 @@ def test_a_name_that_was_taken_before_the_file_listed_it(listed: Listed, engine:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_file_that_cannot_be_read_at_start(listed: Listed) -> None:
+def test_an_unreadable_file_is_refused_at_start(listed: Listed) -> None:
     with pytest.raises(ArgumentError, match=r"--lora-config: cannot read .*No such file"):
         listed.config()
     listed.replace("adapters: 5")
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_read_at_start(listed: Listed) -> None:
 
 
 @pytest.mark.parametrize(
-    "text, says",
+    "text, message",
     [
         ("", "one field adapters"),
         ("[]", "one field adapters"),
@@ -252,12 +252,12 @@ def test_a_file_that_cannot_be_read_at_start(listed: Listed) -> None:
         ("adapters: 2000-13-45", "neither YAML nor JSON"),
     ],
 )
-def test_a_malformed_file(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_malformed_files_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse(text.encode())
 
 
-def test_both_forms_of_a_file() -> None:
+def test_yaml_and_json_files_are_parsed_equally() -> None:
     expected = [LoRAModule("a", "/a", "base"), LoRAModule("b", "/b")]
     text = "adapters:\n- name: a\n  path: /a\n  base_model_name: base\n- {name: b, path: /b}\n"
     assert parse(text.encode()) == expected

@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folders_within_are_found(root: Path) -> None:
+def test_folders_within_lora_dir_are_found(root: Path) -> None:
     folders = AdapterFolders([str(root / "nowhere"), str(root / "allowed")])
     expected = str((root / "allowed/inner/a").resolve())
     assert _resolve(folders, root / "allowed/inner/a") == expected
@@ -44,13 +44,13 @@ def test_paths_elsewhere_are_refused_whether_they_exist_or_not(root: Path, path:
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_files_that_lead_elsewhere_are_refused(root: Path, name: str) -> None:
+def test_symlinks_to_files_outside_are_refused(root: Path, name: str) -> None:
     (root / "allowed/inner/a" / name).symlink_to(root / "other/file")
     with pytest.raises(ForbiddenError):
         _resolve(AdapterFolders([str(root / "allowed")]), root / "allowed/inner/a")
 
 
-def test_what_is_no_folder(root: Path) -> None:
+def test_paths_that_are_no_folder_are_refused(root: Path) -> None:
     folders = AdapterFolders([str(root / "allowed")])
     (root / "allowed/file").touch()
     (root / "allowed/circle").symlink_to("circle")

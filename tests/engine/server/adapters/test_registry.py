@@ -35,7 +35,7 @@ def _names(registry: AdapterRegistry) -> list[str]:
     return [adapter.module.name for adapter in registry]
 
 
-def test_numbers_count_loads(registry: AdapterRegistry, engine: FakeEngine) -> None:
+def test_each_load_gets_the_next_adapter_number(registry: AdapterRegistry, engine: FakeEngine) -> None:
     async def run() -> None:
         await registry.load(A, Origin.RUNTIME)
         await registry.load(B, Origin.RUNTIME, folder="/real/b")
@@ -50,7 +50,7 @@ def test_numbers_count_loads(registry: AdapterRegistry, engine: FakeEngine) -> N
     _run(run())
 
 
-def test_an_adapter_drains(registry: AdapterRegistry, engine: FakeEngine) -> None:
+def test_a_replaced_adapter_stays_until_its_requests_end(registry: AdapterRegistry, engine: FakeEngine) -> None:
     async def run() -> None:
         await registry.load(A, Origin.RUNTIME)
         with registry.hold("a") as old:
@@ -67,7 +67,7 @@ def test_an_adapter_drains(registry: AdapterRegistry, engine: FakeEngine) -> Non
     _run(run())
 
 
-def test_a_name_is_loaded_once(registry: AdapterRegistry, engine: FakeEngine) -> None:
+def test_concurrent_loads_of_a_name_load_it_once(registry: AdapterRegistry, engine: FakeEngine) -> None:
     async def run() -> None:
         engine.adapters_come.clear()
         first, second = (asyncio.create_task(registry.load(A, Origin.RUNTIME)) for _ in range(2))
@@ -85,8 +85,10 @@ def test_a_name_is_loaded_once(registry: AdapterRegistry, engine: FakeEngine) ->
 
 
 @pytest.mark.parametrize("origin", list(Origin))
-def test_a_name_that_is_being_loaded(registry: AdapterRegistry, engine: FakeEngine, origin: Origin) -> None:
-    """It is there in a moment where it ought to be; a client that loads it knows when it is."""
+def test_an_adapter_cannot_be_used_while_it_loads(
+    registry: AdapterRegistry, engine: FakeEngine, origin: Origin
+) -> None:
+    """A listed adapter will soon be available (503); a client that loads one knows when it is (404)."""
 
     async def run() -> None:
         engine.adapters_come.clear()
@@ -101,7 +103,7 @@ def test_a_name_that_is_being_loaded(registry: AdapterRegistry, engine: FakeEngi
     _run(run())
 
 
-def test_an_adapter_that_is_unloaded_while_it_loads(registry: AdapterRegistry, engine: FakeEngine) -> None:
+def test_an_unload_during_a_load_leaves_no_adapter(registry: AdapterRegistry, engine: FakeEngine) -> None:
     async def run() -> None:
         engine.adapters_come.clear()
         loading = asyncio.create_task(registry.load(A, Origin.RUNTIME))
@@ -117,7 +119,7 @@ def test_an_adapter_that_is_unloaded_while_it_loads(registry: AdapterRegistry, e
 
 
 @pytest.mark.parametrize("error", [AdapterError("another base model"), EngineDeadError("dead")])
-def test_a_load_that_fails_changes_nothing(registry: AdapterRegistry, engine: FakeEngine, error: Exception) -> None:
+def test_a_failed_load_changes_nothing(registry: AdapterRegistry, engine: FakeEngine, error: Exception) -> None:
     async def run() -> None:
         await registry.load(A, Origin.RUNTIME)
         engine.bad_adapters["other"] = error
@@ -131,7 +133,7 @@ def test_a_load_that_fails_changes_nothing(registry: AdapterRegistry, engine: Fa
     _run(run())
 
 
-def test_names_that_are_taken(registry: AdapterRegistry) -> None:
+def test_taken_names_are_refused(registry: AdapterRegistry) -> None:
     async def run() -> None:
         for name in ("tiny", "alias"):
             with pytest.raises(RequestError, match="the name of the model itself"):
@@ -150,7 +152,7 @@ def test_names_that_are_taken(registry: AdapterRegistry) -> None:
     _run(run())
 
 
-def test_modules_that_cannot_be_loaded_are_named(registry: AdapterRegistry, engine: FakeEngine) -> None:
+def test_modules_that_fail_to_load_are_named(registry: AdapterRegistry, engine: FakeEngine) -> None:
     async def run() -> None:
         engine.bad_adapters["b"] = AdapterError("it is a pickle")
         with pytest.raises(ArgumentError, match="--lora-modules: b: it is a pickle"):
@@ -173,7 +175,7 @@ def test_links_of_modules_are_followed_once(registry: AdapterRegistry, engine: F
     assert [adapter.module.path for adapter in registry] == [str(tmp_path / "latest")]
 
 
-def test_an_adapter_that_a_restarted_engine_lacks(registry: AdapterRegistry, engine: FakeEngine) -> None:
+def test_an_adapter_lost_by_a_restarted_engine_fails(registry: AdapterRegistry, engine: FakeEngine) -> None:
     async def run() -> None:
         await registry.load(A, Origin.RUNTIME)
         engine.lost_adapters[0] = "its files have changed"

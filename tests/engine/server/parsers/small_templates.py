@@ -67,7 +67,7 @@ CALLS: Final[dict[str, str]] = {
     ),
 }
 
-#: Features of these templates by which a parser is chosen. Without any of them another parser is chosen, or mostly
+#: Features of these templates by which a parser is chosen. Without any one of them another parser is chosen, or usually
 #: none.
 MARKS: Final[dict[str, list[str]]] = {
     "hermes": [r"<tool_call>\n{", '"name": "', '"arguments": ', r"}\n</tool_call>"],
@@ -98,7 +98,7 @@ REASONING: Final[dict[str, str]] = {
     "{{ '<think></think>' if enable_thinking is defined and not enable_thinking else '' }}",
 }
 
-#: Ends of prompts for which that is not certain.
+#: Ends of prompts after which a model does not certainly reason.
 NO_REASONING: Final[dict[str, str]] = {
     "nothing": "{{ '[bot]' }}",
     "opened on demand": "{{ '[bot]' }}{%- if enable_thinking %}{{ '<think>' }}{%- endif %}",

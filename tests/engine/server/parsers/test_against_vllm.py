@@ -146,7 +146,7 @@ def difference(case: Case, mine: tuple[Any, Any], answered: tuple[Any, Any]) -> 
     return "text lost" if len(answered[0]) < len(mine[0]) else "otherwise divided"
 
 
-def test_ours_beside_vllms() -> None:
+def test_rendered_texts_are_parsed_and_results_compared_with_vllm() -> None:
     known = [*rendered_calls(), *rendered_reasoning()]
     cases = [*known, *odd(known)]
     parsers = [*map(tool_parser, TOOL_PARSERS), *map(reasoning_parser, REASONING_PARSERS)]

@@ -77,7 +77,7 @@ TOOL: dict[str, Any] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("calls", ["", *CALLS])
-def test_what_small_templates_choose(calls: str, end: str) -> None:
+def test_small_templates_choose_their_parsers(calls: str, end: str) -> None:
     text = template(CALLS.get(calls, ""), ENDS[end])
     parser = calls.partition(",")[0]
     assert tool_call_parser(text) == (parser or None)
@@ -91,19 +91,19 @@ def test_what_small_templates_choose(calls: str, end: str) -> None:
     assert reasoning_parser(text) == expected
 
 
-def test_small_templates_choose_all_that_templates_tell() -> None:
-    untold = {"llama4_pythonic", "pythonic", "qwen3_xml"}  # qwen3_xml's calls are qwen3_coder's
-    assert {tool_call_parser(text) for text in SMALL.values()} == set(TOOL_PARSERS) - untold
+def test_small_templates_cover_all_detectable_parsers() -> None:
+    undetectable = {"llama4_pythonic", "pythonic", "qwen3_xml"}  # qwen3_xml's calls are qwen3_coder's
+    assert {tool_call_parser(text) for text in SMALL.values()} == set(TOOL_PARSERS) - undetectable
     assert {reasoning_parser(text) for text in SMALL.values()} == {None, *REASONING_PARSERS} - {"granite"}
 
 
 @pytest.mark.parametrize(("calls", "mark"), [(calls, mark) for calls, marks in MARKS.items() for mark in marks])
-def test_near_misses_choose_none(calls: str, mark: str) -> None:
+def test_near_misses_choose_no_parser(calls: str, mark: str) -> None:
     assert mark in CALLS[calls]
     assert tool_call_parser(template(CALLS[calls].replace(mark, "-"))) is None
 
 
-def test_near_misses_that_are_another_format() -> None:
+def test_near_misses_may_choose_another_format() -> None:
     assert tool_call_parser(template(CALLS["granite4"].replace("<|start_of_role|>", ""))) == "hermes"
     assert tool_call_parser(template(CALLS["deepseek_v3"].replace("```json", ""))) == "deepseek_v31"
     for mark in ("<|start|>assistant", "<|channel|>final<|message|>", "functions."):
@@ -111,7 +111,7 @@ def test_near_misses_that_are_another_format() -> None:
         assert reasoning_parser(HARMONY.replace(mark, "-")) is None
 
 
-def test_ends_of_prompts_count_and_not_what_answers_hold() -> None:
+def test_reasoning_is_detected_by_the_prompts_end_and_not_by_answers() -> None:
     answers = "{{ '<think>' + (message.reasoning_content or '') + '</think>' }}"
     assert reasoning_parser(template(answers)) is None
     assert reasoning_parser(template(answers, REASONING["open"])) == "deepseek_r1"
@@ -120,11 +120,11 @@ def test_ends_of_prompts_count_and_not_what_answers_hold() -> None:
 
 
 @needs_templates
-def test_what_real_templates_choose() -> None:
+def test_real_templates_choose_their_parsers() -> None:
     assert {name: (tool_call_parser(REAL[name]), reasoning_parser(REAL[name])) for name in CHOSEN} == CHOSEN
 
 
-def test_the_flags_take_the_parsers_that_there_are() -> None:
+def test_flags_accept_exactly_the_existing_parsers() -> None:
     assert set(names.TOOL_CALL_PARSERS) == set(TOOL_PARSERS)
     assert set(names.REASONING_PARSERS) == set(REASONING_PARSERS)
 
@@ -132,7 +132,7 @@ def test_the_flags_take_the_parsers_that_there_are() -> None:
 @pytest.mark.parametrize(
     "template", [None, "", "{{ messages }}", "{% if add_generation_prompt %}{{ '<think>'", "{% if"]
 )
-def test_other_texts_choose_none(template: str | None) -> None:
+def test_other_texts_choose_no_tool_call_parser(template: str | None) -> None:
     assert tool_call_parser(template) is None
     assert reasoning_parser(template) in (None, "deepseek_r1")
 
@@ -148,7 +148,7 @@ def rendered(text: str, *messages: dict[str, Any], ask: bool = True, **variables
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_parser_that_is_chosen_reads_the_calls_that_the_template_writes(name: str) -> None:
+def test_the_chosen_parser_reads_the_templates_calls(name: str) -> None:
     text = ALL[name]
     if (chosen := tool_call_parser(text)) is None or name in WITHOUT_CALLS:
         return
@@ -178,7 +178,7 @@ def test_the_parser_that_is_chosen_reads_the_calls_that_the_template_writes(name
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_reasoning_is_told_from_the_answer_by_the_prompts_of_the_template(name: str) -> None:
+def test_the_prompt_decides_whether_the_output_starts_with_reasoning(name: str) -> None:
     text = ALL[name]
     chosen = reasoning_parser(text)
     if chosen in (None, "openai_gptoss", "kimi_k2"):

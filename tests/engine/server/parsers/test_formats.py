@@ -87,7 +87,7 @@ TOOLS = [
         ("llama4_pythonic", "[f(a=1)]<|python_end|>", [CALL], ""),
     ],
 )  # fmt: skip
-def test_texts_are_read_as_these_calls(
+def test_special_cases_are_parsed_as_calls_or_content(
     parser: str, text: str, calls: list[tuple[str, object]], content: str | None
 ) -> None:
     for pieces in ([text], list(text)):
@@ -96,7 +96,7 @@ def test_texts_are_read_as_these_calls(
         assert whole.content == (text if content is None else content)
 
 
-def test_kimis_calls_have_its_ids_and_mistrals_what_its_templates_take() -> None:
+def test_call_ids_follow_kimis_and_mistrals_formats() -> None:
     text = '<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     assert parse("kimi_k2", [text]).ids == ["functions.f:3"]
     calls = '{"name": "f", "id": "call00001"}, {"name": "f"}, {"name": "f", "id": "short"}, {"name": "f", "id": 5}'
@@ -111,7 +111,7 @@ def test_kimis_calls_have_its_ids_and_mistrals_what_its_templates_take() -> None
 
 
 @pytest.mark.parametrize("parser", ["deepseek_v3", "deepseek_v31", "granite", "granite4", "hermes", "llama3_json"])
-def test_what_a_structural_tag_forces_is_read_as_a_call(parser: str) -> None:
+def test_text_forced_by_a_structural_tag_is_parsed_as_a_call(parser: str) -> None:
     kind = tool_parser(parser)
     tag = kind.structural_tag(TOOLS)
     assert tag["type"] == "structural_tag"

@@ -51,13 +51,13 @@ def check(case: Case) -> None:
     assert calls_of(parts) == [tuple(call) for call in case["calls"]]
 
 
-def test_what_the_template_writes_is_read_wherever_it_is_cut(recorded: list[Case]) -> None:
+def test_rendered_answers_are_parsed_however_they_are_split(recorded: list[Case]) -> None:
     for case in recorded:
         check(case)
 
 
 @needs_templates
-def test_the_template_writes_what_was_recorded_and_further_answers_are_read_too(recorded: list[Case]) -> None:
+def test_the_template_renders_the_recordings_and_further_answers_are_parsed(recorded: list[Case]) -> None:
     assert as_recorded(drawn("recorded")) == recorded
     assert prompt(GPT_OSS, [F]).endswith(PROMPT)
     for case in drawn("further"):
@@ -78,7 +78,7 @@ def test_the_template_writes_what_was_recorded_and_further_answers_are_read_too(
     ],
 )
 @pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>"])
-def test_calls_in_all_their_spellings(call: str, end: str) -> None:
+def test_all_spellings_of_calls_are_parsed(call: str, end: str) -> None:
     assert BOTH.however_cut(call + end) == CALLED
     assert BOTH.however_cut(ANALYSIS + call + end) == [Reasoning("Hm."), *CALLED]
     assert CALLS_ALONE.however_cut(call + end) == CALLED
@@ -87,7 +87,7 @@ def test_calls_in_all_their_spellings(call: str, end: str) -> None:
     assert BOTH.however_cut(another) == [Reasoning("Hm."), *CALLED, *CALLED]
 
 
-def test_messages_of_one_kind_are_lines() -> None:
+def test_messages_of_one_kind_are_joined_by_line_feeds() -> None:
     text = (
         f"{ANALYSIS}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{ANALYSIS}"
         "<|channel|>final<|message|>It is 5.\n<|return|>"
@@ -151,7 +151,7 @@ def test_each_parser_alone_loses_nothing() -> None:
         ("", []),
     ],
 )
-def test_what_is_not_harmony_is_content_unchanged(text: str, parts: list[Part] | None) -> None:
+def test_text_that_is_not_harmony_is_unchanged_content(text: str, parts: list[Part] | None) -> None:
     if parts is None:
         analysis, end, rest = text.partition("a<|end|>")
         parts = [Reasoning("a"), Content(rest)] if end else [Content(analysis)]
@@ -159,7 +159,7 @@ def test_what_is_not_harmony_is_content_unchanged(text: str, parts: list[Part] |
     assert REASONING_ALONE.however_cut(text) == parts
 
 
-def test_a_call_that_is_cut_off_is_content_unchanged() -> None:
+def test_a_truncated_call_is_unchanged_content() -> None:
     for end in range(1, len(CALL)):
         expected = Content(CALL[:end])
         for reading in (BOTH, CALLS_ALONE, REASONING_ALONE):
@@ -178,13 +178,13 @@ def test_a_call_that_is_cut_off_is_content_unchanged() -> None:
         ("<|channel|>commentary<|message|>", False, Content("x")),
     ],
 )
-def test_prompts_that_end_within_a_message(opening: str, is_reasoning: bool, part: Part) -> None:
+def test_prompts_may_end_within_a_message(opening: str, is_reasoning: bool, part: Part) -> None:
     reading = Reading(PROMPT + opening, "openai_gptoss", "openai")
     assert reading.parser().is_reasoning == is_reasoning
     assert reading.however_cut("x") == [part]
 
 
-def test_reasoning_is_over_where_an_answer_or_a_call_is_written() -> None:
+def test_reasoning_ends_where_an_answer_or_a_call_starts() -> None:
     for written, is_reasoning in (
         ("<|channel|>analysis<|message|>Hm.", True),
         ("<|channel|>analysis<|message|>Hm.<|end|>", True),
@@ -237,7 +237,7 @@ def test_random_markers_lose_no_text() -> None:
         (" to=", "x"),
     ],
 )
-def test_whatever_comes_takes_linear_work(begin: str, repeated: str) -> None:
+def test_parsing_takes_linear_work(begin: str, repeated: str) -> None:
     def read(size: int) -> None:
         text = begin + (repeated * size)[:size]
         assert BOTH(text) == merged(BOTH([text]))

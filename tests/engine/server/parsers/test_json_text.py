@@ -1,4 +1,4 @@
-"""Where JSON ends, and what its members are, by Python's own reader."""
+"""The end of a JSON value and its members, compared with Python's own parser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .drawn_calls import draw_text, draw_value
 
 
 def scan(text: str, draw: random.Random) -> int | None:
-    """Where the value ends; None: it goes on. Raises as the scanner does."""
+    """Return the end of the value, or None if it is incomplete; raise what the scanner raises."""
     scanner, at = JSONScanner(), 0
     while at < len(text) and not scanner.ended:
         end = at + draw.choice((1, 1, 2, 5, 1000))
@@ -24,12 +24,12 @@ def scan(text: str, draw: random.Random) -> int | None:
     return at if scanner.ended else None
 
 
-def test_the_end_is_where_a_reader_of_the_whole_finds_it() -> None:
+def test_the_scanner_finds_the_end_that_pythons_decoder_finds() -> None:
     draw = random.Random(0)
     for number in range(1_500):
         value = draw.choice(({"a": draw_value(draw)}, [draw_value(draw)], {}, []))
         written = json.dumps(value, ensure_ascii=draw.random() < 0.5, indent=draw.choice((None, None, 1)))
-        if number % 3:  # else as it is
+        if number % 3:  # otherwise unchanged
             at = draw.randrange(len(written))
             written = (
                 written[:at] + draw.choice(("", draw_text(draw), written[at] * 2)) + written[at + draw.randint(0, 1) :]
@@ -43,7 +43,7 @@ def test_the_end_is_where_a_reader_of_the_whole_finds_it() -> None:
         if end is not None and text[begin] in "{[":
             assert scan(text, draw) == end
             continue
-        try:  # it goes on, or cannot, or holds what only a reader of the whole judges
+        try:  # it is incomplete, or invalid, perhaps only to a parser of the whole value
             found = scan(text, draw)
         except NotJSONError:
             continue
@@ -59,7 +59,7 @@ def test_the_end_is_where_a_reader_of_the_whole_finds_it() -> None:
         ("1", 0), ('"a"', 0), ("", None), ("[" * 300, 200), ('{"a": [1, <', 10), ("[,", 1), ('{"a": NaN', 6),
     ],
 )  # fmt: skip
-def test_what_cannot_go_on_is_seen_at_once(text: str, at: int | None) -> None:
+def test_invalid_json_is_detected_at_the_first_wrong_character(text: str, at: int | None) -> None:
     for pieces in ([text], list(text)):
         scanner, read = JSONScanner(), 0
         try:
@@ -71,7 +71,7 @@ def test_what_cannot_go_on_is_seen_at_once(text: str, at: int | None) -> None:
             assert at is None
 
 
-def test_members_are_what_was_written() -> None:
+def test_members_are_the_written_text() -> None:
     draw = random.Random(1)
     for _ in range(500):
         value = {draw_text(draw): draw_value(draw) for _ in range(draw.randrange(5))}
@@ -87,6 +87,6 @@ def test_members_are_what_was_written() -> None:
 @pytest.mark.parametrize(
     "text", ["[1]", "{", "", '{"a": NaN}', '{"a": -Infinity}', "{} {}", "[" * 100_000, "1" * 5_000]
 )
-def test_what_is_no_object_has_no_members(text: str) -> None:
+def test_text_that_is_no_object_has_no_members(text: str) -> None:
     with pytest.raises(NotJSONError):
         members(text)

@@ -27,7 +27,7 @@ def split(markers: Markers, pieces: Iterable[str]) -> list[str]:
     return found
 
 
-def test_text_is_split_as_a_pattern_splits_it_wherever_it_is_cut() -> None:
+def test_markers_split_text_like_a_regex_however_it_arrives() -> None:
     draw = random.Random(0)
     found = 0
     for _ in range(3_000):
@@ -45,7 +45,7 @@ def test_text_is_split_as_a_pattern_splits_it_wherever_it_is_cut() -> None:
     assert found > 500
 
 
-def test_only_what_may_become_a_marker_is_held() -> None:
+def test_only_text_that_may_become_a_marker_is_held_back() -> None:
     draw = random.Random(1)
     texts = ("<think>", "<th1>", "]]>")
     for _ in range(500):

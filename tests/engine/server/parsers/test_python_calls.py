@@ -41,20 +41,20 @@ def by_python(text: str) -> list[tuple[str, dict[str, Any]]]:
         "[f(a='one \\\ntwo')]",
     ],
 )
-def test_literals_mean_what_they_mean_to_python(text: str) -> None:
+def test_literals_have_pythons_values(text: str) -> None:
     for pieces in ([text], list(text)):
         assert parse("pythonic", pieces).calls == by_python(text)
 
 
-def test_words_of_json_are_read_too() -> None:
+def test_json_keywords_are_parsed_too() -> None:
     assert parse("pythonic", ["[f(a=true, b=false, c=null)]"]).calls == [("f", {"a": True, "b": False, "c": None})]
 
 
-def test_names_may_be_pythons_own_words_and_have_hyphens() -> None:
+def test_names_may_be_python_keywords_and_contain_hyphens() -> None:
     assert parse("pythonic", ["[mcp-x.find(from='a', class=1)]"]).calls == [("mcp-x.find", {"from": "a", "class": 1})]
 
 
-def test_whatever_is_read_as_calls_is_what_python_reads() -> None:
+def test_random_calls_are_parsed_as_by_python() -> None:
     draw = random.Random(0)
     read = 0
     for _ in range(1_500):
@@ -86,6 +86,6 @@ def test_whatever_is_read_as_calls_is_what_python_reads() -> None:
         ),
     ],
 )
-def test_what_is_no_literal_is_content(text: str) -> None:
+def test_invalid_python_calls_are_content(text: str) -> None:
     whole = parse("pythonic", [text])
     assert (whole.calls, whole.content) == ([], text)

@@ -102,7 +102,7 @@ def check(parser: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
-def test_what_templates_write_is_read_wherever_it_is_cut(
+def test_rendered_reasoning_is_parsed_however_it_is_split(
     template: str, parser: str, recorded: dict[str, list[Case]]
 ) -> None:
     for case in recorded[template]:
@@ -111,7 +111,7 @@ def test_what_templates_write_is_read_wherever_it_is_cut(
 
 @needs_templates
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
-def test_templates_write_what_was_recorded_and_further_answers_are_read_too(
+def test_templates_render_the_recordings_and_further_answers_are_parsed(
     template: str, parser: str, recorded: dict[str, list[Case]]
 ) -> None:
     assert as_recorded(drawn(template, "recorded")) == recorded[template]
@@ -121,7 +121,7 @@ def test_templates_write_what_was_recorded_and_further_answers_are_read_too(
 
 
 @pytest.mark.parametrize("template", PROMPTS)
-def test_where_the_prompt_closes_the_reasoning_all_is_content(
+def test_output_is_all_content_if_the_prompt_closes_the_reasoning(
     template: str, recorded_prompts: dict[str, list[Case]]
 ) -> None:
     for case in recorded_prompts[template]:
@@ -133,7 +133,7 @@ def test_where_the_prompt_closes_the_reasoning_all_is_content(
 
 
 @pytest.mark.parametrize("template", PROMPTS)
-def test_tags_that_the_user_writes_neither_open_nor_close_it(
+def test_tags_in_user_messages_neither_open_nor_close_reasoning(
     template: str, recorded_prompts: dict[str, list[Case]]
 ) -> None:
     for case in recorded_prompts[template]:
@@ -142,7 +142,7 @@ def test_tags_that_the_user_writes_neither_open_nor_close_it(
 
 @needs_templates
 @pytest.mark.parametrize("template", PROMPTS)
-def test_templates_write_the_prompts_that_were_recorded(template: str, recorded_prompts: dict[str, list[Case]]) -> None:
+def test_templates_render_the_recorded_prompts(template: str, recorded_prompts: dict[str, list[Case]]) -> None:
     assert as_recorded(prompts(template)) == recorded_prompts[template]
     for case in recorded_prompts[template]:
         whole = prompt(template, user=case["user"], **case["variables"])
@@ -172,7 +172,7 @@ def test_templates_write_the_prompts_that_were_recorded(template: str, recorded_
         ("<tool_call><|tool_calls_section_begin|></think>Yes.", "<tool_call><|tool_calls_section_begin|>", "Yes."),
     ],
 )
-def test_tags_in_odd_places(parser: str, text: str, reasoning: str, content: str) -> None:
+def test_reasoning_tags_are_parsed_in_unusual_positions(parser: str, text: str, reasoning: str, content: str) -> None:
     parts = Reading("<|im_start|>assistant\n", parser).however_cut(text)
     assert parts == [part for part in (Reasoning(reasoning), Content(content)) if part.text]
 
@@ -181,7 +181,7 @@ def test_tags_in_odd_places(parser: str, text: str, reasoning: str, content: str
     ("parser", "call"),
     [("qwen3", "<tool_call>\n{"), ("glm45", "<tool_call>f"), ("kimi_k2", "<|tool_calls_section_begin|>")],
 )
-def test_a_call_ends_the_reasoning_where_calls_may_come(parser: str, call: str) -> None:
+def test_a_call_ends_the_reasoning_if_calls_are_permitted(parser: str, call: str) -> None:
     for pieces in ([f"Hm. {call} …"], f"Hm. {call} …"):
         reading = reasoning_parser(parser)("", calls=True)
         parts = [part for piece in pieces for part in reading.feed(piece)]
@@ -191,7 +191,7 @@ def test_a_call_ends_the_reasoning_where_calls_may_come(parser: str, call: str) 
 
 
 @pytest.mark.parametrize("parser", REASONING_PARSERS)
-def test_the_answer_begins_where_grammars_do(parser: str) -> None:
+def test_the_answer_begins_where_grammars_begin(parser: str) -> None:
     instructions = GRANITE_ASKS if parser == "granite" else ""
     opening = {"granite": "Here is my thought process:", "openai_gptoss": "<|channel|>analysis<|message|>"}
     for marker in reasoning_parser(parser).answer_begins_after:
@@ -218,7 +218,7 @@ def test_text_is_not_held_back(parser: str) -> None:
 
 @pytest.mark.parametrize("parser", ["qwen3", "granite", "openai_gptoss"])
 @pytest.mark.parametrize("repeated", ["<", "</think", " ", "Here is my ", "<|start|>", "<|channel|>"])
-def test_whatever_comes_takes_linear_work(parser: str, repeated: str) -> None:
+def test_parsing_takes_linear_work(parser: str, repeated: str) -> None:
     def read(size: int) -> None:
         text = (repeated * size)[:size]
         assert len(text_of(Reading("", parser)(text), Reasoning, Content)) == len(text)
@@ -240,13 +240,13 @@ def test_whatever_comes_takes_linear_work(parser: str, repeated: str) -> None:
         ("  ", "", "  "),
     ],
 )
-def test_granite_reasons_where_it_says_so(text: str, reasoning: str, content: str | None) -> None:
+def test_granites_reasoning_starts_with_its_sentence(text: str, reasoning: str, content: str | None) -> None:
     parts = Reading("", "granite").however_cut(text)
     content = text if content is None else content
     assert parts == [part for part in (Reasoning(reasoning), Content(content)) if part.text]
 
 
-def test_granite_is_asked_by_its_instructions_alone() -> None:
+def test_only_system_instructions_make_granite_reason() -> None:
     instructions = GRANITE_ASKS
     quoted = instructions.replace(
         "You are helpful. Write", "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>You wrote"
@@ -277,7 +277,7 @@ def test_granite_is_asked_by_its_instructions_alone() -> None:
         ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>a", "b", [Reasoning("b")]),
     ],
 )
-def test_what_goes_on_with_a_message_is_what_that_is(
+def test_a_continued_message_stays_reasoning_or_content(
     parser: str, started: str, text: str, expected: list[Part]
 ) -> None:
     before = GRANITE_ASKS if parser == "granite" else ""
@@ -303,7 +303,7 @@ def test_what_goes_on_with_a_message_is_what_that_is(
         ("<|channel|>analysis<|message|>final <|end|>", False),
     ],
 )
-def test_headers_after_which_grammars_begin(header: str, *, is_answer: bool) -> None:
+def test_grammars_begin_after_headers_of_the_final_channel(header: str, *, is_answer: bool) -> None:
     parsing = Parsing(Parsers(reasoning=reasoning_parser("openai_gptoss")), "", ToolUse(), frozenset())
     assert parsing.answer_pattern is not None
     found = re.search(parsing.answer_pattern, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{header}{{")

@@ -109,7 +109,7 @@ def check(parser: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("parser", "template"), CASES)
-def test_rendered_calls_are_read_as_they_were_written_wherever_the_text_is_cut(
+def test_rendered_calls_are_parsed_however_the_text_is_split(
     parser: str, template: str, recorded: dict[str, list[Case]]
 ) -> None:
     for case in recorded[template]:
@@ -118,7 +118,7 @@ def test_rendered_calls_are_read_as_they_were_written_wherever_the_text_is_cut(
 
 @needs_templates
 @pytest.mark.parametrize(("parser", "template"), CASES)
-def test_templates_write_what_was_recorded_and_further_calls_are_read_too(
+def test_templates_render_the_recordings_and_further_calls_are_parsed(
     parser: str, template: str, recorded: dict[str, list[Case]]
 ) -> None:
     assert as_recorded(drawn(parser, template, "recorded")) == recorded[template]

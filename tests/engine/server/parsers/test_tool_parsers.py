@@ -106,7 +106,7 @@ def check(parser: str, text: str, draw: random.Random) -> int:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_text_that_is_cut_off_anywhere_keeps_the_complete_calls_and_loses_nothing(parser: str) -> None:
+def test_truncated_text_keeps_its_complete_calls_and_loses_nothing(parser: str) -> None:
     draw = random.Random(parser)
     for text in texts(parser):
         whole = parse(parser, [text])
@@ -119,7 +119,7 @@ def test_text_that_is_cut_off_anywhere_keeps_the_complete_calls_and_loses_nothin
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_what_a_model_gone_astray_writes_is_content_but_for_its_calls(parser: str) -> None:
+def test_malformed_output_is_content_except_for_its_calls(parser: str) -> None:
     draw = random.Random(f"astray {parser}")
     found = [check(parser, astray(parser, draw), draw) for _ in range(400)]
     found += [check(parser, mutated(text, draw), draw) for text in texts(parser) for _ in range(40)]
@@ -128,7 +128,7 @@ def test_what_a_model_gone_astray_writes_is_content_but_for_its_calls(parser: st
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_text_around_calls_is_kept_and_spaces_next_to_them_are_not(parser: str) -> None:
+def test_text_around_calls_is_kept_but_white_space_alone_is_not(parser: str) -> None:
     text = next(iter(texts(parser)))
     calls = parse(parser, [text]).calls
     for before, after in (("", " \n"), ("\n\n", ""), (" ", "\n")):
@@ -143,7 +143,7 @@ def test_text_around_calls_is_kept_and_spaces_next_to_them_are_not(parser: str) 
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_text_that_can_be_no_call_comes_at_once(parser: str) -> None:
+def test_text_that_cannot_become_a_call_is_emitted_at_once(parser: str) -> None:
     text = "Is 1 < 2? [1] </b> & so on, `code`, <tool>, <|tool|>, [TOOL] “quoted” "
     reading = tool_parser(parser)(())
     markers = ("<tool_call>", *reading.markers)
@@ -158,7 +158,7 @@ def test_text_that_can_be_no_call_comes_at_once(parser: str) -> None:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_work_is_linear_in_the_length_of_what_is_written(parser: str) -> None:
+def test_work_is_linear_in_the_length_of_the_output(parser: str) -> None:
     begin = "".join(TOKENS[parser][:2])
     marker = TOKENS[parser][0]
     for endless in (
@@ -186,7 +186,7 @@ def test_work_is_linear_in_the_length_of_what_is_written(parser: str) -> None:
         assert_linear(read, 1_000)
 
 
-def test_a_long_argument_is_read_in_its_own_time() -> None:
+def test_a_long_argument_is_parsed_in_linear_time() -> None:
     def read(lines: int) -> None:
         code = 'print("<tool_call>")\n' * lines
         text = f"<tool_call>\n{json.dumps({'name': 'write', 'arguments': {'code': code}})}\n</tool_call>"

@@ -33,7 +33,7 @@ TAGS = {
 }
 TAGS["qwen3_xml"] = TAGS["qwen3_coder"]
 
-#: These within a value end it: nothing tells them from the tags around it.
+#: Within a value these end it: they cannot be distinguished from the tags around it.
 AMBIGUOUS = re.compile(r"</parameter>\s*(<parameter=|</function>)|</arg_value>\s*(<arg_key>|</tool_call>)")
 
 #: One call in each format.
@@ -63,7 +63,7 @@ def drawn_value(draw: random.Random, tags: tuple[str, ...]) -> Any:
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """A schema as tools have them that `value` meets."""
+    """Return a schema, as tools have them, that `value` meets."""
     match value:
         case bool():
             return {"type": "boolean"}
@@ -82,7 +82,7 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def tools_of(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Tools that these calls meet."""
+    """Return tools whose schemas these calls meet."""
     return [tool(name, **{key: schema_of(value) for key, value in values.items()}) for name, values in calls]
 
 
@@ -119,7 +119,7 @@ def check(parser: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
-def test_what_templates_write_is_read_wherever_it_is_cut(
+def test_rendered_calls_are_parsed_however_they_are_split(
     template: str, parser: str, recorded: dict[str, list[Case]]
 ) -> None:
     for case in recorded[template]:
@@ -128,7 +128,7 @@ def test_what_templates_write_is_read_wherever_it_is_cut(
 
 @needs_templates
 @pytest.mark.parametrize(("template", "parser"), TEMPLATES)
-def test_templates_write_what_was_recorded_and_further_calls_are_read_too(
+def test_templates_render_the_recordings_and_further_calls_are_parsed(
     template: str, parser: str, recorded: dict[str, list[Case]]
 ) -> None:
     assert as_recorded(drawn(template, parser, "recorded")) == recorded[template]
@@ -138,7 +138,7 @@ def test_templates_write_what_was_recorded_and_further_calls_are_read_too(
 
 
 @pytest.mark.parametrize("parser", ONE)
-def test_text_around_calls_stays_in_its_place(parser: str) -> None:
+def test_text_around_calls_keeps_its_position(parser: str) -> None:
     call_text, reading = ONE[parser], Reading("", None, parser, [F])
     assert reading.however_cut(f"\n\n{call_text}\n{call_text}\n") == [*CALL, *CALL]
     assert reading.however_cut(f"A <b>\n{call_text}\nand\n{call_text} end") == [
@@ -160,7 +160,7 @@ def test_tags_within_values_are_text(parser: str) -> None:
 
 
 @pytest.mark.parametrize("parser", ONE)
-def test_what_is_cut_off_is_content_unchanged(parser: str) -> None:
+def test_truncated_calls_are_unchanged_content(parser: str) -> None:
     call_text, reading = ONE[parser], Reading("", None, parser, [F])
     complete = call_text.index("</function>") + len("</function>") if "</function>" in call_text else len(call_text)
     for end in range(1, len(call_text) + 1):
@@ -194,7 +194,7 @@ def test_what_is_cut_off_is_content_unchanged(parser: str) -> None:
         ("glm45", "<tool_call>f<b></tool_call> and so on"),
     ],
 )
-def test_what_is_malformed_is_content_unchanged(parser: str, text: str) -> None:
+def test_malformed_calls_are_unchanged_content(parser: str, text: str) -> None:
     reading = Reading("", None, parser, [F])
     assert reading.however_cut(text) == [Content(text)]
     is_open = text.endswith(("<parameter=a>1</function>", "</parameter>", "<arg_value>1</tool_call>"))
@@ -211,7 +211,7 @@ def test_what_is_malformed_is_content_unchanged(parser: str, text: str) -> None:
         "<tool_call>\n<tool_call>\n<function=f><parameter=a>1</parameter><parameter=b>two</parameter></function></tool_call>",
     ],
 )
-def test_qwens_models_leave_tags_out(text: str) -> None:
+def test_calls_with_omitted_tags_are_parsed(text: str) -> None:
     begin = [Content("<tool_call>\n")] if text.startswith("<tool_call>\n<tool_call>") else []
     assert Reading("", None, "qwen3_coder", [F]).however_cut(text) == [*begin, *CALL]
 
@@ -273,7 +273,7 @@ def test_calls_of_unknown_tools_are_calls() -> None:
         ("5", {"type": "int"}, 5),
     ],
 )
-def test_values_are_what_the_tool_wants_or_strings(text: str, schema: Any, value: Any) -> None:
+def test_values_are_converted_to_the_tools_types_or_stay_strings(text: str, schema: Any, value: Any) -> None:
     parameters = {"type": "object", "properties": {"x": schema}}
     parameters["$defs"] = {"list": {"type": "array"}, "again": {"$ref": "#/$defs/again"}}
     offered = [Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}}).to_tool()]
@@ -282,7 +282,7 @@ def test_values_are_what_the_tool_wants_or_strings(text: str, schema: Any, value
     assert type(written["x"]) is type(value)
 
 
-def test_values_that_read_as_what_is_wanted_meet_the_schema() -> None:
+def test_converted_values_meet_the_schema() -> None:
     draw = random.Random(17)
     for _ in range(300):
         value = draw_value(draw)
@@ -322,7 +322,7 @@ def test_odd_parameters_of_tools_do_no_harm(parameters: Mapping[str, Any] | None
         ("glm45", "<tool_call>", "f"),
     ],
 )
-def test_whatever_comes_takes_linear_work(parser: str, begin: str, repeated: str) -> None:
+def test_parsing_takes_linear_work(parser: str, begin: str, repeated: str) -> None:
     def read(size: int) -> None:
         text = begin + (repeated * size)[:size]
         assert Reading("", None, parser, [F])(text) == [Content(text)]

@@ -1,1 +1,1 @@
-"""Paged attention, and how queries, keys and values reach it: RoPE, norms of heads, the KV cache."""
+"""Paged attention, and the operations before it: norms of heads, RoPE, storage in the KV cache."""

@@ -1,21 +1,20 @@
 """Causal attention against the paged cache, for decodes and prefill chunks.
 
-One program computes a tile of queries of one sequence, for all heads that share a KV head, so that each key is read
-once for them. It iterates over the keys that any of its queries sees, and keeps each row's largest score and sum of
-weights (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 2023):
+One program computes a tile of queries of one sequence, for the heads that share a KV head (up to a tile's rows), and
+reads each key once. It iterates over the keys that any of its queries sees, and keeps each row's largest score and sum
+of weights (online softmax: Milakov & Gimelshein, 2018; FlashAttention-2: Dao, 2023):
 
     rows of a tile      q0h0 q0h1 q1h0 q1h1 …        keys of a tile     k0 … k63, from any blocks
-    grid                tiles of queries, or parts of decodes × KV heads
+    grid                (tiles of queries, or parts of decodes) × (KV heads × tiles of their heads)
 
-A decode has few rows and many keys. Therefore its keys are split into parts of a fixed size, one for each program
-(Flash-Decoding: Dao et al., 2023; `decode_splits`), and a second kernel merges the parts in order. The split depends
-only on the sequence's length, so a row has the same bits in every batch.
+A decode has few rows and many keys. Therefore its keys are split into parts of a fixed size, computed by different
+programs (Flash-Decoding: Dao et al., 2023; `decode_splits`), and a second kernel merges the parts in order. The split
+depends only on the sequence's length, so a row has the same bits in every batch.
 
-Decodes with the same blocks in a part share it (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al., 2024):
-neighbouring sequences, as many as a tile has rows for, are computed by one program, which reads the part once. The
-computation of each row stays the same, and so do its bits.
+One program computes neighbouring decodes, as many as fit into a tile, that have the same blocks in a part, and reads
+the part once (cascade inference: Ye et al., 2024; Hydragen: Juravsky et al., 2024). This does not change a row's bits.
 
-The device finds tiles by itself (`_sequence_of`), so a step needs only its metadata from the host.
+Programs find their tiles on the device (`_sequence_of`), so the host passes only the step's metadata.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget, gpu_target
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
-#: Constants that the kernel that merges parts needs, too.
+#: Constants that `_merge_splits` also needs.
 _JOINED: Final = ("NUM_HEADS", "VALUE", "VALUE_PADDED", "KEYS", "WINDOW", "SINKS", "SPLIT_KEYS")
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
@@ -43,8 +42,7 @@ _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 def _sequence_of(tile, query_starts, num_sequences, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the sequence of a tile of queries.
 
-    The tiles of sequence s start at index starts[s] // QUERIES + s; the last one before the next sequence's may be
-    unused.
+    The tiles of sequence s start at index query_starts[s] // QUERIES + s; its last one may be unused.
     """
     low, high = 0, num_sequences
     while high - low > 1:
@@ -61,13 +59,13 @@ def _shares_part(  # type: ignore[no-untyped-def]
     candidates, length, begin, end, low, high, table, tables, seq_lens, table_row,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Return which of the `candidates` decodes see the same keys between `low` and `high`, in the same blocks, as a
-    given decode.
+    """Return which candidate decodes see the same range of a part's keys, in the same blocks, as a given decode.
 
     Args:
-        candidates: [n] sequences; -1 for none.
-        begin, end: range of keys that the given decode sees there.
-        table: its block table.
+        candidates, length: [n] sequences, -1 for none, and their lengths.
+        begin, end: keys of the part that the given decode sees.
+        low, high: keys of the part.
+        table: block table of the given decode.
     """
     oldest = tl.zeros_like(length)
     if WINDOW > 0:
@@ -99,13 +97,14 @@ def _attention_inner(  # type: ignore[no-untyped-def]
     """Compute attention of a tile's queries to the keys from `begin` to `end`.
 
     Args:
-        top, total, sums: each row's largest score so far, and the sums, relative to it, of weights and of weighted
+        top, total, sums: each row's largest score × `factor` so far; sums, relative to it, of weights and of weighted
             values.
-        last, oldest: `last` is the exclusive upper bound of visible keys, `oldest` the lower bound.
+        last, oldest: exclusive upper bound, and lower bound, of the keys that any query sees.
+        q_main, q_rest: queries' first HEAD_MAIN elements, and the others.
         at: [rows] positions of the queries.
         table: the sequence's block table.
-        factor: positive factor of scores; weights are powers of two of the products.
-        MASKED: whether some query may not see some key, or keys are out of range.
+        factor: positive factor of scores: weights are 2^(score × factor).
+        MASKED: whether some query may not see some key.
     """
     main, tail = tl.arange(0, HEAD_MAIN), HEAD_MAIN + tl.arange(0, HEAD_REST if HEAD_REST > 0 else 16)
     dims = tl.arange(0, VALUE_PADDED)
@@ -254,7 +253,7 @@ def _paged_attention(  # type: ignore[no-untyped-def]
             return
     length = tl.load(seq_lens + sequence)
 
-    # Range of keys: all that the tile's queries see, or the split's part of them.
+    # Range of keys that any of the tile's queries sees, or the split's part of it.
     first_at = length - count + first_query
     last_at = tl.minimum(first_at + QUERIES, length) - 1
     oldest = 0
@@ -303,7 +302,7 @@ def _paged_attention(  # type: ignore[no-untyped-def]
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_PADDED], tl.float32)
-    # Multiplied with scores in the same FMA that subtracts the largest one.
+    # Applied to scores by the FMA that subtracts the largest one.
     factor = _LOG2_E if CAPPED or ALIBI else scale * _LOG2_E
     # Keys that all queries of the tile see need no mask.
     seen_by_all = begin
@@ -341,7 +340,7 @@ def _paged_attention(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _with_sink(sums, total, top, sink):  # type: ignore[no-untyped-def]
-    """Add the attention sink, a key without a value, after all other keys."""
+    """Add the attention sink, a score without a value, after all keys."""
     sink *= _LOG2_E
     new_top = tl.maximum(top, sink)
     faded = tl.exp2(top - new_top)
@@ -365,7 +364,7 @@ def _merge_splits(  # type: ignore[no-untyped-def]
     SINKS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
 ):
-    """Merge the parts of a decode's row, in order."""
+    """Merge the parts of one head of a decode, in order."""
     token, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(seq_lens + token)
     oldest = 0
@@ -377,7 +376,7 @@ def _merge_splits(  # type: ignore[no-untyped-def]
     top = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     sums = tl.zeros([1, VALUE_PADDED], tl.float32)
-    for split in range(oldest // KEYS * KEYS // SPLIT_KEYS, (length - 1) // SPLIT_KEYS + 1):
+    for split in range(oldest // KEYS * KEYS // SPLIT_KEYS, (length + SPLIT_KEYS - 1) // SPLIT_KEYS):
         part = (before + split) * NUM_HEADS + head + tl.arange(0, 1)
         part_is_top = tl.load(part_top + part)
         new_top = tl.maximum(top, part_is_top)
@@ -404,7 +403,7 @@ def _constants(
     are_decodes: bool,
     split_keys: int,
 ) -> dict[str, Any]:
-    """Return the kernel's constants, with defaults for optional features of layers."""
+    """Return the kernel's constants, with optional features of layers turned off."""
     group = num_heads // num_kv_heads
     heads = min(group, tiles.rows)
     head_main = max(16, 1 << (head_dim.bit_length() - 1))
@@ -453,16 +452,15 @@ def paged_attention(
     sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Compute attention of the queries of some sequences, whose keys are in the cache. For other arguments see
-    `attention.backend`.
+    """Compute attention of some sequences' queries to cached keys. For other arguments see `attention.backend`.
 
     Args:
         query: [tokens, heads, head_dim], all tokens of the step.
         tables: [sequences, blocks] int32, block tables of the given sequences.
-        query_starts: [sequences + 1] int32, first rows of the sequences in `query` and `out`.
+        query_starts: [sequences + 1] int32, first rows of the sequences in `query` and `out`, and the end.
         seq_lens: [sequences] int32; results of sequences of length 0 are 0.
-        part_starts, part_sequences: results of `decode_splits` if the sequences are the step's first, and compute one
-            token each; else None.
+        part_starts, part_sequences: results of `decode_splits` if the sequences are decodes, the step's first; else
+            None.
         out: [tokens, heads, value_head_dim]; only rows of the given sequences are written.
     """
     num_sequences, (_, num_heads, head_dim) = len(seq_lens), query.shape

@@ -16,11 +16,10 @@ class Tiles:
     """Tile sizes and compile options.
 
     Attributes:
-        rows: rows of a tile (queries × heads that share a KV head); a power of two, at least 16.
-        keys: keys of a tile; a power of two, at least 16.
-        split_keys: keys of one program, a multiple of `keys`; 0 for all.
+        rows, keys: size of a tile, powers of two, at least 16; rows are queries × heads that share a KV head.
+        split_keys: keys per program, a multiple of `keys`; 0: all.
         warps, stages: compile options.
-        unmasked: whether a separate loop without masks handles the keys that all of a tile's queries see.
+        unmasked: whether, without a sliding window, a separate loop without masks handles keys that all queries see.
     """
 
     rows: int
@@ -32,17 +31,17 @@ class Tiles:
 
 
 def tiles_of(head_dim: int, dtype: torch.dtype, code: int, are_decodes: bool, gpu: GpuTarget) -> Tiles:
-    """Return the tile sizes of a layer, which do not depend on the batch.
+    """Return the tile sizes of a layer, which do not depend on the batch. `code` is the cache's storage format.
 
-    They are chosen so that kernels do not spill and fit into shared memory (`ahead_of_time`). For 16-bit elements and
-    heads of 64, 128 and 256 they are the fastest of such sizes on an H200; other cases were not measured.
+    With them kernels neither spill (`ahead_of_time`) nor exceed shared memory. For 16-bit elements and head dimensions
+    of 64, 128 and 256 they are the fastest such sizes on an H200.
     """
     is_amd = gpu.is_amd
     split_keys = PART_KEYS if are_decodes else 0
     if head_dim > 256:
-        if is_amd:
+        if is_amd:  # in float32 still too large for gfx90a and gfx942
             return Tiles(16, 16, split_keys, warps=4 if code else 8, stages=2)
-        if dtype == torch.float32:  # still too large for gfx90a and gfx942
+        if dtype == torch.float32:
             return Tiles(16, 16, split_keys, warps=8, stages=1)
         if are_decodes:
             return Tiles(16, 16 if code else 32, split_keys, warps=8, stages=3)

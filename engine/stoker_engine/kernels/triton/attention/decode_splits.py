@@ -1,12 +1,11 @@
-"""Splits a step's decodes into parts, one for each program of attention.
+"""Splits the keys of a step's decodes into parts for different programs.
 
 A part is a fixed number of keys of one sequence; the parts of all sequences are numbered consecutively:
 
     seq_lens    300   70   600             starts      0  2  3  6
     parts       0 0   1    2 2 2 · ·       sequences   0  0  1  2  2  2  -1 -1
 
-The device computes the parts, so that a CUDA graph, whose number of programs is fixed, needs only an upper bound of
-their number.
+The device lists the parts: a CUDA graph, whose number of programs is fixed, needs only an upper bound of their number.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
-#: Number of keys in a part.
+#: Number of keys in a part; the last of a sequence may have fewer.
 PART_KEYS: Final = 256
 _LENGTHS: Final = tl.constexpr(128)
 _FILLED: Final = tl.constexpr(256)
@@ -32,7 +31,7 @@ _FILLED: Final = tl.constexpr(256)
 def _decode_splits(  # type: ignore[no-untyped-def]
     seq_lens, starts, sequences, num_sequences, most_parts, PART_KEYS: tl.constexpr
 ):
-    """List the parts of one sequence; the last program fills the entries after all sequences."""
+    """List the parts of one sequence; the last program stores the total, and marks unused entries."""
     sequence = tl.program_id(0)
     first = tl.full([], 0, tl.int32)
     for begin in tl.range(0, sequence, _LENGTHS):

@@ -1,6 +1,6 @@
 """Stores keys and values in the paged cache (`kernels/kv_store.py` defines the operation).
 
-One program stores the vector of one head of a token.
+One program stores one head of a token; negative slots are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker_engine.kernels.triton.common.operation import operation
 
 @triton.jit
 def token_scale(largest, is_broken, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a vector's scale, from its largest finite magnitude, and whether it contains NaN or infinity."""
+    """Return a vector's scale, from its largest finite magnitude; NaN if the vector contains NaN or infinity."""
     scale = tl.div_rn(largest, LIMIT)
     return tl.where(is_broken, float("nan"), tl.where(scale == 0.0, 1.0, scale))
 
@@ -30,7 +30,7 @@ def token_scale(largest, is_broken, LIMIT: tl.constexpr):  # type: ignore[no-unt
 def fitted(x, scale, CODE: tl.constexpr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Quantize float32 elements to 8 bits."""
     scaled = tl.div_rn(x, scale)
-    # Comparisons instead of min and max, since they keep NaN.
+    # Comparisons, unlike min and max, keep NaN.
     scaled = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
     if CODE != 3:
         scaled = tl.where(tl.abs(x) < float("inf"), scaled, float("nan"))

@@ -1,5 +1,5 @@
-"""Processes the first projection of multi-head latent attention in one kernel: normalises the queries' bottleneck and
-the latent, rotates the key, and stores latent and key.
+"""Processes the result of latent attention's first projection in one kernel: normalises the queries' bottleneck and the
+latent, rotates the key, and stores latent and key.
 
     q_a … │ latent … │ key      a token's row
     norm    norm       RoPE
@@ -123,13 +123,13 @@ def mla_rope_and_cache(
     scales_of_tokens: bool,
     slot_mapping: torch.Tensor,
 ) -> torch.Tensor:
-    """Normalise the queries' bottlenecks, and store latents and rotated keys.
+    """Normalise the queries' bottlenecks, and store normalised latents and rotated keys.
 
     Args:
-        rows: [tokens, q + latent + 2 × pairs]; q is 0 if queries have no bottleneck.
-        q_weight, kv_weight: [q] and [latent], weights of the RMS norms.
+        rows: [tokens, q + latent + 2 × pairs]; q is 0 without a bottleneck.
+        q_weight, kv_weight: [q] and [latent], weights of the RMS norms; None if q is 0.
         cos, sin: [tokens, 1, pairs].
-        cache: [blocks, block_size, 1, latent + 2 × pairs]; for `scales` and `scales_of_tokens` see `KVCache`.
+        cache: [blocks, block_size, 1, latent + 2 × pairs]; see `attention.backend.KVCache`, also for scales.
         slot_mapping: [tokens] int64; tokens with negative slots are not stored.
 
     Returns:

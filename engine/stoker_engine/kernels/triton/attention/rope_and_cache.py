@@ -165,10 +165,10 @@ def rope_and_cache(
     """Normalise and rotate queries (in place) and keys; store keys and values. See `attention.backend.KVCache`.
 
     Args:
-        qkv: [tokens, heads + 2 × kv_heads, head_dim]; the contents of keys and values are undefined afterwards.
+        qkv: [tokens, heads + 2 × kv_heads, head_dim]; only queries are changed.
         num_heads: number of query heads.
-        q_weight, k_weight: [head_dim], weights of the RMS norms of heads; None for no norms.
-        cos, sin: [tokens, 1, pairs]; None for no rotation.
+        q_weight, k_weight: [head_dim], weights of the RMS norms of heads; None: no norms.
+        cos, sin: [tokens, 1, pairs]; None: no rotation.
         slot_mapping: [tokens] int64; tokens with negative slots are not stored.
     """
     tokens, heads, size = qkv.shape

@@ -1,7 +1,7 @@
-"""Products of tiles and rounding, with the same results on a GPU and in Triton's interpreter.
+"""Products of tiles and conversions that also work in Triton's interpreter.
 
-The interpreter (at least 3.6 to 3.9) multiplies the bits of bfloat16 elements as integers, truncates where a GPU
-rounds, and flushes subnormals to 0.
+For bfloat16 the interpreter (of Triton 3.6 to 3.9) multiplies elements' bits as integers, truncates where a GPU rounds,
+and flushes subnormals to 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""8-bit floats by integer operations: the same bits on every GPU, including those without hardware support.
+"""Conversion of 8-bit elements without the instructions for 8-bit floats: the same bits on every GPU.
 
     e4m3   s eeee mmm   bias 7, no infinity, NaN is all ones        (OCP 8-bit floating point, 2023)
     e5m2   s eeeee mm   the upper half of a float16
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import widened
 
-#: Storage formats of the cache, a compile-time constant of kernels.
+#: Storage formats of the KV cache; constants of kernels.
 PLAIN, E4M3, E5M2, INT8 = 0, 1, 2, 3
 
 _CODES = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2, torch.int8: INT8}
@@ -32,7 +32,7 @@ def stored_bytes(cache: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def decode(stored, CODE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Convert stored elements to DTYPE, without their scales. Exact in bfloat16 and wider."""
+    """Convert stored elements to DTYPE, without their scales; exact for 8-bit formats."""
     if CODE == 0:
         if stored.dtype == tl.bfloat16 and DTYPE == tl.float16:  # clamps values that are too large
             return tl.minimum(tl.maximum(widened(stored), -65504.0), 65504.0, propagate_nan=tl.PropagateNan.ALL).to(
@@ -54,7 +54,7 @@ def decode(stored, CODE: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def encode(x, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Encode float32 values in the format's range, or NaN: to the nearest, ties to even. NaN becomes 0 in int8."""
+    """Encode float32 values in the format's range (to the nearest, ties to even) or NaN, which becomes 0 in int8."""
     MANTISSA: tl.constexpr = 3 if CODE == 1 else 2
     LEAST: tl.constexpr = 121 if CODE == 1 else 113  # float32's biased exponent of the smallest normal value
     magnitude = tl.abs(x)
@@ -71,6 +71,6 @@ def encode(x, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _steps(magnitude, far):  # type: ignore[no-untyped-def]
-    """Round a magnitude to a whole number of steps, below 2²². `far` is 1.5 × 2²³ steps, where float32 has a resolution
-    of one step."""
+    """Round a magnitude to a whole number of steps, below 2²². At `far`, 1.5 × 2²³ steps, float32 has a resolution of
+    one step."""
     return (magnitude + far).to(tl.int32, bitcast=True) & 0x3FFFFF

@@ -26,20 +26,20 @@ class GpuTarget:
 
     @property
     def has_room(self) -> bool:
-        """Whether it is a data-center GPU of the Hopper or Blackwell generation, which have more shared memory, and
-        tensor cores that read from it."""
+        """Whether it is a data-center GPU of Hopper or Blackwell, which have more shared memory, and tensor cores that
+        read from it."""
         return not self.is_amd and self.shared_bytes >= 200 << 10
 
     @classmethod
     def of(cls, target: str) -> Self:
-        """Return the properties of a target in `MULTIPROCESSORS`; for unknown names those of the smallest GPU."""
+        """Return the properties of a target in `MULTIPROCESSORS`; unknown ones have the least shared memory."""
         least = min(MULTIPROCESSORS.values(), key=lambda unit: unit.shared)
         unit = MULTIPROCESSORS.get(target, least)
         return cls(target.startswith("gfx"), unit.shared - unit.reserved)
 
 
 def gpu_target_of(device: torch.device) -> GpuTarget:
-    """Return the properties of a device, or of the target of ahead-of-time compilation."""
+    """Return the properties of a device, or of the target of `compile_only`; a CPU counts as an unknown GPU."""
     if device.type == "cpu":
         return GpuTarget.of("")
     return _of_driver(triton.runtime.driver.active)

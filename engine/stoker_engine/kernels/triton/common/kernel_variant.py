@@ -1,4 +1,4 @@
-"""Kernel variants: a kernel with types and constants, so that it can be compiled without a GPU."""
+"""Kernel variants: all that is needed to compile a kernel without a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel as models use it.
+    """A kernel, with arguments as in models.
 
     Attributes:
         kernel: the decorated function.
@@ -39,7 +39,7 @@ class KernelVariant:
         stages: int = 2,
         tensor_cores: bool = False,
     ) -> KernelVariant:
-        """Return the variant of a kernel whose remaining arguments are int64 strides.
+        """Return a variant of a kernel; arguments in none of the mappings are int64 (strides, sizes).
 
         Args:
             pointers: element types of tensors, by argument.

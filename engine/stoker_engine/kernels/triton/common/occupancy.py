@@ -1,4 +1,4 @@
-"""Occupancy: how many programs of a kernel run concurrently on a multiprocessor, which hides memory latency.
+"""Occupancy: the share of a multiprocessor's warps that a kernel can use. More warps hide more memory latency.
 
 Limits: NVIDIA's CUDA C++ Programming Guide ("Compute Capabilities") and AMD's CDNA instruction set guides.
 """
@@ -19,7 +19,7 @@ class Multiprocessor:
         registers: number of 32-bit registers of all threads.
         register_unit: allocation unit of a warp's registers.
         shared: shared memory in bytes.
-        reserved: shared memory in bytes that each program needs in addition to its own.
+        reserved: shared memory in bytes that the system takes for each program.
         threads: threads of a warp.
     """
 
@@ -49,7 +49,7 @@ MULTIPROCESSORS: Final = {
 
 
 def occupancy(target: str, warps: int, registers: int, shared: int) -> float:
-    """Return the fraction of a multiprocessor's warps that programs of a kernel occupy.
+    """Return the fraction of a multiprocessor's warps that a kernel's concurrent programs occupy.
 
     Args:
         warps: warps of a program.

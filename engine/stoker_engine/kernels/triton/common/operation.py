@@ -42,10 +42,10 @@ class Operation(Generic[Parameters, Result]):
 def operation(
     name: str, mutates_args: Sequence[str] = ()
 ) -> Callable[[Callable[Parameters, Result]], Operation[Parameters, Result]]:
-    """Return a decorator that makes a function an operator.
+    """Return a decorator that makes a function an `Operation`.
 
     Args:
-        name: qualified name of the operator.
+        name: qualified name of the torch operator.
         mutates_args: names of the arguments that the function writes to.
     """
     return lambda function: Operation(function, torch.library.custom_op(name, mutates_args=mutates_args)(function))

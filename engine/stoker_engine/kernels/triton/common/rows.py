@@ -8,7 +8,7 @@ import torch
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """Return ``[..., d]`` as [outer, inner, d], contiguous in the last dimension.
 
-    Slices of a larger matrix, such as the heads of queries, are not copied.
+    Two- or three-dimensional slices of larger matrices, such as the heads of queries, are not copied.
     """
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -18,5 +18,5 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def warps_for(numbers: int) -> int:
-    """Return the number of warps for a program with `numbers` elements: about 16 for each thread."""
+    """Return the number of warps for `numbers` elements: 1 to 16, with about 16 elements per thread."""
     return max(1, min(16, numbers // 512))

@@ -2,8 +2,7 @@
 
     python -m stoker_engine.kernels.triton.compile.ahead_of_time sm_90 gfx942 …  prints a line of JSON for each variant
 
-Values that do not fit into registers are spilled to memory, which is hundreds of times slower; tiles must be chosen so
-that no kernel spills.
+Values that do not fit into registers are spilled to memory, which is hundreds of times slower; no kernel may spill.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class Resources:
 
     Attributes:
         registers: 32-bit registers of a thread; on AMD, vector and accumulation registers together.
-        spilled: spilled bytes of a thread; on AMD, the sum of spilled vector registers and bytes.
+        spilled: bytes of a thread's stack and local memory; on AMD, of private memory, plus spilled vector registers.
         shared: shared memory of a program, in bytes.
         occupancy: see `kernels.triton.common.occupancy`.
-        tensor_cores: tensor-core instructions in its code.
+        tensor_cores: kinds of tensor-core instructions in its code.
     """
 
     kernel: str
@@ -93,7 +92,7 @@ def kernel_variants(target: str) -> dict[str, KernelVariant]:
 
 
 def gpu_target(name: str) -> GPUTarget:
-    """Return Triton's name of a target in `TARGETS`."""
+    """Return Triton's description of a target in `TARGETS`."""
     return GPUTarget("hip", name, 64) if _is_amd(name) else GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
 
 
@@ -102,10 +101,10 @@ def _is_amd(target: str) -> bool:
 
 
 def compiled(variant: KernelVariant, target: str) -> Resources:
-    """Compile a kernel for a target in `TARGETS`."""
+    """Compile a variant for a target in `TARGETS`; return what it uses."""
     is_amd, gpu = _is_amd(target), gpu_target(target)
-    # Same specialization as at launch: tensors are aligned to 16 bytes, and strides (except those of scales) are
-    # multiples of 16 elements. Arguments that change between steps are not specialized.
+    # As at usual launches, tensors are aligned to 16 bytes, and strides (except those of scales) are multiples of 16.
+    # Arguments that change between steps are not specialized.
     aligned = {
         (parameter.num,): [["tt.divisibility", 16]]
         for parameter, kind in zip(variant.kernel.params, variant.signature.values(), strict=True)
@@ -144,7 +143,7 @@ def _of_amd(text: str) -> tuple[int, int]:
 
 
 def main(targets: list[str]) -> Iterator[Resources]:
-    """Compile all variants for the given targets, by default all."""
+    """Compile all variants for the given targets, by default for all targets."""
     for target in targets or TARGETS:
         for variant in kernel_variants(target).values():
             yield compiled(variant, target)

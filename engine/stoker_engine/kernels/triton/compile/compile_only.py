@@ -1,8 +1,8 @@
 """Compiles kernels instead of launching them, for a GPU that this machine need not have.
 
 In this context the operations of `kernels.triton` accept fake tensors (torch's FakeTensorMode), which have a shape and
-a device but no data. Their host functions run as usual. Kernels that they would launch are specialised and compiled as
-with real tensors, and stored in Triton's cache under the same key, where later launches find them.
+a device but no data. Their host functions run as usual. Kernels that these would launch are specialised and compiled as
+with real tensors, and stored in Triton's cache under the same key.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-#: Called for each kernel launch with the undecorated function and its specialization key.
+#: Called with the undecorated function of a kernel and its specialization key.
 OnLaunch = Callable[[Callable[..., Any], str], None]
 
 
 class HostFunctions(TorchDispatchMode):
-    """Runs the host functions of stoker's operations on fake tensors, for which torch would call only the fake
-    implementations; and makes pinning of fake tensors a no-op, which torch rejects."""
+    """Runs the host functions of Stoker's operations on fake tensors, where torch would call the fake implementations;
+    and ignores pinning, which torch rejects for fake tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -45,7 +45,7 @@ def compile_only(target: GPUTarget, on_launch: OnLaunch | None = None) -> Iterat
 
     Args:
         target: GPU to compile for.
-        on_launch: called for each launch instead of compiling.
+        on_launch: called instead of compiling, for each launch of a kernel that this process has not compiled.
     """
     run, compile_ = JITFunction.run, JITFunction._do_compile
 
@@ -93,7 +93,7 @@ class _Tensor:
         self._bytes = int(fake.untyped_storage().nbytes())
 
     def data_ptr(self) -> int:
-        return self._begins  # storage is aligned to much more than specialization checks
+        return self._begins  # a storage is aligned to more than specialization checks
 
     def ptr_range(self) -> int:
         return self._bytes

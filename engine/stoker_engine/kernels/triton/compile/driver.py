@@ -1,8 +1,8 @@
-"""Prebuilt C module through which Triton calls NVIDIA's driver, compiled without a GPU.
+"""Compiles in advance, without a GPU, the C module through which Triton calls NVIDIA's driver.
 
-Triton compiles it at the first kernel launch, which needs a C compiler and Python's headers; images have neither.
-Therefore it is compiled when the image's kernels are built (`stoker build-kernels`). The source of AMD's module
-contains the path of ROCm's libraries, so there pods need a compiler.
+Otherwise Triton compiles it at the first kernel launch, which needs a C compiler and Python's headers; images have
+neither. `stoker build-kernels` calls this. AMD's module is not prebuilt, since its source contains the path of ROCm's
+libraries; pods on AMD GPUs need a compiler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def can_build_driver() -> bool:
 
 
 def build_driver(folder: Path) -> None:
-    """Compile the module into `folder`.
+    """Compile the module into `folder`, unless it is there.
 
     Raises:
         subprocess.CalledProcessError: the compiler failed.
@@ -56,7 +56,7 @@ def build_driver(folder: Path) -> None:
 
 
 def use_built_driver(folder: Path) -> None:
-    """Make Triton use the module in `folder` instead of compiling it; it compiles modules that are not there."""
+    """Make Triton use modules in `folder`, and compile only missing ones."""
 
     def built(name: str, src: str, srcdir: str, *options: Any) -> str:
         found = folder / _name(Path(src))

@@ -1,8 +1,8 @@
 """Batch-invariant GEMM (`kernels/linear.py` and `kernels/batched_linear.py` define the operations): a row has the same
 bits in every batch. In torch's GEMMs the order of sums depends on the number of rows.
 
-One program computes a tile of tokens and a tile of outputs of one head, both of fixed sizes, and accumulates over the
-inner dimension in steps of a fixed size.
+One program computes a tile (tokens × outputs) of one head, and accumulates over the inner dimension in steps. The
+sizes of tiles and steps are fixed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Grouped GEMM: rows are multiplied with the matrix of their expert, by the tiles of `align`.
+"""Grouped GEMM: multiplies rows with the matrix of their expert, in the tiles of `moe.align`.
 
-One program computes a tile of rows and a tile of outputs, and accumulates over the inner dimension in steps of a fixed
-size. Tile sizes depend on the layer, not on the batch, so a row has the same bits in every batch. Neighbouring programs
-in the grid share weights. Programs of unused tiles return immediately.
+One program computes a tile (rows × outputs), and accumulates over the inner dimension in steps of a fixed size. Tile
+sizes do not depend on the batch, so a row has the same bits in every batch. Neighbouring programs of one expert share
+weights. Programs of unused tiles return immediately.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Tiles:
 
 
 def tiles_of(dtype: torch.dtype, is_amd: bool) -> Tiles:
-    """Return the tile sizes of a layer.
+    """Return the tile sizes for matrices of `dtype`.
 
-    Hopper's tensor cores process 64 rows at once; decodes have fewer, but are bound by the bandwidth of weights.
+    Hopper's tensor cores process 64 rows at once; decodes have fewer rows, but are bound by the bandwidth of weights.
     """
     if dtype == torch.float32:  # without tensor cores, which would lose precision
         return Tiles(16, 32, 32, warps=4, stages=2)
@@ -99,7 +99,7 @@ def grouped_gemm(
     tile_experts: torch.Tensor,
     shared: int,
 ) -> torch.Tensor:
-    """Compute x Wᵀ + b of each choice's row with its expert's W and b, accumulated in float32.
+    """Compute x Wᵀ + b for each choice (a token and its expert), accumulated in float32.
 
     Args:
         x: [choices / shared, inner].

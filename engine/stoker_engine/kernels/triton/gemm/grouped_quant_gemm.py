@@ -25,7 +25,7 @@ _WARPS: Final = 8
 
 
 def tile_rows_of(dtype: torch.dtype) -> int:
-    """Return the rows of a tile, which do not depend on the batch; see `grouped_gemm.tiles_of`."""
+    """Return the number of rows of a tile for x of `dtype`."""
     return 16 if dtype == torch.float32 else 32
 
 
@@ -148,7 +148,7 @@ def grouped_quant_gemm(
     tile_experts: torch.Tensor,
     shared: int,
 ) -> torch.Tensor:
-    """See `grouped_gemm`. For W in blocks see `blocks.block_linear`.
+    """See `grouped_gemm`; for W in blocks, `kernels.blocks.block_linear`.
 
     Args:
         blocks: uint8 [experts, outputs, bytes of a row], in a format that has tiles (`block_tile.has_tiles`).

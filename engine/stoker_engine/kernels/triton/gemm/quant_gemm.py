@@ -4,7 +4,8 @@ Tiles of weights are dequantized to x's dtype on the way to the tensor cores, so
 The tile of weights is the left operand, and tokens are the columns of the right one, which wastes little for few
 tokens.
 
-Only the width of tiles depends on the number of tokens. Each output is accumulated in the order of the row's tiles.
+Of the tile sizes, only the width (tokens) may depend on the batch. Each output is accumulated in the order of the row's
+tiles.
 """
 
 from __future__ import annotations
@@ -169,9 +170,9 @@ def described_tile(inner: int, code: str, group: int, scale: str, zero: bool, ro
 
 
 def _width(tokens: int | None, tile: Tile, dtype: torch.dtype) -> int:
-    """Return the number of tokens of a program; `tokens` is None if it must not depend on the number of tokens.
+    """Return the width of tiles in tokens; `tokens` is None if it must not depend on their number.
 
-    Chosen so that kernels do not spill: dequantization needs registers, most of all for GGUF's types and nf4.
+    Wider tiles would spill: dequantization needs registers, most of all for GGUF's types and nf4.
     """
     is_costly = tile.is_gguf or _is_nf4(tile)
     max_width = 16 if dtype == torch.float32 else 32 if is_costly else 64

@@ -1,8 +1,8 @@
 """Expand: y += (x Aᵀ) Bᵀ with the B of each row's adapter, from results of `lora_shrink` and tiles of `tiles.group`.
 
-One program computes a tile of rows and a tile of outputs of one part. The partial sums of shrink are added in order and
-rounded to B's dtype; their products with B are accumulated in float32, added to y, and rounded once. Programs of unused
-tiles, and of parts that the adapter does not change, return immediately.
+One program computes a tile (rows × outputs) of one part (see `kernels.lora`). The partial sums of shrink are added in
+order and rounded to B's dtype; their products with B are accumulated in float32, added to y, and rounded once. Programs
+of unused tiles, and of parts that the adapter does not change, return immediately.
 """
 
 from __future__ import annotations

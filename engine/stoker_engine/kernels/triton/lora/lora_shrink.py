@@ -1,7 +1,7 @@
-"""Shrink: x Aᵀ with the A of each row's adapter, by the tiles of `tiles.group`.
+"""Shrink: x Aᵀ with the A of each row's adapter, in the tiles of `tiles.group`.
 
-One program computes a tile of rows and a tile of ranks of one part, over `SPLIT` elements of the inner dimension in
-steps of a fixed size. Programs of unused tiles, and of ranks that the adapter does not have, return immediately.
+One program computes a tile (rows × ranks) of one part (see `kernels.lora`), over `SPLIT` inner elements in steps of a
+fixed size. Programs of unused tiles, and of ranks that the adapter does not have, return immediately.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _lora_shrink(  # type: ignore[no-untyped-def]
     part = (split // RANK_TILES) % parts
     rank = (split % RANK_TILES) * RANKS + tl.arange(0, RANKS)
     split = split // RANK_TILES // parts
-    # Elements beyond the adapter's rank are left over from an earlier adapter in the slot.
+    # Elements beyond the adapter's rank may be left over from an earlier adapter in the slot.
     is_rank = rank < tl.load(ranks + slot * parts + part)
     if tl.max(is_rank.to(tl.int32), 0) == 0:
         return

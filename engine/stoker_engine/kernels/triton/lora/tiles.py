@@ -1,11 +1,11 @@
 """Tiles of LoRA: rows are grouped into tiles with a single adapter, and matrices are cut into tiles of fixed sizes.
 
-    slots of rows    0  2  –  2  2  0            – : no adapter
+    slots of rows    0  2  –  2  2  0            –: no adapter, or padding
     tiles of 4       rows 0 5 – –    rows 1 3 4 –    unused    unused
     their slots      0               2               none      none
 
 Sizes depend on constants of the engine (dtype, largest rank) or of a matrix, never on the batch: a row's bits do not
-depend on the adapters of other rows. The sizes were not tuned on a GPU yet.
+depend on the adapters of other rows. The sizes are not tuned.
 """
 
 from __future__ import annotations

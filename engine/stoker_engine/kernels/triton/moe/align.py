@@ -4,8 +4,8 @@
     tiles of 4      1 4 – –     0 2 5 –     3 – – –
     their experts   0           2           3           none, none, …
 
-The number of tiles is an upper bound; unused tiles have no expert. Each program handles one expert: it counts the
-choices of all experts to find its first tile, then writes its own choices there in order.
+The number of tiles is an upper bound; the last program marks unused tiles. Each other program handles one expert: it
+counts the choices of all experts to find its first tile, then writes its own choices there in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _PART: Final = 1024
-#: Largest number of experts that are counted at once.
+#: Largest number of experts whose choices are counted at once.
 _WINDOW: Final = 1023
 
 
@@ -41,7 +41,7 @@ def _align(  # type: ignore[no-untyped-def]
 ):
     expert = tl.program_id(0)
     part, bins = tl.arange(0, PART), tl.arange(0, BINS)
-    first, tiles = 0, 0  # tiles of earlier experts, and of this one
+    first, tiles = 0, 0  # numbers of tiles of earlier experts, and of this one
     for window in tl.static_range(0, EXPERTS, WINDOW):
         counts = tl.zeros([BINS], tl.int32)
         for begin in tl.range(0, choices, PART):
@@ -51,7 +51,7 @@ def _align(  # type: ignore[no-untyped-def]
         tiles_of = tl.where(bins < WINDOW, (counts + ROWS - 1) // ROWS, 0)
         first += tl.sum(tl.where(window + bins < expert, tiles_of, 0), 0)
         tiles += tl.sum(tl.where(window + bins == expert, tiles_of, 0), 0)
-    if expert == EXPERTS:  # no expert: fills the remaining tiles
+    if expert == EXPERTS:  # no expert: marks unused tiles
         for begin in tl.range(first, capacity, PART):
             tl.store(tile_experts + begin + part, tl.full([PART], -1, tl.int32), mask=begin + part < capacity)
     elif tiles > 0:

@@ -1,6 +1,6 @@
 """Weighted sum of the results of a token's experts. One program computes a part of a token's row.
 
-Results are added in float32 in the order of expert indices, as in `kernels/moe.experts`.
+Results are added in float32 in the order of expert indices, as in `kernels.moe.experts`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _combine(  # type: ignore[no-untyped-def]
         key = tl.min(keys, 0, keep_dims=True)
         keys = tl.where(keys == key, _LAST, keys)
         choice = token * TOP + key % TOP_PADDED
-        # Results of other choices are undefined.
+        # Results of choices from EXPERTS on are undefined.
         is_written = (at < SIZE) & (key // TOP_PADDED < EXPERTS)
         result = widened(tl.load(results + choice * SIZE + at, mask=is_written, other=0.0))
         sums += tl.where(is_written, result * tl.load(weights + choice), 0.0)

@@ -1,4 +1,4 @@
-"""Gated MLPs of the chosen experts (`kernels/moe.py` defines them): six kernels without synchronization."""
+"""Gated MLPs of the chosen experts (`kernels/moe.py` defines them): five kernels without synchronization."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 
 from stoker_engine.architectures.activation import Activation
-from stoker_engine.kernels.bundle import BlockStack, Experts
+from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear
 from stoker_engine.kernels.moe import make_block_experts
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
 from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_quant_gemm, tile_rows_of
-from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
 from stoker_engine.kernels.triton.moe.align import align
 from stoker_engine.kernels.triton.moe.combine import combine
 from stoker_engine.kernels.triton.ops.activation import act_and_mul
@@ -38,13 +37,17 @@ def experts(
     )
 
 
-def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    """See `kernels.bundle.Kernels.block_experts`. Formats without tiles are multiplied expert by expert, which
-    synchronizes with the device.
+def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
+    """Return `kernels.bundle.Kernels.block_experts`. If a format has no tiles, both matrices are multiplied expert by
+    expert by `linear`, which synchronizes with the device.
     """
-    if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
-        return make_block_experts(quant_linear, act_and_mul)(gate_up, down, act, dtype)
-    return _experts(len(gate_up.blocks), tile_rows_of(dtype), act, _of_blocks(gate_up), _of_blocks(down))
+
+    def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
+        if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
+            return make_block_experts(linear, act_and_mul)(gate_up, down, act, dtype)
+        return _experts(len(gate_up.blocks), tile_rows_of(dtype), act, _of_blocks(gate_up), _of_blocks(down))
+
+    return block_experts
 
 
 def _of_blocks(stack: BlockStack) -> _Grouped:

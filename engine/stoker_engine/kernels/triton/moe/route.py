@@ -178,7 +178,7 @@ def _(
 
 
 def route(config: MoEConfig, correction_bias: torch.Tensor | None = None) -> Route:
-    """See `kernels.moe.route`. p-norms other than 1 and 2, which no known model uses, use the reference."""
+    """See `kernels.moe.route`. For p-norms other than 1 and 2 (in no known model) returns the reference."""
     if config.normalize not in (None, 1, 2):
         return partial(defined.route, config=config, correction_bias=correction_bias)
     return lambda logits: _run(

@@ -1,6 +1,6 @@
 """Activations, plain and gated (`kernels/activation.py` defines them). One program computes a part of a row.
 
-Intermediate values are float32, except where the definition rounds the activated gate.
+Intermediate values are float32, except that gated activations other than `ClampedSwiGLU` round the activated gate.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _activate(  # type: ignore[no-untyped-def]
     gate = widened(tl.load(x + row * x_row + at, mask=is_number, other=0.0))
     if KIND == 6:
         up = widened(tl.load(x + row * x_row + SIZE + at, mask=is_number, other=0.0))
-        # Comparisons instead of min and max, since they keep NaN.
+        # Comparisons, unlike min and max, keep NaN.
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         result = gate * tl.sigmoid(gate * alpha) * (up + 1)

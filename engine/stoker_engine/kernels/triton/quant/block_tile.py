@@ -1,8 +1,8 @@
 """Dequantization of tiles of matrices in blocks (`architectures.stored_formats`).
 
-Codes of less than 8 bits share bytes: in a span of elements the first ones are in the low bits, the next ones in the
+Codes of less than 8 bits share bytes: the first codes of a span of elements are in the low bits, the next ones in the
 bits above. A tile is read in as many pieces as codes share a byte; each piece takes the same bits of all bytes. Instead
-of interleaving the pieces, kernels select the columns of the other matrix in the same order:
+of interleaving the pieces, kernels read the columns of the other matrix in the pieces' order:
 
     a span of 32, 4 bits       byte i has n(i) and n(i + 16)       piece 0: n(0) … n(15)       piece 1: n(16) … n(31)
 
@@ -35,15 +35,15 @@ class Tile:
         elements: elements of a row in the tile.
         pieces: number of pieces of the tile.
         span: number of elements whose codes share bytes.
-        runs: number of runs in a piece.
+        runs: number of runs in a row of a piece.
         run: number of elements in a run.
-        code: index of the code's type; of the block's type for GGUF.
+        code: index of the code's type; for GGUF of the block's type.
         is_gguf: whether the format is one of GGUF's types.
         group: number of elements that share a scale; `inner` if a row is a single group.
         scale: index of the scales' type.
         row_scale: whether rows start with a scale of their own.
         zero: whether groups have stored zero points.
-        implied_zero: zero point of formats without stored ones.
+        implied_zero: zero point if none are stored.
     """
 
     inner: int

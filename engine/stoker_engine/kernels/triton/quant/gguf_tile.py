@@ -17,7 +17,7 @@ class Type(NamedTuple):
         code: index of the type in kernels.
         span: number of elements whose codes share bytes.
         pieces: number of codes in a byte.
-        run: number of consecutive elements that share a scale.
+        run: number of consecutive elements of a piece that share a scale.
     """
 
     code: int
@@ -50,13 +50,13 @@ def gguf_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: 
     BITS: tl.constexpr = 8 // TILE.pieces
     run = tl.arange(0, TILE.runs)[None, :, None] * TILE.run
     at = run + tl.arange(0, TILE.run)[None, None, :]
-    span = first // TILE.span + run // SHARED  # of the row
-    lane, run_lane = at % SHARED, run % SHARED  # of a span's bytes
+    span = first // TILE.span + run // SHARED  # index in the row
+    lane, run_lane = at % SHARED, run % SHARED  # indices of bytes in a span
     is_there = span * TILE.span < TILE.inner
     if TILE.code <= 6:
         return _of_32(rows, span, lane, is_there, PIECE, BITS, TILE.code)
     else:
-        SPANS: tl.constexpr = 256 // TILE.span  # of a block
+        SPANS: tl.constexpr = 256 // TILE.span  # per block
         block, span = span // SPANS, span % SPANS
         return _of_256(rows, block, span, lane, run_lane, PIECE, BITS, TILE.code)
 
@@ -67,7 +67,7 @@ def _of_32(  # type: ignore[no-untyped-def]
 ):
     HAS_OFFSET: tl.constexpr = TYPE == 2 or TYPE == 4
     FIVE_BITS: tl.constexpr = TYPE == 3 or TYPE == 4
-    HIGH: tl.constexpr = 1 if TYPE == 6 else 4 if HAS_OFFSET else 2  # offset of the fifth bits
+    HIGH: tl.constexpr = 1 if TYPE == 6 else 4 if HAS_OFFSET else 2  # byte offset of the fifth bits
     CODES: tl.constexpr = HIGH + 4 if FIVE_BITS else HIGH
     BYTES: tl.constexpr = CODES + 4 * BITS
     rows += block * BYTES
@@ -80,7 +80,7 @@ def _of_32(  # type: ignore[no-untyped-def]
         codes |= ((high >> (lane % 8)) & 1) << 4
     if TYPE == 6:
         exponent = tl.load(rows, mask=is_there, other=0).to(tl.int32)
-        # Half of the scale, since 2^128 overflows float32; the smallest two are subnormal.
+        # Half of the scale, since 2^128 would overflow; the smallest two are subnormal.
         bits = tl.where(exponent < 2, 0x00200000 << tl.minimum(exponent, 1), (exponent - 1) << 23)
         return bits.to(tl.float32, bitcast=True) * (2 * code_values(codes, 7))
     elif TYPE == 5:
@@ -126,7 +126,7 @@ def _of_256(  # type: ignore[no-untyped-def]
         rows += block * 110
         codes = _bits(tl.load(rows + 32 + span * 32 + lane), PIECE, BITS)
         codes |= ((tl.load(rows + lane) >> (span * 4 + PIECE)) & 1) << 2
-        number = span * 8 + PIECE * 2 + run_lane // 16  # of the scale
+        number = span * 8 + PIECE * 2 + run_lane // 16  # index of the scale
         low = (tl.load(rows + 96 + number % 8) >> (number // 8 * 4)) & 15
         high = (tl.load(rows + 104 + number % 4) >> (number // 4 * 2)) & 3
         scale = (low | (high << 4)).to(tl.float32) - 32

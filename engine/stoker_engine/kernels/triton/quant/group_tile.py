@@ -10,7 +10,7 @@ import triton.language as tl
 from stoker_engine.architectures.stored_formats import Code, Scale
 from stoker_engine.kernels.triton.common.float8 import decode
 
-#: Indices of the types of codes in kernels.
+#: Indices of the types of codes and of scales in kernels.
 CODES: Final[dict[Code, int]] = {
     "uint2": 0, "uint3": 1, "uint4": 2, "uint8": 3, "int8": 4, "fp8_e4m3": 5, "fp8_e5m2": 6, "fp4": 7, "nf4": 8,
 }  # fmt: skip
@@ -21,7 +21,7 @@ SCALES: Final[dict[Scale, int]] = {"float32": 0, "float16": 1, "bfloat16": 2, "e
 def group_values(rows, first, PIECE: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return float32 [outputs, runs, run], see `block_tile.tile_values`."""
     SHARED: tl.constexpr = TILE.span // TILE.pieces
-    BYTES: tl.constexpr = 12 if TILE.code == 1 else SHARED  # of a span
+    BYTES: tl.constexpr = 12 if TILE.code == 1 else SHARED  # per span
     UNITS: tl.constexpr = (TILE.inner + 31) // 32
     GROUPS: tl.constexpr = (TILE.inner + TILE.group - 1) // TILE.group
     HEADER: tl.constexpr = 4 if TILE.row_scale else 0

@@ -1,12 +1,12 @@
 """Samples a token from each row of logits (`kernels/select_token.py` defines it). One program computes a row.
 
-Works without sorting: a token's distance below the likeliest logit is a non-negative float, and the bits of such
-floats, read as integers, have the same order. The distance of the last token that top-k or top-p keeps is found by
-reducing an interval of integers to a quarter in each pass over the row. (Sampling without sorting: FlashInfer,
+Works without sorting: a token's distance below the largest logit is a non-negative float, and the bits of such floats,
+read as integers, have the same order. The distance of the last token that top-k or top-p keeps is found by reducing an
+interval of integers to a quarter in each pass over the row. (Sampling without sorting: FlashInfer,
 "Sorting-Free GPU Kernels for LLM Sampling", 2025.)
 
-Weights are integers, exp(x) in units of 2^-40. Their sums are exact in any order, so a row's token is the same in every
-batch. Tokens whose weight rounds to 0 are never drawn.
+Weights are integers: exp(-distance) in units of 2^-40, rounded down. Sums are exact in any order, so a row's token is
+the same in every batch. Tokens of weight 0 are never drawn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNIFORM: Final = tl.constexpr(UNIFORM)
 
 @triton.jit
 def _distances(logits, begin, size, largest, scale, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return each token's distance below the likeliest one, as bits of a float32; the maximum beyond the row's end."""
+    """Return each token's scaled distance below `largest`, as bits of a float32; the maximum beyond the row's end."""
     at = begin + tl.arange(0, PART)
     numbers = tl.load(logits + at, mask=at < size, other=0.0)
     bits = ((numbers - largest) * scale).to(tl.int32, bitcast=True) & 0x7FFFFFFF
@@ -123,7 +123,7 @@ def _keep_likely(  # type: ignore[no-untyped-def]
     if counts:
         kth, nearer = _reaching(logits, size, top, scale, kth, top_k, False, PART)
     if top_p < 1:
-        # The total weight of exactly k tokens: ties with the last one are kept, but not counted here.
+        # The total weight of exactly k tokens: further ties with the last one are kept, but not counted.
         total = _mass(logits, size, top, scale, tl.minimum(limit, tl.where(counts, kth - 1, kth)), PART)
         if counts & (kth <= limit):
             total += (top_k.to(tl.int64) - nearer) * _weights(kth)
@@ -171,7 +171,7 @@ def _sample(  # type: ignore[no-untyped-def]
 
 
 def thresholds(logits: torch.Tensor, parameters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's largest logit, float32 [rows], and the largest scaled distance below it of a kept token, the
+    """Return each row's largest logit, float32 [rows], and the largest scaled distance of a kept token below it, the
     bits of a float32 as int32 [rows]. `logits` must be contiguous in rows, as `select_token` ensures."""
     largest = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     last = torch.empty(len(logits), dtype=torch.int32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Masks tokens that a grammar does not allow (`kernels/token_mask.py` defines it). One program masks part of a row."""
+"""Masks tokens that a grammar does not allow (see `kernels/token_mask.py`). One program masks part of a row."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ import dataclasses
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from stoker_engine.attention.backend import AttentionShape
+from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract import names
@@ -151,6 +153,31 @@ def test_splits_of_many_decodes_equal_the_reference() -> None:
     rows = run(TritonBackend(), sequences, [(s, length - 1, length) for s, length in enumerate(lengths)])
     for index in (0, 8, 9, 18, 126, 127, 128, 134):
         torch.testing.assert_close(rows[index].double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "sinks", "window"])
+def test_padding_decodes_have_results_of_zero(name: str) -> None:
+    """CUDA graphs pad a step with sequences of length 0, which have no parts."""
+    sequences = Sequences.random(SHAPES[name], [600, 1], torch.float32)
+    step = decodes(sequences)
+    query, key, value, metadata = sequences.step(step)
+    backend = TritonBackend()
+    expected = backend.forward(sequences.shape, query, key, value, sequences.cache, backend.prepare(metadata))
+    padded = AttentionMetadata(
+        query_starts=torch.arange(5, dtype=torch.int32),
+        seq_lens=torch.tensor([0, 600, 0, 1], dtype=torch.int32),
+        num_decodes=4,
+        block_size=metadata.block_size,
+        groups=[
+            dataclasses.replace(group, tables=group.tables[[0, 0, 1, 1]] * torch.tensor([[0], [1], [0], [1]]).int())
+            for group in metadata.groups
+        ],
+        query_starts_host=np.arange(5, dtype=np.int32),
+        seq_lens_host=np.array([0, 600, 0, 1], dtype=np.int32),
+    )
+    out = backend.attend(sequences.shape, query[[0, 0, 1, 1]], sequences.cache, backend.prepare(padded))
+    torch.testing.assert_close(out[[1, 3]], expected, rtol=0, atol=0)
+    assert not out[[0, 2]].any()
 
 
 @pytest.mark.usefixtures("batch_invariant_matmul")

@@ -12,10 +12,13 @@ from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
+from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 from stoker_engine.models.decoder import Decoder
 
 from .....support.engine.tiny_models import reference_of, tiny_family, tiny_mixture
 from ....models.conftest import PagedRun, assert_run_is, load_decoder
+from .test_block_experts import draw_stack
+from .test_experts import draw_chosen
 
 NEAR = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 DTYPES = pytest.mark.parametrize(
@@ -76,6 +79,25 @@ def test_quant_linear_rows_have_the_same_bits_alone(stored: GroupFormat) -> None
     )
     for row in (0, 16, 69):
         assert torch.equal(multiply(x[row : row + 1])[0], together[row])
+
+
+def test_experts_whose_format_has_no_tiles_are_multiplied_by_its_linear_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If one of the two formats has no tiles, both matrices are; torch's GEMM is used for neither."""
+    formats = (GGUF_FORMATS["Q8_0"], GGUF_FORMATS["F16"])
+    assert [has_tiles(each) for each in formats] == [True, False]
+    gate_up = draw_stack(formats[0], 3, 128, 64, torch.float16, 1)
+    down = draw_stack(formats[1], 3, 64, 64, torch.float16, 2)
+    compute = BATCH_INVARIANT.block_experts(gate_up, down, "silu", torch.float16)
+    x = drawn(40, 64, dtype=torch.float16) / 64
+    weights, chosen = torch.rand(40, 2, generator=torch.Generator().manual_seed(1)), draw_chosen(40, 2, 3, 4)
+    expected = REFERENCE.block_experts(gate_up, down, "silu", torch.float16)(x, weights, chosen)
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    together = compute(x, weights, chosen)
+    torch.testing.assert_close(together, expected, rtol=4e-3, atol=4e-3 * float(expected.abs().max()))
+    for row in (0, 17, 39):
+        assert torch.equal(compute(x[row : row + 1], weights[row : row + 1], chosen[row : row + 1])[0], together[row])
 
 
 PROMPTS = [[5, 17, 99, 3, 64, 2, 31, 8, 8, 90, 11, 27, 33, 4, 5, 6, 7, 61, 19], [8]]

@@ -1,5 +1,4 @@
-// Attention of rows to a rearranged tile by AMX, up to 32 rows at a time. Up to 16 rows can also be multiplied with keys in
-// place (amx_keys_in_place.h).
+// Attention of rows to a rearranged tile by AMX, up to 32 rows at a time. For few rows see also amx_keys_in_place.h.
 #pragma once
 
 #include <utility>
@@ -38,7 +37,8 @@ inline std::pair<long, long> rows_that_see(const QueryRows& rows, long start) {
   return {r, end};
 }
 
-// Number of the tile's first keys that are computed for `count` rows from `r` on: up to the last that one of them sees.
+// Number of the tile's first keys that are computed for `count` rows from `r` on: up to the last that any of them sees,
+// rounded up.
 inline long keys_seen(const QueryRows& rows, long r, long count, long start) {
   return rounded_up(std::min(TILE - 1, rows.position_of(r + count - 1) - start) + 1, SCORED_KEYS);
 }
@@ -84,7 +84,8 @@ inline bool are_finite(const uint32_t* values, long count) {
   return non_finite == 0;
 }
 
-// The same row by row, with 0 in place of values that the row does not see: their weight of 0 times infinity would be NaN.
+// add_values_by_amx row by row, with 0 in place of values that the row does not see: their weight of 0 times infinity
+// would be NaN.
 inline void add_seen_values_by_amx(const QueryRows& rows, AmxWorkspace& work, long r, long count, long start, float* to,
                                    const AmxWeights* weights, long keys) {
   static thread_local Memory memory;

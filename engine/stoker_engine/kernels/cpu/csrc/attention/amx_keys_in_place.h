@@ -1,5 +1,5 @@
-// Scores of up to 16 rows by AMX with keys in place in the cache: 16 keys are the rows of a tile, and queries its columns.
-// For few rows this is less work than rearranging keys; each score is the same sum in the same order. Values are rearranged.
+// Scores of up to 16 rows by AMX with keys in place in the cache: 16 keys are the rows of a tile, and queries its
+// columns. For few rows this is less work than rearranging keys; each score is the same sum in the same order.
 #pragma once
 
 #include "attention/amx_attention.h"
@@ -38,13 +38,13 @@ inline void transpose_scores(const float* from, Vec* to) {
   to[2] = (Vec)_mm512_unpacklo_pd(c, d), to[3] = (Vec)_mm512_unpackhi_pd(c, d);
 }
 
-// Computes scores of a tile's first `keys` keys, a multiple of 32, for rows `first` … `first` + `count` - 1 of transposed
-// queries. `keys_from(j)` returns the address of 16 keys from j on, `stride` bytes apart, or null if no row sees any of
-// them: their scores are undefined. The tile unit must be set for `count` and 16 rows.
+// Computes scores of a tile's first `keys` keys, a multiple of 32, for rows `first` … `first` + `count` - 1 of
+// transposed queries. `keys_from(j)` returns the address of 16 keys from j on, `stride` bytes apart, or null if no row
+// sees any of them: their scores are undefined. The tile unit must be set for `count` and 16 rows.
 template <class KeysFrom>
 inline void score_in_place(const uint32_t* columns, long words, long first, long count, KeysFrom keys_from, long stride,
                            long keys, float (*scores)[TILE], TilePrefetcher& prefetcher) {
-  alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // four columns of a row may extend beyond the last one
+  alignas(64) float sums[TILE * TILE_COLUMNS + ROWS];  // transpose_scores may load beyond the last row
   for (long j = 0; j < keys; j += 2 * TILE_ROWS) {
     const char *first_keys = keys_from(j), *second_keys = keys_from(j + TILE_ROWS);
     if (!first_keys) first_keys = second_keys;

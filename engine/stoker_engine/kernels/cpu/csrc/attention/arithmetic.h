@@ -1,9 +1,9 @@
 // How elements are multiplied. Queries, keys and values are first rearranged into words of 32 bits (see workspace.h):
 //
 //   FloatArithmetic<K>   queries, weights and values are floats; a word of keys holds one float or two bf16 (K)
-//   PairArithmetic       everything is bf16, and two products are added at a time. Weights are rounded to bf16, sums stay
-//                        float. A word of values holds an element of two keys; if a row sees only one of these keys, the
-//                        other's element becomes 0
+//   PairArithmetic       queries, keys, values and (rounded) weights are bf16, sums are floats; two products are added
+//                        at a time. A word of values holds one element of each of two keys; if a row sees only one of
+//                        them, the other's element becomes 0
 //
 // Keys whose values share a word are a unit: one key, or a pair.
 #pragma once

@@ -1,16 +1,16 @@
 // Causal attention of a flat batch against the paged cache, by the online softmax (Milakov & Gimelshein, 2018; Dao et
 // al., 2022) in float32.
 //
-// Keys are processed in tiles of TILE keys from position 0 on, and tiles in parts of PART keys. A row (one query of one
-// head) processes a part's tiles in order, and the parts' results are merged in order, regardless of which threads compute
-// them. So a row's bits depend only on its own sequence: not on the batch, on the chunk that contains it, or on the number
-// of threads.
+// Keys are processed in tiles of TILE keys from position 0 on, and tiles in parts (key_parts.h). A row (one query of
+// one head) processes a part's tiles in order, and the parts' results are merged in order, regardless of which threads
+// compute them. So a row's bits depend only on its own sequence, not on the batch, the chunk of the prompt, or the
+// number of threads.
 //
-// 8-bit elements are multiplied without their scales: scores are multiplied by the scales of keys, and weights by those of
-// values.
+// 8-bit elements are multiplied without their scales: scores are multiplied by the scales of keys, and weights by those
+// of values.
 //
-// Work is split by (sequence, KV head, tile of queries). Decodes of long sequences are also split by parts; a part that
-// several of them share as a common prefix is read once (cascade).
+// Work is split by (sequence, KV head, group of queries). Decodes that see several parts are also split by parts; a
+// part that several of them share as a common prefix is read once (cascade).
 #include <algorithm>
 #include <vector>
 
@@ -24,12 +24,12 @@ namespace {
 // Limit, in bytes, of softmax states that wait to be merged; decodes that need more are processed in several waves.
 constexpr long MAX_STATE_BYTES = 32 << 20;
 
-// With at least this many work items for each thread, a thread takes all heads of an item: their keys and values are
-// adjacent, which suits hardware prefetchers.
+// If each sequence has one query, and there are at least this many work items for each thread, a thread takes all heads
+// of an item: their keys and values are adjacent, which suits hardware prefetchers.
 constexpr long MIN_ITEMS_PER_THREAD = 8;
 
 // The pieces of a thread, `num_adjacent` neighbours at a time. The next piece is known early, so that its data can be
-// prefetched, except for the last ones, which go to the first free thread.
+// prefetched; only the last pieces are left for the first free thread.
 class PieceQueue {
  public:
   PieceQueue(Pieces& pieces, long num_adjacent) : pieces_(pieces), num_adjacent_(num_adjacent) { advance(); }
@@ -86,7 +86,8 @@ class Decodes {
     for (const Decode& each : all_) query_rows_.push_back(call_.query_starts[each.sequence]);
   }
 
-  // Appends the parts of decodes from `first` on to `work`, as many as `room` states allow; returns the next decode.
+  // Appends the parts of decodes from `first` on to `work`: of at least one, then as many as `room` states allow.
+  // Returns the index of the next decode.
   long share_out(long first, long room, std::vector<Work>& work) {
     long last = first, last_part = 0, pieces = 0;
     for (; last < size() && (last == first || pieces + all_[last].parts <= room); last++) {
@@ -137,7 +138,7 @@ class Decodes {
   long oldest_of(long position) const { return call_.window ? std::max(0l, position + 1 - call_.window) : 0; }
   const int32_t* table(const Decode& of) const { return call_.tables + of.sequence * call_.table_stride; }
 
-  // Orders decodes by the first blocks of their parts, so that those that share parts are neighbours.
+  // Orders decodes by the first block of each part, so that decodes with common parts are neighbours.
   bool is_before(const Decode& a, const Decode& b) const {
     if (a.first_part != b.first_part) return a.first_part < b.first_part;
     for (long n = a.first_part; n < a.first_part + std::min(a.parts, b.parts); n++) {
@@ -148,7 +149,8 @@ class Decodes {
     return a.parts < b.parts;
   }
 
-  // Whether both see all keys of a part, in the same blocks. ALiBi biases depend on the position, so they prevent sharing.
+  // Whether both see all keys of a part, in the same blocks. ALiBi biases depend on the position, so they prevent
+  // sharing.
   bool have_same_blocks(const Decode& a, const Decode& b, long part) const {
     const long begin = begin_of(part), end = begin_of(part + 1);
     for (const Decode* each : {&a, &b})
@@ -186,7 +188,7 @@ void attend(const AttentionCall& call) {
   decodes.sort();
   const long room = std::max(1l, MAX_STATE_BYTES / (long)sizeof(float) / State::size(call.heads, width));
 
-  // Kept between calls: allocating the buffers of latent attention each time would cost page faults.
+  // Kept between calls: the large buffers of latent attention would cost page faults.
   const auto memory = [&] {
     thread_local Memory kept;
     return (float*)kept.of((2 * state_size + work_size) * sizeof(float));

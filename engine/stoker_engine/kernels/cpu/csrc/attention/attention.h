@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// A step's sequences, and the block tables of one group.
+// A step's sequences, and the block tables and new tokens' slots in one KV cache group.
 struct AttentionStep {
   long block_size;
   long tokens, sequences;
@@ -35,7 +35,7 @@ struct AttentionCall : AttentionStep {
   void* values;
   long value_block, value_slot, value_head;
   // Scales of 8-bit elements [blocks, block_size, kv_heads]; null for other dtypes. With `scales_of_tokens` they are
-  // computed when tokens are stored.
+  // computed when tokens are stored, otherwise only read.
   long scales_of_tokens;
   float* key_scales;
   long key_scale_block, key_scale_slot, key_scale_head;

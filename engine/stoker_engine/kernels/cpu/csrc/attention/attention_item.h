@@ -1,5 +1,5 @@
-// A work item of attention: some queries of one sequence, for all heads that share a KV head, attend to the keys that they
-// see. The keys of a part are processed in tiles:
+// A work item of attention: some queries, for all heads that share a KV head, attend to the keys that they see. The
+// keys of a part are processed in tiles:
 //
 //   read_queries       queries → workspace                                          read_queries.h
 //   locate_tile        block table → addresses of a tile's keys and values          locate_tile.h
@@ -21,7 +21,7 @@
 
 namespace {
 
-// A work item with the elements of arithmetic A.
+// A work item, computed by arithmetic A.
 template <class A>
 struct Item : QueryRows {
   // Copies the queries into the workspace, before parts are processed.
@@ -31,8 +31,8 @@ struct Item : QueryRows {
       if (are_keys_in_place(*this)) transpose_queries(work.queries, num_rows, work.query_words(), work.columns);
   }
 
-  // Processes all keys, and writes the result. The first tile is located. `locate_next` finds the tile after the last one,
-  // if there is one, so that it is prefetched; `sum` and `part` are memory for states.
+  // Processes all keys, and writes the result. The first tile is located in `tiles`. `locate_next` locates the tile to
+  // be prefetched after the last one, or returns false; `sum` and `part` are memory for states.
   template <class LocateNext>
   void run(Tiles& tiles, Workspace<A>& work, const State& sum, const State& part, LocateNext locate_next) const {
     const long first_part = part_at(oldest()), last_part = part_at(newest());
@@ -47,8 +47,8 @@ struct Item : QueryRows {
     write_result<A>(*this, sum);
   }
 
-  // Processes the keys of one part, whose first tile is located. `locate_after` finds the tile after the part's last one, if
-  // there is one, so that it is prefetched; after a part of a single tile nothing else would do that.
+  // Processes the keys of one part, whose first tile is located. `locate_after` locates the tile to be prefetched after
+  // the part's last one, or returns false.
   template <class LocateAfter>
   void run_part(long part, Tiles& tiles, Workspace<A>& work, const State& state, LocateAfter locate_after) const {
     state.clear(num_rows);

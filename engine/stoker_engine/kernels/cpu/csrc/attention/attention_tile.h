@@ -59,7 +59,7 @@ class TilePrefetcher {
   static constexpr long LINE = 64, PARTS = 64;
   const char* const* rows_[2] = {};
   long sizes_[2] = {}, count_ = 0, step_ = 0;
-  // Fraction of lines due; values or keys, index of the key, and byte in it.
+  // Lines due, in units of 1 / PARTS; the next line: 0 for values or 1 for keys, index of the key, and byte.
   long due_ = 0, which_ = 0, row_ = 0, at_ = 0;
 };
 

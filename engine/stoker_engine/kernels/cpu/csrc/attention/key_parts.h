@@ -3,7 +3,7 @@
 
 namespace {
 
-// Number of keys in a part. Early parts are smaller so that short sequences are also parallelised.
+// Number of keys in a part. The first PART keys form smaller parts, so that short sequences are also parallelised.
 constexpr long PART = 512, SMALL_PART = 128, SMALL_PARTS = PART / SMALL_PART;
 
 inline long part_at(long position) {

@@ -1,8 +1,8 @@
-// Storage formats of the KV cache: float, bf16, and three 8-bit formats with scales. Every 8-bit element can be represented
-// in bf16, so keys are multiplied as bf16 without loss.
+// Storage formats of the KV cache: float, bf16, and three 8-bit formats with scales. Every 8-bit element can be
+// represented in bf16, so keys are multiplied as bf16 without loss.
 //
-//     e4m3     float8: 4 exponent bits from 2⁻⁶, 3 mantissa bits; largest ±448, 0x7f is NaN
-//     e5m2     float8: 5 exponent bits from 2⁻¹⁴, 2 mantissa bits; largest ±57344, codes above 0x7b are infinity and NaN
+//     e4m3     float8: 4 exponent bits (normal from 2⁻⁶), 3 mantissa bits; largest ±448, 0x7f is NaN
+//     e5m2     float8: 5 exponent bits (normal from 2⁻¹⁴), 2 mantissa bits; largest ±57344; codes above 0x7b are NaN
 //     int8     largest ±127
 #pragma once
 
@@ -63,14 +63,14 @@ inline Halves bf16_of(Halves codes) {
   return bits | ((codes & 0x80) << 8);
 }
 
-// Rounds v, which is within ±LARGEST, to the nearest code, ties to even.
+// Rounds v, which is within ±LARGEST or NaN, to the nearest code, ties to even.
 template <class Float8>
 inline ByteVec float8_codes(Vec v) {
   constexpr int SHIFT = 23 - Float8::MANTISSA;
   const WordVec bits = (WordVec)v, magnitude = bits & 0x7fffffffu;
   const WordVec rounded = (magnitude + ((1u << (SHIFT - 1)) - 1) + ((magnitude >> SHIFT) & 1)) >> SHIFT;
   const WordVec normal = rounded - ((127 - Float8::BIAS) << Float8::MANTISSA);
-  // Subnormal codes are multiples of the smallest value, which is also the spacing of floats near `anchor`.
+  // Subnormal codes are multiples of the smallest value, which is the spacing of floats from ANCHOR on.
   constexpr uint32_t ANCHOR = (1 - Float8::BIAS - Float8::MANTISSA + 23 + 127) << 23;
   const WordVec small = (WordVec)((Vec)magnitude + (Vec)(WordVec{} + ANCHOR)) - ANCHOR;
   constexpr uint32_t SMALLEST_NORMAL = (1 - Float8::BIAS + 127) << 23;
@@ -95,7 +95,7 @@ inline void store(int8* to, Vec v) {
   memcpy(to, &codes, sizeof codes);
 }
 
-// Loads LANES words of elements to multiply with queries: one float, or two bf16, in each.
+// Loads LANES words of elements: one float each, or two bf16, to which 8-bit elements are converted.
 inline WordVec words(const float* from) {
   WordVec v;
   memcpy(&v, from, sizeof v);
@@ -123,7 +123,7 @@ inline WordVec words(const int8* from) {
   return ((WordVec)first >> 16) | (WordVec)second;  // the lower half of a float that holds an 8-bit integer is 0
 }
 
-// The first `count` elements; the others are 0.
+// The same for the first `count` elements; the others are 0.
 template <class S>
 inline WordVec words_part(const S* from, long count) {
   S padded[LANES * 2] = {};

@@ -8,7 +8,7 @@
 
 namespace {
 
-// The keys of a part that any row sees, extended to the start of a tile.
+// The keys of a part that any row sees, extended down to the start of a tile.
 struct KeyRange {
   long begin, end;
 };
@@ -16,8 +16,8 @@ inline KeyRange keys_of_part(const QueryRows& rows, long part) {
   return {std::max(begin_of(part), rows.oldest() / TILE * TILE), std::min(begin_of(part + 1), rows.newest() + 1)};
 }
 
-// Finds the keys `start` … `end` - 1; the rest of the tile repeats the last key. The start of tiles is the same for every
-// row, even below the window: keys outside the window repeat its oldest, since their blocks may belong to others.
+// Finds the keys `start` … `end` - 1; the rest of the tile repeats the last key. Tiles start at multiples of TILE, even
+// below the window: their entries below it repeat its oldest key, since older blocks may belong to other sequences.
 inline void locate_tile(const QueryRows& rows, long start, long end, Tile& tile) {
   const AttentionCall& call = rows.call;
   const int32_t* table = call.tables + rows.sequence * call.table_stride;

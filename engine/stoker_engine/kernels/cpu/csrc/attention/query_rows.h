@@ -7,8 +7,8 @@
 
 namespace {
 
-// Some queries, for all heads that share a KV head: rows are (query, head of the group). Queries are consecutive tokens of
-// one sequence; with `query_rows` each is of a different sequence, and all of them see every key of the item.
+// Some queries, for all heads that share a KV head: rows are (query, head of the group). Queries are consecutive tokens
+// of one sequence; with `query_rows` each is of a different sequence, and all of them see every key of the item.
 struct QueryRows {
   const AttentionCall& call;
   long sequence, kv_head;

@@ -8,8 +8,8 @@
 
 namespace {
 
-// Interleaves `count` values of two keys into `width` words. Of each 2 × LANES elements, those at even indices come first,
-// then the odd ones.
+// Interleaves `count` values of two keys into `width` words. Of each 2 × LANES elements, those at even indices come
+// first, then the odd ones.
 template <class S>
 inline void pair_values(const S* first, const S* second, long count, uint32_t* to, long width) {
   for (long d = 0; d < width; d += 2 * LANES) {
@@ -44,7 +44,7 @@ inline void rearrange_keys(const AttentionCall& call, const Tile& tile, const Ti
   }
 }
 
-// Converts values to floats, or interleaves pairs of them. Whole vectors of floats stay in the cache.
+// Converts values to floats, or interleaves pairs of them. Floats in whole vectors are used in place.
 template <class S, class A>
 inline void rearrange_values(const AttentionCall& call, const Tile& tile, const Tile* next, long keys,
                              Workspace<A>& work) {

@@ -13,14 +13,14 @@ struct Weights {
   alignas(64) float of[TILE / A::UNIT];
 };
 
-// Whether the softmax's inputs are the scores times a constant, so that `weight_of` can apply the scale.
+// Whether the softmax's inputs are the scores times a positive constant, which `weight_of` then applies.
 template <class A>
 inline bool is_scale_deferred(const AttentionCall& call) {
   return A::UNIT == 2 && !call.key_scales && !call.alibi_slopes && call.soft_cap == 0 && call.scale > 0;
 }
 
-// Converts the scores of row `r` for `keys` keys from `start` to inputs of the softmax (unless `is_scale_deferred`, with the
-// scale); NEG_INF for keys that the row does not see. Returns the largest score of each lane.
+// Converts the scores of row `r` for `keys` keys from `start` to inputs of the softmax: scaled unless
+// `is_scale_deferred`, NEG_INF for keys that the row does not see. Returns the largest input of each lane.
 template <class A>
 inline Vec scale_and_mask(const QueryRows& rows, const Workspace<A>& work, long r, float* scores, long start,
                           long keys) {
@@ -53,7 +53,8 @@ inline Vec scale_and_mask(const QueryRows& rows, const Workspace<A>& work, long 
   return maxima;
 }
 
-// Computes the weights exp(scores - largest) of `keys` keys, times the values' scales; returns the sum of each lane.
+// Computes the weights exp(scores - largest) of `keys` keys, times the values' scales; returns each lane's sum of the
+// weights without these scales.
 template <class A>
 inline Vec exponentials(const AttentionCall& call, const Workspace<A>& work, const float* scores, float largest,
                         Weights<A>& weights, long keys) {
@@ -76,8 +77,8 @@ inline Vec exponentials(const AttentionCall& call, const Workspace<A>& work, con
   return sum;
 }
 
-// Scores of R rows for `keys` keys from `start`, a multiple of LANES → weights (0 for keys that a row does not see), and
-// factors that correct earlier sums. Values that exist once for each row are in the lanes of a vector.
+// Scores of R rows for `keys` keys (a multiple of LANES) from `start` → weights (0 for keys that a row does not see),
+// and factors that correct earlier sums. A vector's lanes hold one value for each row.
 template <int R, class A>
 inline void softmax_weights(const QueryRows& rows, const Workspace<A>& work, long r, float (*scores)[TILE], long start,
                             long keys, const State& state, Weights<A>* weights, float* factors) {

@@ -1,4 +1,4 @@
-// Online softmax (Milakov & Gimelshein, 2018): states of rows after some keys, and merging of states.
+// States of the online softmax after some keys, and their merging.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace {
 constexpr int ROWS = 4;  // rows that are processed together, which share keys in registers
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
-// State of the softmax after some keys: the largest score, the sum of weights exp(score - largest), and the weighted sum of
-// the values, [rows][width].
+// Of each row, the largest score, the sum of weights exp(score - largest), and the weighted sum of the values,
+// [rows][width].
 struct State {
   float *largest, *weight, *values;
   long width;
@@ -44,7 +44,7 @@ inline float correction(float from, float to) {
   return from == NEG_INF ? 0.0f : exp_of(from - to);
 }
 
-// Calls `run` with `count` as a compile-time constant.
+// Calls `run` with `count`, 1 … R, as a compile-time constant.
 template <int R = ROWS, class Run>
 inline void with_rows(long count, Run run) {
   if (count == R) return run(std::integral_constant<int, R>());

@@ -18,7 +18,7 @@ struct Rows {
   long width;
 };
 
-// The scale by which a vector's elements are within ±`largest`; NaN if an element is NaN or infinite.
+// The scale that makes a vector's largest magnitude `largest`; 1 if all elements are 0, NaN if one is NaN or infinite.
 template <class T>
 inline float scale_of(const T* from, long width, float largest) {
   Vec maxima{}, nan_or_zero{};

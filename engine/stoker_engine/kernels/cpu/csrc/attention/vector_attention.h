@@ -34,8 +34,8 @@ inline void score(const Workspace<A>& work, long r, float (*scores)[TILE], long 
   }
 }
 
-// Multiplies V vectors of the sums of R rows, from element `d` on, by `factors`, and adds weights × values for the units
-// begin … end - 1 of the tile. With R = 1, only bits of values that are set in `seen` count.
+// Multiplies V vectors of the sums of R rows, from element `d` on, by `factors`, and adds weights × values for the
+// units begin … end - 1 of the tile. If R is 1, words of pairs are masked by `seen`.
 template <int R, int V, class A>
 inline void add_vectors(const Workspace<A>& work, float* to, const Weights<A>* weights, const float* factors, long d,
                         long begin, long end, uint32_t seen) {
@@ -79,8 +79,8 @@ inline void add_values_of_row(const Workspace<A>& work, float* to, const Weights
   }
 }
 
-// Adds the values of the keys first[i] … last[i] that each of R rows sees. Other values must be skipped, not multiplied by
-// 0, since they may be NaN. Therefore units that not all rows see completely, at either end, are added row by row.
+// Adds the values of the keys first[i] … last[i] that each of R rows sees. Other values must be skipped, not multiplied
+// by 0, since they may be NaN. Therefore units that not all rows see completely, at either end, are added row by row.
 template <int R, class A>
 inline void add_seen_values(const Workspace<A>& work, float* to, const Weights<A>* weights, float* factors,
                             const long* first, const long* last) {

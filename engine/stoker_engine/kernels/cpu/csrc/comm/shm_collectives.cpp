@@ -1,8 +1,8 @@
 // All-reduce, all-gather and broadcast in shared memory; see shm_collectives.h for the protocol, and
 // parallel/shm_communicator.py for the callers.
 //
-// Elements are added in the order of ranks in float32, and rounded once: a sum depends neither on other elements nor on the
-// rank that computes it.
+// Elements are added in the order of ranks in float32, and rounded once: a sum depends neither on other elements nor on
+// the rank that computes it.
 #include "comm/shm_collectives.h"
 
 #include <linux/futex.h>
@@ -17,10 +17,11 @@
 
 namespace {
 
-// Up to this size in bytes each rank computes the whole sum: distributing it would need a second barrier, which costs more.
+// Up to this size each rank computes the whole sum (of two ranks: at any size): slices would need a second barrier,
+// which costs more.
 constexpr long ONE_PASS_BYTES = 32768;
-// Longest sleep, in nanoseconds, before the clock is checked; a sleep of more than twice this means that the process itself
-// was stopped.
+// Longest sleep, in nanoseconds, before the clock is checked; a sleep of more than twice this means that the process
+// itself was stopped.
 constexpr int64_t SLICE_NS = 500'000'000;
 
 inline void pause() {
@@ -57,8 +58,8 @@ void arrive(Member& me) {
   RankHeader& header_of_rank = header(me, me.rank);
   me.round++;
   header_of_rank.collectives[me.round & 1] = me.collective;
-  // Sequentially consistent with the sleeper's accesses: either this rank sees the sleeper, or the sleeper sees the new round
-  // and does not sleep.
+  // Sequentially consistent with the sleeper's accesses: either this rank sees the sleeper, or the sleeper sees the new
+  // round and does not sleep.
   header_of_rank.round.store((uint32_t)me.round, std::memory_order_seq_cst);
   if (header_of_rank.sleepers.load(std::memory_order_seq_cst) > 0)
     futex(header_of_rank.round, FUTEX_WAKE, INT32_MAX, nullptr);
@@ -72,7 +73,8 @@ bool spin(const Member& me, RankHeader& other, int64_t until) {
   }
 }
 
-// Sleeps until `other` has arrived, or until `time_left` has passed, which is reduced by the time slept.
+// Sleeps until `other` has arrived or `time_left` has passed; reduces `time_left`, and returns whether `other` has
+// arrived.
 bool sleep(const Member& me, RankHeader& other, int64_t& time_left) {
   other.sleepers.fetch_add(1, std::memory_order_seq_cst);
   bool has_rank_arrived;
@@ -136,10 +138,10 @@ bool all_reduce_one_pass(Member& me, T* x, long count) {
   return true;
 }
 
-// All-reduce in two rounds: each rank computes the sum of a slice of x, then copies the other slices from other ranks.
+// All-reduce in two rounds: each rank computes the sum of a slice of x, then copies all slices.
 template <class T>
 bool all_reduce_slices(Member& me, T* x, long count) {
-  constexpr long ALIGNED = 128 / sizeof(T);  // no two ranks write to one cache line
+  constexpr long ALIGNED = 128 / sizeof(T);  // slices begin at cache lines
   const long slice = ((count + me.size - 1) / me.size + ALIGNED - 1) / ALIGNED * ALIGNED;
   const auto from = [&](long r) { return std::min(count, r * slice); };
   memcpy(next_slot(me), x, count * sizeof(T));
@@ -173,7 +175,7 @@ extern "C" void stoker_shm_all_reduce(Member* me, int is_bf16, void* x, long cou
   is_bf16 ? all_reduce(*me, (bf16*)x, count) : all_reduce(*me, (float*)x, count);
 }
 
-// Writes row_bytes [size], the bytes of a row that each rank contributes to a GATHER of `rows` rows.
+// Fills row_bytes [size], the bytes of a row that each rank contributes to a GATHER; this rank's entry is an input.
 extern "C" void stoker_shm_gather_widths(Member* me, int dtype, long rows, long* row_bytes) {
   if (me->failure) return;
   me->collective = {GATHER, dtype, rows, row_bytes[me->rank]};
@@ -181,8 +183,8 @@ extern "C" void stoker_shm_gather_widths(Member* me, int dtype, long rows, long*
   for (long r = 0; r < me->size; r++) row_bytes[r] = header(*me, r).collectives[me->round & 1].row_bytes;
 }
 
-// Gathers x [rows, row_bytes[rank]] of all ranks into out [rows, sum of row_bytes]. `operation`: GATHER, or PARTS if all
-// ranks contribute the same number of bytes.
+// Gathers x [rows, row_bytes[rank]] of all ranks into out [rows, sum of row_bytes]. `operation`: GATHER, or PARTS if
+// all ranks contribute the same number of bytes.
 extern "C" void stoker_shm_all_gather(Member* me, int operation, int dtype, const void* x, long rows,
                                       const long* row_bytes, void* out) {
   if (me->failure) return;

@@ -2,10 +2,10 @@
 //
 //     [header of rank 0] [header of rank 1] …   [slots of rank 0] [slots of rank 1] …
 //
-// Every operation consists of rounds. In a round each rank writes its collective into its header and its data into its slot,
-// marks itself as arrived, waits until all others have arrived, and then reads their data. Rounds alternate between two
-// slots: a rank that writes in round n + 2 has seen all others arrive at n + 1, so no rank reads the data of round n any
-// more. So a round needs a single barrier.
+// Every operation consists of rounds. In a round each rank writes its collective into its header and its data into its
+// slot, marks itself as arrived, waits until all others have arrived, and then reads their data. Rounds alternate
+// between two slots: a rank that writes in round n + 2 has seen all others arrive at n + 1, so no rank reads the data
+// of round n any more. So a round needs a single barrier.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ constexpr long MAX_RANKS = 64;
 
 enum Operation : int32_t { SUM, GATHER, PARTS, BROADCAST };
 
-// A rank's operation in a round; must be the same on all ranks, except the bytes of GATHER.
+// A rank's operation in a round; must be the same on all ranks, except the `row_bytes` of GATHER.
 struct Collective {
   int32_t operation, dtype;
   int64_t rows, row_bytes;
@@ -24,11 +24,11 @@ struct Collective {
 struct RankHeader {
   // The last round at which the rank has arrived; the futex on which others sleep.
   alignas(128) std::atomic<uint32_t> round;
-  std::atomic<uint32_t> sleepers;  // number of ranks that sleep on it
+  std::atomic<uint32_t> sleepers;  // number of ranks that sleep on `round`
   Collective collectives[2];
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "it must work between processes");
-static_assert(sizeof(RankHeader) == 128, "the size of the region is counted in Python too");
+static_assert(sizeof(RankHeader) == 128, "parallel/shm_communicator.py assumes this size");
 
 // Reason of a failure, after which no further collective is allowed.
 enum Failure : int64_t { NONE, TIMEOUT, MISMATCH };

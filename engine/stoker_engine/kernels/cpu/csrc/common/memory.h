@@ -7,7 +7,7 @@
 
 class Memory {
  public:
-  // Returns at least the given number of bytes, uninitialized.
+  // Returns at least `bytes` uninitialized bytes, valid until the next call.
   char* of(size_t bytes) {
     if (bytes > size_) {
       size_ = 0;

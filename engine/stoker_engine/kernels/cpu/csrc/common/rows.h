@@ -1,4 +1,4 @@
-// The last vector of a row may be partial; its lanes are computed like all others.
+// Loads and stores of a row's vectors. The last one may be partial: its unused lanes are loaded as 0, and not stored.
 #pragma once
 
 #include "common/simd.h"

@@ -1,5 +1,5 @@
-// Vectors of floats of the processor's register width, written with the compiler's vector extension, so that the same source
-// compiles for every processor. Only the multiplication of bf16 differs.
+// Vectors of floats, as wide as the processor's registers. The compiler's vector extension makes the source portable;
+// intrinsics are used where it has no equivalent or is slower.
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,8 @@
 #include <immintrin.h>
 #endif
 
-// Inlines everything that a function calls, for functions whose sums stay in registers: for large lambdas compilers would
-// emit calls, around which all registers are saved to memory. Not used with sanitizers, where compiling would take minutes.
+// Inlines everything that a function calls, for functions whose sums stay in registers: compilers call large lambdas,
+// which spills all registers. Empty with sanitizers, with which compiling would take minutes.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define FLATTEN
 #else
@@ -111,7 +111,7 @@ inline float to_float(bf16 x) {
   return value;
 }
 
-// The elementwise maximum; b if one of them is NaN.
+// The elementwise maximum; b where a or b is NaN.
 #if defined(__AVX512F__)
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 #else
@@ -136,8 +136,8 @@ inline float max_of(Vec v) {
   return v[0];
 }
 
-// Reduces each of N vectors to one value by a binary operation: lane i of the result is that of v[i % N]. All vectors are
-// reduced in the same order of lanes.
+// Reduces each of N vectors to one value by a commutative operation: lane i of the result is the value of v[i % N]. All
+// vectors are reduced in the same order of lanes.
 template <int N, int BY = 1, class Operation>
 inline Vec reduce_each(const Vec* v, Operation of) {
   const auto exchanged = [](Vec from, int by) { return reordered(from, [&](int i) { return i ^ by; }); };
@@ -168,8 +168,8 @@ inline Vec exp_polynomial(Vec r) {
 }
 
 #if defined(__AVX512F__)
-// element × 2ⁿ, with n rounded down; 0 where x is less than `least`. Below that the product would be subnormal, for which
-// Intel's processors take 100 ns for each vector, sixty times as long as for others.
+// element × 2ⁿ, with n rounded down; 0 where x is less than `least`. There the product may be subnormal, for which
+// Intel's processors take sixty times as long (100 ns for a vector).
 inline Vec scaled_from(float least, Vec x, Vec element, Vec n) {
   const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_NLT_UQ);
   return (Vec)_mm512_maskz_scalef_ps(is_normal, (__m512)element, (__m512)n);
@@ -177,7 +177,8 @@ inline Vec scaled_from(float least, Vec x, Vec element, Vec n) {
 #endif
 
 #if defined(__AVX512BF16__)
-// 2ˣ with a relative error of 3e-6, a thousandth of the rounding of bf16: 2ʳ for 0 ≤ r < 1, times an integer power of 2.
+// 2ˣ with a relative error of 3e-6, for results rounded to bf16: 2ʳ for 0 ≤ r < 1, times an integer power of 2, or 0
+// for x < −126.
 inline Vec power_of_2(Vec x) {
   const Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   Vec p = r * 1.3426648e-2f + 5.2242532e-2f;
@@ -187,11 +188,11 @@ inline Vec power_of_2(Vec x) {
 }
 #endif
 
-// eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, and 2ⁿ added to the exponent. e⁰ is exactly 1;
-// results below the smallest normal float become 0, results that are too large become infinity, and NaN stays NaN.
+// eˣ to about 1 ulp (Cephes' expf): x = n ln 2 + r, a polynomial for eʳ, times 2ⁿ. e⁰ is exactly 1; NaN stays NaN. The
+// result is 0 for x < −87, and infinity if it is too large (without AVX-512: for x > 88).
 #if defined(__AVX512F__)
 inline Vec exp_of(Vec x) {
-  // This instruction returns the second operand if one is NaN.
+  // This instruction returns the second operand if either is NaN.
   const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(200), (__m512)x);
   const __m512 n = _mm512_roundscale_ps(bounded * _mm512_set1_ps(1.44269504088896341f), 0);
   const Vec r = (Vec)(bounded - n * _mm512_set1_ps(0.693359375f) + n * _mm512_set1_ps(2.12194440e-4f));
@@ -223,7 +224,7 @@ inline Vec exp_for(Vec x) {
 
 inline Vec tanh_of(Vec x) { return 1.0f - 2.0f / (exp_of(x * 2.0f) + 1.0f); }
 
-// A register of elements of T, and how two of them are multiplied and added to an accumulator.
+// A register of elements of T, and the multiply-add of two such registers.
 template <class T>
 struct Pack {
   typedef Vec Type;
@@ -252,8 +253,8 @@ inline typename Pack<T>::Type pack_part(const T* from, long count) {
   return Pack<T>::load(padded);
 }
 
-// Sums each of LANES vectors: result[i] is the sum of v[i]. In a tree, each step folds two vectors into one with the partial
-// sums of both, so that all sums cost LANES - 1 steps. Every sum is computed in the same order, in any lane.
+// Sums each of LANES vectors: result[i] is the sum of v[i]. In a tree, each step folds two vectors into one with the
+// partial sums of both, so that all sums cost LANES - 1 steps. Every sum is computed in the same order, in any lane.
 template <int WIDTH = LANES>
 inline Vec sums_of(const Vec* v) {
   if constexpr (WIDTH == 1) {
@@ -317,7 +318,7 @@ inline void transpose(WordVec* v) {
   }
 }
 #else
-// One step for each power of two, which swaps words between blocks of W.
+// Swaps words between neighbouring blocks of W words, for each power of two W below LANES.
 template <int W = 1>
 inline void transpose(WordVec* v) {
   if constexpr (W < LANES) {

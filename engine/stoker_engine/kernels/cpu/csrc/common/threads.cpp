@@ -19,8 +19,8 @@ inline void pause() {
 
 // The worker threads; they live as long as the process.
 //
-// A job is open while its caller works. A thread joins by incrementing a counter, which succeeds only while the job is open;
-// the caller closes it and waits until all joined threads have left. Afterwards no thread reads the job.
+// A job is open while its caller works. A thread joins by incrementing a counter, which succeeds only while the job is
+// open; the caller closes it and waits until all joined threads have left. Afterwards no thread reads the job.
 class Pool {
  public:
   // Sets the number of threads, including the caller.
@@ -51,7 +51,7 @@ class Pool {
   }
 
  private:
-  static constexpr unsigned OPEN = 1u << 31;  // the bits below count the threads inside
+  static constexpr unsigned OPEN = 1u << 31;  // lower bits: number of joined threads
 
   void help(int index) {
     for (unsigned long seen = 0;;) {
@@ -66,7 +66,8 @@ class Pool {
     }
   }
 
-  // Operations follow each other within microseconds, steps within a millisecond: threads stay awake that long, then sleep.
+  // Operations follow each other within microseconds, steps within a millisecond: threads spin for 2 ms before they
+  // sleep.
   unsigned long wait_for_job_after(unsigned long seen) {
     const auto start = std::chrono::steady_clock::now();
     for (int spins = 0;; spins++) {

@@ -1,10 +1,11 @@
 // Work sharing between threads.
 //
-// Each thread that is awake takes the next piece, and no thread waits for a thread that has not taken a piece. On a busy
-// machine, or in a container whose CPU quota is used up, the caller therefore does all the work by itself, whereas a
-// fork-join team (OpenMP) would wait at its barrier for a thread that the system does not schedule.
+// Threads that are awake join a job and take pieces until none is left; the caller waits only for threads that have
+// joined. On a busy machine, or in a container whose CPU quota is used up, the caller can do all the work. A fork-join
+// team (OpenMP) would wait at its barrier for a thread that the system does not schedule.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
 // Largest number of threads that take part.
@@ -15,7 +16,7 @@ class Pieces {
  public:
   explicit Pieces(long count) : count_(count) {}
   bool take(long& piece) { return (piece = next_.fetch_add(1, std::memory_order_relaxed)) < count_; }
-  // Takes a piece in advance, so that its data can be prefetched; only while enough pieces are left for all threads.
+  // Takes a piece in advance, so that its data can be prefetched; returns false if fewer pieces than threads are left.
   bool take_early(long& piece) {
     piece = next_.load(std::memory_order_relaxed);
     while (piece + threads() <= count_)
@@ -28,7 +29,7 @@ class Pieces {
   const long count_;
 };
 
-// Calls work(context, pieces) in the caller, and in every thread that joins while pieces are left.
+// Calls work(context, pieces) in the caller, and in each worker thread that joins before the caller's own call returns.
 void share(long count, void (*work)(void* context, Pieces& pieces), void* context);
 
 // Calls body(pieces) in each thread that takes part, so that it can set up its state once before it takes pieces.
@@ -45,7 +46,7 @@ void parallel_for(bool is_parallel, long count, Body body) {
     return;
   }
   // A few pieces for each thread: fewer would finish unevenly, more would be too small for the cost of taking them.
-  const long size = count / 32 + 1;
+  const long size = count / std::max(32L, 4 * threads()) + 1;
   parallel((count + size - 1) / size, [&](Pieces& pieces) {
     for (long piece; pieces.take(piece);)
       for (long i = piece * size; i < count && i < (piece + 1) * size; i++) body(i);

@@ -1,5 +1,5 @@
 // GEMM with unpacked rows by AMX, as Yᵀ = W Xᵀ: tiles of W are loaded in place, and only x, the smaller operand, is
-// rearranged. `gemm` uses AMX if it is available, else vectors.
+// rearranged. `gemm` uses AMX where it can, else vectors.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -46,8 +46,8 @@ void multiply_groups(const Gemm<bf16, Plain<bf16>>& p, long m, long n, const bf1
       put_tile(p, m + j * TILE_COLUMNS, n + i * TILE_ROWS, &sums[i * TILE_ROWS][j * TILE_COLUMNS], WIDTH);
 }
 
-// Multiplies all outputs, at least 16, with M groups of rows. The last group of outputs may overlap the previous one, which
-// writes the same sums twice.
+// Multiplies all outputs, at least 16, with M groups of rows. The last group of outputs may overlap the previous one,
+// which writes the same sums twice.
 template <int M>
 void multiply_outputs(const Gemm<bf16, Plain<bf16>>& p, long m, const bf16* x) {
   long n = 0;

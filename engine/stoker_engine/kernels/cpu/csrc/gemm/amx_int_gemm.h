@@ -1,7 +1,7 @@
-// GEMM of many rows with codes in panels by AMX, for scales of blocks. In x, code × factor (int8_activations.h) is a 16-bit
-// integer: tiles multiply its upper and its lower byte by a panel's codes, and accumulate over a block. The result is the
-// integer that quant_panels.h computes; it is scaled and added in the same order, so results are bit-identical to those for
-// few rows.
+// GEMM of many rows with codes in panels by AMX, for scales of blocks. In x, code × factor (int8_activations.h) is a
+// 16-bit integer: tiles multiply its upper and its lower byte by a panel's codes, and accumulate over a block. The
+// result is the integer that quant_panels.h computes; it is scaled and added in the same order, so results are
+// bit-identical to those for few rows.
 #pragma once
 
 #include "gemm/quant_panels.h"
@@ -17,10 +17,10 @@ struct AmxIntPanels : QuantPanels<Packed> {
   using Vectors::bias, Vectors::inner, Vectors::w, Vectors::x, Vectors::y, Vectors::y_stride;
   using Unit = TileUnit;
 
-  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // inner elements, and bytes, of a tile
-  static constexpr long BLOCK_BYTES = 512 * 1024;  // rows of x in a block, which stay in the second-level cache
+  static constexpr long STEP = 64, TILE = TILE_ROWS * STEP;  // of a tile: inner elements, bytes
+  static constexpr long BLOCK_BYTES = 512 * 1024;  // of rows of x in a block, which stay in the second-level cache
 
-  // Scales and sums of a block of TILE_ROWS rows, as vectors.
+  // Scales and sums of one block of each of TILE_ROWS rows.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };
@@ -88,8 +88,8 @@ struct AmxIntPanels : QuantPanels<Packed> {
     return {codes, headers};
   }
 
-  // Multiplies rows m … m + rows - 1 of x, for which the tile unit is set, with N panels. Dot products of a block are computed
-  // while those of the previous one are added, since a tile can be reloaded only after it was read.
+  // Multiplies rows m … m + rows - 1 of x, for which the tile unit is set, with N panels. Dot products of a block are
+  // computed while those of the previous one are added, since a tile can be reloaded only after it was read.
   template <int N>
   FLATTEN void tile(const Columns* columns, long panel, long m, long rows, Prefetcher& prefetcher) const {
     struct alignas(64) Accumulators {

@@ -1,6 +1,6 @@
-// GEMM with panels by AMX: `step` inner elements of a panel, 32 for weights, and the same ones of 16 rows of x are each
-// loaded as a tile without rearranging. Every y[m][n] is one sum, to which the products of a step are added in order, for
-// any number of rows.
+// GEMM with panels by AMX: `step` inner elements of a panel (32, or fewer in LoRA matrices), and the same ones of 16
+// rows of x, are each loaded as a tile without rearranging. Every y[m][n] is one sum, to which the products of a step
+// are added in order, for any number of rows.
 #pragma once
 
 #include "gemm/bf16_panels.h"
@@ -20,7 +20,7 @@ struct AmxBf16Panels : Bf16Panels {
 
   long step = STEP;  // inner elements of a step, even
 
-  // The step that divides `inner` into the fewest equal steps, or 0 if that is not an even number.
+  // The step that divides `inner` into the fewest equal steps, or 0 if that is not an even integer.
   static long step_for(long inner) {
     const long steps = (inner + STEP - 1) / STEP;
     return inner % (2 * steps) == 0 ? inner / steps : 0;

@@ -1,6 +1,6 @@
-// AMX GEMM of many rows with codes in panels. Each column of a tile holds the codes of 32 elements; a tile is unpacked once
-// for a block of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they are
-// converted to float, scaled and added in the same order, so results are bit-identical to those for few rows.
+// AMX GEMM of many rows with codes in panels. Each column of a tile holds the codes of 32 elements; a tile is unpacked
+// once for a block of rows. Their dot products with a row's codes are the integers that quant_panels.h computes; they
+// are converted to float, scaled and added in the same order, so results are bit-identical to those for few rows.
 #pragma once
 
 #include "gemm/quant_panels.h"
@@ -21,7 +21,7 @@ struct AmxQuantPanels : QuantPanels<Packed> {
   // Bytes of rows of x in a block, which stay in the second-level cache.
   static constexpr long BLOCK_BYTES = 512 * 1024;
 
-  // Scales and sums of 32 elements of each of TILE_ROWS rows, as vectors.
+  // Scales and sums of 32 elements of each of TILE_ROWS rows.
   struct Scales {
     float scales[TILE_ROWS], sums[TILE_ROWS];
   };

@@ -21,8 +21,8 @@ class TileUnit {
     if (first_ != 0) _tile_release();
   }
 
-  // Configures the unit for GEMMs with the given numbers of rows A and B, each up to TILE_ROWS, and words of a step. Tiles
-  // lose their contents if the configuration changes.
+  // Configures the unit for GEMMs with the given numbers of rows A and B, each up to TILE_ROWS, and words of a step.
+  // Tiles lose their contents if the configuration changes.
   void set_for(long first, long second, long words = TILE_WORDS) {
     if (first == first_ && second == second_ && words == words_) return;
     first_ = first, second_ = second, words_ = words;
@@ -50,8 +50,8 @@ class TileUnit {
   long first_ = 0, second_ = 0, words_ = 0;
 };
 
-// Sums of M groups of rows × N groups of columns, M and N 1 or 2. In memory, group B's rows are below those of group A, and
-// group B's columns are to their right; strides are in bytes.
+// Sums of M groups of rows × N groups of columns, M and N 1 or 2. In memory, group B's rows are below those of group A,
+// and group B's columns are to their right; strides are in bytes.
 template <int M, int N>
 inline void clear_sums() {
   _tile_zero(0);
@@ -79,7 +79,7 @@ inline void store_sums(T* to, long stride) {
   if constexpr (M > 1 && N > 1) _tile_stored(3, second + TILE_COLUMNS, stride);
 }
 
-// Multiplies a step's bfloat16 rows and columns; group B's columns may be anywhere.
+// Adds the products of a step's bfloat16 rows and columns to the sums; group B's columns may be anywhere.
 template <int M, int N>
 inline void multiply_tiles(const void* rows, long row_stride, const void* columns, const void* second_columns,
                            long column_stride) {
@@ -97,8 +97,8 @@ inline void multiply_tiles(const void* rows, long row_stride, const void* column
   }
 }
 
-// Multiplies signed bytes: rows A × columns A into `to`, [rows][16]; or rows B × columns B, which use separate tiles. The
-// words of columns are contiguous.
+// Multiplies signed bytes into `to`, [rows][16]: as rows A × columns A if WHICH is 0, else as rows B × columns B, which
+// use separate tiles. The words of columns are contiguous.
 template <int WHICH>
 inline void multiply_codes(const void* rows, long row_stride, const void* columns, int32_t* to) {
   if constexpr (WHICH == 0) {
@@ -116,9 +116,9 @@ inline void multiply_codes(const void* rows, long row_stride, const void* column
   }
 }
 
-// Multiplies 16-bit integers with signed bytes over `steps` steps of 64 inner elements: upper (signed) and lower bytes of the
-// integers [steps][2][16][64] × codes of N panels [steps][16][16][4] → to [2][N][16][16], upper bytes first. Calls
-// `meanwhile` at each step.
+// Multiplies 16-bit integers with signed bytes over `steps` steps of 64 inner elements: upper (signed) and lower bytes
+// of the integers [steps][2][16][64] × codes of N panels [steps][16][16][4] → to [2][N][16][16], upper bytes first.
+// Calls `meanwhile` at each step.
 template <int N, class Meanwhile>
 inline void multiply_int16(const int8_t* int16_bytes, const int8_t* const* columns, long steps, int32_t* to,
                            Meanwhile meanwhile) {

@@ -1,5 +1,5 @@
-// GEMM with bfloat16 weights in panels (panels.h). Processors with AVX512-BF16 multiply pairs of bfloat16; on others, weights
-// are widened to float in registers, and x in memory, once for all outputs.
+// GEMM with bfloat16 weights in panels (panels.h). Processors with AVX512-BF16 multiply pairs of bfloat16; on others,
+// weights are widened to float in registers, and x in memory, once for all outputs.
 #pragma once
 
 #include "common/memory.h"
@@ -20,8 +20,8 @@ struct Bf16Products {
   // Inner elements for which a group of panels and a block of rows fit into the cache.
   static constexpr long DEPTH = 2048;
 
-  // Adds the products of M rows' elements k and k + 1, and those of N panels, which start at `weights` and are `distance`
-  // elements apart.
+  // Adds the products of M rows' elements k and k + 1, and those of N panels, which start at `weights` and are
+  // `distance` elements apart.
   template <int M, int N>
   static void add(const X* const* rows, long k, const bf16* weights, long distance, Vec* sums) {
     typedef Pack<bf16> P;

@@ -1,20 +1,20 @@
 // y = x Wᵀ + b for row-major x [rows, inner] and W [outputs, inner] in any storage format.
 //
-// Every y[m][n] is one accumulator that iterates over `inner` in order, in any tile, so a row's result depends only on the
-// row: the GEMM is batch-invariant by construction. The format of W only determines where elements come from: a GEMM with
-// stored elements is bit-identical to a GEMM with the same elements unpacked.
+// Every y[m][n] is one accumulator that iterates over `inner` in order, in any tile, so a row's result depends only on
+// the row: the GEMM is batch-invariant by construction. The format of W only determines where elements come from: a
+// GEMM with stored elements is bit-identical to a GEMM with the same elements unpacked.
 //
 // Small batches stream W at memory speed: threads share the outputs, and each row of W is read once for all of x.
 //
 // A format of W is a class with
-//   STEP           number of elements that are loaded at a time; a row has a multiple of it, or `tail` loads the rest
-//   DIRECT_ROWS    number of rows of x up to which W is decoded on the fly; for more it is unpacked first, piece by piece
-//   BLOCK          rows of x that are multiplied with a piece of W, which share the cost of unpacking
+//   STEP           number of elements that are loaded at a time; if HAS_TAIL, a row's last elements may be fewer
+//   DIRECT_ROWS    number of rows of x up to which W is decoded on the fly; for more, its pieces are unpacked first
+//   BLOCK          rows of x that share the cost of unpacking a piece of W; TILED_BLOCK: the same with AMX
 //   location(k)    position of elements k … k + STEP - 1 in any row, computed once for all rows of a tile
 //   row(n)         an object for row n with
 //     begin(location)   called with each location before `load`
 //     load(location)    loads the elements there into registers
-//     tail(location, count)   loads the last `count` elements, fewer than STEP, padded with zeros; excludes other calls
+//     tail(location, count)   if HAS_TAIL: loads the last `count` < STEP elements, padded with zeros; needs no `begin`
 //   elements(n, n_end, inner)   unpacked rows n … n_end - 1, valid until this thread's next call
 //   bytes(n, n_end)            memory of rows n … n_end - 1, for prefetching; empty if `load` prefetches
 #pragma once
@@ -26,7 +26,6 @@
 #include "common/simd.h"
 #include "common/threads.h"
 
-// A range of memory.
 struct Bytes {
   const char *begin = nullptr, *end = nullptr;
 };
@@ -81,22 +80,22 @@ struct Gemm {
   }
 };
 
-// Prefetches this thread's next data into the second-level cache, a few lines at each step of the current multiplication:
-// rows are short and pieces scattered, so hardware prefetchers do not predict them, and memory would idle.
+// Prefetches this thread's next data into the second-level cache, a few lines at each step of the current
+// multiplication: rows are short and pieces scattered, so hardware prefetchers do not predict them.
 class Prefetcher {
  public:
   Prefetcher(Bytes bytes, long steps, long max_bytes = 128 * 1024)  // more would evict the current data
       : Prefetcher({bytes.begin, bytes.begin + std::min<long>(bytes.end - bytes.begin, max_bytes)}, Bytes{}, steps) {}
 
-  // For data that is read sequentially in `steps` steps: prefetches at a fixed distance, and at the end the start of `next`.
+  // For data that is read sequentially in `steps` steps: prefetches at a fixed distance, at the end from `next`.
   static Prefetcher along(Bytes run, Bytes next, long steps) {
     const long distance = std::min<long>(run.end - run.begin, DISTANCE);
     next.end = next.begin + std::min<long>(next.end - next.begin, distance);
     return Prefetcher({run.begin + distance, run.end}, next, steps);
   }
 
-  // Also prefetches lines `first` … `last` - 1 of the ranges in `steps` steps. A core supports few outstanding lines, so
-  // scattered lines are best requested one by one, beside sequential reads.
+  // Also prefetches lines `first` … `last` - 1 of the ranges in `steps` steps. A core supports few outstanding lines,
+  // so scattered lines are best requested one by one, beside sequential reads.
   void add_ranges(const PrefetchRanges& prefetch_ranges, long first, long last, long steps) {
     if (first >= last) return;
     steps_per_line_ = steps_left_ = std::max(1l, steps / (last - first));
@@ -143,7 +142,7 @@ class Prefetcher {
   Bytes then_;
   const long step_;  // bytes of a step, in units of 1 / PARTS
   long due_ = 0;
-  long steps_left_ = 0, steps_per_line_ = 0;  // of the ranges
+  long steps_left_ = 0, steps_per_line_ = 0;  // of `add_ranges`
   const char* line_ = nullptr;
   const Bytes *range_ = nullptr, *last_ = nullptr;
 };

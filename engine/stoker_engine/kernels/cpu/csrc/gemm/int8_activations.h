@@ -1,10 +1,10 @@
-// Rounds rows of bfloat16 to 8 bits with a scale for each 32 elements, so that products with small integers are exact: an
-// element is about code × scale, where the largest of 32 has the code ±127. NaN, infinity, and elements whose sum exceeds the
-// largest float make the row's outputs NaN or infinite.
+// Rounds rows of bfloat16 to 8 bits with a scale for each 32 elements, so that products with small integers are exact:
+// an element is about code × scale, where the largest of 32 has the code ±127. NaN, infinity, and elements whose sum
+// exceeds the largest float make the row's outputs NaN or infinite.
 //
-// If 128 or 256 weights share a scale, as many elements of x form a block: an element is about code × factor × scale, with a
-// factor from 1 to 255 for each 32. So integers can be accumulated over a block, and the rounding error is that of separate
-// scales, apart from the rounding of the factor. Code × factor fits into 16 bits.
+// If 128 or 256 weights share a scale, as many elements of x form a block: an element is about code × factor × scale,
+// with a factor from 1 to 255 for each 32. So integers can be accumulated over a block, and the rounding error is that
+// of separate scales, apart from the rounding of the factor. Code × factor fits into 16 bits.
 #pragma once
 
 #include <cmath>
@@ -20,8 +20,8 @@ struct Int8Group {
   static constexpr long SIZE = 32;
 
   int8_t codes[SIZE];
-  int32_t initial_sums[2];  // −`zero` × the sum of codes, of all elements or of each half (`step`)
-  float scale, sum;         // sum: scale × the sum of codes; of the whole block if it has more than 32 elements
+  int32_t initial_sums[2];  // −`zero` × the sum of all codes, or if `step` is 16 of each half
+  float scale, sum;         // sum: scale × the sum of codes (in a block: of codes × factor of the whole block)
 
   int32_t& factor() { return initial_sums[1]; }  // only for blocks of more than 32, which use one initial sum
   int32_t factor() const { return initial_sums[1]; }
@@ -46,7 +46,7 @@ typedef __m512i Elements32;  // 32 elements of a row
 
 inline Elements32 elements_at(const bf16* from) { return _mm512_loadu_si512(from); }
 
-// The largest magnitude of 32 elements; NaN counts as the largest.
+// The largest magnitude of 32 elements; NaN if there is one.
 inline float largest_of(Elements32 elements) {
   const __m512i bits = _mm512_and_si512(elements, _mm512_set1_epi16(0x7fff));
   return largest_of(_mm256_max_epu16(_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64(bits, 1)));
@@ -100,7 +100,7 @@ inline Halves round_group(Elements32 elements, float inverse_scale, Int8Group* t
   return {_mm256_extract_epi32(sums, 0), _mm256_extract_epi32(sums, 4)};
 }
 
-// All elements become 0 if the largest magnitude is below this, as the inverse of the scale would be infinite.
+// All elements become 0 if the largest magnitude is below this, since the inverse of the scale might be infinite.
 constexpr float MIN_ROUNDED = 1e-30f;
 
 // `zero` is the code of weights that means 0; `step` weights, 16 or 32, share a scale.
@@ -129,7 +129,7 @@ inline void round_row_in_blocks(const bf16* from, long inner, int zero, long blo
     int32_t sum = 0;
     for (long group = 0; group < groups; group++) {
       Int8Group& unit = to[group];
-      // 1 for NaN.
+      // If a magnitude is NaN, the factor is 1.
       unit.factor() = (int32_t)std::ceil(std::min(std::max(1.0f, group_maxima[group] * factors), MAX_FACTOR));
       const float inverse = largest < MIN_ROUNDED ? 0.0f : 1.0f / (scale * (float)unit.factor());
       const auto [first, second] = round_group(elements_at(from + k + group * Int8Group::SIZE), inverse, &unit);
@@ -141,8 +141,8 @@ inline void round_row_in_blocks(const bf16* from, long inner, int zero, long blo
   }
 }
 
-// Rounds x [rows, inner], rows `stride` apart, `inner` a multiple of 32 → [rows][inner / 32]; valid until this thread's next
-// call.
+// Rounds x [rows, inner], rows `stride` apart, `inner` a multiple of 32 → [rows][inner / 32]; valid until this thread's
+// next call.
 inline const Int8Group* rounded(const bf16* x, long stride, long rows, long inner, int zero, long step,
                                 long block = Int8Group::SIZE) {
   static thread_local Memory memory;

@@ -1,5 +1,5 @@
-// Vectors of 64 bytes, four for each of the 16 rows of a panel (panels.h): a register of AVX-512 with VNNI, or else two of
-// AVX2. Processors with VNNI multiply bytes and add the products in one instruction.
+// Vectors of 64 bytes, four for each of the 16 rows of a panel (panels.h): a register of AVX-512 with VNNI, or else two
+// of AVX2. Processors with VNNI multiply bytes and add the products in one instruction.
 #pragma once
 
 #include "gemm/panels.h"
@@ -35,7 +35,7 @@ inline Bytes64 with_fifth_bit(Bytes64 codes, Bytes64 bits, Bytes64 mask) {
   return _mm512_mask_add_epi8(codes, _mm512_test_epi8_mask(bits, mask), codes, _mm512_set1_epi8(16));
 }
 
-// Joins two bytes of each row with two further ones, which follow those of all rows.
+// Joins each row's two bytes of one line of 16 rows with its two bytes of the next line.
 inline Bytes64 interleaved_at(const void* from) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                          5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);

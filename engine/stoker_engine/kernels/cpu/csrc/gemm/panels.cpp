@@ -5,7 +5,6 @@
 #include "common/rows.h"
 #include "gemm/amx_panels.h"
 
-// Whether this ISA has panels.
 extern "C" int stoker_has_panels() {
 #if defined(STOKER_PANELS)
   return 1;

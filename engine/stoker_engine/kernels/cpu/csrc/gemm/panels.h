@@ -3,9 +3,9 @@
 //
 //   panel of rows n … n + 15      [inner / 2][16][2]      rows after the last whole panel are not packed
 //
-// Compared to unpacked rows (gemm.h), no sums across a register's lanes are needed at the end of a tile, a tile needs fewer
-// loads, and threads read W contiguously. Every y[m][n] is one lane that iterates over `inner` in order, so a row's result
-// depends only on the row. The order differs from gemm.h, so bits differ from those with unpacked rows.
+// Compared to unpacked rows (gemm.h), no sums across a register's lanes are needed at the end of a tile, a tile needs
+// fewer loads, and threads read W contiguously. Every y[m][n] is one lane that iterates over `inner` in order, so a
+// row's result depends only on the row. The order differs from gemm.h, so bits differ from those with unpacked rows.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -22,12 +22,12 @@ constexpr int GROUP = 4;  // panels in a group
 
 struct NoUnit {};
 
-// GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest, and
-// in shorter runs at the end, so that threads finish together.
-constexpr long RUNS = 2;                                            // a run is 1 / RUNS of a thread's share of the rest
-constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;  // bytes
+// GEMMs that are bound by memory multiply panels one after the other, in long runs since sequential reads are fastest,
+// and in shorter runs at the end, so that threads finish together.
+constexpr long RUNS = 2;  // a run is 1 / RUNS of a thread's share of the rest
+constexpr long MAX_RUN_BYTES = 1 << 20, MIN_RUN_BYTES = 128 << 10;
 
-constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // largest part of the next piece that is prefetched, in bytes
+constexpr long MAX_PREFETCH_BYTES = 256 * 1024;  // largest part of the next piece that is prefetched
 
 // Returns the first panels of the runs of `count` panels, followed by `count`.
 inline const std::vector<long>& runs_of(long count, long panel_bytes) {
@@ -70,15 +70,16 @@ inline void stream_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRang
   });
 }
 
-// Distributes a GEMM to threads, as blocks of rows × groups of panels. W's rows after the last whole panel are multiplied as
-// in gemm.h. `W` is a class with
+// Distributes a GEMM to threads, as blocks of rows × groups of panels. W's rows after the last whole panel are
+// multiplied as in gemm.h. `W` is a class with
 //   STREAMED                    number of rows of x up to which a GEMM is bound by memory
-//   rows()                      rows of x in a block, if there are more
+//   rows()                      rows of x in a block; the last block may have fewer
 //   Unit                        state of a thread
 //   begin(panel)                address of a panel
 //   steps()                     number of steps of a panel, at each of which lines may be prefetched
 //   stream(unit, panel, end, rows, prefetcher)    multiplies the first `rows` rows of x with panels `panel` … `end` - 1
-//   multiply(unit, panel, count, m, m_end, next)  multiplies rows m … m_end - 1 with up to GROUP panels; prefetches `next`
+//   multiply(unit, panel, count, m, m_end, next)  multiplies rows m … m_end - 1 with at most GROUP panels; prefetches
+//                                               `next`
 template <class Rows, class W>
 inline void share_out(const Gemm<bf16, Rows>& p, const W& w, const PrefetchRanges* prefetch_ranges = nullptr) {
   if (p.rows <= W::STREAMED) return stream_out(p, w, prefetch_ranges);

@@ -1,19 +1,19 @@
 // GEMM with codes in panels (panels.h) by integer arithmetic, 4 inner elements at a time; x is rounded to 8 bits
-// (int8_activations.h). The sum of elements that share a scale is exact; it is scaled and added to a float. A row's result
-// depends only on the row.
+// (int8_activations.h). The sum of elements that share a scale is exact; it is scaled and added to a float.
 //
 // The memory layout is described by a class `Packed` with
 //   STEP                 number of elements that share a scale, 32 or 16
 //   ZERO                 code that means 0, before an offset; 0 if codes are signed
 //   HAS_OFFSET           whether elements are code × scale + offset
-//   IN_BLOCKS            whether up to 256 elements share a scale, `block_size` of them also x's (int8_activations.h); STEP is 32
+//   IN_BLOCKS            whether x is in blocks (int8_activations.h) of `block_size` elements, which share W's scale
 //   BITS                 bits of a code
 //   first(i)             first element of the i-th group of four among those that share a scale
 //   begin(panel)         address of a panel; panels are contiguous
 //   from(panel)          the same object for the panels from this one on, which becomes panel 0
-//   header(j, group, part)       scales and offsets of panel j's elements 32 × group + STEP × part and on, a lane for each row
-//   codes(j, group, part, i)     codes of the i-th group of four of each row, as unsigned bytes; those of eight bits as signed
-//                                ones if SIGNED_CODES
+//   header(j, group, part)       scales and offsets of panel j's STEP elements from 32 × group + STEP × part on, a lane
+//                                for each row
+//   codes(j, group, part, i)     codes of the i-th group of four of each row, as unsigned bytes; codes of eight bits as
+//                                signed bytes if SIGNED_CODES
 #pragma once
 
 #include "gemm/int8_activations.h"
@@ -42,20 +42,20 @@ struct CodeSums {
 
   CodeSums() = default;
   explicit CodeSums(int32_t initial_sum) : sums(all_words(initial_sum)) {}
-  // What is computed once for codes, for all rows of x.
+  // What is computed from codes once for all rows of x.
   static Bytes64 prepared(Bytes64 codes) { return codes; }
-  // Adds the products of the four-th group of four.
+  // Adds the products of the STEP's group of four codes with index `four`.
   void add(int four, Bytes64 codes, Bytes64, Bytes64 x) { sums = add_products(sums, codes, x); }
   Bytes64 words() const { return sums; }
   // total + the sums × a factor, from 1 to 255.
   Bytes64 added_to(Bytes64 total, int32_t factor) const {
-    // The sum of 32 signed codes fits into 16 bits: `block_size` is more than 32 only for codes whose ZERO is 8.
+    // Blocks of 4-bit codes have a ZERO of 8, so the sum fits into 16 bits: 32 × 8 × 127.
     if constexpr (BITS <= 4) return add_products_of_halves(total, sums, all_words(factor));
     return sum_of_words(total, product_of_words(sums, all_words(factor)));
   }
 };
 #else
-// The products of 5 or 6 bits: as many as fit are added in 16 bits.
+// Codes of 5 or 6 bits: as many products as fit are added in 16 bits.
 template <int BITS>
 struct CodeSums {
   static constexpr int PRODUCTS = 32767 / (2 * 127 * ((1 << BITS) - 1));
@@ -76,8 +76,8 @@ struct CodeSums {
   }
 };
 
-// Sums of 32 codes of four bits fit into 16 bits, the initial sum included: those of the first two elements of four, and
-// of the others.
+// Codes of four bits: the sums of a STEP's products and the initial sum fit into 16 bits, one for the first two
+// elements of each four and one for the last two.
 template <>
 struct CodeSums<4> {
   Bytes64 pairs;
@@ -148,7 +148,7 @@ struct QuantRows {
   bf16* y;
   long y_stride, inner;
 
-  // Multiplies STEP elements of rows of x and panels of `source`; calls `prefetcher` in between.
+  // Multiplies STEP elements of rows of x and panels of `source`, and prefetches meanwhile.
   template <int M, int N, class Source>
   static FLATTEN void multiply(const Source& source, const Int8Group* const* rows, long group, int part,
                                Prefetcher& prefetcher, CodeSums<Source::BITS>* sums) {
@@ -283,7 +283,7 @@ struct QuantPanels : QuantRows {
   template <int N>
   void block(long panel, long m, long m_end, Bytes next) const {
     const long tiles = (m_end - m + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-    Prefetcher prefetcher(next, tiles * (inner / (N == 1 ? 4 : Packed::STEP)), MAX_PREFETCH_BYTES);  // see tile
+    Prefetcher prefetcher(next, tiles * (inner / (N == 1 ? 4 : Packed::STEP)), MAX_PREFETCH_BYTES);  // see QuantRows
     // 8-bit codes with scales of blocks gain nothing from unpacking.
     if constexpr (!HAS_AMX_PATH && (!Packed::IN_BLOCKS || Packed::BITS <= 4))
       if (tiles > DIRECT_TILES) return unpacked<N>(panel, m, m_end, tiles, prefetcher);

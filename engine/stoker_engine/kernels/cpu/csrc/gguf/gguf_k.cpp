@@ -1,4 +1,3 @@
-// See gguf_k.h.
 #include "gguf/gguf_k.h"
 
 const GGUFOperations* gguf_k(int type) {

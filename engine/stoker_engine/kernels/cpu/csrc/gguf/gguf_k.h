@@ -1,4 +1,4 @@
-// Q2_K … Q6_K: 256 elements share a scale, the factor of the integer scales of 16 or 32 elements.
+// Q2_K … Q6_K: 256 elements share a float16, the factor of the integer scales of 16 or 32 elements.
 #pragma once
 
 #include "gguf/gguf_blocks.h"
@@ -70,8 +70,8 @@ struct Q3_K : LargeBlocks<110> {
   }
 };
 
-// Reads the eight scales and eight offsets of Q4_K and Q5_K, 6 bits each, from 12 bytes: the first four of both are in the
-// low bits of the first 8 bytes; of the others, 4 bits are in the last 4 bytes, and 2 in the high bits of the first 8.
+// Reads Q4_K's and Q5_K's eight scales and eight offsets, 6 bits each, from 12 bytes: the first four of both are in the
+// low bits of the first 8 bytes; of the others, 4 bits are in the last 4 bytes, 2 in the high bits of the first 8.
 inline void six_bits(const uint8_t* block, ScalesAndOffsets& header) {
   uint32_t words[3];
   memcpy(words, block + 4, sizeof words);

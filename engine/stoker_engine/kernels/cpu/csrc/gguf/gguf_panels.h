@@ -42,8 +42,8 @@ struct Q8_0 : Small<17, 8, SIGNED_CODES ? 0 : 128> {
   }
 };
 
-// Four-bit codes: the first half of the elements is in the low halves of bytes, the second half in the high ones. Codes are
-// multiplied in the order of bytes: of four bytes, first the low halves, then the high ones.
+// Four-bit codes: the first half of the elements is in the low halves of bytes, the second half in the high ones. Codes
+// are multiplied in the order of bytes: of four bytes, first the low halves, then the high ones.
 struct Nibbles {
   static constexpr int first(int i) { return i % 2 * 16 + i / 2 * 4; }
   static Bytes64 codes_at(const uint16_t* block, long word, int i) {

@@ -1,4 +1,3 @@
-// See gguf_small.h.
 #include "gguf/gguf_small.h"
 
 const GGUFOperations* gguf_small(int type) {

@@ -1,6 +1,6 @@
-// A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (see models/decoder.py).
-// Results are bit-identical to those of the separate operations; one call saves a dozen calls for each layer, and the memory
-// and page faults of their results. `layer.py` mirrors the structures.
+// A decoder's layers in one call: attention and MLP, each with its norms, on one residual stream (see
+// models/decoder.py). Results are bit-identical to those of the separate operations; one call saves a dozen calls for
+// each layer, and the memory and page faults of their results. `layer.py` mirrors the structures.
 #include "ops/activation.h"
 #include "attention/attention.h"
 #include "gemm/matrix.h"
@@ -26,10 +26,10 @@ struct Layer {
   Matrix qkv, out, up, down;
   long pairs, interleaved;  // rotated pairs in each head, 0 for no rotation; their layout
   long activation, gated;
-  AttentionCall attention;  // without the step and the addresses of inputs and output
+  AttentionCall attention;  // the step, inputs and output are set in each call
 };
 
-// A layer, its KV cache group, and its kind of cos and sin (−1 for no rotation).
+// A layer, and its indices into `steps` and `cos_sin` (−1 for no rotation).
 struct LayerEntry {
   const Layer* layer;
   long group, cos_sin;
@@ -50,13 +50,13 @@ inline void norm_row(const Norm& norm, const T* from, T* to, long size) {
     rms_norm(from, (const T*)norm.weight, norm.eps, to, size);
 }
 
-// In steps of few tokens attention is bound by memory, so keys and values are prefetched while queries are computed. The
-// limits keep them in the caches until then.
+// In steps of few tokens attention is bound by memory, so cached keys and values are prefetched during the QKV
+// projection, as many bytes as the caches can keep until attention.
 constexpr long FEW_TOKENS = 8;
 constexpr long MAX_FETCHED_BYTES = 256 << 10;  // for each thread
 
-// Returns the memory of the keys and values to which a step of few tokens attends, without those of the step itself. In a
-// block, those of all heads are adjacent.
+// Returns the memory of the cached keys and values that a step attends to, up to the limit. A block's heads are
+// adjacent, so they are one range.
 inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const AttentionStep& step) {
   static thread_local PrefetchRanges found;
   found.clear();
@@ -78,7 +78,7 @@ inline const PrefetchRanges* cached_key_ranges(const AttentionCall& fixed, const
   return &found;
 }
 
-// Rows of x whose computation continues after the attention of the last layer, and their destination.
+// Rows of x whose computation continues after a layer's attention, and their destination.
 template <class T>
 struct KeptRows {
   const int64_t* rows;  // ascending
@@ -137,7 +137,7 @@ void run(const Layer& layer, const AttentionStep& step, const T* x, const T* cos
   }
   const int64_t* const kept_batch_rows = kept.batch_rows;
 
-  // stream += norm(added), then normed = norm(stream), if the layer has these norms; each result is rounded.
+  // stream += multiplier × of_added(added), then added = of_sum(stream), with norms that exist; each result is rounded.
   const auto join = [&](const Norm& of_added, const Norm& of_sum, T* added, long first, long count) {
     parallel_for(share_rows, count, [&](long i) {
       T *row = added + i * hidden, *to = stream + (first + i) * hidden;
@@ -184,9 +184,9 @@ void run_all(const LayerEntry* layers, long count, const AttentionStep* steps, c
 
 }  // namespace
 
-// Runs layers on the residual stream x [tokens, hidden], in place; or, unless `kept` is −1, writes only the rows `rows`
-// [kept] of the result to out. `steps` are indexed by group, `cos_sin` by kind. `batch_rows` [tokens] and `kept_batch_rows`
-// [kept]: see LinearArgs; null if no layer is extended.
+// Runs layers on the residual stream x [tokens, hidden], in place. Unless `kept` is −1, the last layer writes only rows
+// `rows` [kept] of its result, to out [kept, hidden]. `batch_rows` [tokens] and `kept_batch_rows` [kept]: see
+// LinearArgs; null if no matrix is EXTENDED.
 extern "C" void stoker_layers(const LayerEntry* layers, long count, const AttentionStep* steps,
                               const RopeCosSin* cos_sin, void* x, const int64_t* batch_rows, const int64_t* rows,
                               long kept, void* out, const int64_t* kept_batch_rows) {

@@ -25,7 +25,8 @@ struct LoraMatrix {
   long outputs, inner, is_panels;
 };
 
-// An adapter's part for one of the matrices that an operation merges: B is multiplied with the ranks from `first_rank` on.
+// An adapter's part for one of the matrices that an operation merges: B is multiplied with the ranks from `first_rank`
+// on, and `outputs` results (without B's padding) are added to y from `first_output` on.
 struct LoraPart {
   LoraMatrix b;
   long first_rank, first_output, outputs;
@@ -56,8 +57,8 @@ struct LoraSite {
 };
 
 constexpr long ROWS = 96, WIDTH = 64;  // rows and outputs of a piece that is multiplied at once
-// With few rows, reading B is the bottleneck, and threads share its outputs. With many rows it is y, which is read and
-// written in long runs along its rows.
+// With few rows, reading B is the bottleneck, so threads share its outputs. With many rows the bottleneck is y, which
+// is read and written in long runs along its rows.
 constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 #if defined(STOKER_AMX)
 constexpr long RUN_ROWS = panels::AmxBf16Panels::PAIR;
@@ -91,8 +92,8 @@ struct Piece {
   }
 };
 
-// Calls body(piece, next) for each piece; `next` is the memory that the same thread reads afterwards. Runs in parallel
-// unless the work is too small.
+// Calls body() in each thread, and its result with (piece, next) for each piece; `next` is the memory that the thread
+// reads afterwards. Runs in parallel unless the work is too small.
 template <class T, class Body>
 void each_piece(const std::vector<Piece>& pieces, Body body) {
   const Piece* const all = pieces.data();

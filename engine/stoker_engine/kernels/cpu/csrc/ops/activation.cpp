@@ -30,8 +30,8 @@ void run(long kind, bool gated, const T* x, long stride, T* out, long tokens, lo
 
 }  // namespace
 
-// x [tokens, size], or [tokens, 2 × size] with the gates first → out [tokens, size]; tokens of x are `stride` elements
-// apart. Kind 0: SiLU, 1: GELU by tanh, 2: GELU.
+// x [tokens, size], or if gated [tokens, 2 × size] with the gates first → out [tokens, size]; tokens of x are `stride`
+// elements apart. `kind` is an ActivationKind.
 extern "C" void stoker_activation(int is_bf16, int kind, int gated, const void* x, long stride, void* out, long tokens,
                                   long size) {
   if (is_bf16)

@@ -37,8 +37,8 @@ void argmax(const T* x, long stride, int64_t* out, float* maxima, long rows, lon
 
 }  // namespace
 
-// x [rows, size], bf16 or float, rows `stride` elements apart → out [rows]: index of the first largest element, and maxima
-// [rows]: its value, or NaN if the row contains NaN.
+// x [rows, size], bf16 or float, rows `stride` elements apart → out [rows]: index of the first largest element, and
+// maxima [rows]: its value, or NaN if the row contains NaN.
 extern "C" void stoker_argmax(int is_bf16, const void* x, long stride, int64_t* out, float* maxima, long rows,
                               long size) {
   is_bf16 ? argmax((const bf16*)x, stride, out, maxima, rows, size)

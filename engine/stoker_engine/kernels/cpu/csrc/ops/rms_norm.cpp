@@ -9,8 +9,8 @@ static void rows(const T* x, long x_stride, long heads, const W* weight, float e
   });
 }
 
-// x [tokens, heads, size], tokens `x_stride` elements apart → contiguous out of the same shape. `weight` [size] is float32 if
-// is_wide, else of x's dtype.
+// x [tokens, heads, size], tokens `x_stride` elements apart → contiguous out of the same shape. `weight` [size] is
+// float32 if is_wide, else of x's dtype.
 extern "C" void stoker_rms_norm(int is_bf16, int is_wide, const void* x, long x_stride, long heads, const void* weight,
                                 float eps, void* out, long tokens, long size) {
   if (!is_bf16)

@@ -28,8 +28,8 @@ void rope_cos_sin(const int64_t* positions, const float* frequencies, float scal
 
 }  // namespace
 
-// x [tokens, heads, size], tokens and heads `token` and `head` elements apart; cos and sin [tokens, pairs] and out [tokens,
-// heads, size] are contiguous.
+// x [tokens, heads, size], tokens and heads `token` and `head` elements apart; cos and sin [tokens, pairs] and out
+// [tokens, heads, size] are contiguous.
 extern "C" void stoker_rotary(int is_bf16, int interleaved, const void* x, long token, long head, const void* cos,
                               const void* sin, void* out, long tokens, long heads, long size, long pairs) {
   if (is_bf16)

@@ -1,8 +1,8 @@
 // A matrix in blocks as the W of a GEMM (gemm.h): elements are decoded in registers.
 //
-// Elements are computed in float32 and rounded to x's dtype, so a GEMM is bit-identical to that with the dequantized matrix.
-// For few rows of x, elements are decoded on the fly, so W is read at its stored size; for more rows, a piece of W is
-// unpacked once for all of them.
+// Elements are computed in float32 and rounded to x's dtype, so a GEMM is bit-identical to that with the dequantized
+// matrix. For few rows of x, elements are decoded on the fly, so W is read at its stored size; for more rows, a piece
+// of W is unpacked once for all of them.
 //
 // A format decodes units of 32 elements. It is a class, whose objects may have fields, with
 //   HAS_TAIL                 whether rows may end within a unit
@@ -11,8 +11,8 @@
 //   begins(location)         with a Header: whether another one starts at this unit
 //   read(row, location, header)          reads the header
 //   decode(row, location, header, out)   decodes the 32 elements of a unit to Vec out[UNIT_VECS], not yet rounded
-//   decode_tail(row, location, header, count, out)   if HAS_TAIL: decodes `count` < 32 elements of the last unit; the rest of
-//                            out is undefined, and no byte beyond the row is read
+//   decode_tail(row, location, header, count, out)   if HAS_TAIL: decodes `count` < 32 elements of the last unit; other
+//                            elements of out are undefined, and no byte beyond the row is read
 #pragma once
 
 #include <type_traits>
@@ -25,10 +25,10 @@ constexpr int UNIT_VECS = UNIT / LANES;
 
 struct NoHeader {};
 
-// Rounds a unit's elements to T.
 template <class T>
 constexpr int UNIT_PACKS = UNIT / Pack<T>::SIZE;
 
+// Rounds a unit's elements to the type of the last argument.
 inline void pack_unit(const Vec* elements, Pack<float>::Type* to, float) {
   for (int s = 0; s < UNIT_VECS; s++) to[s] = elements[s];
 }
@@ -94,8 +94,8 @@ struct Blocks {
       for (int s = 0; s < UNIT_PACKS<T>; s++) to[s] = P::load(elements + s * P::SIZE);
     }
 
-    // Write the elements of a unit, or the first `count` of the last unit, for dequantization. Subnormals are kept, which
-    // the instructions that multiply bf16 would flush to 0.
+    // Write the elements of a unit, or the first `count` of the last unit, for dequantization. Subnormals are kept,
+    // which `pack_unit` may flush to 0.
     void copy(const Location& location, T* to) {
       Vec elements[UNIT_VECS];
       format.decode(at, location, header, elements);
@@ -129,7 +129,7 @@ struct Blocks {
       }
   }
 
-  // The same for a multiplication, where subnormals may become 0.
+  // The same by `load`: subnormals may become 0.
   void unpack(long n, T* to, long inner) const {
     Row from = row(n);
     long k = 0;

@@ -67,8 +67,9 @@ inline HalfVec unsigned_bytes(const uint8_t* from) {
 #endif
 }
 
-// Convert LANES bytes of OCP's FP8 to float16: e5m2 is its high byte; for e4m3 the result is the value times 2^-8, since the
-// exponent biases differ. NaN codes of e4m3 are rejected when weights are loaded, so they are not handled here.
+// Convert LANES bytes of OCP's FP8 to float16: e5m2 is its high byte; for e4m3 the result is the value times 2^-8,
+// since the exponent biases differ. NaN codes of e4m3 are rejected when weights are loaded, so they are not handled
+// here.
 inline HalfVec halves_of_e5m2(const uint8_t* from) { return unsigned_bytes(from) << 8; }
 inline HalfVec halves_of_e4m3(const uint8_t* from) {
   const HalfVec bytes = unsigned_bytes(from);
@@ -76,7 +77,6 @@ inline HalfVec halves_of_e4m3(const uint8_t* from) {
 }
 constexpr float E4M3_FACTOR = 256.0f;
 
-// Widens LANES bytes to words.
 inline WordVec widened(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (WordVec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
@@ -142,7 +142,6 @@ struct Fp8 {
   }
 };
 
-// A table of 16 values.
 struct Table {
   static constexpr int VECS = 16 / LANES;
   Vec elements[VECS];
@@ -204,7 +203,8 @@ struct LookupCodes {
 };
 
 #if defined(__AVX512BF16__)
-// The table has 32 entries: the values of one group twice, so that bits above a code are ignored, or those of two groups.
+// The table has 32 entries: the values of one group twice, so that bits above a code are ignored, or those of two
+// groups.
 template <int BITS, bool SPLIT>
 struct LookupCodes<bf16, BITS, SPLIT> {
   static constexpr long BYTES = BITS * 4, DIRECT_ROWS = BITS == 4 ? 4 : 0;

@@ -1,5 +1,5 @@
-// Weights in groups in panels (panels.h): each part of 16 rows (groups.h) is interleaved. Rows must consist of whole units of
-// 32 elements, each in a single group.
+// Weights in groups in panels (panels.h): each part of 16 rows (groups.h) is interleaved. Rows must consist of whole
+// units of 32 elements, each in a single group.
 //
 //   panel of rows n … n + 15      scales [groups][16], zero points [groups][16] bytes, codes [words][16] of four bytes
 #pragma once
@@ -27,7 +27,7 @@ struct GroupsOf8Bits {
   Bytes64 codes(const uint8_t* unit, int i) const { return flipped(bytes_at(unit + i * 4 * PANEL), sign); }
 };
 
-// Size of blocks of x: the largest possible one that divides a group, else 32.
+// Size of blocks of x: 256 or 128 if it divides a group, 256 if a row is one group, else 32.
 inline long block_of(const groups::Layout& layout) {
   for (long block : {256, 128})  // with 64, scaling would cost as much as accumulating saves
     if (layout.groups == 1 || layout.group % block == 0) return block;

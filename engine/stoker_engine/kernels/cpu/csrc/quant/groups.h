@@ -1,7 +1,7 @@
 // Weights in groups that share a scale (kernels/group_blocks.py has the layout), as the W of a GEMM (gemm.h).
 //
-// A row's scales and zero points are converted to floats before its elements are read, so all types of scales are handled
-// alike.
+// A row's scales and zero points are converted to floats before its elements are read, so all types of scales are
+// handled alike.
 #pragma once
 
 #include "quant/group_codes.h"
@@ -171,7 +171,7 @@ struct Groups {
             layout.splits() || k == first * layout.group};
   }
 
-  // Valid until this thread has requested LANES other rows.
+  // Valid until this thread requests another row whose n is equal modulo LANES.
   __attribute__((noinline)) Row row(long n) const {
     thread_local std::vector<float> buffer;
     const long size = 2 * room();
