@@ -31,7 +31,7 @@ def _index(**weights: str) -> dict[str, Any]:
     return {"weight_map": weights}
 
 
-def test_hf_quant_config_is_read_where_config_says_nothing(tmp_path: Path) -> None:
+def test_hf_quant_config_is_read_if_config_has_no_quantization(tmp_path: Path) -> None:
     found = read_quantization(_write(tmp_path, CONFIG, hf_quant_config=MODELOPT))
     assert found is not None and found.method == "modelopt"
     assert found.format_of("lm_head", 32, 32) is None
@@ -45,7 +45,7 @@ def test_hf_quant_config_is_read_where_config_says_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("dtype", "indexed", "inner"), list(product(DTYPES, (False, True), (False, True))))
-def test_the_dtype_is_that_of_most_numbers_of_the_first_file(
+def test_dtype_is_that_of_most_elements_of_the_first_file(
     dtype: str, indexed: bool, inner: bool, tmp_path: Path
 ) -> None:
     other = torch.float16 if dtype == "float32" else torch.float32
@@ -65,12 +65,12 @@ def test_the_dtype_is_that_of_most_numbers_of_the_first_file(
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 9, b"\2\0\0\0\0\0\0\0[]", b"\3\0\0\0\0\0\0\0{"])
-def test_a_file_without_a_header_says_nothing(content: bytes, tmp_path: Path) -> None:
+def test_file_without_a_header_is_ignored(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     assert _write(tmp_path, CONFIG) == CONFIG
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+def test_byte_order_marks_are_ignored(tmp_path: Path) -> None:
     files = {
         "generation_config": {"eos_token_id": [7, 9]},
         "hf_quant_config": MODELOPT,

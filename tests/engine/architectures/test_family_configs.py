@@ -28,7 +28,7 @@ def _without_names(config: ModelConfig) -> ModelConfig:
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_the_hubs_spelling_means_what_transformers_makes_of_it(name: str) -> None:
+def test_hub_spelling_is_read_as_by_transformers(name: str) -> None:
     architecture, hub = HUB[name]
     given = {key: value for key, value in hub.items() if key not in ("model_type", "torch_dtype")}
     written = CONFIG_MAPPING[hub["model_type"]](**given).to_dict()
@@ -39,17 +39,17 @@ def test_the_hubs_spelling_means_what_transformers_makes_of_it(name: str) -> Non
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_the_defaults_are_transformers(architecture: str) -> None:
+def test_defaults_equal_those_of_transformers(architecture: str) -> None:
     family = FAMILIES[architecture]
     if family.model_type in REMOTE:
-        pytest.skip("its code is remote only")
+        pytest.skip("transformers has no config class for it")
     written = CONFIG_MAPPING[family.model_type]().to_dict()
     ours = ModelConfig.from_dict({"architectures": [architecture]})
     theirs = ModelConfig.from_dict({**written, "architectures": [architecture]})
     assert _without_names(ours) == _without_names(theirs)
 
 
-def test_every_family_is_spelled_and_named() -> None:
+def test_every_dense_family_has_a_hub_config() -> None:
     spelled = {FAMILIES[architecture].model_type for architecture, _ in HUB.values()}
     dense = {ModelConfig.from_dict({"architectures": [name]}).model_type for name in FAMILIES if _is_dense(name)}
     assert dense - spelled - REMOTE == set()
@@ -65,7 +65,7 @@ def _is_dense(architecture: str) -> bool:
     return all(layer.moe is None and layer.attention.latent is None for layer in layers)
 
 
-def test_phi_3_calls_longrope_by_its_first_names() -> None:
+def test_phi_3_longrope_is_read_by_its_older_names() -> None:
     architecture, hub = HUB["Phi-3-mini-128k"]
 
     def read(rope_type: str) -> ModelConfig:
@@ -98,7 +98,7 @@ def test_phi_3_calls_longrope_by_its_first_names() -> None:
         ),
     ],
 )
-def test_what_a_family_lacks_is_refused_by_name(config: dict[str, Any], words: str) -> None:
+def test_unsupported_features_of_a_family_are_refused_by_name(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         ModelConfig.from_dict(config)
 
@@ -113,14 +113,14 @@ def test_what_a_family_lacks_is_refused_by_name(config: dict[str, Any], words: s
         ("opt-350m", 2048, 2048),
     ],
 )
-def test_how_long_sequences_may_be(name: str, default: int, longest: int) -> None:
+def test_default_and_longest_model_len_are_those_of_the_config(name: str, default: int, longest: int) -> None:
     architecture, hub = HUB[name]
     config = ModelConfig.from_dict({"architectures": [architecture], **hub})
     assert (config.default_model_len, config.longest_model_len) == (default, longest)
 
 
 @pytest.mark.parametrize(("rope_type", "default"), [("linear", 8192), ("dynamic", 2048)])
-def test_stretched_positions_reach_further(rope_type: str, default: int) -> None:
+def test_rope_scaling_extends_the_longest_model_len(rope_type: str, default: int) -> None:
     config = ModelConfig.from_dict(
         {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"type": rope_type, "factor": 4.0}}
     )

@@ -51,7 +51,7 @@ def _read(config: dict[str, Any]) -> bool:
     try:
         read = ModelConfig.from_dict(config)
     except ModelError as error:
-        assert len(str(error)) < 2000, "a sentence"
+        assert len(str(error)) < 2000, "the message is too long"
         return False
     assert all(0 <= token < read.vocab_size for token in read.eos_token_ids)
     assert read.default_model_len >= 1
@@ -81,7 +81,7 @@ def fields_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_every_field_with_every_odd_value(architecture: str, fields_of: Callable[[str], list[str]]) -> None:
+def test_fields_with_odd_values_are_read_or_refused(architecture: str, fields_of: Callable[[str], list[str]]) -> None:
     fields = fields_of(architecture)
     assert {"vocab_size", "hidden_size", "num_hidden_layers", "eos_token_id"} <= set(fields)
     for field in (*fields, "text_config", "quantization_config", "is_encoder_decoder"):
@@ -94,7 +94,7 @@ def test_every_field_with_every_odd_value(architecture: str, fields_of: Callable
 
 @pytest.mark.parametrize("rope_type", ROPE_TYPES)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "DeepseekV3ForCausalLM"])
-def test_every_rope_parameter_with_every_odd_value(architecture: str, rope_type: str) -> None:
+def test_rope_parameters_with_odd_values_are_read_or_refused(architecture: str, rope_type: str) -> None:
     given: dict[str, Any] = {"rope_type": rope_type, "factor": 4.0, "short_factor": [1.0] * 64}
     for field in ROPE_FIELDS:
         for value in (*ODD, _nested(2000)):
@@ -104,13 +104,13 @@ def test_every_rope_parameter_with_every_odd_value(architecture: str, rope_type:
 
 
 @pytest.mark.parametrize("value", ODD)
-def test_architectures(value: Any) -> None:
+def test_odd_architectures_are_refused(value: Any) -> None:
     assert not _read({"architectures": value})
 
 
 @settings(max_examples=500)
 @given(data=st.data())
-def test_several_odd_values_at_once(data: st.DataObject) -> None:
+def test_several_odd_values_at_once_are_read_or_refused(data: st.DataObject) -> None:
     sizes = st.sampled_from([*ODD, 4, 8, 16, 64, 65, 1000])
     names = [
         *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -137,20 +137,20 @@ def test_several_odd_values_at_once(data: st.DataObject) -> None:
         b"\x00" * 100,
     ],
 )
-def test_a_file_that_is_no_json_object(tmp_path: Path, content: bytes) -> None:
+def test_config_that_is_not_a_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):
         ModelConfig.from_dict(read_config(tmp_path))
 
 
-def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_folder_named_like_the_config_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ModelError):
         read_json_object(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "says"),
+    ("field", "value", "message"),
     [
         ("num_hidden_layers", -1, "num_hidden_layers must be a number from 1 to 10000, not -1"),
         ("num_hidden_layers", 10**9, "num_hidden_layers must be a number from 1 to 10000, not 1000000000"),
@@ -163,17 +163,17 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
         ("head_dim", 10**12, "head_dim must be a number"),
     ],
 )
-def test_the_sentence_names_the_field(field: str, value: Any, says: str) -> None:
+def test_error_names_the_field(field: str, value: Any, message: str) -> None:
     with pytest.raises(ModelError) as error:
         ModelConfig.from_dict({"architectures": ["LlamaForCausalLM"], field: value})
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
-def test_more_experts_than_any_model_has_are_refused() -> None:
+def test_too_many_experts_are_refused() -> None:
     with pytest.raises(ModelError, match="100000000 experts; 10000 is the maximum"):
         ModelConfig.from_dict({"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**8})
 
 
-def test_end_tokens_that_the_vocabulary_lacks_end_nothing() -> None:
+def test_end_tokens_outside_the_vocabulary_are_ignored() -> None:
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100, "eos_token_id": [5, 100, 2**40]}
     assert ModelConfig.from_dict(json.loads(json.dumps(config))).eos_token_ids == (5,)

@@ -74,7 +74,9 @@ LLAMA3_ROPE = {
         ),
     ],
 )
-def test_both_spellings_mean_the_same(hub: dict[str, Any], transformers5: dict[str, Any]) -> None:
+def test_hub_and_transformers_5_spellings_give_equal_configs(
+    hub: dict[str, Any], transformers5: dict[str, Any]
+) -> None:
     old, new = ModelConfig.from_dict(hub), ModelConfig.from_dict(transformers5)
     assert replace(old, architecture="") == replace(new, architecture="")
 
@@ -96,12 +98,12 @@ def test_gemma_3_alternates_local_and_global_layers() -> None:
         ({**GEMMA3, "use_bidirectional_attention": True}, "encoder"),
     ],
 )
-def test_what_cannot_be_served_is_refused(config: dict[str, Any], words: str) -> None:
+def test_unsupported_models_are_refused(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         ModelConfig.from_dict(config)
 
 
-def test_a_folder_without_config(tmp_path: Path) -> None:
+def test_folder_without_a_valid_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config.json"):
         ModelConfig.from_dict(read_config(tmp_path))
     (tmp_path / "config.json").write_text("{")

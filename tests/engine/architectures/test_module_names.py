@@ -37,12 +37,12 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("architecture", "module", "name"), NAMES)
-def test_modules_are_called_as_in_transformers(architecture: str, module: str, name: str) -> None:
+def test_module_names_equal_those_of_transformers(architecture: str, module: str, name: str) -> None:
     assert module_name(architecture, module) == name
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
-def test_modules_have_the_names_that_are_loaded(architecture: str) -> None:
+def test_module_names_are_those_of_loaded_tensors(architecture: str) -> None:
     config = ModelConfig.from_dict({"architectures": [architecture]})
     weight_names = FAMILIES[architecture].weight_names
     for module, _ in matrices(config, first_expert):

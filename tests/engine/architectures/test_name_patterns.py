@@ -39,12 +39,12 @@ _NAMES = [
 
 
 @pytest.mark.parametrize("expression", _REAL)
-def test_real_patterns(expression: str) -> None:
+def test_patterns_of_checkpoints_match_as_re_does(expression: str) -> None:
     one, meant = NamePatterns([expression]), re.compile(expression)
     assert [one.first(name) is not None for name in _NAMES] == [meant.match(name) is not None for name in _NAMES]
 
 
-def test_random_patterns() -> None:
+def test_random_patterns_match_as_re_does() -> None:
     draw = random.Random(0)
     atoms = ["a", "b", ".", "\\.", "\\d", "[ab]", "[^b]", "[0-2]", "(a|b)", "(?:ab|a|1)", "(b.*|a)", "(aa|.)?", "(|a+)"]
     computed = 0
@@ -73,7 +73,7 @@ def test_random_patterns() -> None:
         ".*a.?.?.?.?.?.?.?.?.?b",
     ],
 )
-def test_no_pattern_takes_much_work(expression: str) -> None:
+def test_matching_takes_bounded_work(expression: str) -> None:
     names = [f"{'a' * 100}.{number}" for number in range(100)]
 
     def match() -> None:
@@ -92,18 +92,18 @@ def test_no_pattern_takes_much_work(expression: str) -> None:
         "[]", "*", "a$b", "(a$|b)", "\\", "[a", "(0|1)" * 20, "a" * 10_000,
     ],
 )  # fmt: skip
-def test_others_are_refused(expression: str) -> None:
+def test_unsupported_patterns_are_refused(expression: str) -> None:
     with pytest.raises(ModelError, match=r"config\.json: ignore holds .*, a pattern that is not supported"):
         ListedModules.of(["lm_head", f"re:{expression}"], "ignore")
 
 
-def test_so_many_patterns() -> None:
+def test_too_many_patterns_are_refused() -> None:
     with pytest.raises(ModelError, match="or too many patterns"):
         ListedModules.of((f"re:.*{number}" for number in range(5000)), "ignore")
 
 
-def test_names_and_places() -> None:
-    names = [f"model.layers.{layer}.mlp.gate" for layer in range(20_000)]  # as many as there are layers
+def test_names_and_patterns_have_the_index_of_their_first_match() -> None:
+    names = [f"model.layers.{layer}.mlp.gate" for layer in range(20_000)]  # one for each layer
     listed = ListedModules.of([*names, "re:.*up$", "lm_head", "model.*.down", "re:.*experts.*", "router", "router"], "")
     indexes = {
         "model.layers.7.mlp.gate": 7, "language.model.layers.7.mlp.gate.proj": 7, "model.layers.7.mlp.gate_proj": None,

@@ -55,7 +55,7 @@ def test_capabilities_agree_with_methods(name: str) -> None:
 
 @pytest.mark.parametrize("is_so", [runs_layers, captures_decodes, fuses_kv])
 @pytest.mark.parametrize("value", [False, True])
-def test_a_backend_of_another_package_states_its_capabilities(is_so: object, value: bool) -> None:
+def test_backend_of_another_package_declares_its_capabilities(is_so: object, value: bool) -> None:
     class Other(SdpaBackend):
         capabilities = BackendCapabilities(**{is_so.__name__: value})  # type: ignore[attr-defined]
 

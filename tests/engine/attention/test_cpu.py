@@ -51,14 +51,14 @@ def whole(sequences: Sequences) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", SHAPES)
-def test_equals_attention_written_out(backend: CpuBackend, name: str, dtype: torch.dtype) -> None:
+def test_attention_equals_the_float64_reference(backend: CpuBackend, name: str, dtype: torch.dtype) -> None:
     sequences = Sequences.random(SHAPES[name], LENGTHS, dtype)
     for index, rows in enumerate(run(backend, sequences, whole(sequences))):
         torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=EXACT[dtype], atol=EXACT[dtype])
 
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-def test_latent_values_lie_within_the_keys(backend: CpuBackend, dtype: torch.dtype) -> None:
+def test_latent_attention_equals_the_float64_reference(backend: CpuBackend, dtype: torch.dtype) -> None:
     shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
     sequences = Sequences.random(shape, LENGTHS, dtype, latent=True)
     for index, rows in enumerate(run(backend, sequences, whole(sequences))):
@@ -84,7 +84,7 @@ def test_bits_do_not_depend_on_batch_or_chunks(backend: CpuBackend, name: str, d
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("name", ["grouped", "one head each", "window", "odd sizes"])
 @pytest.mark.parametrize("heads_first", [False, True])
-def test_bits_of_many_decodes_are_those_alone(
+def test_many_decodes_have_the_same_bits_as_alone(
     backend: CpuBackend, heads_first: bool, name: str, dtype: torch.dtype
 ) -> None:
     """There are so many that threads take all heads of one sequence; lengths are around tiles and splits."""
@@ -110,7 +110,7 @@ def test_bits_do_not_depend_on_threads(backend: CpuBackend) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-def test_a_query_that_is_no_number_spoils_no_other(backend: CpuBackend, dtype: torch.dtype, value: float) -> None:
+def test_nan_in_a_query_affects_only_its_own_result(backend: CpuBackend, dtype: torch.dtype, value: float) -> None:
     """Rows that are computed together, of several heads and queries, share vector registers."""
     sequences = Sequences.random(PLAIN, [700], dtype)
     (clean,) = run(backend, sequences, [(0, 0, 700)])
@@ -125,7 +125,7 @@ def test_a_query_that_is_no_number_spoils_no_other(backend: CpuBackend, dtype: t
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_reference_backend_agrees(name: str) -> None:
+def test_sdpa_equals_the_float64_reference(name: str) -> None:
     sequences = Sequences.random(SHAPES[name], LENGTHS, torch.float32)
     for index, rows in enumerate(run(SdpaBackend(), sequences, whole(sequences))):
         torch.testing.assert_close(rows.double(), sequences.expected(index), rtol=2e-6, atol=2e-6)
@@ -139,7 +139,9 @@ def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
 @pytest.mark.parametrize("name", ["grouped", "window", "odd sizes", "tiny"])
-def test_caches_of_other_dtypes(backend: CpuBackend, name: str, kv_cache_dtype: str, dtype: torch.dtype) -> None:
+def test_quantized_caches_equal_the_reference_and_store_the_same_bytes(
+    backend: CpuBackend, name: str, kv_cache_dtype: str, dtype: torch.dtype
+) -> None:
     """Both backends attend to the stored values, and store the same bytes."""
     stored = []
     for each in (backend, SdpaBackend()):
@@ -153,7 +155,7 @@ def test_caches_of_other_dtypes(backend: CpuBackend, name: str, kv_cache_dtype: 
 
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-def test_a_latent_vector_has_one_scale(backend: CpuBackend, kv_cache_dtype: str) -> None:
+def test_latent_vector_has_one_scale(backend: CpuBackend, kv_cache_dtype: str) -> None:
     shape = AttentionShape(num_heads=40, num_kv_heads=1, head_dim=96, value_head_dim=64, scale=0.1)
     scales = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
     for each in (backend, SdpaBackend()):
@@ -165,7 +167,7 @@ def test_a_latent_vector_has_one_scale(backend: CpuBackend, kv_cache_dtype: str)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-def test_bits_of_other_caches_do_not_depend_on_batch_or_chunks(backend: CpuBackend, kv_cache_dtype: str) -> None:
+def test_bits_over_quantized_caches_do_not_depend_on_batch_or_chunks(backend: CpuBackend, kv_cache_dtype: str) -> None:
     """Stored tokens never change: full blocks have the same bytes after every later step."""
     shape = SHAPES["window" if kv_cache_dtype == "bfloat16" else "grouped"]
 

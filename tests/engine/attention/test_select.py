@@ -1,4 +1,4 @@
-"""Which backend computes attention, and what is said where it cannot."""
+"""Selection of the attention backend, and the errors if it is unavailable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def requirements(
     return AttentionRequirements([LAYER, layer], dtype, stored, block_size)
 
 
-def test_by_its_name_or_the_fastest() -> None:
+def test_backend_is_the_named_or_the_fastest_one() -> None:
     assert isinstance(attention_backend(CPU, requirements(torch.float32)), CpuBackend)
     assert isinstance(attention_backend(CPU, requirements(torch.float16)), SdpaBackend)
     assert isinstance(attention_backend(CPU, requirements(torch.float32), name="native"), CpuBackend)
@@ -42,22 +42,22 @@ def test_by_its_name_or_the_fastest() -> None:
         (torch.float32, "triton", "need a GPU, and this is a CPU; choose auto or sdpa"),
     ],
 )
-def test_what_cannot_run_here_is_refused(dtype: torch.dtype, name: str, message: str) -> None:
+def test_unavailable_backends_are_refused(dtype: torch.dtype, name: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=f"--attention-backend: .*{message}"):
         attention_backend(CPU, requirements(dtype), name=name)  # type: ignore[arg-type]
 
 
-def test_what_nobody_knows_is_refused() -> None:
+def test_unknown_backends_are_refused() -> None:
     with pytest.raises(ArgumentError, match="--attention-backend"):
         EngineArgs("model", attention_backend="xformers")  # type: ignore[arg-type]
 
 
-def test_batch_invariance_is_refused_where_torch_computes() -> None:
+def test_batch_invariance_is_refused_for_sdpa() -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*Triton kernels.*--attention-backend sdpa"):
         attention_backend(CPU, requirements(torch.float32), batch_invariant=True, name="sdpa")
 
 
-def test_latent_attention_in_float32_has_no_room_on_some_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_latent_attention_uses_sdpa_if_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     gpu = torch.device("cuda")
     for size, latent, dtype, taken in [
@@ -110,7 +110,7 @@ LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
         ("flashinfer", requirements(torch.bfloat16, LATENT), "not support latent attention"),
     ],
 )
-def test_packages_are_refused_what_they_cannot(
+def test_packages_are_refused_for_unsupported_models(
     name: Any, requested: AttentionRequirements, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ArgumentError, match=rf"--attention-backend: {name} .*is not installed; choose auto or sdpa"):

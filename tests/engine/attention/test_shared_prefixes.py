@@ -13,15 +13,15 @@ from stoker_engine.kernels.cpu.library import library
 
 from .conftest import Sequences, run
 
-pytestmark = pytest.mark.skipif(library() is None, reason="these are the CPU's kernels")
+pytestmark = pytest.mark.skipif(library() is None, reason="there are no CPU kernels")
 
 PLAIN = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, value_head_dim=32, scale=0.2)
 SHAPES = {
     "plain": PLAIN,
     "one head each": dataclasses.replace(PLAIN, num_kv_heads=6),
-    "a window that has left a part": dataclasses.replace(PLAIN, sliding_window=700),
-    "a window that has left small parts": dataclasses.replace(PLAIN, sliding_window=150),
-    "a window wider than all": dataclasses.replace(PLAIN, sliding_window=5000),
+    "window 700": dataclasses.replace(PLAIN, sliding_window=700),
+    "window 150": dataclasses.replace(PLAIN, sliding_window=150),
+    "window wider than all sequences": dataclasses.replace(PLAIN, sliding_window=5000),
     "alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
     "soft cap and sinks": dataclasses.replace(PLAIN, logits_soft_cap=5.0, sinks=torch.linspace(-2, 4, 6)),
 }
@@ -29,8 +29,6 @@ SHAPES = {
 #: (length, sequence that it shares a prefix with, length of the prefix): two alternating families, a later branch,
 #: prefixes that end within a split (the first ones are smaller), at its end and after it, lengths around it, and one
 #: without shared prefix.
-#: later, prefixes that end within a part (the first ones are smaller), at its end and past it, lengths around it, and
-#: one that shares nothing.
 FAMILIES = [
     (1101, 0, 0), (1290, 1, 0), (1060, 0, 1056), (1538, 1, 1024), (1025, 0, 1008), (1200, 1, 528), (513, 0, 512),
     (512, 0, 480), (1537, 0, 1056), (700, 9, 0), (1026, 1, 1008), (2, 10, 0), (128, 0, 112), (129, 1, 128),
@@ -52,22 +50,24 @@ def _related(shape: AttentionShape, dtype: torch.dtype, block_size: int, kv_cach
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block_size", [16, 48])
 @pytest.mark.parametrize("name", SHAPES)
-def test_bits_are_those_alone(name: str, block_size: int, dtype: torch.dtype) -> None:
+def test_decodes_with_shared_prefixes_have_the_same_bits_as_alone(
+    name: str, block_size: int, dtype: torch.dtype
+) -> None:
     found = library()
     assert found is not None
     backend = CpuBackend(found)
     sequences = _related(SHAPES[name], dtype, block_size)
     last = [(s, length - 1, length) for s, (length, _, _) in enumerate(FAMILIES)]
     together = run(backend, sequences, [(s, 0, end) for s, end, _ in last if end], last)
-    turned_round = run(backend, sequences, list(reversed(last)))
+    in_reverse = run(backend, sequences, list(reversed(last)))
     for s, rows in enumerate(run(backend, sequences, *([span] for span in last))):
         assert torch.equal(together[s][-1:], rows), s
-        assert torch.equal(turned_round[s], rows), s
+        assert torch.equal(in_reverse[s], rows), s
         if name == "plain" and s in (2, 3):
             torch.testing.assert_close(rows[0].double(), sequences.expected(s)[-1], rtol=1e-2, atol=1e-2)
 
 
-def test_more_than_a_tile_has_rows_for() -> None:
+def test_more_decodes_than_a_tile_has_rows_have_the_same_bits_as_alone() -> None:
     """With 8-bit keys and per-token scales."""
     found = library()
     assert found is not None

@@ -41,7 +41,7 @@ def cut(rng: random.Random, lengths: list[int]) -> list[list[tuple[int, int, int
         spans = []
         for sequence, (at, length) in enumerate(zip(done, lengths, strict=True)):
             if at < length:
-                # For few steps: large chunks, and single tokens at a sequence's end.
+                # Large chunks, so that steps are few; the last tokens may come one by one.
                 remaining = length - at
                 size = (
                     1
@@ -57,7 +57,9 @@ def cut(rng: random.Random, lengths: list[int]) -> list[list[tuple[int, int, int
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_window_sees_its_keys_and_no_others(backend: AttentionBackend, window: int, dtype: torch.dtype) -> None:
+def test_window_attention_sees_only_the_keys_of_the_window(
+    backend: AttentionBackend, window: int, dtype: torch.dtype
+) -> None:
     rng = random.Random(window)
     block_size = rng.choice([4, 16, 16, 24, 64, 80])
     near = [window, 64, 128, block_size, window + 64, window + block_size, 2 * window]
@@ -75,7 +77,7 @@ def test_a_window_sees_its_keys_and_no_others(backend: AttentionBackend, window:
     [(torch.float32, "auto"), (torch.bfloat16, "auto"), (torch.bfloat16, "fp8_per_token_head"),
      (torch.float32, "int8_per_token_head")],
 )  # fmt: skip
-def test_what_a_row_does_not_see_may_be_nan(
+def test_nan_tokens_affect_exactly_the_rows_that_see_them(
     num_kv_heads: int, window: int | None, dtype: torch.dtype, kv_cache_dtype: str
 ) -> None:
     """A token with NaN key and value spoils exactly the rows that see it."""
@@ -99,8 +101,8 @@ def test_what_a_row_does_not_see_may_be_nan(
 
 
 @pytest.mark.parametrize("dtype", EXACT, ids=str)
-def test_nan_in_all_keys_of_a_tile_is_seen(dtype: torch.dtype) -> None:
-    """Also by rows with scores from other tiles, before or after it."""
+def test_nan_in_all_keys_of_a_tile_affects_all_rows_that_see_it(dtype: torch.dtype) -> None:
+    """These rows also have finite scores from other tiles, before or after it."""
     kernels = library()
     if kernels is None:
         pytest.skip("there are no CPU kernels here")

@@ -42,7 +42,7 @@ serve_args = st.builds(
 
 
 @given(serve_args)
-def test_round_trip(args: ServeArgs) -> None:
+def test_arguments_survive_argv(args: ServeArgs) -> None:
     assert ServeArgs.from_argv(args.to_argv()) == args
 
 
@@ -55,7 +55,7 @@ def test_round_trip(args: ServeArgs) -> None:
         (["models/m.gguf", "--served-model-name", "m", "m.gguf"], ("m", "m.gguf")),
     ],
 )
-def test_default_names_of_the_model(words: list[str], expected: tuple[str, ...]) -> None:
+def test_served_names_default_to_the_models_name(words: list[str], expected: tuple[str, ...]) -> None:
     assert ServeArgs.from_argv(words).model_names == expected
 
 
@@ -67,7 +67,7 @@ def test_default_names_of_the_model(words: list[str], expected: tuple[str, ...])
         ("-dp", "--data-parallel-size"),
     ],
 )
-def test_short_spellings_are_understood_and_not_written(short: str, long: str) -> None:
+def test_short_flags_are_read_and_written_long(short: str, long: str) -> None:
     args = ServeArgs.from_argv(["m", short, "2"])
     assert args == ServeArgs.from_argv([f"{short}=2", "m"])
     assert args.to_argv() == ["m", f"{long}=2"]
@@ -76,7 +76,7 @@ def test_short_spellings_are_understood_and_not_written(short: str, long: str) -
     assert refused.value.args[0].startswith(long)
 
 
-def test_defaults_are_left_out() -> None:
+def test_argv_omits_defaults() -> None:
     assert ServeArgs(EngineArgs("m")).to_argv() == ["m"]
 
 
@@ -86,13 +86,13 @@ def test_values_that_begin_with_a_dash_are_not_flags(modules: tuple[str, ...]) -
     assert ServeArgs.from_argv(args.to_argv()) == args
 
 
-def test_a_template_that_begins_with_a_dash_is_no_flag() -> None:
+def test_chat_template_starting_with_a_dash_is_not_a_flag() -> None:
     args = ServeArgs(EngineArgs("m"), FrontendArgs(chat_template="-- {{ x }}"))
     assert ServeArgs.from_argv(args.to_argv()) == args
 
 
 @pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500)])
-def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
+def test_sizes_accept_decimal_and_binary_suffixes(text: str, value: int) -> None:
     assert ServeArgs.from_argv(["m", "--max-model-len", text]).engine.max_model_len == value
 
 
@@ -121,12 +121,12 @@ def test_bad_values_are_refused_by_name(words: list[str], argument: str) -> None
 
 
 @pytest.mark.parametrize("words", [[], ["m", "--no-such-flag"], ["m", "--max-num", "3"], ["m", "extra"]])
-def test_unknown_words_are_refused(words: list[str]) -> None:
+def test_unknown_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(ArgumentError):
         ServeArgs.from_argv(words)
 
 
-def test_offline_prompts_get_all_that_decodes_leave_unless_told_otherwise() -> None:
+def test_offline_prefill_is_unlimited_unless_a_limit_is_set() -> None:
     assert EngineArgs("m").long_prefill_token_threshold is None
     assert EngineArgs("m").offline() == EngineArgs("m", long_prefill_token_threshold=0)
     for args in (EngineArgs("m", long_prefill_token_threshold=500), EngineArgs("m", max_itl_ms=50)):

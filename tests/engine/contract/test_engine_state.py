@@ -16,7 +16,7 @@ STATES = [
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_it_survives_json(state: EngineState) -> None:
+def test_engine_state_survives_json(state: EngineState) -> None:
     assert EngineState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
     assert EngineState.from_dict(state.to_dict() | {"of_a_later_version": 1}) == state
 
@@ -45,5 +45,5 @@ def test_it_survives_json(state: EngineState) -> None:
     ],
     ids=str,
 )
-def test_nonsense_is_none(wrong: Any) -> None:
+def test_malformed_state_is_ignored(wrong: Any) -> None:
     assert EngineState.from_dict(wrong) is None

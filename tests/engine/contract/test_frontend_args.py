@@ -23,18 +23,18 @@ from stoker_engine.contract.serve_args import ServeArgs
         ['--default-chat-template-kwargs={"a": 1}', "--root-path=/a/b", "--no-enable-prompt-tokens-details"],
     ],
 )
-def test_they_survive_the_command_line(words: list[str]) -> None:
+def test_frontend_flags_survive_the_command_line(words: list[str]) -> None:
     args = ServeArgs.from_argv(["m", *words])
     assert ServeArgs.from_argv(args.to_argv()) == args
 
 
-def test_lists_may_be_written_as_vllm_wants_them() -> None:
+def test_list_flags_accept_vllms_json_spelling() -> None:
     args = ServeArgs.from_argv(["m", "--allowed-origins", '["https://a", "https://b"]', "--allowed-methods", '["GET"]'])
     assert args.frontend.allowed_origins == ("https://a", "https://b")
     assert args.frontend.allowed_methods == ("GET",)
 
 
-def test_keys_are_not_shown() -> None:
+def test_repr_hides_api_keys() -> None:
     assert "sesame" not in repr(FrontendArgs(api_key=("sesame",)))
 
 
@@ -69,7 +69,7 @@ def test_keys_are_not_shown() -> None:
         ({"allowed_headers": ("[",)}, "--allowed-headers"),
     ],
 )
-def test_a_wrong_value_names_its_flag(fields: dict[str, Any], flag: str) -> None:
+def test_error_about_a_value_names_its_flag(fields: dict[str, Any], flag: str) -> None:
     with pytest.raises(ArgumentError) as error:
         FrontendArgs(**fields)
     assert error.value.argument == flag

@@ -16,7 +16,7 @@ from stoker_engine.contract.serve_args import ServeArgs
 ENABLED = ["m", "--enable-lora"]
 
 
-def test_modules_are_written_in_two_ways_and_flags_add_up() -> None:
+def test_lora_modules_accept_name_path_and_json_and_repeated_flags() -> None:
     of_json = {"name": "c", "path": "/c=d", "base_model_name": "base"}
     words = ["--lora-modules", "a=/a", "org/b=/b=1", "--lora-modules", json.dumps(of_json), "--max-loras=2"]
     args = ServeArgs.from_argv([*ENABLED, *words])
@@ -29,7 +29,7 @@ def test_modules_are_written_in_two_ways_and_flags_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "word, says",
+    "word, message",
     [
         ("a", "neither NAME=PATH nor JSON"),
         ("=/a", "1 to 256 characters"),
@@ -50,19 +50,19 @@ def test_modules_are_written_in_two_ways_and_flags_add_up() -> None:
         ("m=/a", "the name of the model"),
     ],
 )
-def test_a_module_that_cannot_be(word: str, says: str) -> None:
+def test_malformed_lora_modules_are_refused(word: str, message: str) -> None:
     with pytest.raises(ArgumentError, match="--lora-modules") as caught:
         ServeArgs.from_argv([*ENABLED, f"--lora-modules={word}"])
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_two_modules_need_two_names() -> None:
+def test_duplicate_adapter_names_are_refused() -> None:
     with pytest.raises(ArgumentError, match="two adapters have the name 'a'"):
         FrontendArgs(lora_modules=("a=/a", "a=/b"))
 
 
 @pytest.mark.parametrize(
-    "fields, says",
+    "fields, message",
     [
         ({"allow_runtime_lora_updating": True, "lora_dir": ("/a",)}, "requires --admin-api-key-file"),
         ({"allow_runtime_lora_updating": True, "admin_api_key_file": "k"}, "requires --lora-dir"),
@@ -70,8 +70,8 @@ def test_two_modules_need_two_names() -> None:
         ({"lora_dir": ("",)}, "--lora-dir: must name a folder"),
     ],
 )
-def test_flags_that_need_others(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
+def test_lora_flags_are_refused_without_the_flags_they_require(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         FrontendArgs(**fields)
 
 
@@ -85,7 +85,7 @@ def test_flags_that_need_others(fields: dict[str, Any], says: str) -> None:
         ["--allow-runtime-lora-updating", "--admin-api-key-file=k", "--lora-dir=/a"],
     ],
 )
-def test_flags_of_adapters_need_adapters(words: list[str]) -> None:
+def test_frontend_lora_flags_require_enable_lora(words: list[str]) -> None:
     with pytest.raises(ArgumentError, match="requires --enable-lora"):
         ServeArgs.from_argv(["m", *words])
     args = ServeArgs.from_argv([*ENABLED, *words])
@@ -98,7 +98,7 @@ def test_flags_of_adapters_need_adapters(words: list[str]) -> None:
      {"lora_target_modules": ("q_proj",)}],
     ids=str,
 )  # fmt: skip
-def test_the_engines_flags_of_adapters_need_adapters(fields: dict[str, Any]) -> None:
+def test_engine_lora_flags_require_enable_lora(fields: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="requires --enable-lora"):
         EngineArgs("m", **fields)
     assert EngineArgs("m", enable_lora=True, **fields).num_resident_adapters > 0

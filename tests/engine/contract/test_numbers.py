@@ -52,7 +52,7 @@ def floats(cls: type[Any]) -> Iterator[dataclasses.Field[Any]]:
             yield field
 
 
-def test_floats_are_found() -> None:
+def test_float_fields_are_found() -> None:
     assert {"max_itl_ms", "gpu_memory_utilization"} <= {field.name for field in floats(EngineArgs)}
 
 
@@ -61,7 +61,7 @@ def test_floats_are_found() -> None:
     [pytest.param(cls, each, id=f"{cls.__name__} {each.name}") for cls in EVERY for each in floats(cls)],
 )
 @pytest.mark.parametrize("text", ["inf", "-inf", "nan", "1e999", "-1e999", "x", ""])
-def test_a_flag_takes_no_number_that_is_none(cls: type[Any], field: dataclasses.Field[Any], text: str) -> None:
+def test_flags_refuse_nan_and_infinity(cls: type[Any], field: dataclasses.Field[Any], text: str) -> None:
     parser = argv.Parser()
     argv.add_arguments(parser, cls, "all")
     positional = ["x" for each in dataclasses.fields(cls) if each.metadata.get("positional")]
@@ -77,7 +77,7 @@ def test_a_flag_takes_no_number_that_is_none(cls: type[Any], field: dataclasses.
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("cls", [EngineArgs, FrontendArgs, BenchServeArgs, SamplingParams, BeamSearchParams])
-def test_a_float_that_is_none_is_refused_with_its_range(cls: type[Any], value: float) -> None:
+def test_float_fields_refuse_nan_and_infinity_with_their_range(cls: type[Any], value: float) -> None:
     required: dict[type[Any], dict[str, Any]] = {EngineArgs: {"model": "m"}, BeamSearchParams: {"beam_width": 2}}
     for field in floats(cls):
         if field.metadata.get("infinite"):
@@ -88,7 +88,7 @@ def test_a_float_that_is_none_is_refused_with_its_range(cls: type[Any], value: f
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 @pytest.mark.parametrize("request_class", REQUESTS)
-def test_a_field_of_a_request_takes_no_infinite_number(request_class: type[pydantic.BaseModel], value: float) -> None:
+def test_request_fields_refuse_infinity(request_class: type[pydantic.BaseModel], value: float) -> None:
     """JSON permits ``1e999``, which is parsed as infinite."""
     for name, field in request_class.model_fields.items():
         if float not in typing.get_args(field.annotation) or name == "length_penalty":  # used by beams, as above

@@ -14,26 +14,24 @@ from stoker_engine.contract.termination_message import MAX_BYTES, Reason, Termin
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_what_is_written_is_read_back(reason: Reason) -> None:
+def test_termination_message_is_read_back(reason: Reason) -> None:
     words = TerminationMessage(reason, "model.safetensors: no such tensor: a\nsecond line")
     assert TerminationMessage.parse(f"{words}\n") == words
 
 
 @pytest.mark.parametrize("text", ["", "Killed", "Traceback (most recent call last):", "NoSuchReason: x", "OutOfMemory"])
-def test_what_others_wrote_is_not_taken_for_ours(text: str) -> None:
+def test_foreign_termination_messages_are_ignored(text: str) -> None:
     assert TerminationMessage.parse(text) is None
 
 
-def test_a_long_message_keeps_its_reason() -> None:
+def test_long_message_keeps_its_reason() -> None:
     text = str(TerminationMessage(Reason.ENGINE_DIED, "é" * MAX_BYTES))
-    assert len(text.encode()) <= MAX_BYTES, "the kubelet cuts what is longer, at the front"
+    assert len(text.encode()) <= MAX_BYTES, "the kubelet cuts longer messages at the front"
     words = TerminationMessage.parse(text)
     assert words is not None and words.reason is Reason.ENGINE_DIED
 
 
-def test_a_file_with_a_long_message_has_no_more_bytes_than_kubernetes_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_termination_log_is_cut_to_the_kubelets_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "termination-log"
     monkeypatch.setenv(termination_log.VARIABLE, str(file))
     termination_log.write(TerminationMessage(Reason.ENGINE_DIED, "x" * MAX_BYTES))
@@ -54,13 +52,13 @@ def test_a_file_with_a_long_message_has_no_more_bytes_than_kubernetes_keeps(
         (errors.EngineDeadError("x"), Reason.ENGINE_DIED),
     ],
 )
-def test_an_error_has_its_reason_on_both_sides_of_the_pipe(error: errors.StokerError, reason: Reason) -> None:
+def test_errors_keep_their_reason_across_the_pipe(error: errors.StokerError, reason: Reason) -> None:
     crossed = pickle.loads(pickle.dumps(LoadFailed.of(error))).error()
     for each in (error, crossed):
         assert TerminationMessage.of(each) == TerminationMessage(reason, str(error))
 
 
-def test_an_error_without_a_kind_has_the_reason_of_where_it_happened() -> None:
+def test_errors_without_a_reason_get_that_of_their_phase() -> None:
     assert TerminationMessage.of(errors.StokerError("no address"), Reason.START_ERROR).reason is Reason.START_ERROR
     assert TerminationMessage.of(ZeroDivisionError("by zero")) == TerminationMessage(
         Reason.ENGINE_DIED, "ZeroDivisionError: by zero"

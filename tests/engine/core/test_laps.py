@@ -7,7 +7,7 @@ import re
 from stoker_engine.core.laps import Laps, describe
 
 
-def test_parts_add_up_to_the_whole() -> None:
+def test_lap_times_add_up_to_the_total() -> None:
     laps = [("server", 10.4), ("imports", 13.5), ("files", 13.5), ("weights", 16.25)]
     text = describe(10.0, laps)
     assert text == "6.25 s: server 0.40, imports 3.10, files 0.00, weights 2.75"
@@ -15,7 +15,7 @@ def test_parts_add_up_to_the_whole() -> None:
     assert abs(whole - sum(parts)) < 0.01 * len(parts)
 
 
-def test_no_parts() -> None:
+def test_description_without_laps_is_zero() -> None:
     assert describe(10.0, []) == "0.00 s: "
 
 

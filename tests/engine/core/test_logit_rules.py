@@ -27,7 +27,7 @@ def held(counts: TokenCounts) -> dict[int, int]:
 
 
 @given(st.lists(TOKEN), st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=40))
-def test_counts_are_those_of_the_definition_in_forks_too(prompt: list[int], steps: list[tuple[bool, int]]) -> None:
+def test_token_counts_equal_the_definition_also_in_forks(prompt: list[int], steps: list[tuple[bool, int]]) -> None:
     families = [(TokenCounts(prompt), list[int]())]
     for forks, token in steps:
         counts, output = families[-1]
@@ -40,7 +40,7 @@ def test_counts_are_those_of_the_definition_in_forks_too(prompt: list[int], step
         assert held(counts) == {token: output.count(token) for token in {*prompt, *output}}
 
 
-def test_counts_grow_past_any_room() -> None:
+def test_token_counts_grow_beyond_their_initial_capacity() -> None:
     tokens = [random.Random(0).randrange(5000) for _ in range(9000)]
     counts = TokenCounts([7, 7, 4999])
     for token in tokens:
@@ -50,14 +50,14 @@ def test_counts_grow_past_any_room() -> None:
 
 
 @given(st.lists(st.lists(TOKEN, min_size=1, max_size=4), min_size=1, max_size=8), st.lists(TOKEN, max_size=12))
-def test_bad_words_are_completed_by_what_the_definition_says(words: list[list[int]], known: list[int]) -> None:
+def test_bad_word_completions_equal_the_definition(words: list[list[int]], known: list[int]) -> None:
     num_prompt = min(3, len(known))
     output = known[num_prompt:]
     by_definition = {word[-1] for word in words if len(word) == 1 or output[1 - len(word) :] == word[:-1]}
     assert set(BadWords(words).completions(known, num_prompt)) == by_definition
 
 
-def test_bad_words_are_looked_for_no_further_than_they_reach() -> None:
+def test_bad_word_search_reads_no_further_than_the_longest_word() -> None:
     class Counting(list[int]):
         reads = 0
 
@@ -70,7 +70,7 @@ def test_bad_words_are_looked_for_no_further_than_they_reach() -> None:
     assert Counting.reads <= 100
 
 
-def test_token_ids_are_a_set() -> None:
+def test_token_ids_behave_as_a_set() -> None:
     ids = TokenIds([9, 3, 9, 4])
     assert (list(ids), len(ids), ids.num_given) == ([3, 4, 9], 3, 4)
     assert 4 in ids and 5 not in ids and 10**30 not in ids and "x" not in ids
@@ -88,20 +88,20 @@ def test_token_ids_are_a_set() -> None:
 
 @pytest.mark.parametrize("wrong", [["a"], [1.5], [None], [[1]], [10**30], [True], 5])
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
-def test_what_is_no_token_id_is_refused_by_name(name: str, wrong: Any) -> None:
+def test_invalid_token_ids_are_refused_by_name(name: str, wrong: Any) -> None:
     with pytest.raises(RequestError) as refused:
         SamplingParams(**{name: wrong})
     assert refused.value.param == name
 
 
-def test_more_biases_than_openai_takes_are_refused() -> None:
+def test_more_logit_biases_than_openai_permits_are_refused() -> None:
     SamplingParams(logit_bias=dict.fromkeys(range(300), 1.0))
     with pytest.raises(RequestError, match="301 tokens; at most 300") as refused:
         SamplingParams(logit_bias=dict.fromkeys(range(301), 1.0))
     assert refused.value.param == "logit_bias"
 
 
-def test_a_beam_search_takes_few_stop_tokens() -> None:
+def test_beam_search_limits_its_stop_tokens() -> None:
     assert BeamSearchParams(2, stop_token_ids=[4, 3, 4]).stop_token_ids == (3, 4)
     BeamSearchParams(128, stop_token_ids=range(7))
     with pytest.raises(RequestError, match="128 beams take at most 7 stop_token_ids, got 8") as refused:

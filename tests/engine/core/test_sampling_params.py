@@ -1,4 +1,4 @@
-"""Every kind of request parameters answers all of the engine's questions."""
+"""Every kind of request parameters has all properties that the engine reads."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_properties_by_kind(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_beams_are_those_of_beam_search(kind: str) -> None:
+def test_only_beam_search_creates_beams(kind: str) -> None:
     beams = KINDS[kind].new_beams(9, EOS)
     if kind != "beams":
         assert beams is None
@@ -87,7 +87,7 @@ def test_beams_are_those_of_beam_search(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_structured_outputs_of_kinds_that_follow_grammars(kind: str) -> None:
+def test_structured_outputs_require_sampling_params(kind: str) -> None:
     params = KINDS[kind]
     assert params.with_structured_outputs(None) == params
     if isinstance(params, SamplingParams):
@@ -99,7 +99,7 @@ def test_structured_outputs_of_kinds_that_follow_grammars(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scoring_needs_no_token_where_a_kind_can_do_without(kind: str) -> None:
+def test_scoring_only_generates_no_token(kind: str) -> None:
     params = KINDS[kind]
     if isinstance(params, SamplingParams):
         with pytest.raises(RequestError, match="only_scores"):
@@ -117,7 +117,7 @@ def test_only_fields_are_serialized(kind: str) -> None:
     assert pickle.loads(pickle.dumps(params)) == params
 
 
-def test_sampling_params_override_all_that_is_asked() -> None:
+def test_sampling_params_override_all_fields_of_base_params() -> None:
     assert BaseParams.__annotations__.keys() <= {field.name for field in fields(SamplingParams)}
 
 
@@ -134,7 +134,7 @@ def test_requests_of_every_kind_are_constructed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_input_processor_takes_every_kind(kind: str) -> None:
+def test_input_processor_accepts_every_kind(kind: str) -> None:
     """A prompt of the model's full length is refused unless nothing is generated; only samples draw seeds."""
     params = KINDS[kind]
     inputs = InputProcessor(INFO, None)

@@ -71,7 +71,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_tensors_are_those_of_the_library(name: str, dtype: torch.dtype) -> None:
+def test_quantized_tensors_equal_those_of_the_library(name: str, dtype: torch.dtype) -> None:
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
@@ -99,7 +99,7 @@ def test_tensors_are_those_of_the_library(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_the_config_is_what_the_library_would_write(name: str) -> None:
+def test_config_equals_that_of_the_library(name: str) -> None:
     from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
 
     stated = SCHEMES[name].config(["lm_head"])
@@ -113,7 +113,7 @@ def test_the_config_is_what_the_library_would_write(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_exported_models(name: str, tmp_path: Path) -> None:
     original = _save(tmp_path / "model", name)
     export(tmp_path / "model", with_group_size(SCHEMES["W4A16"], 32), "W4A16", tmp_path / "int4")
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -133,7 +133,7 @@ def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_transformers_computes_with_what_was_written(scheme: str, tmp_path: Path) -> None:
+def test_transformers_logits_of_exported_models_are_close(scheme: str, tmp_path: Path) -> None:
     original = _save(tmp_path / "model", "llama", torch.bfloat16)
     used = SCHEMES[scheme] if not SCHEMES[scheme].group_size else with_group_size(SCHEMES[scheme], 32)
     export(tmp_path / "model", used, scheme, tmp_path / "new")
@@ -147,7 +147,7 @@ def test_transformers_computes_with_what_was_written(scheme: str, tmp_path: Path
     assert close > {4: 0.97, 8: 0.998}[used.bits]
 
 
-def test_files_are_shared_out_as_they_were_and_others_copied(tmp_path: Path) -> None:
+def test_weights_keep_their_files_and_other_files_are_copied(tmp_path: Path) -> None:
     source, target = tmp_path / "model", tmp_path / "new"
     _save(source, "llama", torch.bfloat16, max_shard_size="60KB")
     (source / "tokenizer.json").write_text("{}")
@@ -192,7 +192,7 @@ def test_stacked_experts_become_modules(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_exports_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "model", tmp_path / "new"
     _save(source, "llama")
     scheme = SCHEMES["W4A16"]
@@ -285,7 +285,7 @@ def test_stacks_of_other_experts_are_refused(shape: tuple[int, ...], message: st
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_experts_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+def test_duplicate_experts_are_refused(tmp_path: Path) -> None:
     _save(tmp_path / "model", "qwen3_moe")
     _changed(tmp_path / "model", {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(4, 64, 64)})
     with pytest.raises(WeightsError, match=r"weights contain layers\.0\.experts\.\d\.gate\.weight twice"):
@@ -293,7 +293,7 @@ def test_experts_that_are_there_twice_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", GGUF)
-def test_of_every_family_all_matrices_are_known(name: str, tmp_path: Path) -> None:
+def test_matrices_of_every_family_are_quantized_or_refused(name: str, tmp_path: Path) -> None:
     model = tiny_gguf(name)
     model.save_pretrained(tmp_path / "model")
     scheme = SCHEMES["FP8_DYNAMIC"]
@@ -306,7 +306,7 @@ def test_of_every_family_all_matrices_are_known(name: str, tmp_path: Path) -> No
         assert len(codes) >= 2 * 4
 
 
-def test_scales_of_float64_are_float32(tmp_path: Path) -> None:
+def test_scales_of_float64_models_are_float32(tmp_path: Path) -> None:
     _save(tmp_path / "model", "llama", torch.float64)
     for name, scheme in SCHEMES.items():
         used = with_group_size(scheme, 32) if scheme.group_size else scheme
@@ -315,7 +315,7 @@ def test_scales_of_float64_are_float32(tmp_path: Path) -> None:
         assert len(scales) == 2 * 7 and {tensor.dtype for tensor in scales} == {torch.float32}
 
 
-def test_a_shape_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_shape_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(tmp_path / "model", "qwen3_moe", torch.float16)
     tried = []
 
@@ -329,7 +329,7 @@ def test_a_shape_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(tried) == len(set(tried))
 
 
-def test_matrices_that_are_no_linear_modules_are_refused(tmp_path: Path) -> None:
+def test_matrices_outside_of_linear_modules_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = CONFIG_MAPPING["gpt2"](vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=32)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")

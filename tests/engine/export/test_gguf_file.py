@@ -35,37 +35,37 @@ def _tensors(path: Path) -> dict[str, gguf.ReaderTensor]:
     return {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
 
 
-def _numbers(tensor: gguf.ReaderTensor) -> Any:
+def _elements(tensor: gguf.ReaderTensor) -> Any:
     return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
 
 
 @pytest.mark.parametrize("kind", FILE_TYPES, ids=lambda kind: kind.name)
-def test_the_library_reads_what_was_written(kind: Kind, mixture: Path, tmp_path: Path) -> None:
+def test_exported_tensors_equal_those_of_the_library(kind: Kind, mixture: Path, tmp_path: Path) -> None:
     export(mixture, kind, tmp_path / "new.gguf")
     before, after = _tensors(mixture), _tensors(tmp_path / "new.gguf")
     assert list(before) == list(after)
     kinds = set()
     for name, tensor in after.items():
-        numbers = _numbers(before[name])
+        elements = _elements(before[name])
         assert tensor.shape.tolist() == before[name].shape.tolist()
         if "norm" in name or "ffn_gate_inp" in name or name.endswith(".bias"):
             assert tensor.tensor_type == before[name].tensor_type
-            assert np.array_equal(_numbers(tensor), numbers)
+            assert np.array_equal(_elements(tensor), elements)
             continue
         expected_kind = (
             Kind.Q8_0 if kind not in (Kind.F16, Kind.BF16) and name in ("token_embd.weight", "output.weight") else kind
         )
-        if gguf.GGML_QUANT_SIZES[expected_kind][0] > 1 and numbers.shape[-1] % 32:
+        if gguf.GGML_QUANT_SIZES[expected_kind][0] > 1 and elements.shape[-1] % 32:
             expected_kind = Kind.F32
         kinds.add(expected_kind)
         assert tensor.tensor_type == expected_kind
         assert np.array_equal(
-            tensor.data.view(np.uint8).ravel(), gguf.quants.quantize(numbers, expected_kind).view(np.uint8).ravel()
+            tensor.data.view(np.uint8).ravel(), gguf.quants.quantize(elements, expected_kind).view(np.uint8).ravel()
         )
     assert kind in kinds
 
 
-def test_what_the_file_says_is_kept(mixture: Path, tmp_path: Path) -> None:
+def test_metadata_is_kept(mixture: Path, tmp_path: Path) -> None:
     export(mixture, Kind.Q4_0, tmp_path / "folder")
     (path,) = (tmp_path / "folder").iterdir()
     assert path.name == "mixture-Q4_0.gguf"
@@ -80,7 +80,7 @@ def test_what_the_file_says_is_kept(mixture: Path, tmp_path: Path) -> None:
         assert after[key].contents() == before[key].contents()
 
 
-def test_our_model_is_the_dequantized_one(tmp_path: Path) -> None:
+def test_tensors_written_in_pieces_are_dequantized_as_by_the_library(tmp_path: Path) -> None:
     """A large tensor is written in several pieces; the file is the same as with one."""
     path = Path(llama_cpp.write(random_model("llama", BLOCK_SIZES), tmp_path / "model.gguf"))
     export(path, Kind.Q8_0, tmp_path / "whole.gguf")
@@ -90,10 +90,10 @@ def test_our_model_is_the_dequantized_one(tmp_path: Path) -> None:
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
     ours = GGUFFile(tmp_path / "whole.gguf")
     for name, tensor in _tensors(tmp_path / "whole.gguf").items():
-        assert np.array_equal(ours.read(name).numpy().ravel(), _numbers(tensor).ravel())
+        assert np.array_equal(ours.read(name).numpy().ravel(), _elements(tensor).ravel())
 
 
-def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_path: Path) -> None:
+def test_quantized_files_are_only_exported_to_float_types(mixture: Path, tmp_path: Path) -> None:
     export(mixture, Kind.Q5_0, tmp_path / "q5.gguf")
     with pytest.raises(ModelError, match=r"already quantized by Q5_0, but Q4_1 is requested.*--to bf16"):
         export(tmp_path / "q5.gguf", Kind.Q4_1, tmp_path / "q4.gguf")
@@ -101,12 +101,12 @@ def test_what_was_quantized_becomes_numbers_but_nothing_else(mixture: Path, tmp_
     before, after = _tensors(tmp_path / "q5.gguf"), _tensors(tmp_path / "bf16.gguf")
     name = "blk.0.attn_q.weight"
     assert before[name].tensor_type == Kind.Q5_0 and after[name].tensor_type == Kind.BF16
-    assert np.allclose(_numbers(after[name]), _numbers(before[name]), rtol=2**-8)
+    assert np.allclose(_elements(after[name]), _elements(before[name]), rtol=2**-8)
     assert {path.name for path in tmp_path.iterdir()} == {"q5.gguf", "bf16.gguf"}
 
 
-def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
-    """Although the embedding has most of the elements, and another type."""
+def test_types_of_layers_decide_whether_a_file_is_already_quantized(tmp_path: Path) -> None:
+    """The embedding has another type, and most of the elements."""
     large = random_model("llama", {**BLOCK_SIZES, "vocab_size": 4096})
 
     def layers_of(kind: Kind, ends: Kind, name: str) -> Path:
@@ -124,7 +124,7 @@ def test_layers_are_what_is_quantized_already(tmp_path: Path) -> None:
     assert find_checkpoint(EngineArgs(model=str(path), quantization="int4")).loader.on_load is not None
 
 
-def test_a_file_without_matrices(tmp_path: Path) -> None:
+def test_file_without_matrices_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.write_header_to_file()
@@ -138,7 +138,9 @@ def test_a_file_without_matrices(tmp_path: Path) -> None:
             find_checkpoint(EngineArgs(model=str(path), quantization=quantization))
 
 
-def test_an_empty_folder_called_as_a_file_is(mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_named_like_the_output_file_is_refused(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x.gguf").mkdir()
     (tmp_path / "x").mkdir()
     check_new(tmp_path / "x")
@@ -159,7 +161,9 @@ _LARGE = [
 
 
 @pytest.mark.parametrize("kind, fits, too_large", _LARGE, ids=lambda value: getattr(value, "name", ""))
-def test_scales_are_finite(kind: Kind, fits: float, too_large: float, tmp_path: Path) -> None:
+def test_values_whose_scale_exceeds_float16_are_refused(
+    kind: Kind, fits: float, too_large: float, tmp_path: Path
+) -> None:
     for value in (fits, too_large):
         model = random_model("llama", BLOCK_SIZES)
         model.model.layers[1].mlp.up_proj.weight.data[3, 5] = value
@@ -169,10 +173,10 @@ def test_scales_are_finite(kind: Kind, fits: float, too_large: float, tmp_path: 
                 export(path, kind, tmp_path / "too large.gguf")
         else:
             export(path, kind, tmp_path / "new.gguf")
-            assert np.isfinite(_numbers(_tensors(tmp_path / "new.gguf")["blk.1.ffn_up.weight"])).all()
+            assert np.isfinite(_elements(_tensors(tmp_path / "new.gguf")["blk.1.ffn_up.weight"])).all()
 
 
-def test_what_cannot_be(mixture: Path, tmp_path: Path) -> None:
+def test_nan_infinity_and_existing_outputs_are_refused(mixture: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="exists"):
         export(mixture, Kind.Q8_0, mixture)
     for value, kind, message in (

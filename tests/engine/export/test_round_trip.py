@@ -30,7 +30,7 @@ _EXPERTS = ("W4A16", "W8A16", "FP8_DYNAMIC")
 @pytest.mark.parametrize(
     "kind, scheme", [*(("llama", scheme) for scheme in SCHEMES), *(("qwen3_moe", scheme) for scheme in _EXPERTS)]
 )
-def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_path: Path) -> None:
+def test_engine_and_transformers_agree_on_exported_models(kind: str, scheme: str, tmp_path: Path) -> None:
     options = {**GGUF[kind][1], **_SIZES, "moe_intermediate_size": 32}
     save_model(tmp_path / "model", random_model(kind, options))
     used = SCHEMES[scheme] if not SCHEMES[scheme].group_size else with_group_size(SCHEMES[scheme], 32)
@@ -51,7 +51,7 @@ def test_the_engine_computes_with_what_was_written(kind: str, scheme: str, tmp_p
             break  # a tie: later tokens may differ
 
 
-def test_it_is_not_quantized_again(tmp_path: Path) -> None:
+def test_exported_model_is_not_quantized_again(tmp_path: Path) -> None:
     save_model(tmp_path / "model", random_model("llama", _SIZES))
     export(tmp_path / "model", SCHEMES["W8A8"], "W8A8", tmp_path / "new")
     with pytest.raises(

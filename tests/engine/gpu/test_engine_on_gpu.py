@@ -32,7 +32,7 @@ def engine(model: Path, **fields: object) -> LLM:
 
 
 def check_greedy(model: Path, assert_greedy: AssertGreedy) -> None:
-    """Assert that the engine's output is transformers'."""
+    """Assert that the engine's output equals transformers'."""
     prompt_list = prompts(4)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for prompt, output in zip(prompt_list, engine(model).generate(prompt_list, params, use_tqdm=False), strict=True):
@@ -45,7 +45,7 @@ def test_family_equals_transformers(name: str, tmp_path: Path, assert_greedy: As
 
 
 @pytest.mark.parametrize("kv_cache_dtype", [name for name in names.KV_CACHE_DTYPES if name != "fp8"])
-def test_as_by_torchs_own_attention(kv_cache_dtype: str, tiny_llama: Path) -> None:
+def test_triton_logprobs_equal_those_of_sdpa(kv_cache_dtype: str, tiny_llama: Path) -> None:
     """Both use the same bytes in the cache."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
     found = [
@@ -58,7 +58,7 @@ def test_as_by_torchs_own_attention(kv_cache_dtype: str, tiny_llama: Path) -> No
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-3)
 
 
-def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(tiny_llama: Path) -> None:
+def test_seeded_request_draws_the_same_tokens_alone_and_in_a_batch(tiny_llama: Path) -> None:
     llm = engine(tiny_llama)
     params = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, seed=3, max_tokens=24, ignore_eos=True)
     together = llm.generate(prompts(6), params, use_tqdm=False)
@@ -67,7 +67,7 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(tiny_llama: Path) 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_batch_invariance(dtype: str, tiny_llama: Path) -> None:
+def test_batch_invariant_logprobs_do_not_depend_on_batch_or_chunks(dtype: str, tiny_llama: Path) -> None:
     """Log-probabilities are bitwise equal alone, in a batch, and in other chunks."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
     found = []
@@ -81,7 +81,7 @@ def test_batch_invariance(dtype: str, tiny_llama: Path) -> None:
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_per_token_head"])
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_gemma3"])
-def test_graphs_compute_what_kernels_one_by_one_do(
+def test_graphs_give_the_same_results_as_eager_steps(
     model: str, kv_cache_dtype: str, request: pytest.FixtureRequest
 ) -> None:
     """Steps of every size, sequences of a few tokens and of hundreds; padding rows change nothing."""
@@ -111,8 +111,7 @@ def test_mixtures_equal_transformers(name: str, tmp_path: Path, assert_greedy: A
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
-def test_quantized_when_loaded(quantization: str, tiny_llama: Path) -> None:
-    """Graphs give the same results as single kernels."""
+def test_graphs_of_models_quantized_on_load_equal_eager_steps(quantization: str, tiny_llama: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
     found = [
         engine(tiny_llama, quantization=quantization, enforce_eager=eager).generate(prompts(4), params, use_tqdm=False)
@@ -123,8 +122,8 @@ def test_quantized_when_loaded(quantization: str, tiny_llama: Path) -> None:
 
 
 @pytest.fixture
-def only_named_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All synchronizations of the host with the GPU are errors, except at the permitted place."""
+def forbid_synchronization(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make all synchronizations of the host with the GPU fail, except those in `to_host`."""
 
     def to_host(tensor: torch.Tensor) -> object:
         torch.cuda.set_sync_debug_mode("default")
@@ -139,7 +138,7 @@ def only_named_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def test_steps_wait_in_the_named_place_only(tiny_llama: Path, only_named_waits: None) -> None:
+def test_steps_synchronize_only_at_permitted_places(tiny_llama: Path, forbid_synchronization: None) -> None:
     llm = engine(tiny_llama)
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     drawn = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=1, max_tokens=16, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Grammars over bytes: a vocabulary of all bytes and one special token, which shows what a text alone may be."""
+"""Grammars over bytes: the vocabulary is all bytes and one special token, so that texts need no tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECIAL = "<|x|>"
 SPECIAL_ID = 256
 _END = 257
 #: Largest number of property orders of an instance to try.
-MOST_ORDERS = 200
+MAX_ORDERS = 200
 #: JSON styles, as arguments of `json.dumps`.
 STYLES: tuple[dict[str, Any], ...] = ({"separators": (",", ":")}, {}, {"indent": 2}, {"indent": "\t"})
 
@@ -55,7 +55,7 @@ class ByteMatcher:
     def writes(self, source: str, instance: Any, **style: Any) -> bool:
         """Return whether a grammar may write a value as JSON in some order of properties; `style` is `json.dumps`'s."""
         texts = (json.dumps(order, ensure_ascii=False, **style) for order in _orders(instance))
-        return any(self.accepts(source, text) for text in itertools.islice(texts, MOST_ORDERS))
+        return any(self.accepts(source, text) for text in itertools.islice(texts, MAX_ORDERS))
 
 
 def _orders(value: Any) -> Iterator[Any]:

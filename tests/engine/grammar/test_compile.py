@@ -1,4 +1,4 @@
-"""Supported constraints, what their grammars write, and what is refused by name."""
+"""Supported constraints and the texts of their grammars; unsupported ones are refused by name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refusal(bytes_: ByteMatcher, **constraint: Any) -> str:
         {"minLength": 1},
     ],
 )
-def test_strings_hold_no_raw_control_characters(bytes_: ByteMatcher, limits: dict[str, Any]) -> None:
+def test_strings_contain_no_raw_control_characters(bytes_: ByteMatcher, limits: dict[str, Any]) -> None:
     source = bytes_.compile(json={**STRING, **limits})
     for character in map(chr, [*range(32), 0x7F, 0x80, 0x2028, 0xFFFF, 0x1F98A]):
         text = f'"a{character}b"'
@@ -57,13 +57,13 @@ def test_strings_hold_no_raw_control_characters(bytes_: ByteMatcher, limits: dic
     assert bytes_.accepts(source, r'"a\n\"\\"')
 
 
-def test_lengths_count_characters(bytes_: ByteMatcher) -> None:
+def test_string_lengths_count_characters(bytes_: ByteMatcher) -> None:
     source = bytes_.compile(json={**STRING, "minLength": 2, "maxLength": 3})
     for text in ("a", "ab", "abc", "abcd", "é🦊", "🦊🦊🦊", "🦊🦊🦊🦊", '"\\', "\n\t\r", "\n\t\r\b"):
         assert bytes_.accepts(source, json.dumps(text, ensure_ascii=False)) == (2 <= len(text) <= 3), text
 
 
-def test_whitespace(bytes_: ByteMatcher) -> None:
+def test_whitespace_follows_the_options_and_patterns(bytes_: ByteMatcher) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": INT}}, "required": ["a"]}
     compact, spaced, indented = '{"a":[1,2]}', '{"a": [1, 2]}', json.dumps({"a": [1, 2]}, indent=8)
     endless = '{"a":' + " " * 99 + "[1,2]}"
@@ -95,7 +95,7 @@ def test_whitespace(bytes_: ByteMatcher) -> None:
                 json.loads(text)
 
 
-def test_schemas_may_be_text_and_booleans(bytes_: ByteMatcher) -> None:
+def test_schemas_may_be_json_text_or_booleans(bytes_: ByteMatcher) -> None:
     schemas: tuple[Any, ...] = ('{"type": "null"}', {"type": "null"})
     for schema in schemas:
         assert bytes_.accepts(bytes_.compile(json=schema), "null")
@@ -106,7 +106,7 @@ def test_schemas_may_be_text_and_booleans(bytes_: ByteMatcher) -> None:
     assert "surrogate" in refusal(bytes_, choice=["a", "\ud800"])
 
 
-def test_properties_are_closed_where_asked(bytes_: ByteMatcher) -> None:
+def test_disable_additional_properties_closes_nested_objects(bytes_: ByteMatcher) -> None:
     schema = {"type": "object", "properties": {"a": {"properties": {"b": INT}}}}
     inner, outer = '{"a": {"b": 1, "c": 2}}', '{"a": {}, "c": 2}'
     open_, closed = bytes_.compile(json=schema), bytes_.compile(json=schema, disable_additional_properties=True)
@@ -148,11 +148,11 @@ def test_properties_are_closed_where_asked(bytes_: ByteMatcher) -> None:
         ({"minimum": float("inf")}, "JSON"),
     ],
 )
-def test_what_a_grammar_cannot_keep_is_refused(bytes_: ByteMatcher, schema: dict[str, Any], word: str) -> None:
+def test_unsupported_schemas_are_refused_by_name(bytes_: ByteMatcher, schema: dict[str, Any], word: str) -> None:
     assert word in refusal(bytes_, json=schema)
 
 
-def test_keywords_that_ask_for_nothing_are_taken(bytes_: ByteMatcher) -> None:
+def test_keywords_without_effect_are_accepted(bytes_: ByteMatcher) -> None:
     neutral = {"uniqueItems": False, "not": False, "propertyNames": {"type": "string"}, "dependencies": {}, "then": INT}
     annotations = {"title": "t", "x-mine": {"not": 1}, "examples": [{"not": {}}], "deprecated": True, "default": 2**70}
     assert bytes_.accepts(bytes_.compile(json={"type": "array", **neutral, **annotations}), "[1, 1]")
@@ -162,7 +162,7 @@ def test_keywords_that_ask_for_nothing_are_taken(bytes_: ByteMatcher) -> None:
     assert bytes_.accepts(bytes_.compile(json=formatted), "5")
 
 
-def test_references(bytes_: ByteMatcher) -> None:
+def test_references_and_anchors_are_resolved(bytes_: ByteMatcher) -> None:
     tree = {
         "$id": "https://example.com/tree",
         "$defs": {
@@ -177,7 +177,7 @@ def test_references(bytes_: ByteMatcher) -> None:
     assert not bytes_.accepts(source, '{"next": {"next": {"next": "leaf"')
 
 
-def test_regexes(bytes_: ByteMatcher) -> None:
+def test_regexes_match_as_in_python_or_are_refused(bytes_: ByteMatcher) -> None:
     for pattern, texts in {
         r"[a-z]{2,3}-\d+": ("ab-1", "abc-12", "a-1", "ab-", "ab-1\n"),
         r"^(yes|no)$": ("yes", "no", "yess", ""),
@@ -214,7 +214,7 @@ ODD = "5٦🯱3\u0661\uff15aZ_éßſK漢\u0301 \t\n\v\f\r\x1c\x85\xa0\u1680\u200
     "how", ["{}", "[{}]", "[{}.]", "[.{}]", "[{}-.]", "[+-{}]", "[^{}]", "x?{}", "(?:{}|q)", r"\\?{}"]
 )
 @pytest.mark.parametrize("name", "dwsDWS")
-def test_classes_are_ecmas(bytes_: ByteMatcher, name: str, how: str) -> None:
+def test_character_classes_are_those_of_ecma_262(bytes_: ByteMatcher, name: str, how: str) -> None:
     extra = {"[{}.]": ".", "[.{}]": ".", "[{}-.]": "-.", "[+-{}]": "+-", "(?:{}|q)": "q"}.get(how, "")
     pattern = how.format(rf"\{name}")
     sources = [
@@ -232,7 +232,7 @@ def test_classes_are_ecmas(bytes_: ByteMatcher, name: str, how: str) -> None:
             assert taken == allowed or not char.isascii() or char in "\\\t\n\v\f\r\x1c" or not allowed, (pattern, char)
 
 
-def test_unicodes_classes_where_they_are_asked_for(bytes_: ByteMatcher) -> None:
+def test_unicode_classes_apply_only_on_request(bytes_: ByteMatcher) -> None:
     for source in (
         bytes_.compile(regex=r"(?u)\d"),
         bytes_.compile(regex=r"(?u:\d)"),
@@ -247,7 +247,7 @@ def test_unicodes_classes_where_they_are_asked_for(bytes_: ByteMatcher) -> None:
     assert bytes_.accepts(properties, '{"1":2}') and not bytes_.accepts(properties, '{"٦":2}')
 
 
-def test_choices(bytes_: ByteMatcher) -> None:
+def test_only_the_choices_are_accepted(bytes_: ByteMatcher) -> None:
     choices = ["a", "ab", 'q"\\\n\x00', "é🦊", "<|x|>", "/x/i", "", *(f"choice {number}" for number in range(5000))]
     source = bytes_.compile(choice=choices)
     for choice in choices[:20] + choices[-20:]:
@@ -269,11 +269,11 @@ number ::= "1 " | "2 "
 """
 
 
-def test_grammars_in_two_languages(bytes_: ByteMatcher) -> None:
+def test_grammars_may_be_gbnf_or_lark(bytes_: ByteMatcher) -> None:
     for grammar in (SUM, SUM_LARK):
         source = bytes_.compile(grammar=grammar)
-        for text, fine in {"1": True, "1+(22+3)": True, "(1": False, "1+": False, "": False}.items():
-            assert bytes_.accepts(source, text) == fine, text
+        for text, is_valid in {"1": True, "1+(22+3)": True, "(1": False, "1+": False, "": False}.items():
+            assert bytes_.accepts(source, text) == is_valid, text
     assert bytes_.accepts(bytes_.compile(grammar=SQL), "SELECT col_1  from table_2  where col_1 = 1 ")
     schema = bytes_.compile(grammar='start: "x" %json {"type": "array", "items": {"type": "null"}}')
     assert bytes_.accepts(schema, "x[null]")
@@ -296,14 +296,14 @@ def test_grammars_in_two_languages(bytes_: ByteMatcher) -> None:
         ('root ::= "a" (', "GBNF"),
     ],
 )
-def test_grammars_that_are_refused(bytes_: ByteMatcher, grammar: str, word: str) -> None:
+def test_unsupported_grammars_are_refused(bytes_: ByteMatcher, grammar: str, word: str) -> None:
     assert word in refusal(bytes_, grammar=grammar)
 
 
 CALL = {"type": "object", "properties": {"a": INT}, "required": ["a"]}
 
 
-def test_structural_tags(bytes_: ByteMatcher) -> None:
+def test_structural_tags_constrain_text_after_a_trigger(bytes_: ByteMatcher) -> None:
     tag = {
         "type": "structural_tag",
         "triggers": ["<f"],
@@ -323,7 +323,7 @@ def test_structural_tags(bytes_: ByteMatcher) -> None:
 MANY = [f"n{number}" for number in range(5000)]
 
 
-def test_formats_of_structural_tags(bytes_: ByteMatcher) -> None:
+def test_formats_of_structural_tags_accept_and_reject_texts(bytes_: ByteMatcher) -> None:
     def tagged(content: dict[str, Any], end: str | list[str] = "</t>") -> dict[str, Any]:
         return {"type": "tag", "begin": "<t>", "content": content, "end": end}
 
@@ -397,12 +397,12 @@ def test_special_tokens_are_tokens_in_structural_tags(bytes_: ByteMatcher) -> No
         ({"format": {"type": "grammar", "grammar": 'start: "\ud800"'}}, "surrogate"),
     ],
 )
-def test_structural_tags_that_are_refused(bytes_: ByteMatcher, tag: Any, word: str) -> None:
+def test_unsupported_structural_tags_are_refused(bytes_: ByteMatcher, tag: Any, word: str) -> None:
     assert word in refusal(bytes_, structural_tag=tag)
 
 
-def test_one_object_of_very_many_optional_properties_is_refused_at_once(bytes_: ByteMatcher) -> None:
-    """It compiles, but fails where the object starts: therefore the first steps are tried."""
+def test_object_with_too_many_optional_properties_is_refused(bytes_: ByteMatcher) -> None:
+    """Such a grammar compiles, but fails where the object starts: therefore the first steps are tried."""
 
     def within(count: int) -> dict[str, Any]:
         many = {"type": "object", "properties": {f"p{number}": STRING for number in range(count)}}

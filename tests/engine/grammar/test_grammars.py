@@ -19,14 +19,14 @@ TABLE = TokenTable.of([bytes([byte]) for byte in range(256)] + [b""], [256])
 SOURCE = compile_grammar(StructuredOutputs(choice=("yes", "no")), {})
 
 
-def test_the_vocabulary_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_is_indexed_before_the_first_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(257, [256])
     grammars.set_token_table(TABLE)
     monkeypatch.setattr(module, "_TokenizerWrapper", None)  # no more reads
     assert grammars.begin(Grammar(SOURCE)) is not None
 
 
-def test_where_it_cannot_be_read_only_grammars_fail(
+def test_unreadable_vocabulary_fails_only_grammars(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     without_end = Grammars(257, [])

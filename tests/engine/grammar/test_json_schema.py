@@ -14,7 +14,7 @@ import pytest
 
 from stoker_common.errors import RequestError
 
-from .byte_matcher import MOST_ORDERS, STYLES, ByteMatcher
+from .byte_matcher import MAX_ORDERS, STYLES, ByteMatcher
 from .schema_strategies import DRAFTS, Drawing, Instances, subschemas
 
 VALIDATORS = {"2020-12": jsonschema.Draft202012Validator, "7": jsonschema.Draft7Validator}
@@ -76,9 +76,9 @@ def drawn(draft: str, number: int) -> tuple[random.Random, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_what_is_valid_is_written_and_nothing_else(draft: str, bytes_: ByteMatcher) -> None:
+def test_grammars_write_exactly_the_valid_instances(draft: str, bytes_: ByteMatcher) -> None:
     counts: Counter[bool | str] = Counter()
-    turned_away: Counter[str | int] = Counter()
+    rejecting_keywords: Counter[str | int] = Counter()
     for number in range(NUM_SCHEMAS):
         rng, schema = drawn(draft, number)
         VALIDATORS[draft].check_schema(schema)
@@ -92,23 +92,23 @@ def test_what_is_valid_is_written_and_nothing_else(draft: str, bytes_: ByteMatch
         counts["$ref"] += any("$ref" in inner for inner in subschemas(schema))
         instances = Instances(rng, schema)
         for instance in (instances.draw() for _ in range(NUM_INSTANCES)):
-            if num_orders(instance) > MOST_ORDERS:
+            if num_orders(instance) > MAX_ORDERS:
                 counts["not tried"] += 1
                 continue
             paths = [error.absolute_schema_path for error in validator.iter_errors(instance)]
             written = bytes_.writes(source, instance, **rng.choice(STYLES))
             assert written == (not paths), f"{json.dumps(schema)}: {json.dumps(instance)}: {paths}"
             counts[written] += 1
-            turned_away.update({word for path in paths for word in path})
+            rejecting_keywords.update({word for path in paths for word in path})
     assert counts["refused"] < NUM_SCHEMAS // 5, counts
     assert min(counts[True], counts[False]) > NUM_SCHEMAS * NUM_INSTANCES // 4, counts
-    rarely = {keyword for keyword in KEYWORDS | OF_DRAFT[draft] if turned_away[keyword] < 3}
-    assert not rarely, turned_away
+    rare_keywords = {keyword for keyword in KEYWORDS | OF_DRAFT[draft] if rejecting_keywords[keyword] < 3}
+    assert not rare_keywords, rejecting_keywords
     assert counts["$ref"] > 20, counts
 
 
 @pytest.mark.parametrize("keyword", UNSUPPORTED)
-def test_what_no_grammar_expresses_is_refused_at_any_place(keyword: str, bytes_: ByteMatcher) -> None:
+def test_unsupported_keywords_are_refused_at_any_depth(keyword: str, bytes_: ByteMatcher) -> None:
     for number in range(20):
         rng, schema = drawn("2020-12", number)
         schema = copy.deepcopy(schema)
@@ -141,7 +141,7 @@ def test_what_no_grammar_expresses_is_refused_at_any_place(keyword: str, bytes_:
         ),
     ],
 )
-def test_formats(name: str, good: list[str], bad: list[str], bytes_: ByteMatcher) -> None:
+def test_formats_accept_valid_strings_only(name: str, good: list[str], bad: list[str], bytes_: ByteMatcher) -> None:
     source = bytes_.compile(json={"type": "string", "format": name})
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     for text in (*good, *bad):

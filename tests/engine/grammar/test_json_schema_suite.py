@@ -87,14 +87,14 @@ def bytes_() -> ByteMatcher:
 
 
 def whole_floats(value: Any) -> bool:
-    """Return whether it contains a number such as 1.0, an integer for JSON Schema that no grammar writes like that."""
+    """Return whether `value` contains a float such as 1.0: an integer in JSON Schema, which grammars write as 1."""
     if isinstance(value, list):
         return any(map(whole_floats, value))
     return isinstance(value, float) and value.is_integer()
 
 
 @pytest.mark.parametrize("file", SUITE)
-def test_only_what_is_valid_is_written(file: str, bytes_: ByteMatcher) -> None:
+def test_grammars_write_only_valid_instances(file: str, bytes_: ByteMatcher) -> None:
     for description, schema, instances in SUITE[file]:
         try:
             source = bytes_.compile(json=schema)
@@ -112,7 +112,7 @@ def test_only_what_is_valid_is_written(file: str, bytes_: ByteMatcher) -> None:
                 assert file in UNWRITTEN or whole_floats(instance), where
 
 
-def test_most_of_the_suite_is_served(bytes_: ByteMatcher) -> None:
+def test_grammars_support_most_of_the_suite(bytes_: ByteMatcher) -> None:
     """The tests above would not notice keywords that are refused without need."""
     counts: Counter[bool] = Counter()
     for groups in SUITE.values():

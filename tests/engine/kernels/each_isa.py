@@ -10,7 +10,6 @@ from stoker_engine.kernels.cpu.isa import usable_isas
 
 #: The ISA other than this processor's widest from which CI selects cases: each needs minutes of compilation, and other
 #: machines test their widest.
-#: other machines' widest are run there.
 _DRAWN: Final = "avx2"
 
 

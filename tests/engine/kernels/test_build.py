@@ -10,9 +10,7 @@ from stoker_engine.kernels.cpu import build
 from stoker_engine.kernels.cpu.isa import isas
 
 
-def test_a_folder_without_sources_is_an_error_and_not_an_empty_library(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_build_without_sources_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     build.file_name.cache_clear()
     try:
@@ -27,11 +25,11 @@ def test_sources_are_found_in_every_folder() -> None:
     assert {"attention", "gemm", "gguf", "quant", "ops", "layer", "lora", "comm", "common"} == folders
 
 
-def test_the_command_builds_what_this_processor_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made: list[str] = []
-    monkeypatch.setattr(build, "build", lambda isa, folder: made.append(isa.name) or folder / f"stoker-{isa.name}.so")
+def test_build_command_builds_the_hosts_isa_or_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(build, "build", lambda isa, folder: built.append(isa.name) or folder / f"stoker-{isa.name}.so")
     for choice in ("host", "all"):
         monkeypatch.setattr("sys.argv", ["build", str(tmp_path), "--levels", choice])
         build.main()
-    assert made[1:] == [isa.name for isa in isas()]
-    assert made[0] in made[1:]
+    assert built[1:] == [isa.name for isa in isas()]
+    assert built[0] in built[1:]

@@ -62,7 +62,7 @@ def check(kernels: ctypes.CDLL, operation: By, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("inner,outputs", [(64, 48), (32, 16), (576, 100), (33, 17), (5, 3), (96, 15)])
 @pytest.mark.parametrize("rows", [1, 3, 16, 37, 150])
-def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
+def test_linear_equals_torch(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype: torch.dtype) -> None:
     weight, bias = random(outputs, inner, dtype=dtype), random(outputs, dtype=dtype)
     wide = random(rows, 2 * inner, dtype=dtype)
     for x in (wide[:, :inner], wide[:, inner:]):  # rows of a wider tensor
@@ -72,8 +72,8 @@ def test_linear(kernels: ctypes.CDLL, rows: int, inner: int, outputs: int, dtype
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 40])
-def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dtype) -> None:
-    """With weights in different formats, with and without bias, in one call: the bits of separate calls."""
+def test_concat_linear_has_the_bits_of_separate_calls(kernels: ctypes.CDLL, rows: int, dtype: torch.dtype) -> None:
+    """The parts have weights in different formats, with and without bias."""
     inner, native = 64, cpu_kernels(kernels)
     blocks = [random_blocks(GGUF_FORMATS[name], outputs, 2, seed=1) for name, outputs in (("Q8_0", 33), ("Q4_0", 5))]
     linears = [
@@ -93,7 +93,7 @@ def test_products_side_by_side(kernels: ctypes.CDLL, rows: int, dtype: torch.dty
     assert torch.equal(nested(x), torch.cat([linears[0](x), together(x)], dim=1))
 
 
-def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
+def test_linear_rounds_sums_once(kernels: ctypes.CDLL) -> None:
     """In bfloat16, sums are float32 and rounded once: within half a unit in the last place of the exact result."""
     x, weight = random(20, 512, dtype=torch.bfloat16), random(64, 512, dtype=torch.bfloat16)
     exact = x.double() @ weight.double().T
@@ -104,13 +104,15 @@ def test_linear_does_not_round_sums(kernels: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wide_weight", [False, True])
 @pytest.mark.parametrize("shape", [(40, 576), (9, 20), (70, 1000)])
-def test_rms_norm(kernels: ctypes.CDLL, shape: tuple[int, int], wide_weight: bool, dtype: torch.dtype) -> None:
+def test_rms_norm_equals_torch(
+    kernels: ctypes.CDLL, shape: tuple[int, int], wide_weight: bool, dtype: torch.dtype
+) -> None:
     weight = random(shape[1], dtype=torch.float32 if wide_weight else dtype)
     check(kernels, lambda by, x: by.rms_norm(weight, 1e-5)(x), random(*shape, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rms_norm_of_heads(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
+def test_rms_norm_of_heads_equals_torch(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
     weight = random(64, dtype=dtype)
     heads = random(30, 8, 64, dtype=dtype)[:, 2:5]
     check(kernels, lambda by, x: by.rms_norm(weight, 1e-6)(x), heads)
@@ -119,7 +121,7 @@ def test_rms_norm_of_heads(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("pairs", [4, 20, 32])
-def test_rotary(kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_rotary_equals_torch(kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
     x = random(50, 6, 64, dtype=dtype)[:, 1:5]
     positions = torch.arange(50) * 7
 
@@ -136,7 +138,7 @@ def test_rotary(kernels: ctypes.CDLL, pairs: int, interleaved: bool, dtype: torc
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "relu2"])
 @pytest.mark.parametrize("size", [128, 1000, 7])
-def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dtype) -> None:
+def test_activations_equal_torch(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dtype) -> None:
     x = random(33, 2 * size, dtype=dtype) * 3
     check(kernels, lambda by, x: by.activation(name)(x), x)
     check(kernels, lambda by, x: by.act_and_mul(name)(x), x)
@@ -144,7 +146,7 @@ def test_activation(kernels: ctypes.CDLL, size: int, name: str, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [5, 16, 1000, 50_001])
-def test_argmax(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
+def test_argmax_returns_the_first_maximum(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
     argmax = cpu_kernels(kernels).argmax
     x = random(9, size, dtype=dtype)
     x[3, size // 2 :] = x[3].max() + 1  # equal values: the first is the maximum
@@ -158,7 +160,7 @@ def test_argmax(kernels: ctypes.CDLL, size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 50_001])
-def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) -> None:
+def test_keep_allowed_masks_forbidden_tokens(kernels: ctypes.CDLL, size: int, native: bool) -> None:
     generator = torch.Generator().manual_seed(size)
     allowed = torch.rand(4, size, generator=generator) < torch.tensor([[0.0], [0.01], [0.5], [1.0]])
     bits = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -size % 32))), axis=1, bitorder="little").view(np.int32)
@@ -174,9 +176,7 @@ def test_what_is_allowed_is_kept(kernels: ctypes.CDLL, size: int, native: bool) 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.float32)])
 @pytest.mark.parametrize("size", [1, 5, 16, 1000, 50_001])
-def test_the_largest_tells_of_what_is_no_number(
-    kernels: ctypes.CDLL, size: int, native: bool, dtype: torch.dtype
-) -> None:
+def test_argmax_reports_nan_and_infinity(kernels: ctypes.CDLL, size: int, native: bool, dtype: torch.dtype) -> None:
     argmax = cpu_kernels(kernels).argmax if native else REFERENCE.argmax
     columns = sorted({0, size // 3, size - 1})
     x = random(4 * len(columns), size).to(dtype)
@@ -192,7 +192,9 @@ def test_the_largest_tells_of_what_is_no_number(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("name", "atol"), [("silu", 1e-34), ("gelu", 1e-6), ("gelu_pytorch_tanh", 1e-6)])
-def test_activation_of_every_bfloat16(kernels: ctypes.CDLL, name: str, atol: float, dtype: torch.dtype) -> None:
+def test_activations_of_every_bfloat16_equal_float64(
+    kernels: ctypes.CDLL, name: str, atol: float, dtype: torch.dtype
+) -> None:
     x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16).to(dtype)
     expected = REFERENCE.activation(name)(x.double())
     rtol = 2**-8 if dtype == torch.bfloat16 else 1e-5
@@ -217,7 +219,7 @@ print(time.process_time() - before)
     assert float(used) < 0.01
 
 
-def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
+def test_threads_share_work_and_lose_no_piece(kernels: ctypes.CDLL) -> None:
     """With more threads than processors, and two concurrent callers, all pieces are computed and awaited."""
     weight = random(200, 64)
     multiply = linear(kernels, weight, None)
@@ -242,15 +244,15 @@ def test_threads_share_work_and_lose_none(kernels: ctypes.CDLL) -> None:
 
 @pytest.mark.slow(drawn=False)  # image builds compile all of them
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
-def test_every_level_compiles(isa: Isa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that this processor cannot run: images are built on any machine."""
+def test_every_isa_compiles(isa: Isa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This includes ISAs that this processor cannot run: images are built on any machine."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "empty"))
     made = build.build(isa, tmp_path)
     assert made.is_file() and made.parent == tmp_path
     assert build.build(isa, tmp_path) == made
 
 
-def test_without_a_compiler_torch_runs_and_the_log_says_so(
+def test_without_a_compiler_torch_is_used_and_a_warning_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
@@ -264,7 +266,7 @@ def test_without_a_compiler_torch_runs_and_the_log_says_so(
     library.library.cache_clear()
 
 
-def test_an_isa_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_isa_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An untested ISA runs only if it is named; a wrong name is reported with the valid ones."""
     best, last = (Isa(name, (), frozenset()) for name in ("best", "last"))
     untried = Isa("untried", (), frozenset(), tried=False)
@@ -277,8 +279,8 @@ def test_an_isa_can_be_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
         monkeypatch.setenv("STOKER_NATIVE_KERNELS", setting)
         assert chosen() is found
     monkeypatch.setattr(library, "usable_isas", lambda: (untried,))
-    for setting, says in [("1", "no supported ISA has been tested"), ("mmx", "no supported ISA is called 'mmx'")]:
+    for setting, message in [("1", "no supported ISA has been tested"), ("mmx", "no supported ISA is called 'mmx'")]:
         monkeypatch.setenv("STOKER_NATIVE_KERNELS", setting)
         caplog.clear()
         assert chosen() is None
-        assert says in caplog.text and "STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: untried" in caplog.text
+        assert message in caplog.text and "STOKER_NATIVE_KERNELS=LEVEL runs one nevertheless: untried" in caplog.text

@@ -52,11 +52,18 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     "chosen",
     [
         pytest.param([HERE / "test_fuzz.py"], id="fuzz"),
-        pytest.param([HERE / "test_cpu.py", "-k", "[neon"], id="rows alone and together"),
-        pytest.param([HERE.parent / "models" / "test_whole_layers.py", "-k", "test_bits["], id="whole layers"),
+        pytest.param([HERE / "test_cpu.py", "-k", "[neon"], id="kernels alone and in batches"),
+        pytest.param(
+            [
+                HERE.parent / "models" / "test_whole_layers.py",
+                "-k",
+                "test_whole_layers_have_the_bits_of_separate_operations[",
+            ],
+            id="whole layers",
+        ),
     ],
 )
-def test_kernels_for_arm(arm: dict[str, str], chosen: list[Path | str]) -> None:
+def test_arm_kernels_pass_their_tests(arm: dict[str, str], chosen: list[Path | str]) -> None:
     done = _pytest(arm, "--slow", "none", *chosen)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
@@ -76,7 +83,7 @@ def test_argmax():
 """
 
 
-def test_a_stray_read_would_be_seen(arm: dict[str, str], tmp_path: Path) -> None:
+def test_stray_read_ends_the_emulator(arm: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "test_stray.py").write_text(_STRAY)
     done = _pytest(arm, tmp_path / "test_stray.py")
     assert done.returncode == 1

@@ -76,7 +76,7 @@ def kernels(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return load(request.param)
 
 
-class Numbers:
+class RandomTensors:
     """Draws tensors, each in memory of exactly its size."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
@@ -99,12 +99,12 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 @drawn
 @given(rows, widths, st.integers(1, 130), st.integers(0, 9), st.booleans(), dtypes, seeds)
-def test_linear(
+def test_linear_equals_float64(
     kernels: ctypes.CDLL, count: int, inner: int, outputs: int, more: int, biased: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    numbers = Numbers(seed, dtype)
-    x, weight = numbers.rows_of_wider(count, inner, more), numbers.rows_of_wider(outputs, inner, more)
-    bias = numbers(outputs) if biased else None
+    tensors = RandomTensors(seed, dtype)
+    x, weight = tensors.rows_of_wider(count, inner, more), tensors.rows_of_wider(outputs, inner, more)
+    bias = tensors(outputs) if biased else None
     close(
         linear(kernels, weight, bias)(x),
         functional.linear(x.double(), weight.double(), None if bias is None else bias.double()),
@@ -116,14 +116,16 @@ def test_linear(
     st.one_of(rows, st.sampled_from([95, 96, 97])), st.one_of(st.integers(1, 70), st.sampled_from([1023, 1024, 1025])),
     st.integers(16, 130), st.integers(0, 9), st.booleans(), seeds,
 )  # fmt: skip
-def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more: int, biased: bool, seed: int) -> None:
-    """Packing, lookup and GEMM."""
+def test_panels_equal_float64(
+    kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more: int, biased: bool, seed: int
+) -> None:
+    """A packed matrix can be looked up and multiplied like the original."""
     operations = panels(kernels)
     if operations is None:
         return
-    numbers, inner = Numbers(seed, torch.bfloat16), 2 * pairs
-    x, weight = numbers.rows_of_wider(count, inner, more), numbers(outputs, inner)
-    bias = numbers(outputs) if biased else None
+    tensors, inner = RandomTensors(seed, torch.bfloat16), 2 * pairs
+    x, weight = tensors.rows_of_wider(count, inner, more), tensors(outputs, inner)
+    bias = tensors(outputs) if biased else None
     exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     in_panels = weight.clone()
     operations.pack(in_panels)
@@ -132,7 +134,7 @@ def test_panels(kernels: ctypes.CDLL, count: int, pairs: int, outputs: int, more
 
 
 def base_linear(kernels: ctypes.CDLL, base: str, weight: torch.Tensor, outputs: list[int]) -> CpuLinear:
-    """Return the operation with a weight in rows, in panels where that is possible, or cut into several in panels."""
+    """Return the GEMM with a weight in rows, in panels if it fits, or cut into several parts in panels ("concat")."""
     operations, found = panels(kernels), list[CpuLinear]()
     for part in weight.split(outputs) if base == "concat" else [weight]:
         in_panels = part.clone()
@@ -150,7 +152,7 @@ def base_linear(kernels: ctypes.CDLL, base: str, weight: torch.Tensor, outputs: 
     st.lists(st.integers(1, 300), min_size=1, max_size=3), st.integers(1, 5), st.integers(0, 9), st.booleans(), dtypes,
     st.sampled_from(["rows", "panels", "concat"]), seeds,
 )  # fmt: skip
-def test_lora(
+def test_lora_equals_float64(
     kernels: ctypes.CDLL,
     count: int,
     inner: int,
@@ -162,26 +164,26 @@ def test_lora(
     base: str,
     seed: int,
 ) -> None:
-    """Adapters of any ranks in any slots, on a matrix in rows, in panels, or of several; rows without adapter have the
-    bits of the plain operation, and all rows those that they have alone.
+    """Adapters have any ranks and slots; the matrix is in rows, in panels, or cut into several parts. Rows without
+    adapter have the same bits as without LoRA, and each row has the same bits as alone.
     """
-    numbers, dice = Numbers(seed, dtype), random.Random(seed)
+    tensors, dice = RandomTensors(seed, dtype), random.Random(seed)
     table, slots = CpuLoraTable(num_slots), torch.tensor([dice.randrange(-1, num_slots) for _ in range(count)] + [-1])
     table.read_from(slots)
     site, adapters = CpuLoraSite(kernels, table), {}
     for slot in range(num_slots):
-        parts, first, shared = [], 0, numbers(dice.randrange(1, 70), inner)
+        parts, first, shared = [], 0, tensors(dice.randrange(1, 70), inner)
         for width in outputs:
             if dice.random() < 0.8:
-                a = shared if shares else numbers(dice.choice([1, 2, 5, 16, 31, 64]), inner)
-                parts.append(LoraPart(a, numbers(width, len(a)) / len(a) ** 0.5, first))
+                a = shared if shares else tensors(dice.choice([1, 2, 5, 16, 31, 64]), inner)
+                parts.append(LoraPart(a, tensors(width, len(a)) / len(a) ** 0.5, first))
             first += width
         if parts:
             adapters[slot] = parts
             memory = AdapterMemory(kernels, dtype)
             site.set(slot, CpuLoraFactors(parts, memory))
             memory.fill()
-    x, weight = numbers.rows_of_wider(count, inner, more), numbers(sum(outputs), inner)
+    x, weight = tensors.rows_of_wider(count, inner, more), tensors(sum(outputs), inner)
     batch_rows = torch.tensor([dice.randrange(-1, count) for _ in range(count)])
     plain = base_linear(kernels, base, weight, outputs)
     got = site.extended(plain, lambda: batch_rows)(x)
@@ -207,17 +209,17 @@ def test_lora(
     dtypes,
     seeds,
 )
-def test_gguf_blocks(
+def test_gguf_blocks_have_the_bits_of_dequantized_weights(
     kernels: ctypes.CDLL, count: int, blocks: int, outputs: int, more: int, biased: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    """All types have the bits of dequantized weights."""
+    """GEMMs with weights of every type have the same bits as with dequantized weights."""
     for format in GGUF_FORMATS.values():
         width = {1: 7 * blocks, 32: blocks, 256: -(-blocks // 8)}[format.numbers]
-        numbers, inner, size = Numbers(seed, dtype), width * format.numbers, width * format.bytes
+        tensors, inner, size = RandomTensors(seed, dtype), width * format.numbers, width * format.bytes
         memory = torch.zeros((outputs - 1) * (size + more) + size, dtype=torch.uint8)
         weight = memory.as_strided((outputs, size), (size + more, 1))
         weight.copy_(random_blocks(format, outputs, width, seed))
-        x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
+        x, bias = tensors.rows_of_wider(count, inner, more), tensors(outputs) if biased else None
         plain = gguf_blocks.dequantize(kernels, weight, format, dtype)
         got = gguf_blocks.linear(kernels, weight, format, dtype, bias)(x)
         assert torch.equal(got, linear(kernels, plain, bias)(x)), format
@@ -228,17 +230,17 @@ def test_gguf_blocks(
     st.one_of(rows, st.sampled_from([191, 192, 193])), st.integers(1, 20), st.integers(16, 130), st.integers(0, 9),
     st.booleans(), st.sampled_from(IN_PANELS), seeds,
 )  # fmt: skip
-def test_block_panels(
+def test_block_panels_equal_float64_with_int8_activations(
     kernels: ctypes.CDLL, count: int, units: int, outputs: int, more: int, biased: bool, stored: StoredFormat, seed: int
 ) -> None:
-    """Packing, lookup and GEMM in 8 bits."""
+    """Lookup returns the dequantized rows; the GEMM rounds activations to 8 bits."""
     of_blocks = block_panels(kernels)
     if of_blocks is None:
         return
-    numbers, whole = Numbers(seed, torch.bfloat16), outputs // PANEL * PANEL
+    tensors, whole = RandomTensors(seed, torch.bfloat16), outputs // PANEL * PANEL
     inner = whole_numbers(stored, 32 * units)
     blocks = random_stored(stored, outputs, inner, seed)
-    x, bias = numbers.rows_of_wider(count, inner, more), numbers(outputs) if biased else None
+    x, bias = tensors.rows_of_wider(count, inner, more), tensors(outputs) if biased else None
     plain = plain_rows(kernels, blocks, stored, inner, torch.arange(outputs), torch.float32)
     of_blocks.pack(blocks, stored, inner)
     found = of_blocks.rows(blocks, stored, inner, torch.arange(outputs), torch.bfloat16)
@@ -255,12 +257,12 @@ def test_block_panels(
     rows, widths, st.integers(1, 130), st.integers(0, 9), st.booleans(), dtypes,
     st.sampled_from(some_formats(6, seed=1)), seeds,
 )  # fmt: skip
-def test_group_blocks(
+def test_group_blocks_have_the_bits_of_dequantized_weights(
     kernels: ctypes.CDLL, count: int, width: int, outputs: int, more: int, biased: bool, dtype: torch.dtype,
     format: GroupFormat, seed: int,
 ) -> None:  # fmt: skip
-    """As `test_linear`; and the bits of a GEMM with dequantized weights."""
-    draw = Numbers(seed, dtype)
+    """The result is also close to float64's."""
+    draw = RandomTensors(seed, dtype)
     x, bias = draw.rows_of_wider(count, width, more), draw(outputs) if biased else None
     row_bytes = format.row_bytes(width)
     weight = torch.empty((outputs - 1) * (row_bytes + more) + row_bytes, dtype=torch.uint8)
@@ -274,12 +276,12 @@ def test_group_blocks(
 
 @drawn
 @given(rows, st.integers(1, 5), widths, st.integers(0, 9), st.booleans(), dtypes, seeds)
-def test_rms_norm(
+def test_rms_norm_equals_float64(
     kernels: ctypes.CDLL, count: int, heads: int, size: int, more: int, wide: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    numbers = Numbers(seed, dtype)
-    weight = numbers(size).float() if wide else numbers(size)
-    x = numbers.rows_of_wider(count, heads * size, more).unflatten(1, (heads, size))
+    tensors = RandomTensors(seed, dtype)
+    weight = tensors(size).float() if wide else tensors(size)
+    x = tensors.rows_of_wider(count, heads * size, more).unflatten(1, (heads, size))
     if heads == 1:
         x = x[:, 0]
     expected = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
@@ -288,7 +290,7 @@ def test_rms_norm(
 
 @drawn
 @given(rows, st.integers(1, 5), st.integers(1, 70), st.integers(0, 70), st.booleans(), dtypes, seeds)
-def test_rotary(
+def test_rotary_equals_float64(
     kernels: ctypes.CDLL,
     count: int,
     heads: int,
@@ -298,8 +300,8 @@ def test_rotary(
     dtype: torch.dtype,
     seed: int,
 ) -> None:
-    numbers = Numbers(seed, dtype)
-    x = numbers(count, heads, 2 * pairs + num_unrotated)
+    tensors = RandomTensors(seed, dtype)
+    x = tensors(count, heads, 2 * pairs + num_unrotated)
     positions = torch.randint(0, 5000, (count,), generator=torch.Generator().manual_seed(seed))
     frequencies = 10000.0 ** -(torch.arange(pairs) / pairs)
     cos, sin = native_rotary.cos_sin(kernels, positions, frequencies, 1.0, dtype)
@@ -320,10 +322,10 @@ def test_rotary(
     dtypes,
     seeds,
 )
-def test_activation(
+def test_activations_equal_float64(
     kernels: ctypes.CDLL, count: int, size: int, more: int, gated: bool, name: str, dtype: torch.dtype, seed: int
 ) -> None:
-    x = Numbers(seed, dtype).rows_of_wider(count, size * (1 + gated), more)
+    x = RandomTensors(seed, dtype).rows_of_wider(count, size * (1 + gated), more)
     kind, function = ACTIVATIONS[name]
     expected = function(x[:, :size].double()) * (x[:, size:].double() if gated else 1)
     close(native_activation.activation(kernels, kind, x, gated), expected)
@@ -331,14 +333,14 @@ def test_activation(
 
 @drawn
 @given(rows, widths, st.integers(0, 9), st.sampled_from([(1.702, 7.0), (1.0, 0.5), (-0.3, 1e30)]), dtypes, seeds)
-def test_clamped_swiglu(
-    kernels: ctypes.CDLL, count: int, size: int, more: int, numbers: tuple[float, float], dtype: torch.dtype, seed: int
+def test_clamped_swiglu_equals_float64(
+    kernels: ctypes.CDLL, count: int, size: int, more: int, gate: tuple[float, float], dtype: torch.dtype, seed: int
 ) -> None:
-    x, act = 4 * Numbers(seed, dtype)(count, 2 * size + more), ClampedSwiGLU(*numbers)
+    x, act = 4 * RandomTensors(seed, dtype)(count, 2 * size + more), ClampedSwiGLU(*gate)
     x = x.flatten()[: (count - 1) * (2 * size + more) + 2 * size].clone()
     x = x.as_strided((count, 2 * size), (2 * size + more, 1))
-    gate, up = x[:, :size].double().clamp(max=act.limit), x[:, size:].double().clamp(-act.limit, act.limit)
-    expected = gate * torch.sigmoid(act.alpha * gate) * (up + 1)
+    first, up = x[:, :size].double().clamp(max=act.limit), x[:, size:].double().clamp(-act.limit, act.limit)
+    expected = first * torch.sigmoid(act.alpha * first) * (up + 1)
     close(native_activation.clamped_swiglu(kernels, act, x), expected)
     reference = kernels_activation.act_and_mul(act)(x.double())
     assert torch.allclose(reference, expected, rtol=1e-12, atol=1e-12)
@@ -346,9 +348,11 @@ def test_clamped_swiglu(
 
 @drawn
 @given(rows, st.one_of(widths, st.integers(1, 3000)), st.integers(0, 9), st.integers(1, 50), seeds)
-def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: int, seed: int) -> None:
-    """With few different values: the first of equal ones is the maximum."""
-    x = (Numbers(seed, torch.float32).rows_of_wider(count, size, more) * values).round()
+def test_argmax_returns_the_first_maximum(
+    kernels: ctypes.CDLL, count: int, size: int, more: int, values: int, seed: int
+) -> None:
+    """There are few different values, so that several are the maximum."""
+    x = (RandomTensors(seed, torch.float32).rows_of_wider(count, size, more) * values).round()
     expected = x.eq(x.max(dim=-1, keepdim=True).values).int().argmax(dim=-1)
     indices, largest = argmax(kernels, x)
     assert indices.tolist() == expected.tolist()
@@ -357,12 +361,12 @@ def test_argmax(kernels: ctypes.CDLL, count: int, size: int, more: int, values: 
 
 @drawn
 @given(rows, st.integers(1, 9), st.integers(1, 3), st.integers(1, 70), st.integers(1, 70), dtypes, seeds)
-def test_experts(
+def test_experts_equal_float64(
     kernels: ctypes.CDLL, count: int, experts: int, k: int, hidden: int, inner: int, dtype: torch.dtype, seed: int
 ) -> None:
-    numbers, k = Numbers(seed, dtype), min(k, experts)
-    x, gate_up, down = numbers(count, hidden), numbers(experts, 2 * inner, hidden), numbers(experts, hidden, inner)
-    weights, chosen = numbers(count, experts).float().softmax(-1).topk(k, dim=-1)
+    tensors, k = RandomTensors(seed, dtype), min(k, experts)
+    x, gate_up, down = tensors(count, hidden), tensors(experts, 2 * inner, hidden), tensors(experts, hidden, inner)
+    weights, chosen = tensors(count, experts).float().softmax(-1).topk(k, dim=-1)
     got = cpu_kernels(kernels).experts(gate_up, down, "silu")(x, weights, chosen)
     gate, up = torch.einsum("th,eih->tei", x.double(), gate_up.double()).chunk(2, dim=-1)
     each = torch.einsum("tei,ehi->teh", functional.silu(gate) * up, down.double())
@@ -403,7 +407,7 @@ def attentions(draw: st.DrawFn) -> tuple[AttentionShape, list[int], int, bool]:
 
 @drawn
 @given(attentions(), st.data(), dtypes, st.sampled_from(KV_CACHE_DTYPES), st.booleans(), seeds)
-def test_attention(
+def test_attention_equals_float64(
     kernels: ctypes.CDLL,
     case: tuple[AttentionShape, list[int], int, bool],
     data: st.DataObject,
@@ -412,12 +416,12 @@ def test_attention(
     scaled: bool,
     seed: int,
 ) -> None:
-    """In steps with chunks of any size. Memory outside of a sequence is NaN or inaccessible."""
+    """Sequences are computed in chunks of any size. Memory outside of a sequence is NaN or inaccessible."""
     shape, lengths, block_size, latent = case
     scales = None
     if scaled and kv_cache_dtype in ("fp8", "fp8_e4m3"):
-        numbers = torch.rand(shape.num_kv_heads + 1, generator=torch.Generator().manual_seed(seed)) / 20 + 0.001
-        scales = numbers[1:].clone(), numbers[:1].clone()
+        each = torch.rand(shape.num_kv_heads + 1, generator=torch.Generator().manual_seed(seed)) / 20 + 0.001
+        scales = each[1:].clone(), each[:1].clone()
     sequences = Sequences.random(shape, lengths, dtype, latent, seed, block_size, kv_cache_dtype, scales)
     steps, done = [], [0] * len(lengths)
     while any(at < length for at, length in zip(done, lengths, strict=True)):

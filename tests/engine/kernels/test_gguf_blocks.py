@@ -16,7 +16,7 @@ from stoker_engine.kernels.cpu import gguf_blocks as native
 from stoker_engine.kernels.cpu.library import load
 from stoker_engine.kernels.cpu.linear import linear as dense_linear
 
-from ...support.engine.gguf_random import SCALES, numbers, random_blocks, same
+from ...support.engine.gguf_random import SCALES, dequantized, random_blocks, same
 from .each_isa import each_isa
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -56,7 +56,7 @@ def every_scale(format: GGUFFormat) -> torch.Tensor:
     return blocks
 
 
-def test_the_types_are_ggml_s() -> None:
+def test_types_have_the_block_sizes_of_ggml() -> None:
     for name, format in GGUF_FORMATS.items():
         assert GGML_QUANT_SIZES[GGMLQuantizationType[name]] == (format.numbers, format.bytes)
         assert native.TYPES[name] == GGMLQuantizationType[name]
@@ -64,30 +64,30 @@ def test_the_types_are_ggml_s() -> None:
 
 
 @each_format
-def test_blocks_are_read_as_gguf_does(format: GGUFFormat) -> None:
-    """Any shape, slices of wider rows, any bytes."""
+def test_torch_dequantizes_as_the_gguf_library(format: GGUFFormat) -> None:
+    """Blocks may have any shape, be slices of wider rows, and hold any bytes."""
     wide = hostile_blocks(format, 12, 4, seed=4).view(3, 4, -1)
     part = wide[:, 1:3, format.bytes : 3 * format.bytes]
     for blocks in (part, random_blocks(format, 30, 3, seed=5), every_scale(format)):
         for dtype in DTYPES:
             got = gguf_blocks.dequantize(blocks, format, dtype)
-            assert got.dtype == dtype and same(got, numbers(blocks, format, dtype))
+            assert got.dtype == dtype and same(got, dequantized(blocks, format, dtype))
     assert gguf_blocks.dequantize(part, format, torch.bfloat16).shape == (3, 2, 2 * format.numbers)
     assert gguf_blocks.dequantize(wide[:0], format, torch.float16).shape == (0, 4, 4 * format.numbers)
 
 
 @each_format
-def test_every_level_reads_blocks_as_gguf_does(kernels: ctypes.CDLL, format: GGUFFormat) -> None:
+def test_every_isa_dequantizes_as_the_gguf_library(kernels: ctypes.CDLL, format: GGUFFormat) -> None:
     wide = hostile_blocks(format, 40, 5, seed=6)
     part = wide[1:, format.bytes : 4 * format.bytes]
     for blocks in (part, random_blocks(format, 30, 3, seed=7), every_scale(format)):
         for dtype in DTYPES:
-            assert same(native.dequantize(kernels, blocks, format, dtype), numbers(blocks, format, dtype))
+            assert same(native.dequantize(kernels, blocks, format, dtype), dequantized(blocks, format, dtype))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "F16", "BF16"])
-def test_a_product_is_about_that_of_what_was_quantized(kernels: ctypes.CDLL, name: str) -> None:
-    """With weights quantized by the gguf library (which cannot write the other types)."""
+def test_gemm_is_close_to_that_of_unquantized_weights(kernels: ctypes.CDLL, name: str) -> None:
+    """The weights are quantized by the gguf library (which cannot write the other types)."""
     format = GGUF_FORMATS[name]
     generator = torch.Generator().manual_seed(5)
     weight, x = torch.randn(48, 160, generator=generator), torch.randn(2, 3, 160, generator=generator)
@@ -102,13 +102,13 @@ def test_a_product_is_about_that_of_what_was_quantized(kernels: ctypes.CDLL, nam
 
 #: Around the sizes of tiles and pieces.
 OUTPUTS = (1, 15, 16, 17, 31, 33, 100)
-#: Around the numbers from which matrices are unpacked first, and from which threads also split rows.
+#: Around the row counts from which matrices are unpacked first, and from which threads also split rows.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 257, 300)
 
 
 @each_dtype
 @each_format
-def test_a_product_has_the_bits_of_one_with_plain_numbers(
+def test_gemm_has_the_bits_of_one_with_dequantized_weights(
     kernels: ctypes.CDLL, format: GGUFFormat, dtype: torch.dtype
 ) -> None:
     """Slices of wider tensors, each row of x alone or in a batch."""
@@ -120,7 +120,7 @@ def test_a_product_has_the_bits_of_one_with_plain_numbers(
         generator = torch.Generator().manual_seed(outputs)
         bias = torch.randn(outputs, generator=generator).to(dtype) if index % 2 else None
         packed = native.linear(kernels, part, format, dtype, bias)
-        dense = dense_linear(kernels, numbers(part, format, dtype), bias)
+        dense = dense_linear(kernels, dequantized(part, format, dtype), bias)
         every = torch.randn(300, inner + 7, generator=generator).to(dtype)[:, :inner]
         for rows in ROWS:
             got = packed(every[:rows])
@@ -130,7 +130,7 @@ def test_a_product_has_the_bits_of_one_with_plain_numbers(
 
 @each_dtype
 @each_format
-def test_what_is_no_number_spoils_its_output_alone(
+def test_nan_in_a_weight_row_affects_only_its_output(
     kernels: ctypes.CDLL, format: GGUFFormat, dtype: torch.dtype
 ) -> None:
     """Arbitrary bytes give the GEMM of their values, and do not affect other outputs."""
@@ -138,7 +138,7 @@ def test_what_is_no_number_spoils_its_output_alone(
     generator = torch.Generator().manual_seed(2)
     mixed = random_blocks(format, 40, blocks, seed=2)
     mixed[7:20] = hostile_blocks(format, 13, blocks, seed=3)
-    plain = numbers(mixed, format, dtype)
+    plain = dequantized(mixed, format, dtype)
     every = torch.randn(300, plain.shape[1], generator=generator).to(dtype)
     packed, dense = native.linear(kernels, mixed, format, dtype), dense_linear(kernels, plain, None)
     for rows in (1, 2, 4, 5, 20, 300):

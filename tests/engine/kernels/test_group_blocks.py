@@ -73,7 +73,7 @@ def quantiles() -> list[float]:
 def by_hand(drawn: Drawn, format: GroupFormat) -> torch.Tensor:
     """Dequantize a matrix in float64, one element at a time."""
     rows, inner = drawn.codes.shape
-    numbers = torch.empty(rows, inner, dtype=torch.float64)
+    dequantized = torch.empty(rows, inner, dtype=torch.float64)
     for row in range(rows):
         for at in range(inner):
             group = at // format.group if format.group else 0
@@ -83,12 +83,12 @@ def by_hand(drawn: Drawn, format: GroupFormat) -> torch.Tensor:
             scale = float(drawn.scales[row, group].float())
             if drawn.row_scales is not None:
                 scale *= float(drawn.row_scales[row])
-            numbers[row, at] = scale * (meaning(format.code, int(drawn.codes[row, at])) - zero)
-    return numbers
+            dequantized[row, at] = scale * (meaning(format.code, int(drawn.codes[row, at])) - zero)
+    return dequantized
 
 
 @pytest.mark.parametrize("format", some_formats(7, seed=1), ids=name_of)
-def test_numbers_are_those_of_their_parts(format: GroupFormat) -> None:
+def test_dequantized_values_equal_the_definition(format: GroupFormat) -> None:
     for inner in (1, 33, 80):
         drawn = random_groups(format, 2, inner, seed=inner)
         assert drawn.blocks.shape == (2, format.row_bytes(inner)) and drawn.blocks.dtype == torch.uint8
@@ -101,8 +101,8 @@ def test_numbers_are_those_of_their_parts(format: GroupFormat) -> None:
         assert group_blocks.is_finite(drawn.blocks, format, inner)
 
 
-def test_mxfp4_is_that_of_gguf() -> None:
-    """Its blocks have the same codes in the same order, each after a scale."""
+def test_mxfp4_equals_that_of_gguf() -> None:
+    """GGUF's blocks have the same codes in the same order, each after a scale."""
     generator = torch.Generator().manual_seed(3)
     gguf = torch.randint(0, 256, (7, 5, 17), generator=generator, dtype=torch.uint8)
     gguf[..., 0] = gguf[..., 0].clamp(1, 253)
@@ -114,7 +114,7 @@ def test_mxfp4_is_that_of_gguf() -> None:
 
 
 @pytest.mark.parametrize("format", some_formats(4, seed=2), ids=name_of)
-def test_matrices_of_matrices_and_parts_of_wider_ones(format: GroupFormat) -> None:
+def test_dequantize_accepts_stacks_and_slices(format: GroupFormat) -> None:
     drawn = random_groups(format, 12, 50, seed=9)
     wide = torch.cat([drawn.blocks, drawn.blocks], dim=-1).view(3, 4, -1)
     part = wide[:, 1:3, : format.row_bytes(50)]
@@ -124,7 +124,7 @@ def test_matrices_of_matrices_and_parts_of_wider_ones(format: GroupFormat) -> No
 
 
 @pytest.mark.parametrize("format", some_formats(6, seed=4), ids=name_of)
-def test_numbers_are_rounded_to_the_nearest(format: GroupFormat) -> None:
+def test_quantize_rounds_to_the_nearest_code(format: GroupFormat) -> None:
     """No code of a group is closer to the given value than the chosen one; zeros stay zeros."""
     generator = torch.Generator().manual_seed(4)
     weights = torch.randn(3, 2, 100, generator=generator) * 2.0 ** torch.randint(-3, 3, (3, 2, 1), generator=generator)
@@ -143,7 +143,7 @@ def test_numbers_are_rounded_to_the_nearest(format: GroupFormat) -> None:
     assert (got[1, 0, : 60 // size * size if format.group else 0] == 0).all()
 
 
-def test_rounding_costs_what_the_bits_cost() -> None:
+def test_quantization_errors_are_near_the_optimum() -> None:
     """Relative errors of normal values, near the optimum for groups of 32 (4 bits: about 0.08)."""
     weights = torch.randn(64, 1024, generator=torch.Generator().manual_seed(5))
 
@@ -170,7 +170,7 @@ def test_rounding_costs_what_the_bits_cost() -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_what_is_no_number_is_seen(scale: str) -> None:
+def test_nan_and_infinity_are_found(scale: str) -> None:
     for code in CODES:
         format = GroupFormat(code, 32, scale, row_scale=code == "fp4")  # type: ignore[arg-type]
         drawn = random_groups(format, 4, 96, seed=6)
@@ -195,7 +195,7 @@ def test_what_is_no_number_is_seen(scale: str) -> None:
 
 
 @pytest.mark.parametrize("row_scale", [False, True])
-def test_numbers_that_zero_points_make_too_large_are_seen(row_scale: bool) -> None:
+def test_values_that_overflow_by_their_zero_point_are_found(row_scale: bool) -> None:
     """1e37 × (c - z) is finite for all codes and zero points of 4 bits."""
     format = GroupFormat("uint4", 32, "float32", zero=True, row_scale=row_scale)
     codes, zeros = torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)
@@ -221,7 +221,7 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_to_see_it_takes_little_memory(code: Code) -> None:
+def test_is_finite_takes_little_memory(code: Code) -> None:
     format = GroupFormat(code, 16, "float32")
     blocks = torch.zeros(4096, format.row_bytes(4096), dtype=torch.uint8)
     with _Largest() as largest:
@@ -230,7 +230,7 @@ def test_to_see_it_takes_little_memory(code: Code) -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_groups_longer_than_rows_are_rows(code: Code, operations: Kernels) -> None:
+def test_groups_longer_than_a_row_cover_the_row(code: Code, operations: Kernels) -> None:
     rows = GroupFormat(code, 0, "float32", zero=code.startswith("uint"))
     weights = torch.randn(5, 80, generator=torch.Generator().manual_seed(8))
     blocks = group_blocks.quantize(weights, rows)
@@ -246,7 +246,7 @@ def test_groups_longer_than_rows_are_rows(code: Code, operations: Kernels) -> No
 
 
 @pytest.mark.parametrize("group", [-16, 24, LARGEST_GROUP + 16, 2**36])
-def test_groups_that_no_format_has(group: int) -> None:
+def test_unsupported_group_sizes_are_refused(group: int) -> None:
     with pytest.raises(ValueError, match="no format"):
         GroupFormat("uint4", group, "float32")
 
@@ -267,7 +267,7 @@ def every_scale(format: GroupFormat) -> Drawn:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_isa_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> None:
+def test_every_isa_dequantizes_as_torch(kernels: ctypes.CDLL, code: Code) -> None:
     for scale in SCALES:
         for group in GROUPS:
             for zero in (False, True)[: 1 + code.startswith("uint")]:
@@ -287,7 +287,7 @@ def test_every_isa_reads_what_torch_does(kernels: ctypes.CDLL, code: Code) -> No
 
 #: Around the sizes of tiles and pieces.
 OUTPUTS = (1, 15, 16, 17, 31, 33, 100)
-#: Around the numbers from which matrices are unpacked first, and from which threads also split rows.
+#: Around the row counts from which matrices are unpacked first, and from which threads also split rows.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65, 257, 300)
 #: Within a unit, around units, and around groups.
 WIDTHS = (1, 16, 31, 32, 33, 63, 64, 97, 128, 160, 288, 576)
@@ -295,7 +295,7 @@ WIDTHS = (1, 16, 31, 32, 33, 63, 64, 97, 128, 160, 288, 576)
 
 @each_dtype
 @pytest.mark.parametrize("format", some_formats(6, seed=8), ids=name_of)
-def test_a_product_has_the_bits_of_one_with_plain_numbers(
+def test_gemm_has_the_bits_of_one_with_dequantized_weights(
     kernels: ctypes.CDLL, format: GroupFormat, dtype: torch.dtype
 ) -> None:
     """Slices of wider tensors, each row of x alone or in a batch."""
@@ -317,7 +317,7 @@ def test_a_product_has_the_bits_of_one_with_plain_numbers(
 
 @each_dtype
 @pytest.mark.parametrize("code", CODES)
-def test_a_product_is_about_that_of_what_was_quantized(operations: Kernels, code: Code, dtype: torch.dtype) -> None:
+def test_gemm_is_close_to_that_of_unquantized_weights(operations: Kernels, code: Code, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(10)
     weight, x = torch.randn(48, 160, generator=generator), torch.randn(2, 3, 160, generator=generator)
     bias = torch.randn(48, generator=generator)
@@ -331,7 +331,7 @@ def test_a_product_is_about_that_of_what_was_quantized(operations: Kernels, code
 
 
 @each_dtype
-def test_rows_are_looked_up(operations: Kernels, dtype: torch.dtype) -> None:
+def test_lookup_returns_dequantized_rows(operations: Kernels, dtype: torch.dtype) -> None:
     for format in some_formats(1, seed=11):
         drawn = random_groups(format, 50, 150, seed=11)
         ids = torch.tensor([49, 0, 7, 7, 23])

@@ -34,16 +34,16 @@ def through(backend: AttentionBackend, kv_cache_dtype: str, values: torch.Tensor
 
 
 @pytest.mark.parametrize("kv_cache_dtype", QUANTIZED)
-def test_every_number(backend: AttentionBackend, kv_cache_dtype: str) -> None:
+def test_finite_values_are_rounded_as_by_torch(backend: AttentionBackend, kv_cache_dtype: str) -> None:
     """Rounded like torch's types, saturated and never NaN; values between two codes are ties."""
     bits = torch.arange(1 << 16, dtype=torch.int32)
-    numbers = (bits << 16).view(torch.float32)
-    numbers = numbers[numbers.isfinite() & (numbers.abs() < 1e37)]
-    ties = numbers[numbers.abs() < 1e5] * (1 + 2**-9)
-    numbers = torch.cat([numbers, ties])
+    finite = (bits << 16).view(torch.float32)
+    finite = finite[finite.isfinite() & (finite.abs() < 1e37)]
+    ties = finite[finite.abs() < 1e5] * (1 + 2**-9)
+    finite = torch.cat([finite, ties])
     if kv_cache_dtype.endswith("_per_token_head"):  # of one size, so that not all but one of a vector become 0
-        numbers = numbers[numbers.abs().argsort()]
-    values = numbers[: len(numbers) // 80 * 80].view(-1, 2, 40)
+        finite = finite[finite.abs().argsort()]
+    values = finite[: len(finite) // 80 * 80].view(-1, 2, 40)
     got, expected = through(backend, kv_cache_dtype, values), kept(values, kv_cache_dtype)
     assert torch.equal(got, expected.float())
     assert got.isfinite().all()
@@ -51,18 +51,20 @@ def test_every_number(backend: AttentionBackend, kv_cache_dtype: str) -> None:
 
 @pytest.mark.parametrize("kv_cache_dtype", QUANTIZED)
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_stays_none(backend: AttentionBackend, kv_cache_dtype: str, broken: float) -> None:
+def test_nan_and_infinity_become_nan_and_affect_no_other_vector(
+    backend: AttentionBackend, kv_cache_dtype: str, broken: float
+) -> None:
     values = torch.randn(6, 2, 40, generator=torch.Generator().manual_seed(0))
     values[2, 1, 33] = broken
     got = through(backend, kv_cache_dtype, values)
     assert got[2, 1, 33].isnan()
     whole = got.clone()
     whole[2, 1] = 0
-    assert whole.isfinite().all(), "other heads and tokens are as they were"
+    assert whole.isfinite().all(), "other heads and tokens must stay finite"
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8_per_token_head", "int8_per_token_head"])
-def test_vectors_of_nothing_and_of_nearly_nothing(backend: AttentionBackend, kv_cache_dtype: str) -> None:
+def test_vectors_of_zeros_and_of_extreme_values_are_stored(backend: AttentionBackend, kv_cache_dtype: str) -> None:
     values = torch.zeros(5, 2, 40)
     values[1, 0, 7], values[2, 1, 39], values[3, 0, 0], values[4, :, :] = 1e-45, 1e-38, 3e38, -3e38
     got = through(backend, kv_cache_dtype, values)

@@ -35,7 +35,7 @@ def operations(library: ctypes.CDLL) -> Panels:
     """Operations of an ISA that has panels."""
     found = panels(library)
     if found is None:
-        pytest.skip("this level multiplies rows")
+        pytest.skip("this ISA has no panels")
     return found
 
 
@@ -44,7 +44,7 @@ def of_blocks(library: ctypes.CDLL) -> BlockPanels:
     """Block operations of an ISA that has panels."""
     found = block_panels(library)
     if found is None:
-        pytest.skip("this level multiplies rows")
+        pytest.skip("this ISA has no panels")
     return found
 
 
@@ -56,13 +56,12 @@ def random(*shape: int) -> torch.Tensor:
 
 #: Whole groups of panels, single panels, rows beyond the last one; one, two and a half depths of a block; runs of more
 #: panels than a group, as many as threads need or as a run may be long.
-#: panels than a group, as many as threads need or as a run may be long.
 SHAPES = [(16, 2), (17, 34), (64, 62), (100, 64), (129, 640), (48, 2048), (80, 2050), (33, 5000)]
 SHAPES += [(1100, 66), (1300, 5000)]
 
 
 @pytest.mark.parametrize("outputs,inner", SHAPES)
-def test_a_matrix_is_packed_where_it_is(operations: Panels, outputs: int, inner: int) -> None:
+def test_matrix_is_packed_in_place(operations: Panels, outputs: int, inner: int) -> None:
     weight = random(outputs, inner)
     in_panels = weight.clone()
     operations.pack(in_panels)
@@ -73,7 +72,7 @@ def test_a_matrix_is_packed_where_it_is(operations: Panels, outputs: int, inner:
 
 @pytest.mark.parametrize("outputs,inner", SHAPES)
 def test_rows_have_the_same_bits_in_every_batch(operations: Panels, outputs: int, inner: int) -> None:
-    """All numbers of rows of a tile, and around a block's; with and without bias."""
+    """Batches of all sizes up to a tile's, and around a block's; with and without bias."""
     weight, bias = random(outputs, inner), random(outputs)
     wide = random(200, inner + 6)
     x = wide[:, 3 : inner + 3]
@@ -90,7 +89,7 @@ def test_rows_have_the_same_bits_in_every_batch(operations: Panels, outputs: int
             assert torch.equal(linear(x[-rows:]), got[-rows:]), rows
 
 
-def test_what_is_no_number_stays_in_its_row(operations: Panels) -> None:
+def test_nan_and_infinity_affect_only_their_row(operations: Panels) -> None:
     weight, x = random(40, 64), random(10, 64)
     operations.pack(weight)
     linear = operations.linear(weight)
@@ -103,12 +102,12 @@ def test_what_is_no_number_stays_in_its_row(operations: Panels) -> None:
 
 
 @pytest.mark.parametrize("shape", [(15, 64), (64, 33)])
-def test_a_matrix_without_a_panel_is_not_packed(operations: Panels, shape: tuple[int, int]) -> None:
+def test_unsuitable_matrices_do_not_fit(operations: Panels, shape: tuple[int, int]) -> None:
     assert not operations.fit(random(*shape))
     assert not operations.fit(random(64, 64).float()) and not operations.fit(random(64, 128)[:, :64])
 
 
-def test_there_is_no_other_row(operations: Panels) -> None:
+def test_lookup_refuses_rows_outside_of_the_matrix(operations: Panels) -> None:
     weight = random(32, 64)
     operations.pack(weight)
     for row in (-1, 32):
@@ -116,7 +115,7 @@ def test_there_is_no_other_row(operations: Panels) -> None:
             operations.rows(weight, torch.tensor([0, row]))
 
 
-def places_of_scales(stored: StoredFormat) -> Sequence[int]:
+def scale_offsets(stored: StoredFormat) -> Sequence[int]:
     """Return the offsets of a row's float16 scales."""
     if isinstance(stored, GGUFFormat):
         return SCALES[stored.name]
@@ -140,19 +139,19 @@ def multiplied(
 
 @pytest.mark.parametrize("outputs,units", [(16, 1), (33, 2), (64, 8), (100, 9), (150, 20), (48, 160), (1100, 1)])
 @pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
-def test_blocks_are_multiplied_in_8_bits(
+def test_block_panels_multiply_in_8_bits(
     library: ctypes.CDLL, of_blocks: BlockPanels, stored: StoredFormat, outputs: int, units: int
 ) -> None:
-    """Any bytes, in batches of all sizes; a row has the same bits in each."""
+    """The blocks hold any bytes; a row has the same bits in batches of all sizes."""
     inner = whole_numbers(stored, units * 32)
     blocks = random_stored(stored, outputs, inner, seed=outputs)
     hostile = blocks.clone()
     hostile[outputs // 3] = torch.arange(hostile.shape[1], dtype=torch.uint8) * 7 + 3
-    for offset in places_of_scales(stored):
+    for offset in scale_offsets(stored):
         hostile[outputs // 2, offset : offset + 2] = torch.tensor([0, [0x7C, 0x7E][units % 2]])  # inf, or nan
         hostile[outputs // 4, offset : offset + 2] = torch.tensor([1, 0])  # a subnormal
     bias, x = random(outputs), random(210, inner + 6)[:, 3 : inner + 3]
-    x[7], x[8], x[9, 5:] = 0, 1e-31, 1e30  # nothing; less than has a scale; large
+    x[7], x[8], x[9, 5:] = 0, 1e-31, 1e30  # zeros, values too small for a scale, large values
     for matrix, added in ((blocks, bias), (hostile, None)):
         plain = plain_rows(library, matrix, stored, inner, torch.arange(outputs), torch.float32)
         in_panels = matrix.clone()
@@ -161,9 +160,9 @@ def test_blocks_are_multiplied_in_8_bits(
         ids = torch.randperm(outputs, generator=torch.Generator().manual_seed(outputs))[:9]
         assert same(of_blocks.rows(in_panels, stored, inner, ids, torch.bfloat16), plain[ids].bfloat16())
         linear = of_blocks.linear(in_panels, stored, inner, torch.bfloat16, added)
-        got, (exact, room) = linear(x), multiplied(x, block_of(stored, inner), plain.double(), added)
-        is_bounded = room < 1e38 * 2**-19  # partial sums are finite
-        assert is_bounded[:7, : outputs // 4].all() and ((got - exact).abs() <= room)[is_bounded].all()
+        got, (exact, tolerance) = linear(x), multiplied(x, block_of(stored, inner), plain.double(), added)
+        is_bounded = tolerance < 1e38 * 2**-19  # partial sums are finite
+        assert is_bounded[:7, : outputs // 4].all() and ((got - exact).abs() <= tolerance)[is_bounded].all()
         assert not got[:7][~exact[:7].isfinite()].isfinite().any()
         for count in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 19, 32, 96, 191, 192, 193, 204, 205, 210):
             assert same(linear(x[:count]), got[:count]), count
@@ -175,7 +174,7 @@ def test_sums_of_largest_codes_are_exact(library: ctypes.CDLL, of_blocks: BlockP
     """All codes of a row are the smallest or the largest, and all of x are ±127: sums of 16 bits may not overflow."""
     inner = whole_numbers(stored, 256)
     blocks = random_stored(stored, 64, inner, seed=3)
-    scales = [offset + i for offset in places_of_scales(stored) for i in (0, 1)]
+    scales = [offset + i for offset in scale_offsets(stored) for i in (0, 1)]
     for row, byte in enumerate([0x00, 0x7F, 0x80, 0xFF] * 16):
         if isinstance(stored, GGUFFormat):
             kept = blocks[row].view(-1, stored.bytes)[:, scales].clone()
@@ -189,14 +188,14 @@ def test_sums_of_largest_codes_are_exact(library: ctypes.CDLL, of_blocks: BlockP
     plain = plain_rows(library, blocks, stored, inner, torch.arange(64), torch.float32)
     of_blocks.pack(blocks, stored, inner)
     linear = of_blocks.linear(blocks, stored, inner, torch.bfloat16)
-    exact, room = multiplied(x, block_of(stored, inner), plain.double(), None)
-    room += room.max() * 1e-4  # of codes that equal their zero point, larger sums cancel
+    exact, tolerance = multiplied(x, block_of(stored, inner), plain.double(), None)
+    tolerance += tolerance.max() * 1e-4  # of codes that equal their zero point, larger sums cancel
     for rows in (1, 4, len(x)):
-        assert ((linear(x[:rows]) - exact[:rows]).abs() <= room[:rows]).all(), rows
+        assert ((linear(x[:rows]) - exact[:rows]).abs() <= tolerance[:rows]).all(), rows
 
 
 @pytest.mark.parametrize("stored", IN_PANELS, ids=id_of)
-def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, stored: StoredFormat) -> None:
+def test_nan_and_infinity_affect_only_their_row_by_block_panels(of_blocks: BlockPanels, stored: StoredFormat) -> None:
     blocks, x = random_stored(stored, 40, 256, seed=1), random(10, 256)
     of_blocks.pack(blocks, stored, 256)
     linear = of_blocks.linear(blocks, stored, 256, torch.bfloat16)
@@ -208,7 +207,7 @@ def test_what_is_no_number_stays_in_its_row_of_blocks(of_blocks: BlockPanels, st
     assert torch.equal(got[finite_rows], expected[finite_rows])
 
 
-def test_blocks_that_have_no_panel_are_not_packed(of_blocks: BlockPanels) -> None:
+def test_unsuitable_blocks_do_not_fit(of_blocks: BlockPanels) -> None:
     q8, int8 = GGUF_FORMATS["Q8_0"], GroupFormat("int8", 0, "float32")
     for stored in (q8, int8):
         blocks = random_stored(stored, 64, 128, seed=1)

@@ -79,7 +79,7 @@ def _sanitized(isa: str, *command: str, flags: str = _ADDRESS, **environment: st
         for n, isa in enumerate(usable_isas())
     ],
 )
-def test_nothing_strays(isa: str, examples: str) -> None:
+def test_fuzz_tests_pass_under_sanitizers(isa: str, examples: str) -> None:
     arguments = ("-q", "-x", "-k", f"[{isa}]", "-p", "no:cacheprovider", str(HERE / "test_fuzz.py"))
     done = _sanitized(isa, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES=examples)
     assert done.returncode == 0, done.stdout[-6000:]
@@ -105,7 +105,7 @@ for seed in range(12):
     generator = torch.Generator().manual_seed(seed)
     rows, outputs, inner = 1 + seed * 7, 16 * (1 + seed % 3), 64 * (1 + seed)
     spread = torch.randn(rows, inner, generator=generator) * 30 * (seed % 3)
-    x = (torch.randn(rows, inner, generator=generator) * spread.exp2()).bfloat16()  # also what is no normal number
+    x = (torch.randn(rows, inner, generator=generator) * spread.exp2()).bfloat16()  # subnormal and infinite values, too
     weight = torch.randn(outputs, inner, generator=generator).bfloat16()
     if seed == 5:
         x[3, 7], x[4, 60], weight[2, 11] = torch.nan, torch.inf, 1e-39
@@ -119,21 +119,21 @@ for seed in range(12):
         of_blocks.pack(matrix, stored, inner)
         results.append(of_blocks.linear(matrix, stored, inner, torch.bfloat16)(x))
 if hasattr(kernels, "amx_model_products"):
-    assert kernels.amx_model_products() > 0, "it was not tiles that multiplied"
+    assert kernels.amx_model_products() > 0, "the tile instructions were not used"
 torch.save(results, sys.argv[2])
 """
 
 
 @pytest.mark.slow(drawn=not HAS_AMX)
 @pytest.mark.timeout(900)
-def test_tiles_of_a_model_compute_what_amx_would(tmp_path: Path) -> None:
+def test_amx_kernels_with_emulated_tiles_are_right(tmp_path: Path) -> None:
     """Test the AMX ISA on other processors, with its tiles emulated in plain C++.
 
-    On processors with tiles, these are fuzzed themselves, and the model must have their bits.
+    On processors with tiles, `test_fuzz` uses these, and the emulation must give the same bits.
     """
     isa = next((isa.name for isa in usable_isas() if isa.name == "avx512-bf16"), None)
     if isa is None:
-        pytest.skip("what is not tiles on that ISA needs AVX512-BF16")
+        pytest.skip("the other instructions of the AMX ISA need AVX512-BF16")
     flags = f"-D__AMX_BF16__ -include {HERE / 'amx_model.h'}"
     environment = {"PYTHONPATH": str(HERE.parents[2])}
     apart = {"STOKER_CACHE": str(tmp_path)}  # a library's name does not depend on the model's text
@@ -170,30 +170,34 @@ print("and still")
 """
 
 
-def test_a_stray_read_would_be_seen() -> None:
+def test_stray_read_is_detected() -> None:
     done = _sanitized(usable_isas()[0].name, "-c", _STRAY)
     assert "all is well" in done.stdout, done.stdout[-6000:]
     assert "heap-buffer-overflow" in done.stdout and "stoker_argmax" in done.stdout
     assert "and still" not in done.stdout
 
 
-def test_ranks_do_not_stray() -> None:
-    test = f"{HERE.parent / 'parallel' / 'test_shm_communicator.py'}::test_operations_one_after_another[spinning-3]"
+def test_communicators_pass_under_sanitizers() -> None:
+    test = (
+        f"{HERE.parent / 'parallel' / 'test_shm_communicator.py'}::test_sequences_of_operations_equal_torch[spinning-3]"
+    )
     arguments = ("-q", "-x", "-p", "no:cacheprovider", test)
     done = _sanitized(usable_isas()[0].name, "-m", "pytest", *arguments, STOKER_FUZZ_EXAMPLES="25")
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "with a race"])
+@pytest.mark.parametrize("broken", [False, True], ids=["unchanged", "with a race"])
 @pytest.mark.parametrize(
-    "driver, driven, says",
+    "driver, driven, expected_output",
     [
         ("drive_thread_pool.cpp", "common/threads.cpp", "every piece was computed once\n"),
         ("drive_shm_collectives.cpp", "comm/shm_collectives.cpp", "every result was right\n"),
     ],
 )
-def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str, broken: bool) -> None:
+def test_threads_have_no_data_races(
+    tmp_path: Path, driver: str, driven: str, expected_output: str, broken: bool
+) -> None:
     """Concurrent callers of a pool that grows and shrinks; ranks with shared memory; and that races are detected."""
     _runtime("libtsan")
     program = tmp_path / "threads"
@@ -206,4 +210,4 @@ def test_threads_do_not_race(tmp_path: Path, driver: str, driven: str, says: str
         assert done.returncode != 0 and "data race" in done.stdout, done.stdout[-6000:]
     else:
         assert done.returncode == 0, done.stdout[-6000:]
-        assert done.stdout == says
+        assert done.stdout == expected_output

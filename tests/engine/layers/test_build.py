@@ -22,7 +22,7 @@ RANKS = [1, 2, 3, 4, 7, 8]
 
 
 @dataclass
-class Seat(SingleRank):
+class SilentRank(SingleRank):
     """A rank that never communicates."""
 
     rank: int
@@ -31,13 +31,13 @@ class Seat(SingleRank):
 
 def builds(ranks: int) -> list[Build]:
     """Return one build per rank."""
-    return [Build(torch.float32, SdpaBackend(), REFERENCE, Seat(rank, ranks)) for rank in range(ranks)]
+    return [Build(torch.float32, SdpaBackend(), REFERENCE, SilentRank(rank, ranks)) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("multiple", [1, 8, 32])
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("size", SIZES)
-def test_shares_are_the_whole(size: int, ranks: int, multiple: int) -> None:
+def test_shards_cover_every_element_once(size: int, ranks: int, multiple: int) -> None:
     """Shards are consecutive, cut at multiples, the first the largest; or all ranks refuse."""
     units = -(-size // multiple)
     if (ranks - 1) * -(-units // ranks) >= units:
@@ -55,7 +55,7 @@ def test_shares_are_the_whole(size: int, ranks: int, multiple: int) -> None:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
-def test_queries_are_where_their_keys_are(group: int, kv_heads: int, ranks: int) -> None:
+def test_query_heads_are_on_the_rank_of_their_kv_head(group: int, kv_heads: int, ranks: int) -> None:
     """A rank's i-th query head attends to its ⌊i / group⌋-th KV head, as in the whole model."""
     heads = group * kv_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
@@ -73,7 +73,7 @@ def test_queries_are_where_their_keys_are(group: int, kv_heads: int, ranks: int)
     assert queries == list(range(heads))
 
 
-def test_weight_targets_know_their_part() -> None:
+def test_weight_targets_hold_their_part() -> None:
     whole = torch.arange(7 * 12.0).view(7, 12)
     target = WeightTarget.of(torch.empty(3, 4), Shard(2, 3, 7), Shard(2, 2, 6).times(2))
     assert (target.full_shape, target.shard) == ((7, 12), (slice(2, 5), slice(4, 8)))
@@ -86,7 +86,7 @@ def test_weight_targets_know_their_part() -> None:
 
 
 @pytest.mark.parametrize(("columns", "ranks", "sizes"), [(40, 2, "1"), (128, 8, "1 or 2 or 4"), (96, 4, "1 or 3")])
-def test_a_cut_within_a_block_names_sizes_that_do(columns: int, ranks: int, sizes: str) -> None:
+def test_cut_within_a_block_is_refused_with_the_possible_sizes(columns: int, ranks: int, sizes: str) -> None:
     """A single rank is always possible, also if rows end within a block."""
     inputs = Shard(0, columns // ranks, columns)
     build = replace(builds(ranks)[0], linear=lambda _: Blocks(GGUF_FORMATS["Q8_0"]))

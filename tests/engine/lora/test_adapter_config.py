@@ -1,4 +1,4 @@
-"""PEFT's `adapter_config.json`: what is used, what is ignored, and what is refused by name."""
+"""PEFT's `adapter_config.json`: fields that are used, ignored, or refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker_common.errors import AdapterError
 from stoker_engine.lora.adapter_config import AdapterConfig
 
 _PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
-_NO_RANKS: list[Any] = [10**400, 0, -1, True, "8", 1.5, None, [8], {}]
+_INVALID_RANKS: list[Any] = [10**400, 0, -1, True, "8", 1.5, None, [8], {}]
 _MODULES = [
     f"model.{stack}.{layer}.{module}"
     for stack in ("layers", "blocks")
@@ -59,7 +59,7 @@ def refusal(**fields: Any) -> str:
         {"target_modules": ["model.layers.0.self_attn.q_proj", "up_proj"], "layers_to_transform": [1]},
     ],
 )
-def test_targets_are_pefts(fields: dict[str, Any]) -> None:
+def test_targets_equal_those_of_peft(fields: dict[str, Any]) -> None:
     theirs, ours = LoraConfig(**fields), parse(**fields)
     assert [bool(check_target_module_exists(theirs, name)) for name in _MODULES] == [*map(ours.targets, _MODULES)]
 
@@ -74,7 +74,7 @@ def test_targets_are_pefts(fields: dict[str, Any]) -> None:
         {"q_proj|up_proj": 2, "k_proj": 9},
     ],
 )
-def test_the_first_pattern_that_matches_gives_rank_and_alpha(patterns: dict[str, int]) -> None:
+def test_first_matching_pattern_gives_rank_and_alpha(patterns: dict[str, int]) -> None:
     ours = parse(rank_pattern=patterns, alpha_pattern=patterns, r=16, lora_alpha=4)
     rooted = parse(rank_pattern=patterns, alpha_pattern=patterns, r=16, lora_alpha=4, use_rslora=True)
     for name in _MODULES:
@@ -94,11 +94,11 @@ def test_the_first_pattern_that_matches_gives_rank_and_alpha(patterns: dict[str,
         {"layers_pattern": None, "layers_to_transform": [], "rank_pattern": {}, "alpha_pattern": None},
     ],
 )
-def test_what_is_harmless_is_accepted(fields: dict[str, Any]) -> None:
+def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     assert parse(**fields).targets("model.layers.0.self_attn.q_proj")
 
 
-def test_every_field_of_peft_has_a_meaning() -> None:
+def test_every_field_of_peft_is_known() -> None:
     content = json.dumps(dataclasses.asdict(LoraConfig(r=3, target_modules=["q_proj"])), default=sorted)
     assert AdapterConfig.parse(content.encode()).r == 3
 
@@ -123,7 +123,7 @@ def test_every_field_of_peft_has_a_meaning() -> None:
         {"ensure_weight_tying": True},
         {"megatron_config": {"a": 1}},
         *({"init_lora_weights": how} for how in ("pissa", "pissa_niter_4", "PiSSA", "olora", "corda", "loftq")),
-        *({"r": rank} for rank in _NO_RANKS),
+        *({"r": rank} for rank in _INVALID_RANKS),
         *({"lora_alpha": alpha} for alpha in ("8", True, None, float("inf"), float("nan"), 10**400, [1])),
         {"rank_pattern": {"q_proj": 0}},
         {"rank_pattern": ["q_proj"]},
@@ -150,11 +150,11 @@ def test_every_field_of_peft_has_a_meaning() -> None:
     ],
     ids=repr,
 )
-def test_a_refusal_names_the_field(fields: dict[str, Any]) -> None:
+def test_error_names_the_field(fields: dict[str, Any]) -> None:
     assert next(iter(fields)) in refusal(**fields)
 
 
-def test_a_field_that_is_not_known_is_refused_whatever_it_is_called() -> None:
+def test_unknown_fields_are_refused() -> None:
     assert "not known" in refusal(**{"\ud800\n" * 1000: True})
 
 
@@ -164,7 +164,7 @@ def test_a_field_that_is_not_known_is_refused_whatever_it_is_called() -> None:
      b'{"peft_type": ' + b'{"a":' * 100_000, b"\0" * 1000, b'{"a": "' + b"x" * 1_000_000],
     ids=lambda content: repr(content[:12]),
 )  # fmt: skip
-def test_what_is_no_config_is_refused(content: bytes) -> None:
+def test_malformed_configs_are_refused(content: bytes) -> None:
     with pytest.raises(AdapterError, match=r"adapter_config\.json") as caught:
         AdapterConfig.parse(content)
     assert len(str(caught.value)) < 300
@@ -191,7 +191,7 @@ _SLOW = ".*" * 30 + "[0-9]{5}"
     ],
     ids=lambda fields: f"{list(fields)[-1]}-{str(fields[list(fields)[-1]])[:14]}",
 )
-def test_an_adapters_patterns_end_in_time(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_of_patterns_is_limited_in_time(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to all patterns together: an adapter has hundreds of names."""
     monkeypatch.setattr("stoker_engine.lora.adapter_config._PATTERNS_S", 0.2)
     config = parse(**fields)
@@ -219,7 +219,7 @@ def test_an_adapters_patterns_end_in_time(fields: dict[str, Any], monkeypatch: p
     ],
 )
 @pytest.mark.parametrize("name", ["target_modules", "exclude_modules", "layers_pattern", "rank_pattern"])
-def test_what_is_no_pattern_is_refused(name: str, pattern: str) -> None:
+def test_invalid_patterns_are_refused(name: str, pattern: str) -> None:
     fields: dict[str, Any] = {name: {pattern: 1} if name == "rank_pattern" else pattern}
     config = parse(**fields, layers_to_transform=[1])
     with pytest.raises(AdapterError, match="is not a valid pattern") as caught:
@@ -229,14 +229,14 @@ def test_what_is_no_pattern_is_refused(name: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(x)|layers", "(l)ayers", "|(x)|"])
-def test_groups_in_a_pattern_of_layers_are_not_the_layer(pattern: str) -> None:
+def test_groups_in_layers_pattern_do_not_capture_the_layer(pattern: str) -> None:
     config = parse(layers_pattern=pattern, layers_to_transform=[1])
     config.targets("model.layers.1.self_attn.q_proj")
     config.targets("layers.1.q_proj")
     config.targets("x.q_proj")
 
 
-def test_a_layers_number_may_have_thousands_of_digits() -> None:
+def test_layer_numbers_may_have_thousands_of_digits() -> None:
     assert not parse(layers_to_transform=[1]).targets(f"model.layers.{'9' * 5000}.self_attn.q_proj")
 
 

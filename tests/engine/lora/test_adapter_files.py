@@ -1,4 +1,4 @@
-"""What is remembered of adapters' files: hashes while files stay as they are, and layouts, whatever the elements."""
+"""Cached facts about adapters' files: hashes of unchanged files, and layouts, which do not depend on elements."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_few_hashes_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [folders.read(folder, Pace()).is_known for folder in (a, c, b)] == [True, True, False]
 
 
-def test_a_file_that_ends_early_while_it_is_read(tmp_path: Path) -> None:
+def test_file_truncated_during_the_read_gives_only_the_read_bytes(tmp_path: Path) -> None:
     """If the file is truncated meanwhile, no uninitialized memory follows what was read."""
     folder = folder_of(tmp_path / "a", b"{}", b"x" * (3 << 20))
 
@@ -109,7 +109,7 @@ def reader_of(base: Path, dtype: torch.dtype = torch.float32) -> AdapterReader:
 def test_adapters_of_one_layout_keep_their_own_elements(
     alpha: int, stored: torch.dtype, dtype: torch.dtype, base: Path, tmp_path: Path
 ) -> None:
-    """One reader, which has seen the layout, reads what a new one reads, and refuses what is not finite."""
+    """A reader that knows the layout reads the same as a new one, and refuses elements that are not finite."""
     adapters, reader = PeftAdapters(tiny_family("llama")), reader_of(base, dtype)
     folders = []
     for seed in range(3):
@@ -149,7 +149,7 @@ def test_large_elements_whose_sum_is_infinite_are_read(base: Path, tmp_path: Pat
     assert all(bool((each.a == 3e38).all()) for each in factors.values())
 
 
-def test_a_config_is_not_anothers(base: Path, tmp_path: Path) -> None:
+def test_adapters_with_equal_tensors_follow_their_own_config(base: Path, tmp_path: Path) -> None:
     """Equal tensors beside another config are scaled, or refused, as that config says."""
     folder, reader = PeftAdapters(tiny_family("llama")).save_adapter(tmp_path / "a", r=4, lora_alpha=4), reader_of(base)
     plain, path = reader.read(folder).factors, folder / "adapter_config.json"
@@ -162,7 +162,7 @@ def test_a_config_is_not_anothers(base: Path, tmp_path: Path) -> None:
         reader.read(folder)
 
 
-def test_tensors_that_are_not_aligned_in_the_file(base: Path, tmp_path: Path) -> None:
+def test_unaligned_tensors_are_read(base: Path, tmp_path: Path) -> None:
     folder = PeftAdapters(tiny_family("llama")).save_adapter(tmp_path / "a", r=4, lora_alpha=4)
     plain, content = reader_of(base).read(folder).factors, (folder / TENSORS).read_bytes()
     size = int.from_bytes(content[:8], "little")

@@ -74,7 +74,7 @@ def adapter_on(folder: Path, adapter: Path, split: Sharding, stage: int, **optio
 
 @pytest.mark.parametrize("rank", [16, 8])
 @pytest.mark.parametrize("name", [*EXACT, "phi3", "gpt2", "mixtral", "qwen2_moe", "deepseek_v3"])
-def test_an_adapter_takes_what_is_counted(name: str, rank: int, tmp_path: Path) -> None:
+def test_adapter_takes_the_planned_bytes(name: str, rank: int, tmp_path: Path) -> None:
     theirs = tiny_family(name) if name in FAMILIES else tiny_mixture(name)
     theirs.save_pretrained(tmp_path)
     adapter = PeftAdapters(theirs).save_adapter(tmp_path / "adapters", r=rank)
@@ -90,7 +90,7 @@ def test_an_adapter_takes_what_is_counted(name: str, rank: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
-def test_quantized_models_have_the_same_adapters(quantization: str, tmp_path: Path) -> None:
+def test_adapters_of_quantized_models_have_the_same_size(quantization: str, tmp_path: Path) -> None:
     theirs = tiny_family("llama")
     theirs.save_pretrained(tmp_path)
     adapter = PeftAdapters(theirs).save_adapter(tmp_path / "adapters", r=16)
@@ -99,7 +99,7 @@ def test_quantized_models_have_the_same_adapters(quantization: str, tmp_path: Pa
     assert taken <= counted
 
 
-def test_ranks_that_share_a_key_and_value_head_each_have_its_adapter(tmp_path: Path) -> None:
+def test_ranks_that_share_a_kv_head_each_hold_its_adapter(tmp_path: Path) -> None:
     theirs = tiny_family("llama")
     assert theirs.config.num_key_value_heads == 2
     theirs.save_pretrained(tmp_path)
@@ -140,7 +140,7 @@ def packed_by(loaded: LoadedAdapters, adapter: Path) -> dict[tuple[str, ...], li
 def test_adapters_of_one_layout_are_packed_like_the_first(
     name: str, stored: torch.dtype, alpha: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Later adapters have the memory that they would have had as first ones, and their own errors."""
+    """Later adapters have the same bytes as if they were loaded first, and their own errors."""
     theirs = tiny_family(name) if name in FAMILIES else tiny_mixture(name)
     theirs.save_pretrained(tmp_path)
     adapters, folders, is_native = PeftAdapters(theirs), [], name in ("llama", "gptj", "phi3")
@@ -156,7 +156,7 @@ def test_adapters_of_one_layout_are_packed_like_the_first(
     for folder in (folders[1], folders[0], folders[2]):
         expected = packed_by(adapters_of(args, checkpoint, split, 0), folder)
         with monkeypatch.context() as patch:
-            if loaded._layouts:  # the matrices are not even looked at
+            if loaded._layouts:  # a known layout needs no parsing
                 patch.setattr(loaded._reader, "adapter", None)
             assert packed_by(loaded, folder) == expected
         assert (expected == first) == (folder == folders[0])

@@ -74,7 +74,7 @@ def save(folder: Path, dtype: torch.dtype | None = None, **fields: Any) -> tuple
     ],
     ids=str,
 )
-def test_factors_are_what_pefts_merged_model_differs_by(
+def test_factors_equal_the_difference_of_pefts_merged_model(
     fields: dict[str, Any], tmp_path: Path, reader: AdapterReader
 ) -> None:
     folder, differences = save(tmp_path, **fields)
@@ -85,11 +85,11 @@ def test_factors_are_what_pefts_merged_model_differs_by(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_are_read(dtype: torch.dtype, tmp_path: Path, reader: AdapterReader) -> None:
+def test_sixteen_bit_adapters_are_read(dtype: torch.dtype, tmp_path: Path, reader: AdapterReader) -> None:
     assert len(reader.read(save(tmp_path, dtype)[0]).factors) > 1
 
 
-def test_a_gguf_base_takes_the_same_adapter(tmp_path: Path, base: Path, reader: AdapterReader) -> None:
+def test_gguf_base_accepts_the_same_adapter(tmp_path: Path, base: Path, reader: AdapterReader) -> None:
     path = llama_cpp.write(tiny_family("llama"), tmp_path / "model.gguf")
     folder, _ = save(tmp_path / "adapter", target_modules="all-linear")
     expected, found = reader.read(folder), reader_of(path).read(folder)
@@ -124,7 +124,7 @@ def refusal(reader: AdapterReader, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 @pytest.mark.parametrize("how", ["missing", "fifo", "directory", "dangling", "empty", "garbage", "half"])
-def test_a_file_that_is_none(name: str, how: str, files: Path, reader: AdapterReader) -> None:
+def test_unreadable_files_are_refused(name: str, how: str, files: Path, reader: AdapterReader) -> None:
     path = files / name
     content = path.read_bytes()
     path.unlink()
@@ -145,12 +145,12 @@ def test_pickled_matrices_are_not_read(files: Path, reader: AdapterReader) -> No
 
 
 @pytest.mark.parametrize("path", ["/no/such\0folder", "/no/\ud800", "/dev/null", "/" + "x" * 5000])
-def test_a_path_that_leads_nowhere(path: str, reader: AdapterReader) -> None:
+def test_invalid_paths_are_refused(path: str, reader: AdapterReader) -> None:
     with pytest.raises(AdapterError):
         reader.read(Path(path))
 
 
-def test_a_large_file_is_not_read(files: Path, reader: AdapterReader) -> None:
+def test_large_config_is_refused(files: Path, reader: AdapterReader) -> None:
     with (files / "adapter_config.json").open("ab") as file:
         file.write(b" " * (1 << 20))
     assert "bytes" in refusal(reader, files)
@@ -193,7 +193,7 @@ def _set(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[
         (_set(f"{_PREFIX}.{'9' * 400}.self_attn.q_proj.lora_A.weight", lambda x: x), "q_proj"),
     ],
 )
-def test_tensors_that_do_not_fit(
+def test_unsuitable_tensors_are_refused(
     change: Callable[[Tensors], object], expected: str, files: Path, reader: AdapterReader
 ) -> None:
     tensors = load_file(files / "adapter_model.safetensors")
@@ -213,14 +213,16 @@ def test_tensors_that_do_not_fit(
         ({"rank_pattern": {"q_proj": 3}}, "rank 3"),
     ],
 )
-def test_a_config_that_does_not_fit(fields: dict[str, Any], expected: str, files: Path, reader: AdapterReader) -> None:
+def test_unsuitable_configs_are_refused(
+    fields: dict[str, Any], expected: str, files: Path, reader: AdapterReader
+) -> None:
     path = files / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     assert expected in refusal(reader, files)
 
 
 @pytest.mark.parametrize("module", ["lm_head", "model.embed_tokens"])
-def test_all_linear_modules_are_neither_embedding_nor_head(module: str, tmp_path: Path, reader: AdapterReader) -> None:
+def test_all_linear_excludes_embedding_and_head(module: str, tmp_path: Path, reader: AdapterReader) -> None:
     folder, _ = save(tmp_path, target_modules=[module.removeprefix("model."), "q_proj"])
     reader.read(folder)
     path = folder / "adapter_config.json"
@@ -228,9 +230,7 @@ def test_all_linear_modules_are_neither_embedding_nor_head(module: str, tmp_path
     assert f"matrices of {module}, which adapter_config.json does not name" in refusal(reader, folder)
 
 
-def test_the_embedding_that_peft_saves_does_not_count_as_too_large(
-    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_embeddings_fit_the_size_limit(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.lora.adapter_reader._MAX_HEADER_BYTES", 4096)
     folder, _ = save(tmp_path, r=1, target_modules=["embed_tokens", "lm_head"])
     saved = load_file(folder / "adapter_model.safetensors")
@@ -261,8 +261,8 @@ def test_mutated_files_are_read_or_refused(files: Path, reader: AdapterReader) -
             assert len(str(error)) < 1200
 
 
-def test_experts_one_by_one_and_in_stacks(tmp_path: Path) -> None:
-    """As PEFT wrote them with transformers 4, and as one adapter of two stacked parameters."""
+def test_experts_may_be_single_or_stacked(tmp_path: Path) -> None:
+    """PEFT wrote single experts with transformers 4; here one of two stacked parameters has an adapter."""
     model = tiny_mixture("qwen3_moe")
     reader = reader_of(save_model(tmp_path / "model", model))
     stacked = get_peft_model(

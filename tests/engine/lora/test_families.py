@@ -106,8 +106,10 @@ def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(library() is None, reason="without the CPU's kernels a row's result depends on its batch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["gemma3", "gpt2", "mixtral", "gpt_oss", "dbrx", "deepseek_v3"])
-def test_a_sequence_is_the_same_alone_and_beside_other_adapters(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Bitwise equal: the first sequence has the second adapter, and the other one is dropped."""
+def test_sequence_has_the_same_bits_alone_and_beside_other_adapters(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """The first sequence has the second adapter; the other adapter is dropped."""
     model = WithAdapters(name, tmp_path, dtype)
     together = model.run(prompts(), SLOTS)
     model.drop(HELD[2])

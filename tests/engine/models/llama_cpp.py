@@ -49,7 +49,7 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
 }
-_TURNED = ("llama", "mixtral", "granite", "granitemoe", "olmo")
+_INTERLEAVED = ("llama", "mixtral", "granite", "granitemoe", "olmo")
 _KEYS = {
     "context_length": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
     "embedding_length": ("hidden_size",),
@@ -103,7 +103,7 @@ def write(
         quantize: creates the blocks of a type.
     """
     arch = architecture or ARCHITECTURES[model.config.model_type]
-    writer = _begun(model, path, arch, extra)
+    writer = _new_writer(model, path, arch, extra)
     for theirs, tensor in named_tensors(model, arch):
         values = np.ascontiguousarray(tensor.float().numpy())
         kind = gguf.GGMLQuantizationType.F32 if is_plain(theirs, tensor) else stored(theirs)
@@ -134,7 +134,7 @@ def write_header(model: PreTrainedModel, path: Path, stored: dict[str, gguf.GGML
         stored: type of each tensor, by GGUF's name.
     """
     arch = ARCHITECTURES[model.config.model_type]
-    writer = _begun(model, path, arch)
+    writer = _new_writer(model, path, arch)
     for name, tensor in named_tensors(model, arch):
         block, size = gguf.GGML_QUANT_SIZES[stored[name]]
         packed = (*tensor.shape[:-1], tensor.shape[-1] // block * size)
@@ -168,7 +168,7 @@ def named_tensors(model: PreTrainedModel, arch: str) -> Iterator[tuple[str, torc
         yield theirs, tensor
 
 
-def _begun(model: PreTrainedModel, path: Path, arch: str, extra: dict[str, Any] | None = None) -> gguf.GGUFWriter:
+def _new_writer(model: PreTrainedModel, path: Path, arch: str, extra: dict[str, Any] | None = None) -> gguf.GGUFWriter:
     """Return a writer with a model's metadata."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in {**_metadata(model), **(extra or {})}.items():
@@ -240,10 +240,10 @@ def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     out: dict[str, torch.Tensor] = {}
     norms: dict[str, list[torch.Tensor]] = {}
     for name, tensor in model.state_dict().items():
-        if kind in _TURNED and ".q_proj." in name:
-            tensor = _turned(tensor, heads)
-        if kind in _TURNED and ".k_proj." in name:
-            tensor = _turned(tensor, kv_heads)
+        if kind in _INTERLEAVED and ".q_proj." in name:
+            tensor = _interleaved(tensor, heads)
+        if kind in _INTERLEAVED and ".k_proj." in name:
+            tensor = _interleaved(tensor, kv_heads)
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
         if kind == "gpt2" and tensor.dim() == 2 and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
@@ -292,7 +292,7 @@ def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return out | {name: torch.stack(each) for name, each in norms.items()}
 
 
-def _turned(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+def _interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorder rotary pairs from split halves to neighbours."""
     return tensor.reshape(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
 

@@ -38,7 +38,7 @@ def _folder(path: Path, **config: object) -> Path:
     return path
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+def test_adapter_folder_is_refused_as_a_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"adapter.*merge"):
         _find(tmp_path)
@@ -51,7 +51,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
         _find(folder)
 
 
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         _find(tmp_path)
     with pytest.raises(ModelError, match="neither a local folder"):
@@ -67,17 +67,17 @@ def test_misspelled_path_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("quantized", [{"quant_method": "aqlm"}, {"quant_method": "spqr"}])
-def test_methods_that_nobody_reads_are_refused(quantized: dict[str, str], tmp_path: Path) -> None:
+def test_unsupported_quantization_methods_are_refused(quantized: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=quantized["quant_method"]):
         _find(_folder(tmp_path, quantization_config=quantized))
 
 
-def test_an_encoder_is_refused_by_what_it_is(tmp_path: Path) -> None:
+def test_encoder_is_refused_as_an_encoder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="encoder"):
         _find(_folder(tmp_path, architectures=["BertForMaskedLM"], model_type="bert"))
 
 
-def test_a_revision_needs_a_hub_model(tmp_path: Path) -> None:
+def test_revision_requires_a_hub_model(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="--revision"):
         find_checkpoint(EngineArgs(model=str(_folder(tmp_path)), revision="main"))
 
@@ -102,7 +102,7 @@ def test_the_card_names_the_licence(readme: str, licence: str | None, title: str
     assert card.title == (f"{title} ({tmp_path / 'README.md'})" if title else str(tmp_path / "README.md"))
 
 
-def test_a_licence_file_tells_where_no_card_does(tmp_path: Path) -> None:
+def test_licence_file_is_read_if_there_is_no_card(tmp_path: Path) -> None:
     assert card_of_folder(tmp_path).licence is None
     (tmp_path / "LICENSE").write_text("\n\n   MIT License\n\nCopyright …")
     assert card_of_folder(tmp_path).licence == "MIT License (LICENSE)"
@@ -121,7 +121,7 @@ def test_gguf_carries_its_card(tmp_path: Path) -> None:
     assert (card.licence, card.title) == ("gemma", "A Model")
 
 
-def test_a_model_without_a_stated_dtype_has_that_of_its_tensors(tiny_llama: Path, tmp_path: Path) -> None:
+def test_dtype_defaults_to_that_of_the_tensors(tiny_llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_llama, folder)
     given = json.loads((folder / "config.json").read_text())

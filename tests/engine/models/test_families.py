@@ -42,8 +42,10 @@ def test_family_equals_transformers(
 
 
 @pytest.mark.parametrize("name", ["gemma2", "cohere2", "mpt clip", "falcon 40b", "stablelm 12b"])
-def test_with_torchs_attention(name: str, tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
-    """For devices without CPU kernels."""
+def test_families_equal_transformers_with_sdpa(
+    name: str, tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any
+) -> None:
+    """SDPA is used on devices without CPU kernels."""
     theirs = tiny_family(name)
     theirs.save_pretrained(tmp_path)
     ours = decoder_of(tmp_path, backend=SdpaBackend())
@@ -53,8 +55,8 @@ def test_with_torchs_attention(name: str, tmp_path: Path, decoder_of: Any, paged
 @pytest.mark.parametrize(
     "name", ["mistral", "gemma2", "gemma3", "cohere2", "falcon rw", "bloom", "mpt clip", "opt 350m", "gptj", "olmo2"]
 )
-def test_through_the_engine(name: str, tmp_path: Path, tiny_llama: Path) -> None:
-    """In chunks, batched, with prefix hits, and preempted: the cache is too small for all at once."""
+def test_engine_output_equals_transformers(name: str, tmp_path: Path, tiny_llama: Path) -> None:
+    """Prompts are chunked, batched, share a prefix, and are preempted: the cache is too small for all at once."""
     theirs = tiny_family(name)
     theirs.save_pretrained(tmp_path)
     for file in tiny_llama.glob("tokenizer*"):
@@ -62,21 +64,21 @@ def test_through_the_engine(name: str, tmp_path: Path, tiny_llama: Path) -> None
     blocks = {"gemma3": 500, "cohere2": 350}.get(name, 80)  # one of several layers has full attention
     llm = LLM(str(tmp_path), block_size=4, num_gpu_blocks_override=blocks, max_model_len=160, max_num_batched_tokens=24)
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    todo = [*prompts(), [*prompts()[0][:40], 7]]
-    outputs = [output.outputs[0].token_ids for output in llm.generate(todo, params, use_tqdm=False)]
-    assert [len(output) for output in outputs] == [64] * len(todo)
+    prompt_list = [*prompts(), [*prompts()[0][:40], 7]]
+    outputs = [output.outputs[0].token_ids for output in llm.generate(prompt_list, params, use_tqdm=False)]
+    assert [len(output) for output in outputs] == [64] * len(prompt_list)
     if all(layer.sliding_window is None for layer in ModelConfig.from_dict(read_config(tmp_path)).layers):
         assert llm.engine.scheduler.num_preemptions > 0
     reference = reference_of(theirs)
-    for prompt, output in zip(todo, outputs, strict=True):
+    for prompt, output in zip(prompt_list, outputs, strict=True):
         logits = reference(prompt + output)[len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
         assert (logits.max(-1).values - chosen).max() <= 1e-3
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None:
-    """For the sizes of the family's default config, in bfloat16, in which wide norms take more."""
+def test_planner_counts_the_allocated_bytes(architecture: str) -> None:
+    """With the family's default config in bfloat16, in which `wide` norms are float32."""
     config = ModelConfig.from_dict({"architectures": [architecture]})
     with torch.device("meta"):
         model = Decoder(config, Build(torch.bfloat16, SdpaBackend(), REFERENCE), config.default_model_len)
@@ -88,10 +90,10 @@ def test_the_planner_counts_what_the_engine_allocates(architecture: str) -> None
 @pytest.mark.skipif(library() is None, reason="without the CPU's kernels a row's result depends on its batch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", tiny_configs.FAMILIES)
-def test_a_sequence_is_the_same_alone_and_together(
+def test_sequence_has_the_same_bits_alone_and_in_a_batch(
     name: str, dtype: torch.dtype, tmp_path: Path, decoder_of: Any, paged_run: Any
 ) -> None:
-    """Bitwise equal, however both are cut into chunks."""
+    """The two runs cut prompts into different chunks."""
     tiny_family(name).save_pretrained(tmp_path)
     ours = decoder_of(tmp_path, dtype=dtype)
     together = paged_run(ours, prompts(), new_tokens=8, dtype=dtype)
@@ -99,7 +101,7 @@ def test_a_sequence_is_the_same_alone_and_together(
     assert torch.equal(torch.stack(alone.sequences[0].logits), torch.stack(together.sequences[0].logits))
 
 
-def test_an_activation_that_is_not_computed_here(tmp_path: Path, decoder_of: Any) -> None:
+def test_unsupported_activation_is_refused(tmp_path: Path, decoder_of: Any) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], **tiny_configs.FAMILIES["llama"][1], "hidden_act": "mish"})
     )

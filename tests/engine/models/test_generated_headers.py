@@ -77,7 +77,7 @@ class Generated:
         for name, tensor in self.tensors.items():
             kind = self.types[name]
             block, size = GGML_QUANT_SIZES[kind]
-            # Latent attention computes with it transposed.
+            # Latent attention transposes attn_k_b.
             stays = kind.name in GGUF_FORMATS and block > 1 and "attn_k_b" not in name
             total += tensor.numel() // block * size if stays else 2 * tensor.numel()
         return total
@@ -97,15 +97,15 @@ def cached(config: Any) -> int:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_sizes_are_those_of_the_tensors(seed: int, tmp_path: Path) -> None:
+def test_planned_sizes_equal_those_of_the_tensors(seed: int, tmp_path: Path) -> None:
     if cpu_library(torch.device("cpu"), torch.bfloat16) is None:
         pytest.skip("no kernels for blocks on this machine")
     generated = Generated(seed)
     file = GGUFFile(llama_cpp.write_header(generated.model, tmp_path / "model.gguf", generated.types))
     config = file.config()
     formats = DecoderLoader(file.weight_names(), file).weight_formats(config, torch.bfloat16, torch.device("cpu"))
-    about = (generated.model.config.model_type, generated.main_type, generated.other_type)
+    case = (generated.model.config.model_type, generated.main_type, generated.other_type)
     assert sum(layer.attention.cache.numbers_per_token for layer in config.layers) == cached(generated.model.config), (
-        about
+        case
     )
-    assert weight_bytes(config, 2, formats=formats) == pytest.approx(generated.counted(), rel=0.01), about
+    assert weight_bytes(config, 2, formats=formats) == pytest.approx(generated.counted(), rel=0.01), case

@@ -1,4 +1,4 @@
-"""Reading GGUF: long arrays are skipped correctly."""
+"""GGUF files: metadata, dtypes, dequantization and splits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _write(path: Path, endian: GGUFEndian = GGUFEndian.LITTLE, architecture: str
     return path
 
 
-def test_what_follows_a_long_array_is_found(tmp_path: Path) -> None:
+def test_fields_after_a_long_array_are_found(tmp_path: Path) -> None:
     file = GGUFFile(_write(tmp_path / "model.gguf"))
     assert file.field("tokenizer.ggml.eos_token_id") == 7
     assert file.names() == ["token_embd.weight"]
     assert torch.equal(file.read("token_embd.weight"), torch.arange(96.0).reshape(3, 32))
 
 
-def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="mamba"):
         GGUFFile(_write(tmp_path / "model.gguf", architecture="mamba")).config()
 
@@ -49,7 +49,7 @@ def test_an_architecture_that_is_not_read_is_refused_by_name(tmp_path: Path) -> 
         (GGMLQuantizationType.BF16, GGMLQuantizationType.BF16, "bfloat16"),
     ],
 )
-def test_a_file_is_computed_in_bfloat16_unless_its_matrices_are_float32(
+def test_dtype_is_bfloat16_unless_all_matrices_are_float32(
     tmp_path: Path, embedding: GGMLQuantizationType, matrix: GGMLQuantizationType, dtype: str
 ) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
@@ -113,6 +113,6 @@ def test_a_split_file_is_read_from_its_first_part(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "model-00002-of-00003.gguf")
 
 
-def test_a_file_without_what_a_language_model_has_is_refused(tmp_path: Path) -> None:
+def test_file_without_a_models_metadata_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="block_count"):
         GGUFFile(_write(tmp_path / "model.gguf", architecture="llama")).config()

@@ -65,7 +65,7 @@ def _in_blocks(options: dict[str, Any], size: int = 32) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several ranks, without computation."""
+    """One of several ranks, which only loads."""
 
     rank: int
     size: int
@@ -79,7 +79,7 @@ class Shard:
 def _model(
     path: Path, dtype: torch.dtype = torch.float32, ranks: Communicator | None = None, in_panels: bool = False
 ) -> Decoder:
-    """Load a rank's shard of the model, and check its bytes with the memory arithmetic.
+    """Load a rank's shard of the model.
 
     Args:
         in_panels: pack the types that can be packed; this changes the order of sums.
@@ -126,7 +126,9 @@ def _matrices(model: Decoder) -> set[str]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", GGUF)
-def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
+def test_blocks_of_every_family_have_the_bits_of_dequantized_weights(
+    name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any
+) -> None:
     blocks, plain = (_model(path, dtype) for path in _write(name, tmp_path))
     prompts = [[5, 100, 2, 77], list(range(2, 63))]
     ran = [paged_run(model, prompts, new_tokens=6, dtype=dtype) for model in (blocks, plain)]
@@ -136,7 +138,7 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
     held = _matrices(blocks)
     assert _held(blocks) == _predicted(tmp_path / "blocks.gguf", blocks, dtype)
     assert _held(plain) == _predicted(tmp_path / "float32.gguf", plain, dtype) and not _matrices(plain)
-    # All that is a matrix, but routers, gates, positions, and what latent attention turns.
+    # All matrices except routers, gates, positions, and those that latent attention transposes.
     matrices = {key for key, target in blocks.weight_targets().items() if len(target.full_shape) > 1}
     left = {key for key in matrices - held if not any(part in key for part in ("router", "_gate", "positions", "k_b"))}
     assert not left and held
@@ -144,10 +146,10 @@ def test_every_family(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize("name", ["bloom", "gemma3", "gpt2", "llama biases", "olmo2", "phi3", "qwen3"])
-def test_blocks_in_panels(name: str, kind: str, tmp_path: Path, paged_run: Any) -> None:
-    """Near the same values in bfloat16; and bitwise equal whether a prompt is one step or several."""
+def test_block_panels_are_close_to_dequantized_weights(name: str, kind: str, tmp_path: Path, paged_run: Any) -> None:
+    """Results do not depend on a prompt's chunks."""
     if select_kernels(_CPU, torch.bfloat16).block_panels is None:
-        pytest.skip("this processor multiplies rows")
+        pytest.skip("this ISA has no panels")
     paths = _write(name, tmp_path, lambda name: GGMLQuantizationType[kind], size=GGUF_FORMATS[kind].numbers)
     blocks, plain = (_model(path, torch.bfloat16, in_panels=True) for path in paths)
     packed = {name for name, module in blocks.named_modules() if isinstance(module, BlockMatrix) and module.is_packed}
@@ -160,7 +162,7 @@ def test_blocks_in_panels(name: str, kind: str, tmp_path: Path, paged_run: Any) 
     for prompt, one, other, near in zip(prompts, whole, parts, expected, strict=True):
         assert torch.equal(torch.stack(one.logits), torch.stack(other.logits))
         got, exact = (torch.stack(sequence.logits[: len(prompt)]) for sequence in (one, near))
-        assert (got - exact).norm() <= 0.25 * exact.norm()  # what bfloat16 itself rounds away is a third of it
+        assert (got - exact).norm() <= 0.25 * exact.norm()  # a third of that is bfloat16's own rounding
 
 
 #: Types by the rows that they support: multiples of 32, or of 256.
@@ -187,7 +189,9 @@ _TYPES = {
         ("qwen3_moe", 256, 12),
     ],
 )
-def test_types_are_mixed(name: str, size: int, seed: int, tmp_path: Path, paged_run: Any) -> None:
+def test_mixed_types_have_the_bits_of_dequantized_weights(
+    name: str, size: int, seed: int, tmp_path: Path, paged_run: Any
+) -> None:
     """Each matrix of a file has a random type."""
     drawn = dict[str, GGMLQuantizationType]()
 
@@ -203,13 +207,13 @@ def test_types_are_mixed(name: str, size: int, seed: int, tmp_path: Path, paged_
     assert len({target.stored for target in blocks.weight_targets().values()}) > 4
 
 
-def test_a_head_that_is_tied_is_one_copy(tmp_path: Path) -> None:
+def test_tied_head_shares_the_blocks_of_the_embedding(tmp_path: Path) -> None:
     blocks, _ = _write("llama biases", tmp_path)
     model = _model(blocks)
     assert model.lm_head.matrix is model.embed.matrix and isinstance(model.embed.matrix, BlockMatrix)
 
 
-def test_parts_that_are_stored_otherwise_are_matrices_of_their_own(tmp_path: Path, paged_run: Any) -> None:
+def test_parts_of_other_types_are_separate_matrices(tmp_path: Path, paged_run: Any) -> None:
     others = {"blk.0.attn_v.weight", "blk.1.ffn_up.weight", "blk.1.attn_output.weight", "token_embd.weight"}
     paths = _write("llama biases", tmp_path, lambda name: _F32 if name in others else _Q8)
     blocks, plain = map(_model, paths)
@@ -237,7 +241,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", _SHARED)
-def test_each_rank_holds_and_reads_its_share(
+def test_each_rank_holds_and_reads_its_shard(
     name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, options = GGUF[name]
@@ -260,13 +264,13 @@ def test_each_rank_holds_and_reads_its_share(
         held.append(_held(model))
         assert _matrices(model) == _matrices(whole)
         for key, target in whole.weight_targets().items():
-            assert torch.equal(_numbers(targets[key]), targets[key].part_of(_numbers(target))), key
+            assert torch.equal(_elements(targets[key]), targets[key].part_of(_elements(target))), key
         unread = sum(target.tensor.nbytes for key, target in targets.items() if "k_b" in key)
         assert sum(read) - unread <= held[-1]
     assert max(held) == _predicted(path, whole, torch.float32, ranks)
 
 
-def _numbers(target: WeightTarget) -> torch.Tensor:
+def _elements(target: WeightTarget) -> torch.Tensor:
     return (
         target.tensor
         if target.stored is None
@@ -294,7 +298,7 @@ def test_without_a_kernel_files_are_dequantized(
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
-def test_scales_that_are_no_numbers_are_refused_by_name(scale: float, tmp_path: Path) -> None:
+def test_nan_and_infinite_scales_are_refused_by_name(scale: float, tmp_path: Path) -> None:
     path, _ = _write("llama", tmp_path)
     name = "blk.1.ffn_down.weight"
     start = next(tensor.data_offset for tensor in GGUFReader(path).tensors if tensor.name == name)
@@ -306,7 +310,7 @@ def test_scales_that_are_no_numbers_are_refused_by_name(scale: float, tmp_path: 
 
 
 @pytest.mark.parametrize("layer", ["9" * 5000, "99999999999", "2"])
-def test_layers_that_the_model_does_not_have_take_no_memory(layer: str, tmp_path: Path) -> None:
+def test_tensors_of_nonexistent_layers_take_no_memory(layer: str, tmp_path: Path) -> None:
     further = {f"blk.{layer}.attn_q.weight": torch.zeros(64, 64)}
     theirs = random_model("llama", _in_blocks(GGUF["llama"][1]))
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", tensors=further, stored=lambda name: _Q8)
@@ -321,7 +325,7 @@ def test_rows_of_another_length_are_refused_by_name(tmp_path: Path) -> None:
         _model(path)
 
 
-def test_the_cache_gets_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_cache_gets_the_saved_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, plain = _write("qwen3", tmp_path)
     monkeypatch.setattr("stoker_engine.exec.kv_cache.memory_bytes", lambda *_: 2 * 1024**3)
     args = [EngineArgs(str(path), dtype="float32", max_num_seqs=4) for path in (blocks, plain)]

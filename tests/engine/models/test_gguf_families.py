@@ -38,16 +38,14 @@ def _assert_equal(ours: Decoder, theirs: PreTrainedModel, paged_run: Any, assert
 
 
 @pytest.mark.parametrize("name", GGUF)
-def test_a_family_is_read(name: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_families_read_from_gguf_equal_transformers(name: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     theirs = tiny_gguf(name)
     path = llama_cpp.write(theirs, tmp_path / "model.gguf")
     _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_internlm_2_is_read_as_a_llama_of_that_name(
-    bias: bool, tmp_path: Path, paged_run: Any, assert_run: Any
-) -> None:
+def test_internlm_2_files_are_read_as_llama(bias: bool, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     theirs = random_model("llama", {**SIZES, "attention_bias": bias})  # InternLM 2's code is remote only
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", architecture="internlm2")
     assert GGUFFile(path).config().architecture == "InternLM2ForCausalLM"
@@ -55,7 +53,7 @@ def test_internlm_2_is_read_as_a_llama_of_that_name(
 
 
 @pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
-def test_the_files_are_such_as_transformers_reads(name: str, tmp_path: Path) -> None:
+def test_transformers_reads_the_written_files(name: str, tmp_path: Path) -> None:
     theirs = tiny_gguf(name)
     llama_cpp.write(theirs, tmp_path / "model.gguf")
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).state_dict()
@@ -72,7 +70,7 @@ def _frequencies(model: PreTrainedModel) -> torch.Tensor:
     return plain / model.get_decoder().rotary_emb.inv_freq
 
 
-def test_linear_and_yarn_positions(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_linear_and_yarn_rope_scaling_are_read(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     for rope, metadata in (
         ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
         (
@@ -86,7 +84,7 @@ def test_linear_and_yarn_positions(tmp_path: Path, paged_run: Any, assert_run: A
         _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
 
 
-def test_llama_3_has_its_positions_in_a_tensor(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_llama_3_rope_factors_are_read_from_a_tensor(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_THETA}
     theirs = random_model("llama", {**SIZES, "rope_parameters": {**rope, "original_max_position_embeddings": 64}})
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", tensors={"rope_freqs.weight": _frequencies(theirs)})
@@ -95,7 +93,7 @@ def test_llama_3_has_its_positions_in_a_tensor(tmp_path: Path, paged_run: Any, a
     _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
 
 
-def test_phi_3_has_its_factors_in_tensors(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_phi_3_rope_factors_are_read_from_tensors(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     rope = {"rope_type": "longrope", "partial_rotary_factor": 1.0, **_THETA, **_LONG}
     options = {**SIZES, "pad_token_id": 0, "original_max_position_embeddings": 128, "rope_parameters": rope}
     theirs = random_model("phi3", options)
@@ -106,7 +104,7 @@ def test_phi_3_has_its_factors_in_tensors(tmp_path: Path, paged_run: Any, assert
     _assert_equal(_ours(GGUFFile(path)), theirs, paged_run, assert_run)
 
 
-def test_what_is_not_read_is_refused(tmp_path: Path) -> None:
+def test_unknown_rope_scaling_is_refused(tmp_path: Path) -> None:
     theirs = random_model("llama", SIZES)
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0})
     with pytest.raises(ModelError, match="odd"):

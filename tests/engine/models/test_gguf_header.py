@@ -1,4 +1,4 @@
-"""The header of a GGUF file against the gguf library's own reader, and what it refuses."""
+"""GGUF headers, compared with the gguf library's reader; inconsistent ones are refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _write(path: Path, rng: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_reads_what_the_library_wrote_and_reads(seed: int, tmp_path: Path) -> None:
+def test_header_equals_that_of_the_gguf_library(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     written = _write(path, random.Random(seed))
     header, theirs = GGUFHeader(path), GGUFReader(path)
@@ -81,7 +81,7 @@ def test_it_reads_what_the_library_wrote_and_reads(seed: int, tmp_path: Path) ->
 
 
 def _file(keys: list[tuple[bytes, bytes]], tensors: list[bytes], version: int = 3) -> bytes:
-    """`keys` with their types and values."""
+    """Return a GGUF file; `keys` are pairs of a key, and its type and value."""
     header = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
     return header + b"".join(_string(key) + value for key, value in keys) + b"".join(tensors) + b"\0" * 4096
 
@@ -98,7 +98,7 @@ _ONE = struct.pack("<II", 4, 1)
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (_file([(b"k", _ONE), (b"k", _ONE)], []), "key 'k' twice"),
         (_file([], [_tensor(), _tensor()]), "tensor 't' twice"),
@@ -118,8 +118,8 @@ _ONE = struct.pack("<II", 4, 1)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_fit_together_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+def test_inconsistent_headers_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=why):
+    with pytest.raises(ModelError, match=message):
         GGUFFile(path)

@@ -1,7 +1,7 @@
-"""gpt-oss as the hub has it: experts in MXFP4, config.json in the hub's spelling. The reference is transformers' model
-with the numbers that its own code makes of the blocks.
+"""gpt-oss as on the hub: experts in MXFP4, config.json in the hub's spelling. The reference is transformers' model with
+the blocks dequantized by its own code.
 
-The hidden size is that of an expert, as in gpt-oss-20b: a matrix that is taken the wrong way round has the right shape.
+The hidden size is that of an expert, as in gpt-oss-20b: even a transposed matrix has the right shape.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ...support.engine.tiny_models import randomized, reference_of
 
 CPU = torch.device("cpu")
 EXPERTS, SIZE, LAYERS = 4, 64, 3
-#: As openai/gpt-oss-20b's, but for the sizes.
+#: Like that of openai/gpt-oss-20b, except for the sizes.
 CONFIG: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -110,7 +110,7 @@ def _experts(generator: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 def _save(folder: Path, change: dict[str, Any] | None = None, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Writes the checkpoint; returns transformers' model of its numbers."""
+    """Write the checkpoint; return transformers' model with the dequantized weights."""
     given = CONFIG | (change or {})
     stated = {key: value for key, value in given.items() if key not in ("quantization_config", "architectures")}
     torch.manual_seed(0)
@@ -161,7 +161,7 @@ def _prompts(seed: int, *lengths: int) -> list[list[int]]:
     return [[rng.randrange(2, 320) for _ in range(length)] for length in lengths]
 
 
-def test_equals_transformers(saved: tuple[Path, PreTrainedModel], paged_run: Any, assert_run: Any) -> None:
+def test_decoder_equals_transformers(saved: tuple[Path, PreTrainedModel], paged_run: Any, assert_run: Any) -> None:
     folder, theirs = saved
     ours = _decoder(folder)
     stored = {name: target.stored for name, target in ours.weight_targets().items() if target.stored is not None}
@@ -173,7 +173,7 @@ def test_equals_transformers(saved: tuple[Path, PreTrainedModel], paged_run: Any
     assert_run(paged_run(ours, _prompts(1, 61, 9, 30, 1), new_tokens=40), reference_of(theirs))
 
 
-def test_what_is_planned_is_what_is_allocated(saved: tuple[Path, PreTrainedModel]) -> None:
+def test_planned_bytes_equal_the_allocated_ones(saved: tuple[Path, PreTrainedModel]) -> None:
     folder, _ = saved
     quantization = read_quantization(CONFIG)
     assert quantization is not None
@@ -188,17 +188,17 @@ def test_what_is_planned_is_what_is_allocated(saved: tuple[Path, PreTrainedModel
 
 
 class _Rank(SingleRank):
-    """One of several that never speak to each other."""
+    """One of several ranks, which never communicate."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
 
-def test_ranks_hold_their_shares(saved: tuple[Path, PreTrainedModel]) -> None:
+def test_ranks_hold_their_shards(saved: tuple[Path, PreTrainedModel]) -> None:
     folder, _ = saved
     whole = _decoder(folder).weight_targets()
 
-    def numbers(target: Any) -> torch.Tensor:
+    def elements(target: Any) -> torch.Tensor:
         if target.stored is None:
             return target.tensor  # type: ignore[no-any-return]
         return dequantize(target.tensor, target.stored, target.inner, torch.float32)
@@ -207,10 +207,10 @@ def test_ranks_hold_their_shares(saved: tuple[Path, PreTrainedModel]) -> None:
         shares = _decoder(folder, _Rank(rank, 2)).weight_targets()
         assert {"layers.0.sinks", "layers.1.experts.2.up.bias"} <= {n for n, s in shares.items() if s.shard is not None}
         for name, target in shares.items():
-            assert torch.equal(numbers(target), target.part_of(numbers(whole[name]))), name
+            assert torch.equal(elements(target), target.part_of(elements(whole[name]))), name
 
 
-def test_three_ranks_cannot_cut_its_blocks(saved: tuple[Path, PreTrainedModel]) -> None:
+def test_ranks_that_cannot_share_heads_or_blocks_are_refused(saved: tuple[Path, PreTrainedModel]) -> None:
     with pytest.raises(ModelError, match="8 attention heads"):
         _decoder(saved[0], _Rank(0, 3))
     with pytest.raises(ModelError, match="a dimension of 64 at multiples of 32"):
@@ -218,8 +218,8 @@ def test_three_ranks_cannot_cut_its_blocks(saved: tuple[Path, PreTrainedModel]) 
 
 
 @pytest.mark.parametrize("logprobs", [0, 4])
-def test_the_engine_answers_as_transformers(saved: tuple[Path, PreTrainedModel], logprobs: int) -> None:
-    """Chunks, sequences that are preempted, a prefix that is hit, and n > 1, all of them past the window."""
+def test_engine_output_equals_transformers(saved: tuple[Path, PreTrainedModel], logprobs: int) -> None:
+    """Prompts are chunked and preempted, hit a prefix, and have n > 1; all are longer than the window."""
     folder, theirs = saved
     prompts = _prompts(2, 70, 21, 3, 64)
     # Room for one of the longest and little more.
@@ -246,8 +246,8 @@ def test_the_engine_answers_as_transformers(saved: tuple[Path, PreTrainedModel],
                     assert logprob.logprob == pytest.approx(float(expected[position, token]), abs=1e-4)
 
 
-def test_bfloat16_is_as_close_as_transformers_own(tmp_path: Path, paged_run: Any) -> None:
-    """Both against the float32 model of the same numbers; and the bits of a sequence do not depend on its batch."""
+def test_bfloat16_errors_are_no_larger_than_those_of_transformers(tmp_path: Path, paged_run: Any) -> None:
+    """Compared with the float32 model of these weights. With CPU kernels, bits do not depend on the batch."""
     theirs = _save(tmp_path, dtype=torch.bfloat16)
     prompts = _prompts(3, 61, 9, 30, 1)
     model = _decoder(tmp_path, dtype=torch.bfloat16)
@@ -283,7 +283,7 @@ def test_bfloat16_is_as_close_as_transformers_own(tmp_path: Path, paged_run: Any
         ({"sinks": torch.full((8,), torch.inf)}, "nan or infinity"),
     ],
 )
-def test_a_damaged_file_is_refused(
+def test_damaged_files_are_refused(
     damage: dict[str, torch.Tensor | None], message: str, saved: tuple[Path, PreTrainedModel], tmp_path: Path
 ) -> None:
     shutil.copy(saved[0] / "config.json", tmp_path)
@@ -314,20 +314,22 @@ def test_a_damaged_file_is_refused(
         ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 1}}, "at least 2"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_configs_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         ModelConfig.from_dict(CONFIG | change)
 
 
-def test_what_a_config_leaves_unsaid_is_what_transformers_takes() -> None:
+def test_config_defaults_equal_those_of_transformers() -> None:
     theirs = CONFIG_MAPPING["gpt_oss"]()
-    silent = ModelConfig.from_dict({"architectures": ["GptOssForCausalLM"]})
-    assert silent.decoder == ModelConfig.from_dict({**theirs.to_dict(), "architectures": ["GptOssForCausalLM"]}).decoder
-    assert silent.vocab_size == theirs.vocab_size and silent.longest_model_len == theirs.max_position_embeddings
+    defaults = ModelConfig.from_dict({"architectures": ["GptOssForCausalLM"]})
+    assert (
+        defaults.decoder == ModelConfig.from_dict({**theirs.to_dict(), "architectures": ["GptOssForCausalLM"]}).decoder
+    )
+    assert defaults.vocab_size == theirs.vocab_size and defaults.longest_model_len == theirs.max_position_embeddings
 
 
 def unquantized(folder: Path) -> PreTrainedModel:
-    """Writes a random checkpoint of numbers."""
+    """Write a random checkpoint that is not quantized."""
     torch.manual_seed(0)
     stated = {key: value for key, value in CONFIG.items() if key != "quantization_config"}
     theirs: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt_oss"](**stated)).float()
@@ -336,7 +338,7 @@ def unquantized(folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("method", ["int8", "fp8"])
-def test_quantized_when_it_is_loaded(method: str, tmp_path: Path) -> None:
+def test_experts_are_quantized_on_load(method: str, tmp_path: Path) -> None:
     theirs = unquantized(tmp_path)
     build = Build(
         torch.float32, attention_backend(CPU, served(torch.float32)), select.select_kernels(CPU, torch.float32)
@@ -344,7 +346,7 @@ def test_quantized_when_it_is_loaded(method: str, tmp_path: Path) -> None:
     model = find_checkpoint(EngineArgs(str(tmp_path), quantization=method)).load(build, CPU, max_model_len=256)
     assert isinstance(model, Decoder)
     experts = theirs.model.layers[1].mlp.experts
-    for part, numbers in (
+    for part, elements in (
         ("gate", experts.gate_up_proj[2, :, ::2].T),
         ("up", experts.gate_up_proj[2, :, 1::2].T),
         ("down", experts.down_proj[2].T),
@@ -352,4 +354,4 @@ def test_quantized_when_it_is_loaded(method: str, tmp_path: Path) -> None:
         target = model.weight_targets()[f"layers.1.experts.2.{part}.weight"]
         assert target.stored is not None
         got = dequantize(target.tensor, target.stored, target.inner, torch.float32)
-        assert (got - numbers).abs().max() <= 0.05 * numbers.abs().max()
+        assert (got - elements).abs().max() <= 0.05 * elements.abs().max()

@@ -51,7 +51,7 @@ def _load(folder: Path) -> bool:
         Engine.from_args(args)
         Tokenizer.load(folder)
     except (ArgumentError, ModelError) as error:
-        assert len(str(error)) < 5000, "a sentence"
+        assert len(str(error)) < 5000, "the message is too long"
         return False
     return True
 
@@ -76,7 +76,7 @@ def _load(folder: Path) -> bool:
         ("architectures", ["LlamaForCausalLM", [5], [[]], {}, ["x"]]),
     ],
 )
-def test_config(changed: Change, field: str, values: list[Any]) -> None:
+def test_odd_config_fields_load_or_are_refused(changed: Change, field: str, values: list[Any]) -> None:
     for value in values:
         _load(changed("config.json", **{field: value}))
 
@@ -97,19 +97,21 @@ def test_config(changed: Change, field: str, values: list[Any]) -> None:
         ("tokenizer.json", "decoder", [5, {"type": "x"}]),
     ],
 )
-def test_other_json(changed: Change, file: str, field: str, values: list[Any]) -> None:
+def test_odd_fields_of_other_json_files_load_or_are_refused(
+    changed: Change, file: str, field: str, values: list[Any]
+) -> None:
     for value in values:
         _load(changed(file, **{field: value}))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[" * 100_000, b"[]", b"null", b'{"a": ' * 50_000])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
-def test_files_that_are_no_json(changed: Change, file: str, content: bytes) -> None:
+def test_malformed_json_files_are_refused(changed: Change, file: str, content: bytes) -> None:
     assert not _load(changed(file, content))
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "additional_chat_templates.jinja"])
-def test_a_binary_chat_template_is_refused(changed: Change, file: str, tmp_path: Path) -> None:
+def test_binary_chat_template_is_refused(changed: Change, file: str, tmp_path: Path) -> None:
     if file == "chat_template.jinja":
         assert not _load(changed(file, b"\xff\xfe{{ messages }}"))
     (tmp_path / file).write_bytes(b"\x89PNG\xff")
@@ -139,12 +141,14 @@ def _header(value: bytes, length: int | None = None) -> bytes:
         _header(b"\xff\xff"),
     ],
 )
-def test_safetensors_headers(changed: Change, content: bytes) -> None:
+def test_malformed_safetensors_headers_are_refused(changed: Change, content: bytes) -> None:
     assert not _load(changed("model.safetensors", content))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float64, torch.complex64])
-def test_tensors_of_odd_types(changed: Change, tiny_llama: Path, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_tensors_of_odd_dtypes_load_or_are_refused(
+    changed: Change, tiny_llama: Path, dtype: torch.dtype, tmp_path: Path
+) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(tiny_llama / "model.safetensors").items()}
     save_file(tensors, tmp_path / "x.safetensors")
     _load(changed("model.safetensors", (tmp_path / "x.safetensors").read_bytes()))
@@ -167,15 +171,15 @@ def test_tensors_of_odd_types(changed: Change, tiny_llama: Path, dtype: torch.dt
         {"weight_map": {}},
     ],
 )
-def test_indexes(changed: Change, index: dict[str, Any]) -> None:
+def test_malformed_indexes_are_refused(changed: Change, index: dict[str, Any]) -> None:
     assert not _load(changed("model.safetensors.index.json", json.dumps(index).encode()))
 
 
 def _gguf(path: Path, **fields: Any) -> bytes:
     """Return a small GGUF file with all of a Llama's metadata."""
     writer = GGUFWriter(path, "llama")
-    numbers = {"block_count": 1, "embedding_length": 32, "attention.head_count": 2, "context_length": 64}
-    for key, value in {**numbers, "feed_forward_length": 32, **fields}.items():
+    sizes = {"block_count": 1, "embedding_length": 32, "attention.head_count": 2, "context_length": 64}
+    for key, value in {**sizes, "feed_forward_length": 32, **fields}.items():
         match value:
             case str():
                 writer.add_string(f"llama.{key}", value)
@@ -207,7 +211,7 @@ def _read_gguf(path: Path) -> bool:
             read()
             ends.append(True)
         except ModelError as error:
-            assert len(str(error)) < 5000, "a sentence"
+            assert len(str(error)) < 5000, "the message is too long"
             ends.append(False)
     return all(ends)
 
@@ -218,8 +222,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_damaged_gguf_files(tmp_path: Path) -> None:
-    """Truncated anywhere, and with changed bytes of the metadata."""
+def test_damaged_gguf_files_load_or_are_refused(tmp_path: Path) -> None:
+    """Files are truncated anywhere, or have changed bytes in the metadata."""
     path = tmp_path / "model.gguf"
     whole = _gguf(path)
     assert _read_gguf(path)
@@ -255,7 +259,7 @@ def test_damaged_gguf_files(tmp_path: Path) -> None:
         {"expert_count": 10**6},
     ],
 )
-def test_gguf_metadata_that_make_no_sense(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_absurd_gguf_metadata_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     path = tmp_path / "model.gguf"
     _gguf(path, **fields)
     with pytest.raises(ModelError):
@@ -292,7 +296,7 @@ _ARRAY, _STRING, _U32 = 9, 8, 4
         _metadata(struct.pack("<IQ", _STRING, 0), count=200_000) + bytes(200_000 * 12),
     ],
 )
-def test_gguf_headers(tmp_path: Path, content: bytes) -> None:
+def test_malformed_gguf_headers_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     assert not _read_gguf(path)

@@ -41,7 +41,7 @@ def memory() -> Iterator[None]:
     """No damage may cause an allocation of gigabytes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "memory grew by a GiB"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def load(tmp_path: Path) -> Load:
         try:
             Engine.from_args(EngineArgs(str(path), num_gpu_blocks_override=8, max_num_batched_tokens=64))
         except (ArgumentError, ModelError) as error:
-            assert 20 < len(str(error)) < 3000 and "\n" not in str(error), "a sentence"
+            assert 20 < len(str(error)) < 3000 and "\n" not in str(error), "not a message of one line"
             return str(error)
         return None
 
@@ -61,12 +61,12 @@ def load(tmp_path: Path) -> Load:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_undamaged(load: Load, name: str) -> None:
+def test_undamaged_checkpoints_load(load: Load, name: str) -> None:
     assert load(folder(name)) is None
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_field_of_the_config(load: Load, name: str) -> None:
+def test_odd_config_fields_load_or_are_refused(load: Load, name: str) -> None:
     rng = random.Random(name)
     for path in _paths(folder(name).quantization):
         for value in rng.sample(ODD, 3):
@@ -77,7 +77,7 @@ def test_each_field_of_the_config(load: Load, name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("value", [5, 0, -5, 10**9, "128x", [], 0.5])
-def test_bits_and_groups_that_no_format_has(load: Load, name: str, value: Any) -> None:
+def test_unsupported_bits_and_group_sizes_are_refused(load: Load, name: str, value: Any) -> None:
     for path in _paths(folder(name).quantization):
         if path[-1] in ("bits", "num_bits", "weight_block_size", "bnb_4bit_quant_type") or path[-1:] == _group(name):
             checkpoint = folder(name)
@@ -88,14 +88,14 @@ def test_bits_and_groups_that_no_format_has(load: Load, name: str, value: Any) -
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_tensors_without_a_config(load: Load, name: str) -> None:
+def test_quantized_tensors_without_a_config_are_refused(load: Load, name: str) -> None:
     checkpoint = folder(name)
     checkpoint.quantization = None
     assert load(checkpoint) is not None
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_config_of_another_format(load: Load, name: str) -> None:
+def test_configs_of_other_formats_load_or_are_refused(load: Load, name: str) -> None:
     for other in FORMATS:
         checkpoint = folder(name)
         checkpoint.quantization = folder(other).quantization
@@ -103,14 +103,14 @@ def test_a_config_of_another_format(load: Load, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [5, [], "gptq", {}, {"quant_method": 5}, {"quant_method": "x"}, {"bits": 4}])
-def test_a_config_that_is_none(load: Load, value: Any) -> None:
+def test_malformed_quantization_configs_are_refused(load: Load, value: Any) -> None:
     checkpoint = folder("gptq")
     checkpoint.quantization = value
     assert load(checkpoint) is not None
 
 
 @pytest.mark.parametrize("pattern", ["((a+)b?)+x", "(a|a)+x", "(.*)*x", ".*" * 50, "(" * 500, "a{1,60000}{1,60000}"])
-def test_patterns_that_could_take_for_ever(load: Load, pattern: str) -> None:
+def test_expensive_patterns_are_refused(load: Load, pattern: str) -> None:
     checkpoint = folder("pack-quantized")
     assert checkpoint.quantization is not None
     checkpoint.quantization["ignore"] = [f"re:{pattern}"]
@@ -119,18 +119,18 @@ def test_patterns_that_could_take_for_ever(load: Load, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_missing_tensors(load: Load, name: str) -> None:
+def test_missing_tensors_are_refused_by_name(load: Load, name: str) -> None:
     for component in _components(name):
         checkpoint = folder(name)
         del checkpoint.tensors[f"{MODULE}.{component}"]
         message = load(checkpoint)
         if not component.endswith((*OPTIONAL, "qzeros") if name == "gptq" else OPTIONAL):
-            # Without its codes, a module is one of numbers, which are missing.
+            # Without codes, the module counts as unquantized, and its weight is missing.
             assert message is not None and (MODULE in message or "layers.0.up" in message), f"{component}: {message}"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_misshapen_tensors(load: Load, name: str) -> None:
+def test_misshapen_tensors_are_refused_by_name(load: Load, name: str) -> None:
     for component in _components(name):
         tensor = folder(name).tensors[f"{MODULE}.{component}"]
         for what, other in _other_shapes(tensor).items():
@@ -143,7 +143,7 @@ def test_misshapen_tensors(load: Load, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_tensors_of_other_dtypes(load: Load, name: str) -> None:
+def test_tensors_of_other_dtypes_load_or_are_refused(load: Load, name: str) -> None:
     for component in _components(name):
         key = f"{MODULE}.{component}"
         for dtype in (torch.bool, torch.int64, torch.float64, torch.complex64, torch.float8_e5m2):
@@ -156,8 +156,8 @@ def test_tensors_of_other_dtypes(load: Load, name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_scales_that_are_no_numbers(load: Load, name: str, value: float) -> None:
-    """In one place of a tensor; e8m0 and e4m3 have no infinity, and values out of e5m2's or e4m3's range are NaN."""
+def test_nan_and_infinite_scales_are_refused(load: Load, name: str, value: float) -> None:
+    """One element of a tensor is changed; in types of one byte it becomes NaN."""
     for component in _components(name):
         tensor = folder(name).tensors[f"{MODULE}.{component}"]
         is_e8m0 = name == "mxfp4" and component == "weight_scale"
@@ -175,7 +175,7 @@ def test_scales_that_are_no_numbers(load: Load, name: str, value: float) -> None
 @pytest.mark.parametrize(
     ("name", "component"), [("gptq", "g_idx"), ("gptq 3 bits", "g_idx"), ("pack-quantized order", "weight_g_idx")]
 )
-def test_groups_that_do_not_exist(load: Load, name: str, component: str, value: int) -> None:
+def test_nonexistent_groups_are_refused(load: Load, name: str, component: str, value: int) -> None:
     checkpoint = folder(name)
     checkpoint.tensors[f"{MODULE}.{component}"][7] = value
     message = load(checkpoint)
@@ -183,7 +183,7 @@ def test_groups_that_do_not_exist(load: Load, name: str, component: str, value: 
 
 
 @pytest.mark.parametrize("value", [[0, 0], [-1, 128], [10**12, 10**12], [256, 64], [256], [2**62, 4]])
-def test_shapes_that_are_stated_wrongly(load: Load, value: list[int]) -> None:
+def test_wrong_weight_shapes_are_refused(load: Load, value: list[int]) -> None:
     checkpoint = folder("pack-quantized")
     checkpoint.tensors[f"{MODULE}.weight_shape"] = torch.tensor(value)
     message = load(checkpoint)
@@ -207,7 +207,7 @@ def test_shapes_that_are_stated_wrongly(load: Load, value: list[int]) -> None:
         b'{"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [128, 256, 1]}',
     ],
 )
-def test_states_of_bitsandbytes(load: Load, text: bytes) -> None:
+def test_malformed_bitsandbytes_states_are_refused(load: Load, text: bytes) -> None:
     checkpoint = folder("bitsandbytes nf4")
     key = f"{MODULE}.weight.quant_state.bitsandbytes__nf4"
     checkpoint.tensors[key] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
@@ -215,7 +215,7 @@ def test_states_of_bitsandbytes(load: Load, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_damage_in_several_places(load: Load, seed: int) -> None:
+def test_checkpoints_damaged_in_several_places_load_or_are_refused(load: Load, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):
         checkpoint = folder(name := rng.choice(list(FORMATS)))
@@ -224,7 +224,7 @@ def test_damage_in_several_places(load: Load, seed: int) -> None:
         load(checkpoint)
 
 
-def test_serve_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_serve_exits_with_a_message(tmp_path: Path) -> None:
     checkpoint = folder("gptq")
     checkpoint.tensors[f"{MODULE}.scales"].fill_(math.nan)
     path = checkpoint.write(tmp_path)
@@ -263,20 +263,24 @@ def _set(config: Any, path: tuple[Any, ...], value: Any) -> None:
 def _other_shapes(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     flat = tensor.flatten()
     found = {
-        "one number": flat[:1],
+        "one element": flat[:1],
         "no dimension": flat[0],
-        "none": flat[:0],
+        "no element": flat[:0],
         "flat": flat,
         "a stack": tensor[None],
     }
     if tensor.dim():
         found |= {"half": tensor[: len(tensor) // 2], "twice": torch.cat([tensor, tensor])}
     if tensor.dim() == 2:
-        found |= {"transposed": tensor.T, "narrow": tensor[:, : tensor.shape[1] // 2], "a row more": _and_a_row(tensor)}
+        found |= {
+            "transposed": tensor.T,
+            "narrow": tensor[:, : tensor.shape[1] // 2],
+            "a row more": _with_another_row(tensor),
+        }
     return found
 
 
-def _and_a_row(tensor: torch.Tensor) -> torch.Tensor:
+def _with_another_row(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, tensor[:1]])
 
 
@@ -289,7 +293,7 @@ def _damage(checkpoint: Folder, name: str, rng: random.Random) -> None:
             try:
                 _set(checkpoint.quantization, path, rng.choice(ODD))
             except (KeyError, TypeError, IndexError):
-                return  # what is above it is damaged already
+                return  # a parent field is already damaged
         case "missing":
             del checkpoint.tensors[key]
         case "renamed":

@@ -100,10 +100,10 @@ def test_two_processes_download_once(hub: FakeHub, start: Start) -> None:
     assert Counter(fetched.path for fetched in hub.fetched) == {"model.safetensors": 1, "config.json": 1}
 
 
-def test_killed_in_the_middle_it_is_continued(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+def test_killed_download_is_continued(hub: FakeHub, start: Start, tmp_path: Path) -> None:
     hub.pause_s = 0.01
     process = start()
-    have = _kill_in_the_middle(process, tmp_path)
+    have = _kill_during_the_download(process, tmp_path)
     hub.pause_s = 0
     folder(start())
     weights = [fetched for fetched in hub.fetched if fetched.path == "model.safetensors"]
@@ -111,17 +111,17 @@ def test_killed_in_the_middle_it_is_continued(hub: FakeHub, start: Start, tmp_pa
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
-def test_what_a_killed_process_left_damaged_is_fetched_anew(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+def test_damaged_partial_download_is_fetched_again(hub: FakeHub, start: Start, tmp_path: Path) -> None:
     hub.pause_s = 0.01
     process = start()
-    _kill_in_the_middle(process, tmp_path)
+    _kill_during_the_download(process, tmp_path)
     (partial,) = tmp_path.rglob("*.incomplete")
     partial.write_bytes(bytes(partial.stat().st_size))
     hub.pause_s = 0
     folder(start())
 
 
-def _kill_in_the_middle(process: subprocess.Popen[str], cache: Path) -> int:
+def _kill_during_the_download(process: subprocess.Popen[str], cache: Path) -> int:
     """Kill it during the download; return the downloaded bytes."""
     _until_it_downloads(cache)
     process.send_signal(signal.SIGKILL)
@@ -132,10 +132,10 @@ def _kill_in_the_middle(process: subprocess.Popen[str], cache: Path) -> int:
 
 
 def _until_it_downloads(cache: Path) -> None:
-    until(lambda: any(path.stat().st_size for path in cache.rglob("*.incomplete")), "nothing was downloaded")
+    until(lambda: any(path.stat().st_size for path in cache.rglob("*.incomplete")), "the download has started")
 
 
-def test_a_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:
+def test_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:
     found = folder(start())
     hub.close()
     for revision, offline in (("", ""), (COMMIT, ""), ("", "1")):
@@ -144,14 +144,14 @@ def test_a_complete_cache_needs_no_hub(hub: FakeHub, start: Start) -> None:
         assert "retrying in" not in log
 
 
-def test_a_complete_cache_outlives_a_token(hub: FakeHub, start: Start) -> None:
+def test_complete_cache_works_with_an_expired_token(hub: FakeHub, start: Start) -> None:
     found = folder(start())
     hub.refusal = Refusal(401, message="Invalid credentials in Authorization header")
     assert folder(start(HF_TOKEN="hf_expired")) == found
 
 
 @pytest.mark.slow  # the library retries for long
-def test_an_incomplete_cache_without_a_hub_is_told(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+def test_incomplete_cache_without_a_hub_is_reported(hub: FakeHub, start: Start, tmp_path: Path) -> None:
     folder(start())
     hub.close()
     next(tmp_path.rglob("snapshots/*/model.safetensors")).unlink()
@@ -160,14 +160,14 @@ def test_an_incomplete_cache_without_a_hub_is_told(hub: FakeHub, start: Start, t
     assert hub.url in words.message
 
 
-def test_the_hub_has_hiccups(hub: FakeHub, start: Start) -> None:
+def test_temporary_errors_of_the_hub_are_retried(hub: FakeHub, start: Start) -> None:
     hub.failures = 3
     folder(start(HF_TOKEN="hf_mine"))
     assert hub.tokens == {"Bearer hf_mine"}
 
 
 @pytest.mark.parametrize(
-    "refusal, token, reason, says",
+    "refusal, token, reason, expected",
     [
         (Refusal(404, "RepoNotFound"), "", Reason.MODEL_NOT_FOUND, "org/model"),
         (Refusal(401, message="Invalid username or password."), "", Reason.MODEL_NOT_FOUND, "tokenSecretRef"),
@@ -184,36 +184,36 @@ def test_the_hub_has_hiccups(hub: FakeHub, start: Start) -> None:
         pytest.param(Refusal(500), "", Reason.DOWNLOAD_FAILED, "500", marks=pytest.mark.slow),
     ],
 )
-def test_what_the_hub_refuses(
-    hub: FakeHub, start: Start, refusal: Refusal, token: str, reason: Reason, says: str
+def test_refusals_of_the_hub_have_their_reason(
+    hub: FakeHub, start: Start, refusal: Refusal, token: str, reason: Reason, expected: str
 ) -> None:
     hub.refusal = refusal
     words = refused(start(HF_TOKEN=token))
     assert words.reason is reason
-    assert says in words.message
+    assert expected in words.message
     assert "hf_x" not in words.message
 
 
-def test_a_revision_that_is_not_there(start: Start) -> None:
+def test_missing_revision_is_reported(start: Start) -> None:
     words = refused(start("v9"))
     assert words.reason is Reason.MODEL_NOT_FOUND
     assert "'v9'" in words.message
 
 
 @pytest.mark.slow  # with retries
-def test_no_hub_at_all(hub: FakeHub, start: Start) -> None:
+def test_unreachable_hub_is_reported(hub: FakeHub, start: Start) -> None:
     hub.close()
     words = refused(start())
     assert words.reason is Reason.DOWNLOAD_FAILED
     assert hub.url in words.message
 
 
-def test_a_cache_that_cannot_be_written(start: Start, tmp_path: Path) -> None:
+def test_unwritable_cache_is_reported(start: Start, tmp_path: Path) -> None:
     (tmp_path / "hub").write_text("a file where a folder must be")
     assert refused(start()).reason is Reason.DOWNLOAD_FAILED
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_download(hub: FakeHub, start: Start) -> None:
+def test_small_disk_is_reported_before_the_download(hub: FakeHub, start: Start) -> None:
     process = subprocess.run(
         [sys.executable, "-c", _SMALL_DISK], env={**os.environ, "HF_ENDPOINT": hub.url}, capture_output=True, text=True
     )
@@ -222,7 +222,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_download(hub: FakeHub, star
     assert not hub.fetched
 
 
-def test_a_server_that_downloads_ends_when_told(hub: FakeHub, tmp_path: Path) -> None:
+def test_sigterm_ends_a_downloading_server(hub: FakeHub, tmp_path: Path) -> None:
     hub.pause_s = 0.05
     env = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
     serve = "import sys; from stoker_engine.cli.serve import main; sys.exit(main(sys.argv[1:]))"
@@ -233,7 +233,7 @@ def test_a_server_that_downloads_ends_when_told(hub: FakeHub, tmp_path: Path) ->
         process.terminate()
         _, log = process.communicate(timeout=60)
     assert process.returncode == 0, log
-    assert list(tmp_path.rglob("*.incomplete")), "it does not wait for the download"
+    assert list(tmp_path.rglob("*.incomplete")), "the server waited for the download"
     assert "Traceback" not in log
 
 

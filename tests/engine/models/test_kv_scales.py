@@ -1,4 +1,4 @@
-"""A checkpoint's scales of keys and values: under all names in files, used, unused and refused."""
+"""A checkpoint's KV-cache scales: their names in files; used, ignored and refused ones."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SPELLINGS = {
     "vllm": {"self_attn.attn.k_scale": KEY, "self_attn.attn.v_scale": VALUE},
     "modelopt": {"self_attn.k_proj.k_scale": KEY, "self_attn.v_proj.v_scale": VALUE},
     "older": {"self_attn.k_proj.output_scale": KEY, "self_attn.v_proj.output_scale": VALUE},
-    "with what is not needed": {
+    "with unused scales": {
         "self_attn.k_scale": KEY,
         "self_attn.v_scale": VALUE,
         "self_attn.q_scale": 0.5,
         "self_attn.prob_scale": 0.5,
     },
-    "of both": {"self_attn.kv_scale": KEY},
-    "of keys alone": {"self_attn.k_scale": KEY},
+    "one for keys and values": {"self_attn.kv_scale": KEY},
+    "keys only": {"self_attn.k_scale": KEY},
 }
 
 
@@ -64,9 +64,9 @@ def stated(llm: LLM) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_names(tiny_llama: Path, tmp_path: Path, spelling: str) -> None:
+def test_scales_are_read_under_all_names(tiny_llama: Path, tmp_path: Path, spelling: str) -> None:
     llm = LLM(str(with_scales(tiny_llama, tmp_path / "m", SPELLINGS[spelling])), kv_cache_dtype="fp8")
-    value = KEY if spelling in ("of both", "of keys alone") else VALUE
+    value = KEY if spelling in ("one for keys and values", "keys only") else VALUE
     assert stated(llm) == [(pytest.approx(KEY), pytest.approx(value))] * 2
 
 
@@ -80,15 +80,15 @@ def test_names(tiny_llama: Path, tmp_path: Path, spelling: str) -> None:
     ],
     ids=str,
 )
-def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_each_rank_has_the_scales_of_its_layers_and_heads(sizes: dict[str, Any], tmp_path: Path) -> None:
     """One scale per head, all different; four ranks hold each of two heads twice."""
     layers, heads = 5, 2
     model = save_model(tmp_path / "plain", tiny_llama_model(num_hidden_layers=layers, num_key_value_heads=heads))
-    numbers = torch.arange(1, 2 * layers * heads + 1).view(2, layers, heads) / 64
+    scale_values = torch.arange(1, 2 * layers * heads + 1).view(2, layers, heads) / 64
     scales = {
         f"{layer}.self_attn.{name}": scale[layer]
         for layer in range(layers)
-        for name, scale in zip("kv", numbers, strict=True)
+        for name, scale in zip("kv", scale_values, strict=True)
     }
     shutil.copytree(model, tmp_path / "m")
     tensors = load_file(model / "model.safetensors")
@@ -102,10 +102,10 @@ def test_each_rank_has_those_of_its_layers_and_heads(sizes: dict[str, Any], tmp_
             mine = range(heads)[tp_rank * heads // layout.tensor :][: max(heads // layout.tensor, 1)]
             for kind, of in enumerate(("key_scales", "value_scales")):
                 found = [getattr(cache, of)[3, 1].flatten().tolist() for cache in runner.pool.caches]
-                assert found == [[numbers[kind, layer, head].item() for head in mine] for layer in stage_layers]
+                assert found == [[scale_values[kind, layer, head].item() for head in mine] for layer in stage_layers]
 
 
-def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
+def test_keys_and_values_are_divided_by_their_scale(tiny_llama: Path, tmp_path: Path) -> None:
     """transformers' keys, divided by the scale, in torch's float8."""
     folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["compressed-tensors"])
     llm = LLM(str(folder), kv_cache_dtype="fp8_e4m3", num_gpu_blocks_override=8)
@@ -121,14 +121,16 @@ def test_keys_are_stored_by_them(tiny_llama: Path, tmp_path: Path) -> None:
         whole = getattr(layer, f"{kind}s")[0].transpose(0, 1)
         expected = (whole / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
         stored = getattr(cache, kind)[block, : len(prompt)].float()
-        # Numbers that lie between two codes may become either.
+        # Values between two codes may be rounded to either.
         assert (stored != expected).float().mean() < 0.02
         torch.testing.assert_close(stored, expected, rtol=0.13, atol=0.002)
     while llm.engine.has_work:
         llm.engine.step()
 
 
-def test_other_dtypes_do_not_need_them(tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_cache_dtypes_ignore_the_scales(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"])
     with caplog.at_level(logging.INFO):
         for name in ("auto", "int8_per_token_head"):
@@ -136,16 +138,16 @@ def test_other_dtypes_do_not_need_them(tiny_llama: Path, tmp_path: Path, caplog:
             assert f"--kv-cache-dtype {name} ignores the checkpoint's KV-cache scales" in caplog.text
 
 
-def test_without_them_it_is_one(tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_scales_are_one(tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert stated(LLM(str(tiny_llama), kv_cache_dtype="fp8")) == [(1.0, 1.0)] * 2
     assert caplog.text.count("the checkpoint states no scales for keys and values in fp8: 1.0 is used") == 1
-    some = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["of both"], layers=1)
+    some = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["one for keys and values"], layers=1)
     assert stated(LLM(str(some), kv_cache_dtype="fp8")) == [(pytest.approx(KEY), pytest.approx(KEY)), (1.0, 1.0)]
     assert "no scales for 1 layers" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("scale", "why"),
+    ("scale", "message"),
     [
         (0.0, "k_scale holds 0.0; a scale must be a positive number"),
         (-1.0, "k_scale holds -1.0; a scale must be a positive number"),
@@ -157,13 +159,15 @@ def test_without_them_it_is_one(tiny_llama: Path, tmp_path: Path, caplog: pytest
     ],
     ids=str,
 )
-def test_scales_that_are_none(tiny_llama: Path, tmp_path: Path, scale: torch.Tensor | float, why: str) -> None:
+def test_invalid_scales_are_refused(
+    tiny_llama: Path, tmp_path: Path, scale: torch.Tensor | float, message: str
+) -> None:
     folder = with_scales(tiny_llama, tmp_path / "m", {"self_attn.k_scale": scale, "self_attn.v_scale": 1.0})
-    with pytest.raises(WeightsError, match=re.escape(why)):
+    with pytest.raises(WeightsError, match=re.escape(message)):
         LLM(str(folder), kv_cache_dtype="fp8")
 
 
-def test_e5m2_has_none(tiny_llama: Path, tmp_path: Path) -> None:
+def test_fp8_e5m2_cache_refuses_kv_scales(tiny_llama: Path, tmp_path: Path) -> None:
     folder = with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"])
     with pytest.raises(ArgumentError, match="fp8_e5m2 uses no scales, but the checkpoint has scales for fp8_e4m3"):
         LLM(str(folder), kv_cache_dtype="fp8_e5m2")
@@ -182,7 +186,9 @@ def test_e5m2_has_none(tiny_llama: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_scales_are_made_for(config: dict[str, Any], stated: str, tiny_llama: Path, tmp_path: Path) -> None:
+def test_scales_for_another_cache_format_are_refused(
+    config: dict[str, Any], stated: str, tiny_llama: Path, tmp_path: Path
+) -> None:
     assert kv_cache_of({"quantization_config": config}) == stated
     checkpoint = find_checkpoint(EngineArgs(str(with_scales(tiny_llama, tmp_path / "m", SPELLINGS["vllm"]))))
     assert isinstance(checkpoint.loader, DecoderLoader)

@@ -40,7 +40,7 @@ def _theirs(q_lora_rank: int | None, bias: bool) -> DeepseekV3Attention:
 
 
 @pytest.mark.parametrize(("q_lora_rank", "bias"), [(16, False), (16, True), (None, False), (None, True)])
-def test_latent_attention_is_transformers(q_lora_rank: int | None, bias: bool) -> None:
+def test_latent_attention_equals_that_of_transformers(q_lora_rank: int | None, bias: bool) -> None:
     theirs = _theirs(q_lora_rank, bias)
     config = MLAConfig(q_lora_rank, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10)
     build = Build(torch.float32, SdpaBackend(), REFERENCE)

@@ -133,7 +133,7 @@ def _copy(ours: MoE, theirs: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_layer_is_transformers(name: str) -> None:
+def test_moe_layer_equals_that_of_transformers(name: str) -> None:
     assert_layer_is(name, BUILD)
 
 
@@ -154,7 +154,7 @@ def assert_layer_is(name: str, build: Build) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_weight_targets_are_all_the_tensors(name: str) -> None:
+def test_weight_targets_cover_all_parameters(name: str) -> None:
     config = CASES[name][1]
     ours = MoE(BUILD, "layers.0", config, HIDDEN, "silu")
     targets = {name: target.tensor for name, target in ours.weight_targets().items()}
@@ -169,7 +169,7 @@ def test_weight_targets_are_all_the_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_are_the_sum_over_the_chosen(dtype: torch.dtype) -> None:
+def test_experts_output_is_the_weighted_sum_of_the_chosen(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     gate_up, down = torch.randn(EXPERTS, 2 * SIZE, HIDDEN), torch.randn(EXPERTS, HIDDEN, SIZE)
     x = torch.randn(17, HIDDEN)
@@ -185,6 +185,6 @@ def test_experts_are_the_sum_over_the_chosen(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.float(), expected, **tolerance)
 
 
-def test_no_tokens() -> None:
+def test_empty_batch_is_accepted() -> None:
     layer = MoE(BUILD, "layers.0", MoEConfig(EXPERTS, TOP, SIZE), HIDDEN, "silu")
     assert layer(torch.empty(0, HIDDEN)).shape == (0, HIDDEN)

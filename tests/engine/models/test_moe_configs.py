@@ -327,26 +327,26 @@ HUB: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_both_spellings_say_the_same(name: str) -> None:
+def test_hub_and_transformers_5_spellings_give_equal_configs(name: str) -> None:
     architecture, hub, _ = HUB[name]
     given = {key: value for key, value in hub.items() if key != "model_type"}
     written = CONFIG_MAPPING[hub["model_type"]](**given).to_dict()
     ours = ModelConfig.from_dict({"architectures": [architecture], **hub})
     theirs = ModelConfig.from_dict({**written, "architectures": [architecture]})
-    if name.startswith("dbrx"):  # transformers names no dtype in what it writes of this one
+    if name.startswith("dbrx"):  # transformers writes no dtype for DBRX
         theirs = replace(theirs, dtype=ours.dtype)
     assert ours == theirs
     assert ours.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_the_weights_are_as_many_as_the_card_says(name: str) -> None:
+def test_number_of_weights_equals_the_model_cards(name: str) -> None:
     architecture, hub, billions = HUB[name]
     config = ModelConfig.from_dict({"architectures": [architecture], **hub})
     assert weight_bytes(config, element_bytes=1) / 1e9 == pytest.approx(billions, abs=0.06)
 
 
-def test_deepseek_keeps_a_latent_of_a_token() -> None:
+def test_deepseek_caches_one_latent_vector_per_token() -> None:
     architecture, hub, _ = HUB["DeepSeek-V3"]
     config = ModelConfig.from_dict({"architectures": [architecture], **hub})
     assert {layer.cache.numbers_per_token for layer in config.layers} == {512 + 64}

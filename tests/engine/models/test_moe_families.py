@@ -51,7 +51,7 @@ def test_a_missing_expert_is_an_error(name: str, tmp_path: Path, decoder_of: Any
         decoder_of(tmp_path)
 
 
-def test_layers_that_draft_are_left_out(tmp_path: Path, decoder_of: Any) -> None:
+def test_draft_layers_are_ignored(tmp_path: Path, decoder_of: Any) -> None:
     tiny_mixture("deepseek_v3").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     draft = {"model.layers.3.eh_proj.weight": torch.zeros(2), "model.layers.3.mlp.gate.weight": torch.zeros(2)}
@@ -59,7 +59,7 @@ def test_layers_that_draft_are_left_out(tmp_path: Path, decoder_of: Any) -> None
     decoder_of(tmp_path)
 
 
-def test_dbrx_takes_the_rotary_base_that_the_hub_states_beside_the_heads() -> None:
+def test_dbrx_reads_the_rotary_base_of_attn_config() -> None:
     made_up = {"rope_theta": 10000.0, "rope_type": "default"}  # what transformers 5 adds when it saves the model
     stated = {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8}, "rope_parameters": made_up}
     config = ModelConfig.from_dict({"architectures": ["DbrxForCausalLM"], **stated})
@@ -67,14 +67,14 @@ def test_dbrx_takes_the_rotary_base_that_the_hub_states_beside_the_heads() -> No
 
 
 @pytest.mark.parametrize("option", [{"norm_topk_prob": True}, {"moe_layer_freq": 2}, {"topk_method": "noaux_tc"}])
-def test_what_deepseek_v2_lacks_a_reference_for_is_refused(option: dict[str, Any]) -> None:
+def test_unsupported_deepseek_v2_options_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=next(iter(option))):
         ModelConfig.from_dict({"architectures": ["DeepseekV2ForCausalLM"], **option})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "gpt_oss"])
-def test_a_sequence_has_the_same_logits_in_every_batch(
+def test_sequence_has_the_same_logits_in_every_batch(
     name: str, dtype: torch.dtype, tmp_path: Path, decoder_of: Any, paged_run: Any
 ) -> None:
     if library() is None:

@@ -34,7 +34,7 @@ from ...support.engine.tiny_configs import GGUF, SIZES
 from ...support.engine.tiny_models import random_model, reference_of, save_model, tiny_gguf
 from . import llama_cpp
 
-#: Rows that groups of 32 do not divide; GPT-2 and DBRX have theirs transposed, others several matrices in a tensor.
+#: Rows are no multiples of 32. GPT-2's and DBRX's matrices are transposed; some tensors hold several matrices.
 FAMILIES = (
     "llama", "llama biases", "gpt2", "gpt_neox", "phi3", "falcon 7b", "mixtral", "qwen2_moe", "deepseek_v2 groups",
     "deepseek_v3", "dbrx", "granitemoe",
@@ -56,7 +56,7 @@ def _resident(model: Decoder) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def _numbers(target: WeightTarget) -> torch.Tensor:
+def _elements(target: WeightTarget) -> torch.Tensor:
     if target.stored is None:
         return target.tensor
     return blocks.dequantize(target.tensor, target.stored, target.inner, torch.float32)
@@ -64,7 +64,7 @@ def _numbers(target: WeightTarget) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_matrices_of_a_family_are_quantized_and_nothing_else(name: str, method: str, tmp_path: Path) -> None:
+def test_only_matrices_are_quantized(name: str, method: str, tmp_path: Path) -> None:
     tiny_gguf(name).save_pretrained(tmp_path)
     plain = find_checkpoint(EngineArgs(model=str(tmp_path)))
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))
@@ -85,7 +85,9 @@ def test_the_matrices_of_a_family_are_quantized_and_nothing_else(name: str, meth
 
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", ["llama", "llama biases", "gpt2", "qwen2_moe", "deepseek_v3"])
-def test_it_is_the_dequantized_model(name: str, method: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_quantized_model_equals_the_dequantized_one(
+    name: str, method: str, tmp_path: Path, paged_run: Any, assert_run: Any
+) -> None:
     theirs = tiny_gguf(name)
     theirs.save_pretrained(tmp_path)
     model = _load(find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method)))
@@ -104,7 +106,7 @@ def test_it_is_the_dequantized_model(name: str, method: str, tmp_path: Path, pag
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2_moe", "deepseek_v3"])
-def test_ranks_hold_parts_of_the_same_matrices(name: str, tmp_path: Path) -> None:
+def test_ranks_hold_parts_of_the_quantized_matrices(name: str, tmp_path: Path) -> None:
     kind, options = GGUF[name]
     wide = {"hidden_size": 64, "n_embd": 64, "intermediate_size": 96, "moe_intermediate_size": 96, "v_head_dim": 16}
     options = {**options, **{key: value for key, value in wide.items() if key in options}}
@@ -133,7 +135,7 @@ class Rank(SingleRank):
 
 
 @pytest.mark.parametrize("method", ON_LOAD)
-def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
+def test_engine_output_in_bfloat16_equals_that_of_rounded_weights(method: str, tmp_path: Path) -> None:
     """Outputs equal those of a checkpoint with the rounded values."""
     theirs = random_model("llama", {**SIZES, "vocab_size": 512}).bfloat16()
     save_model(tmp_path / "model", theirs)
@@ -155,7 +157,7 @@ def test_an_engine_in_bfloat16(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-def test_gguf_of_numbers(kind: str, tmp_path: Path) -> None:
+def test_unquantized_gguf_files_are_quantized(kind: str, tmp_path: Path) -> None:
     theirs = tiny_gguf("qwen2_moe")
     path = llama_cpp.write(theirs, tmp_path / "model.gguf", stored=lambda name: GGMLQuantizationType[kind])
     before = _load(find_checkpoint(EngineArgs(model=str(path)))).weight_targets()
@@ -163,7 +165,7 @@ def test_gguf_of_numbers(kind: str, tmp_path: Path) -> None:
     model = _load(checkpoint)
     for param_name, found in model.weight_targets().items():
         if is_quantized(param_name):
-            assert torch.equal(found.tensor, quantize(_numbers(before[param_name]), ON_LOAD["int8"])), param_name
+            assert torch.equal(found.tensor, quantize(_elements(before[param_name]), ON_LOAD["int8"])), param_name
         else:
             assert found.stored == before[param_name].stored
             assert torch.equal(found.tensor, before[param_name].tensor), param_name
@@ -171,7 +173,7 @@ def test_gguf_of_numbers(kind: str, tmp_path: Path) -> None:
     assert _resident(model) == weight_bytes(checkpoint.config, 4, formats=formats)
 
 
-def test_what_is_quantized_already_is_not_quantized_again(tiny_llama: Path, demo_gguf: Path, tmp_path: Path) -> None:
+def test_quantized_checkpoints_are_not_quantized_again(tiny_llama: Path, demo_gguf: Path, tmp_path: Path) -> None:
     def refused(model: Path, method: str, message: str) -> None:
         with pytest.raises(ArgumentError, match=message):
             find_checkpoint(EngineArgs(model=str(model), quantization=method))
@@ -188,7 +190,7 @@ def test_what_is_quantized_already_is_not_quantized_again(tiny_llama: Path, demo
         format_on_load("int8_per_channel_weight_only", "fp8")
 
 
-def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
+def test_models_of_the_transformers_backend_are_not_quantized(tmp_path: Path) -> None:
     config = CONFIG_MAPPING["persimmon"](
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
@@ -201,7 +203,7 @@ def test_a_foreign_architecture_is_not_quantized(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, tensor", [("llama", "model.layers.1.mlp.up_proj.weight"), ("gpt2", "transformer.h.1.mlp.c_fc.weight")]
 )
-def test_no_number_is_no_weight(name: str, tensor: str, tmp_path: Path) -> None:
+def test_nan_weights_are_refused(name: str, tensor: str, tmp_path: Path) -> None:
     theirs = tiny_gguf(name)
     theirs.get_parameter(tensor).data[3, 4] = torch.nan
     theirs.save_pretrained(tmp_path)
@@ -211,11 +213,11 @@ def test_no_number_is_no_weight(name: str, tensor: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "llama biases", "phi3"])
-def test_matrices_in_panels(name: str, method: str, tmp_path: Path, paged_run: Any) -> None:
-    """Near the results of unpacked rows; and bitwise equal however a prompt is cut into steps."""
+def test_packed_matrices_are_close_to_unpacked_ones(name: str, method: str, tmp_path: Path, paged_run: Any) -> None:
+    """Results do not depend on a prompt's chunks."""
     kernels = select_kernels(CPU, torch.bfloat16)
     if kernels.block_panels is None:
-        pytest.skip("this processor multiplies rows")
+        pytest.skip("this ISA has no panels")
     kind, options = GGUF[name]
     random_model(kind, {**options, "hidden_size": 64, "intermediate_size": 96}).save_pretrained(tmp_path)
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path), quantization=method))

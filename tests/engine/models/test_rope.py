@@ -43,7 +43,7 @@ def _longrope() -> PreTrainedModel:
 
 @pytest.mark.parametrize("make", [_dynamic, _longrope])
 @pytest.mark.parametrize("length", [_ORIGINAL, 3 * _ORIGINAL])
-def test_one_side_of_the_original_length(
+def test_logits_equal_transformers_on_both_sides_of_the_original_length(
     make: Any, length: int, tmp_path: Path, decoder_of: Any, paged_run: Any
 ) -> None:
     torch.manual_seed(0)
@@ -53,14 +53,14 @@ def test_one_side_of_the_original_length(
     assert ours.config.default_model_len == _ORIGINAL
     assert ours.config.longest_model_len == 4 * _ORIGINAL
     tokens = torch.randint(2, 128, (length,)).tolist()
-    # transformers fixes its frequencies by the length of what it is given: all of it at once.
+    # transformers chooses its frequencies by the length of its input: the whole sequence at once.
     with torch.inference_mode():
         expected = theirs(torch.tensor([tokens])).logits[0]
     [sequence] = paged_run(ours, [tokens], new_tokens=1).sequences
     torch.testing.assert_close(torch.stack(sequence.logits), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_length_matters(tmp_path: Path, decoder_of: Any, paged_run: Any) -> None:
+def test_logits_depend_on_max_model_len(tmp_path: Path, decoder_of: Any, paged_run: Any) -> None:
     """Verifies that the tests above are meaningful."""
     torch.manual_seed(0)
     _longrope().float().save_pretrained(tmp_path)

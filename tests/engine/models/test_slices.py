@@ -1,6 +1,6 @@
 """Ranks read exactly the parts of weights that they hold.
 
-Each target of a model is cut along a random dimension at random places, and each part is loaded separately.
+Each target of a model is cut along a random dimension at random positions, and each part is loaded separately.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def _loaded(config: ModelConfig, load: Callable[[Any], None]) -> dict[str, Weigh
         ("gemma3", 1, 3),
     ],
 )
-def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int, tmp_path: Path) -> None:
-    """And the ends that it holds; a tied head on another stage is read there as well."""
+def test_stages_read_only_their_layers(name: str, ranks: int, stages: int, tmp_path: Path) -> None:
+    """A stage also reads the embedding or head that it holds; a tied head on another stage is also read there."""
     tiny_gguf(name).save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
@@ -137,8 +137,8 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
         source = SafetensorsFolder(tmp_path)
         counted = _Counted(source.tensors._files[0])
         source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
-        seat = _Seat(rank, ranks)
-        build = Build(torch.float32, SdpaBackend(), REFERENCE, seat, stage=Stage(stage, stages))
+        silent_rank = _SilentRank(rank, ranks)
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, silent_rank, stage=Stage(stage, stages))
         targets = DecoderLoader(names, source).load(config, build, cpu, 128, lambda done, total: None).weight_targets()
         assert sum(counted.read) == sum(target.tensor.nbytes for target in targets.values())
         for param_name, target in targets.items():
@@ -151,7 +151,7 @@ def test_of_the_layers_a_stage_reads_its_own(name: str, ranks: int, stages: int,
 @pytest.mark.parametrize(
     "name", ["bloom", "cohere plus", "deepseek_v3", "falcon 40b", "gpt_neox", "llama", "mixtral", "phi3", "qwen2_moe"]
 )
-def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
+def test_ranks_read_only_their_parts_of_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
     tiny_gguf(name).save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
@@ -167,7 +167,7 @@ def test_safetensors(name: str, ranks: int, tmp_path: Path) -> None:
 
 
 @dataclass
-class _Seat(SingleRank):
+class _SilentRank(SingleRank):
     """A rank that never communicates."""
 
     rank: int
@@ -177,8 +177,8 @@ class _Seat(SingleRank):
 @pytest.mark.parametrize(
     ("name", "ranks"), [("dbrx", 2), ("dbrx", 4), ("deepseek_v3", 4), ("gpt_oss", 2), ("mixtral", 4), ("qwen2_moe", 2)]
 )
-def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Path) -> None:
-    """Whole experts, also if all of a layer's are in one tensor, transposed or not."""
+def test_ranks_read_only_their_experts(name: str, ranks: int, tmp_path: Path) -> None:
+    """Experts are whole; all of a layer's may be in one tensor, transposed or not."""
     tiny_gguf(name).save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names = FAMILIES[config.architecture].weight_names
@@ -187,7 +187,7 @@ def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Pa
         source = SafetensorsFolder(tmp_path)
         counted = _Counted(source.tensors._files[0])
         source.tensors._file_of = dict.fromkeys(source.tensors._file_of, counted)
-        build = Build(torch.float32, SdpaBackend(), REFERENCE, _Seat(rank, ranks), whole_experts=True)
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, _SilentRank(rank, ranks), whole_experts=True)
         with torch.inference_mode():
             model = Decoder(config, build, max_model_len=128)
             load_weights(model, source, names)
@@ -202,7 +202,9 @@ def test_of_the_experts_a_rank_reads_its_own(name: str, ranks: int, tmp_path: Pa
     "name",
     ["bloom", "cohere plus", "dbrx", "deepseek_v3", "falcon 40b", "gpt2", "llama", "mixtral", "phi3", "qwen2_moe"],
 )
-def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_read_only_their_parts_of_gguf(
+    name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = llama_cpp.write(tiny_gguf(name), tmp_path / "model.gguf")
     file = GGUFFile(path)
     config = file.config()
@@ -223,8 +225,8 @@ def test_gguf(name: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["gpt2", "dbrx"])
-def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -> None:
-    """It is read whole."""
+def test_parts_of_transposed_tensors_are_right(name: str, tmp_path: Path) -> None:
+    """Each rank reads these tensors whole."""
     tiny_gguf(name).save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)
@@ -237,7 +239,7 @@ def test_what_is_transposed_and_shared_is_right_too(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_K])
 @pytest.mark.parametrize("shape", [(512,), (7, 256), (3, 5, 512)])
-def test_parts_of_quantized_tensors(
+def test_parts_of_quantized_tensors_read_only_their_blocks(
     shape: tuple[int, ...], kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_tensor, "_PIECE", 1024)
@@ -279,7 +281,7 @@ def _random_blocks(shape: tuple[int, ...], rng: random.Random) -> Any:
     return blocks.reshape(*shape[:-1], -1)
 
 
-def test_a_whole_of_another_shape_is_refused_by_every_rank(tmp_path: Path) -> None:
+def test_tensors_of_another_shape_are_refused_by_every_rank(tmp_path: Path) -> None:
     tiny_gguf("phi3").save_pretrained(tmp_path)
     config = ModelConfig.from_dict(read_config(tmp_path))
     names, source = FAMILIES[config.architecture].weight_names, SafetensorsFolder(tmp_path)

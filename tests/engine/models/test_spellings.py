@@ -163,7 +163,7 @@ PROMPTS = [[5, 6, 7, 8, 9] * 7, [11, 12, 13]]
 
 
 @pytest.mark.parametrize("name", REMOTE)
-def test_an_equivalent_models_weights_renamed(
+def test_renamed_weights_equal_the_equivalent_model(
     name: str, tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any
 ) -> None:
     make, rename = REMOTE[name]
@@ -179,7 +179,7 @@ def test_an_equivalent_models_weights_renamed(
         (lambda: BloomForCausalLM(BloomConfig(vocab_size=128, hidden_size=48, n_layer=2, n_head=4)), "transformer."),
     ],
 )
-def test_files_without_the_models_prefix(
+def test_files_without_the_models_prefix_are_read(
     make: Any, prefix: str, tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any
 ) -> None:
     """Like the first GPT-2 and BLOOM files, with masks beside the weights."""
@@ -193,7 +193,7 @@ def test_files_without_the_models_prefix(
     assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=16), reference_of(theirs))
 
 
-def test_falcon_before_it_had_that_name(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
+def test_falcon_is_read_by_its_former_name(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
     torch.manual_seed(0)
     options = {"vocab_size": 128, "hidden_size": 48, "multi_query": True, "bias": False, "parallel_attn": True}
     theirs = randomized(FalconForCausalLM(FalconConfig(**options, num_hidden_layers=2, num_attention_heads=4)))
@@ -203,7 +203,7 @@ def test_falcon_before_it_had_that_name(tmp_path: Path, decoder_of: Any, paged_r
     assert_run(paged_run(decoder_of(tmp_path), PROMPTS, new_tokens=16), reference_of(theirs))
 
 
-def test_gemma_3_with_its_vision_tower(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
+def test_gemma_3_with_a_vision_tower_is_read(tmp_path: Path, decoder_of: Any, paged_run: Any, assert_run: Any) -> None:
     """A multimodal checkpoint as written by transformers: only the text decoder is used."""
     torch.manual_seed(0)
     text = {

@@ -187,7 +187,7 @@ def part_of(model: Decoder, ranks: Communicator) -> Any:
 
 
 @pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
-def test_ranks_compute_what_one_computes(
+def test_ranks_give_the_logits_of_the_whole_model(
     name: str, size: int, whole_experts: bool, tmp_path: Path, paged_run: Any, assert_run: Any
 ) -> None:
     save(name, tmp_path)
@@ -204,7 +204,7 @@ def test_ranks_compute_what_one_computes(
         return torch.stack(paged_run(whole, [tokens], new_tokens=1).sequences[0].logits)
 
     assert_run(ran[0][0], reference)
-    for run, _ in ran[1:]:  # the same bits everywhere, so that ranks never part
+    for run, _ in ran[1:]:  # the same bits on all ranks, so that they never diverge
         for first, other in zip(ran[0][0].sequences, run.sequences, strict=True):
             assert torch.equal(torch.stack(first.logits), torch.stack(other.logits))
 
@@ -215,8 +215,8 @@ def test_ranks_compute_what_one_computes(
 
 
 @pytest.mark.parametrize(("name", "size", "whole_experts"), CASES)
-def test_the_ranks_parts_are_the_whole(name: str, size: int, whole_experts: bool, tmp_path: Path) -> None:
-    """Each element of a weight is in some rank's target, at its place by the shard."""
+def test_shards_cover_the_whole_weights(name: str, size: int, whole_experts: bool, tmp_path: Path) -> None:
+    """Each element of a weight is in some rank's target, at the position given by the shard."""
     save(name, tmp_path)
     parts = [
         load(tmp_path, ThreadRanks(rank, size, Together(size)), whole_experts).weight_targets() for rank in range(size)
@@ -238,7 +238,7 @@ def test_the_ranks_parts_are_the_whole(name: str, size: int, whole_experts: bool
         ({"intermediate_size": 5, "num_key_value_heads": 4}, 4, "a dimension of 5"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(change: dict[str, int], size: int, named: str) -> None:
+def test_unshardable_models_are_refused(change: dict[str, int], size: int, named: str) -> None:
     config = ModelConfig.from_dict(
         {"architectures": ["LlamaForCausalLM"], **_SIZES, "vocab_size": _VOCABULARY, **change}
     )

@@ -80,7 +80,7 @@ def _assert_equal(ours: TransformersModel, theirs: PreTrainedModel, paged_run: A
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_equals_transformers(name: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_models_equal_transformers(name: str, tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     theirs = _tiny(*MODELS[name])
     theirs.save_pretrained(tmp_path)
     ours = _load(tmp_path)
@@ -88,18 +88,16 @@ def test_a_model_equals_transformers(name: str, tmp_path: Path, paged_run: Any, 
     _assert_equal(ours, theirs, paged_run, assert_run)
 
 
-def test_positions_that_look_at_the_batch_are_fixed_by_the_longest_sequence(
-    tmp_path: Path, paged_run: Any, assert_run: Any
-) -> None:
+def test_rope_factors_depend_on_max_model_len_alone(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     options = {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": _LONGROPE}
     theirs = _tiny("phimoe", options)
     theirs.save_pretrained(tmp_path)
     assert find_checkpoint(EngineArgs(model=str(tmp_path))).config.default_model_len == 64
-    ours = _load(tmp_path, max_model_len=64)  # one side of the original length: the short factors, for all
+    ours = _load(tmp_path, max_model_len=64)  # not beyond the original length: all sequences use the short factors
     short = [[5, 6, 7] * 12, [9] * 7]
     with torch.inference_mode():
         assert_run(paged_run(ours, short, new_tokens=20), reference_of(theirs))
-        beyond = _load(tmp_path, max_model_len=256)  # the other side: a short sequence, too, is as within a long one
+        beyond = _load(tmp_path, max_model_len=256)  # beyond it: short sequences use the long factors, too
         run = paged_run(beyond, [[5, 6, 7] * 12], new_tokens=1).sequences[0]
         whole = theirs(torch.tensor([run.tokens[:-1] + [9] * 200])).logits[0, : len(run.logits)]
     assert (torch.stack(run.logits) - whole).abs().max() <= 1e-4 * whole.abs().max()
@@ -117,7 +115,7 @@ def test_positions_that_look_at_the_batch_are_fixed_by_the_longest_sequence(
         ("gemma3", {}, "vision|multimodal|supported"),
     ],
 )
-def test_what_cannot_run_is_refused_with_the_reason(
+def test_unsupported_models_are_refused_with_the_reason(
     model_type: str, options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     config = CONFIG_MAPPING[model_type](**({**_SIZES, **options} if model_type != "gemma3" else {}))
@@ -137,15 +135,15 @@ def _architecture(model_type: str) -> str:
     return {**names, **others}[model_type]
 
 
-def test_loading_tells_of_its_progress(tmp_path: Path) -> None:
+def test_loading_reports_its_progress(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
-    warnings = list[None]()
+    progress = list[None]()
     checkpoint = find_checkpoint(EngineArgs(model=str(tmp_path)))
-    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda done, total: warnings.append(None))
-    assert len(warnings) >= len(load_file(tmp_path / "model.safetensors"))
+    checkpoint.load(_BUILD, torch.device("cpu"), 256, lambda done, total: progress.append(None))
+    assert len(progress) >= len(load_file(tmp_path / "model.safetensors"))
 
 
-def test_it_is_not_split_over_ranks(tmp_path: Path) -> None:
+def test_tensor_parallelism_is_refused(tmp_path: Path) -> None:
     class Two(SingleRank):
         size = 2
 
@@ -171,7 +169,7 @@ def test_missing_and_unused_tensors_are_errors(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
-def test_weights_that_are_no_numbers_and_integers_are_refused_by_name(tmp_path: Path) -> None:
+def test_nan_and_integer_weights_are_refused_by_name(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     file, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     tensors = load_file(file)
@@ -183,7 +181,7 @@ def test_weights_that_are_no_numbers_and_integers_are_refused_by_name(tmp_path: 
         _load(tmp_path)
 
 
-def test_code_of_the_model_is_not_run_unasked(tmp_path: Path) -> None:
+def test_remote_code_is_not_run_by_default(tmp_path: Path) -> None:
     config = {"architectures": ["OddForCausalLM"], "model_type": "odd_never_seen"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
@@ -199,7 +197,7 @@ def test_code_of_the_model_is_not_run_unasked(tmp_path: Path) -> None:
         find_checkpoint(EngineArgs(model=str(tmp_path)))
 
 
-def test_code_of_the_model_runs_when_asked(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
+def test_remote_code_runs_with_trust_remote_code(tmp_path: Path, paged_run: Any, assert_run: Any) -> None:
     theirs = _tiny("smollm3", {})
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -217,7 +215,7 @@ def test_code_of_the_model_runs_when_asked(tmp_path: Path, paged_run: Any, asser
     _assert_equal(ours, theirs, paged_run, assert_run)
 
 
-def test_what_transformers_knows_is_run_without_the_code_that_comes_along(tmp_path: Path) -> None:
+def test_known_models_run_without_their_remote_code(tmp_path: Path) -> None:
     _tiny(*MODELS["phimoe"]).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     auto_map = {"AutoConfig": "own.PhiMoEConfig", "AutoModelForCausalLM": "own.PhiMoEForCausalLM"}
@@ -226,7 +224,7 @@ def test_what_transformers_knows_is_run_without_the_code_that_comes_along(tmp_pa
     assert _load(tmp_path).config.architecture == "PhimoeForCausalLM"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path: Path) -> None:
+def test_byte_order_mark_of_the_config_is_ignored(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
@@ -245,7 +243,7 @@ def test_batch_invariance_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["olmo3", "phimoe"])
-def test_the_whole_engine_runs_it(name: str, tiny_llama: Path, tmp_path: Path, assert_greedy: Any) -> None:
+def test_engine_output_equals_transformers(name: str, tiny_llama: Path, tmp_path: Path, assert_greedy: Any) -> None:
     _tiny(*MODELS[name]).save_pretrained(tmp_path)
     for file in tiny_llama.glob("*token*"):
         shutil.copy(file, tmp_path)

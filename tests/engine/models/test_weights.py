@@ -50,7 +50,7 @@ def test_an_unused_tensor_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
         LLM(model)
 
 
-def test_an_order_of_columns_that_no_matrix_has_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
+def test_unknown_column_order_is_an_error(tiny_llama: Path, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.up_proj.columns"
     model = _changed(tiny_llama, tmp_path, lambda t: {**t, name: torch.zeros(64)})
     with pytest.raises(WeightsError, match=re.escape(name)):
@@ -81,13 +81,15 @@ def test_a_fused_tensor_of_another_size_is_an_error(tmp_path: Path, decoder_of: 
         decoder_of(tmp_path)
 
 
-def test_what_the_family_names_is_left_out(tiny_llama: Path, tmp_path: Path) -> None:
+def test_tensors_that_the_family_ignores_are_left_out(tiny_llama: Path, tmp_path: Path) -> None:
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     assert _output(_changed(tiny_llama, tmp_path, lambda t: {**t, **extra})) == _output(tiny_llama)
 
 
 @pytest.mark.parametrize(("decoder", "other"), [("language_model.model.", ""), ("model.language_model.", "model.")])
-def test_a_multimodal_wrapper_is_seen_through(tiny_gemma3: Path, tmp_path: Path, decoder: str, other: str) -> None:
+def test_text_model_of_a_multimodal_wrapper_is_loaded(
+    tiny_gemma3: Path, tmp_path: Path, decoder: str, other: str
+) -> None:
     def wrap(tensors: Tensors) -> Tensors:
         vision = {f"{other}vision_tower.patch.weight": torch.zeros(2), f"{other}multi_modal_projector.w": torch.ones(1)}
         return {name.replace("model.", decoder, 1): tensor for name, tensor in tensors.items()} | vision
@@ -99,7 +101,7 @@ def test_a_multimodal_wrapper_is_seen_through(tiny_gemma3: Path, tmp_path: Path,
     assert _output(folder) == _output(tiny_gemma3)
 
 
-def test_a_dtype_we_do_not_compute_in_is_refused_unless_another_is_chosen(tiny_llama: Path, tmp_path: Path) -> None:
+def test_unsupported_dtype_is_refused_unless_another_is_chosen(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "float64")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float64"}))
@@ -108,7 +110,7 @@ def test_a_dtype_we_do_not_compute_in_is_refused_unless_another_is_chosen(tiny_l
     assert LLM(str(folder), dtype="float32", num_gpu_blocks_override=8)
 
 
-def test_no_weights_at_all(tiny_llama: Path, tmp_path: Path) -> None:
+def test_missing_and_invalid_weight_files_are_errors(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama, tmp_path / "empty")
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match="safetensors"):
@@ -118,7 +120,7 @@ def test_no_weights_at_all(tiny_llama: Path, tmp_path: Path) -> None:
         LLM(str(folder))
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_invalid_gguf_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF? no")
     with pytest.raises(ModelError, match="GGUF"):
         LLM(str(tmp_path / "model.gguf"))
@@ -141,7 +143,7 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
         },
     ],
 )
-def test_llamas_of_several_kinds(
+def test_llama_variants_equal_transformers(
     overrides: dict[str, Any], tiny_llama: Path, tmp_path: Path, assert_greedy: Any
 ) -> None:
     torch.manual_seed(1)
@@ -171,7 +173,7 @@ def test_shards_are_read_through_their_index(tiny_llama: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "name", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"]
 )
-def test_weights_that_are_no_numbers_are_refused_by_name(
+def test_nan_and_infinite_weights_are_refused_by_name(
     tiny_llama: Path, tmp_path: Path, name: str, number: float
 ) -> None:
     def damage(tensors: Tensors) -> Tensors:
@@ -189,7 +191,7 @@ def test_weights_too_large_for_the_dtype_are_refused(tiny_llama: Path, tmp_path:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool], ids=str)
-def test_integers_are_not_taken_for_weights(tiny_llama: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_integer_weights_are_refused(tiny_llama: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     model = _changed(tiny_llama, tmp_path, lambda t: {**t, name: t[name].to(dtype)})
     with pytest.raises(WeightsError, match=f"{re.escape(name)} holds .*int|bool.*not floating-point"):

@@ -27,7 +27,7 @@ from . import llama_cpp
 
 _CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(cpu_library(_CPU, torch.float32) is None, reason="these are the CPU's kernels")
+pytestmark = pytest.mark.skipif(cpu_library(_CPU, torch.float32) is None, reason="there are no CPU kernels")
 
 
 WHOLE = (
@@ -61,8 +61,10 @@ def _loaded(path: Path, dtype: torch.dtype, max_model_len: int = 128) -> Decoder
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
-    """Unquantized and in blocks; prompts of one token, and beyond windows and blocks."""
+def test_whole_layers_have_the_bits_of_separate_operations(
+    name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any
+) -> None:
+    """Weights are unquantized or in blocks; prompts have one token, or exceed windows and blocks."""
     kind, options = GGUF[name]
     format = GGMLQuantizationType[stored]
     if stored == "Q8_0":
@@ -76,8 +78,10 @@ def test_bits(name: str, stored: str, dtype: torch.dtype, tmp_path: Path, paged_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["gemma3", "phi3"])
-def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any) -> None:
-    """More rows than an MLP processes at once, and numbers around that; keys of several splits."""
+def test_large_steps_have_the_bits_of_separate_operations(
+    name: str, dtype: torch.dtype, tmp_path: Path, paged_run: Any
+) -> None:
+    """Steps have row counts around what an MLP processes at once, and more; keys have several splits."""
     kind, options = GGUF[name]
     path = tmp_path / "model.gguf"
     llama_cpp.write(random_model(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)
@@ -87,10 +91,10 @@ def test_bits_of_large_steps(name: str, dtype: torch.dtype, tmp_path: Path, page
     _same_in_parts(model, lambda: paged_run(model, prompts, new_tokens=2, dtype=dtype, chunks=chunks))
 
 
-def test_layers_that_cannot_be_whole_are_between_those_that_can(
+def test_whole_and_separate_layers_may_alternate(
     tmp_path: Path, paged_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four layers, two consecutive ones run in one call, and the last, which computes only the needed rows."""
+    """Of four layers, two consecutive ones run in one call; the last one computes only the needed rows."""
     kind, options = GGUF["gemma3"]
     path = tmp_path / "model.gguf"
     tiny = random_model(kind, {**options, "num_hidden_layers": 4})
@@ -118,7 +122,7 @@ def _same_in_parts(model: Decoder, run: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("name", IN_PARTS)
-def test_others_are_computed_in_parts(name: str, tmp_path: Path) -> None:
+def test_unsupported_layers_run_as_separate_operations(name: str, tmp_path: Path) -> None:
     kind, options = GGUF[name]
     path = tmp_path / "model.gguf"
     llama_cpp.write(random_model(kind, options), path, stored=lambda _: GGMLQuantizationType.F32)

@@ -81,13 +81,13 @@ def called(traced: list[list[DeviceTrace]]) -> list[list[list[Call]]]:
 
 
 @pytest.mark.parametrize(("tensor", "experts"), [(2, None), (8, None), (4, "split"), (4, "whole")])
-def test_two_sums_a_layer_and_one_gather(tensor: int, experts: str | None, trace: Trace) -> None:
+def test_layers_have_two_all_reduces_and_steps_one_gather(tensor: int, experts: str | None, trace: Trace) -> None:
     config = LLAMA_8B if experts is None else MIXTRAL
     config = {**config, "num_hidden_layers": 4}
     whole = experts == "whole"
     steps = [prompts(9, 16), decodes(9, 16)]
     traced = called(trace(config, steps, tensor_parallel_size=tensor, enable_expert_parallel=whole))
-    assert all(of_rank == traced[0] for of_rank in traced), "ranks of a stage do not do the same"
+    assert all(of_rank == traced[0] for of_rank in traced), "ranks of a stage make different calls"
     for calls, num_tokens in zip(traced[0], (25, 2), strict=True):
         sums = [call for call in calls if call.operation == "allreduce"]
         # After its attention, the last layer computes only the two tokens that have logits.
@@ -98,7 +98,7 @@ def test_two_sums_a_layer_and_one_gather(tensor: int, experts: str | None, trace
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 3), (2, 2)])
-def test_what_a_stage_sends_the_next_one_receives(tensor: int, pipeline: int, trace: Trace) -> None:
+def test_hidden_states_sent_by_a_stage_are_received_by_the_next(tensor: int, pipeline: int, trace: Trace) -> None:
     steps = [prompts(9, 16), decodes(9, 16), prompts(1)]
     config = {**LLAMA_8B, "num_hidden_layers": 4}
     traced = called(trace(config, steps, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline))
@@ -115,7 +115,7 @@ def test_what_a_stage_sends_the_next_one_receives(tensor: int, pipeline: int, tr
             assert collectives == [c for c in traced[layout.tensor_groups()[stage.index][0]][step] if c.peer is None]
 
 
-def test_rows_that_ask_for_more_are_gathered_and_told(trace: Trace) -> None:
+def test_sampled_tokens_are_broadcast_once(trace: Trace) -> None:
     config = {**LLAMA_8B, "num_hidden_layers": 1}
     traced = called(trace(config, [prompts(9, 16, greedy=False)], tensor_parallel_size=4))
     assert all(of_rank == traced[0] for of_rank in traced)
@@ -123,7 +123,7 @@ def test_rows_that_ask_for_more_are_gathered_and_told(trace: Trace) -> None:
     assert names.count("broadcast") == 1
 
 
-def test_what_a_layer_launches_with_tensor_parallelism(trace: Trace) -> None:
+def test_layers_of_tensor_parallel_ranks_launch_few_kernels(trace: Trace) -> None:
     steps = [prompts(9, 16), decodes(9, 16)]
     two, three = (
         trace({**LLAMA_70B, "num_hidden_layers": count}, steps, ranks=1, tensor_parallel_size=8)[0] for count in (2, 3)
@@ -135,6 +135,6 @@ def test_what_a_layer_launches_with_tensor_parallelism(trace: Trace) -> None:
         assert more.uploads == 1
 
 
-def test_sums_of_several_gpus_are_refused_where_batches_must_not_matter(trace: Trace) -> None:
+def test_batch_invariance_refuses_tensor_parallelism_on_gpus(trace: Trace) -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*--tensor-parallel-size 1"):
         trace(LLAMA_8B, [], ranks=1, tensor_parallel_size=2, batch_invariant=True)

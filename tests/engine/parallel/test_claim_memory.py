@@ -28,7 +28,7 @@ def fresh() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4097])
-def test_memory_is_there_and_what_was_written_stays(fresh: torch.Tensor, cut: int) -> None:
+def test_claimed_memory_is_resident_and_keeps_its_content(fresh: torch.Tensor, cut: int) -> None:
     part = fresh[cut : len(fresh) - cut]
     part[5], part[-5] = 7, 9
     before = resident()
@@ -38,15 +38,15 @@ def test_memory_is_there_and_what_was_written_stays(fresh: torch.Tensor, cut: in
     assert part[5] == 7 and part[-5] == 9 and part[6] == 0
 
 
-def test_it_ends_in_time(fresh: torch.Tensor) -> None:
+def test_claiming_ends_in_time(fresh: torch.Tensor) -> None:
     assert 0 < claim_memory(fresh, within_s=-1) < len(fresh)
 
 
-def test_little_memory_has_no_page(fresh: torch.Tensor) -> None:
+def test_memory_without_a_whole_page_is_not_claimed(fresh: torch.Tensor) -> None:
     assert claim_memory(fresh[1:4000], within_s=1) == 0
 
 
-def test_memory_is_claimed_while_it_is_used(fresh: torch.Tensor) -> None:
+def test_memory_is_claimed_in_the_background_while_in_use(fresh: torch.Tensor) -> None:
     before = resident()
     claim_in_background(fresh, within_s=60)
     fresh[:: 1 << 16] = 7

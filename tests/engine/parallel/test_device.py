@@ -36,14 +36,14 @@ def test_threads_stay_within_the_containers_processors(
         device.limit_threads()
         assert torch.get_num_threads() == threads
         torch.set_num_threads(4)
-        for limit in (2, None, 8):  # later calls without further information change nothing
+        for limit in (2, None, 8):  # later calls with no limit, or a higher one, change nothing
             device.limit_threads(limit)
             assert torch.get_num_threads() == min(2, threads)
     finally:
         torch.set_num_threads(before)
 
 
-def test_memory_is_the_containers_where_that_is_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_limited_by_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(host_memory, "_CGROUP_LIMITS", (str(limit),))
     limit.write_text("1000000\n")

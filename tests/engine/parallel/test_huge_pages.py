@@ -32,7 +32,7 @@ def _is_advised(address: int) -> bool:
     return "hg" in _of_mapping(address, "VmFlags")
 
 
-def test_whole_pages_of_a_matrix_are_asked_for() -> None:
+def test_huge_pages_are_requested_for_large_tensors() -> None:
     """Data written there stays."""
     # Its own mapping: memory from the allocator may lie in huge pages requested for another matrix.
     tensor = torch.frombuffer(mmap.mmap(-1, 40 << 20), dtype=torch.uint8)
@@ -44,8 +44,8 @@ def test_whole_pages_of_a_matrix_are_asked_for() -> None:
     assert tensor.eq(7).all()
 
 
-def test_small_tensors_beside_each_other_share_large_pages() -> None:
-    """Also if the memory was used before: it is moved. Tensors far from all others stay in place."""
+def test_adjacent_small_tensors_share_huge_pages() -> None:
+    """Memory in use is moved. Tensors far from all others stay in place."""
     mapping = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(mapping, dtype=torch.uint8).fill_(3)
     many = list(memory[: 20 << 20].split(300_000))

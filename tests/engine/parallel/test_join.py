@@ -38,7 +38,7 @@ joined.close()
         pytest.param("no memory,no memory", "TorchCommunicator", marks=pytest.mark.slow),  # without shared memory
     ],
 )
-def test_ranks_meet_where_all_can(have: str, kind: str) -> None:
+def test_ranks_use_shared_memory_only_if_all_can(have: str, kind: str) -> None:
     if library() is None:
         pytest.skip("there are no CPU kernels here")
     rendezvous, region = os.memfd_create("rendezvous"), os.memfd_create("region")

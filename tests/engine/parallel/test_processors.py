@@ -33,7 +33,7 @@ def draw(chance: random.Random) -> Machine:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_drawn_machines(seed: int) -> None:
+def test_random_machines_are_shared_fairly(seed: int) -> None:
     chance = random.Random(seed)
     machine = draw(chance)
     count = chance.choice((1, 2, 3, 4, 8, 16, 64))
@@ -71,7 +71,7 @@ def test_drawn_machines(seed: int) -> None:
         assert sum(len(share.processors) for share in shares) == len(used)
 
 
-def test_two_sockets() -> None:
+def test_two_sockets_are_shared_by_nodes() -> None:
     """32 cores with hyperthreads: one socket has 0 – 15 and 32 – 47, the other the rest."""
     cores = tuple(frozenset({number, number + 32}) for number in range(32))
     nodes = (parse_cpulist("0-15,32-47"), parse_cpulist("16-31,48-63\n"))
@@ -90,18 +90,18 @@ def test_two_sockets() -> None:
 @pytest.mark.parametrize(
     "text, found", [("0-3,8,10-11\n", {0, 1, 2, 3, 8, 10, 11}), ("\n", set()), ("5", {5}), ("0-0", {0})]
 )
-def test_lists_of_processors(text: str, found: set[int]) -> None:
+def test_cpu_lists_are_parsed(text: str, found: set[int]) -> None:
     assert parse_cpulist(text) == found
 
 
-def test_what_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_is_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
     monkeypatch.setattr(processors, "cpu_quota", lambda: 2.5)
     for name, cpus in (("node0", "0-1,4-5"), ("node2", "2-3"), ("node10", "6-7"), ("node1", "")):
         (tmp_path / "node" / name).mkdir(parents=True)
         (tmp_path / "node" / name / "cpulist").write_text(cpus + "\n")
     (tmp_path / "node" / "nodelike").mkdir()
-    for number, siblings in ((0, "0-1"), (1, "0-1"), (2, "2"), (3, "what")):  # 6 says nothing
+    for number, siblings in ((0, "0-1"), (1, "0-1"), (2, "2"), (3, "what")):  # CPU 6 has no file
         (tmp_path / f"cpu/cpu{number}/topology").mkdir(parents=True)
         (tmp_path / f"cpu/cpu{number}/topology/thread_siblings_list").write_text(siblings + "\n")
     machine = Machine.current(tmp_path)
@@ -113,7 +113,7 @@ def test_what_the_kernel_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert nothing.nodes == () and deal(nothing, 2) == [ProcessorShare(machine.allowed, 1, False)] * 2
 
 
-def test_threads_that_are_started_later_are_bound_too() -> None:
+def test_threads_started_later_are_also_bound() -> None:
     before, found = os.sched_getaffinity(0), []
     try:
         one = min(before)

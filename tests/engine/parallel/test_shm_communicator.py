@@ -131,7 +131,7 @@ def draw(chance: random.Random, size: int) -> Operation:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("spin_us", [50, 0], ids=["spinning", "sleeping"])
-def test_operations_one_after_another(size: int, spin_us: float) -> None:
+def test_sequences_of_operations_equal_torch(size: int, spin_us: float) -> None:
     chance = random.Random(f"{size} {spin_us}")
     count = int(os.environ.get("STOKER_FUZZ_EXAMPLES", "40"))
     operations = [draw(chance, size) for _ in range(count)]
@@ -143,8 +143,8 @@ def test_operations_one_after_another(size: int, spin_us: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_rows_sum_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
-    """In one pass, in slices, and in several pieces."""
+def test_all_reduce_of_a_row_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    """Tensors are reduced in one pass, in slices, or in several pieces."""
     size, width, rows = 4, 2047, 300  # 1.2 MB of bf16: five pieces
 
     def work(ranks: ShmCommunicator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +157,7 @@ def test_a_rows_sum_is_the_same_in_every_batch(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
+def test_ranks_with_different_calls_get_an_error(size: int) -> None:
     x = torch.zeros(64)
     calls: list[tuple[Callable[[ShmCommunicator], object], str]] = [
         (lambda ranks: ranks.all_reduce(x.clone()), "all_reduce of 256 bytes (torch.float32)"),
@@ -170,8 +170,8 @@ def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
         (lambda ranks: ranks.broadcast(x.clone()), "broadcast of 256 bytes (torch.float32)"),
         (lambda ranks: ranks.broadcast(x[:5].clone()), "broadcast of 20 bytes (torch.float32)"),
     ]
-    for one, (do_one, says_one) in enumerate(calls):
-        for other, (do_other, says_other) in enumerate(calls):
+    for one, (do_one, one_call) in enumerate(calls):
+        for other, (do_other, other_call) in enumerate(calls):
             if one != other:
 
                 def work(ranks: ShmCommunicator) -> str:
@@ -179,16 +179,16 @@ def test_ranks_that_do_different_things_are_told_so(size: int) -> None:
                     last = ranks.rank == size - 1
                     with pytest.raises(RankLostError) as raised:
                         (do_other if last else do_one)(ranks)  # noqa: B023  # called at once
-                    with pytest.raises(RankLostError):  # and nothing else can be asked
+                    with pytest.raises(RankLostError):  # later calls fail, too
                         ranks.broadcast(torch.ones(3))
                     return str(raised.value)
 
                 first, *_, last = together(size, work)
-                assert f"rank 0 of {size} called {says_one}, but rank {size - 1} called {says_other}" in first
-                assert f"called {says_other}, but rank 0 called {says_one}" in last
+                assert f"rank 0 of {size} called {one_call}, but rank {size - 1} called {other_call}" in first
+                assert f"called {other_call}, but rank 0 called {one_call}" in last
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_missing_rank_is_named() -> None:
     absent = threading.Event()
 
     def work(ranks: ShmCommunicator) -> str:
@@ -250,7 +250,7 @@ class Forked:
         for pipe in self.pipes:
             assert os.read(pipe, 1) == b"+"
 
-    def last_words(self, rank: int) -> str:
+    def last_message(self, rank: int) -> str:
         """Wait until the rank has ended, and return its last message."""
         text = b""
         while more := os.read(self.pipes[rank], 4096):
@@ -284,20 +284,20 @@ ENDS = [
 
 
 @pytest.mark.parametrize("how, size, seed", ENDS)
-def test_nobody_waits_forever_for_a_rank_that(how: signal.Signals, size: int, seed: int) -> None:
+def test_ranks_time_out_if_one_is_killed_or_stopped(how: signal.Signals, size: int, seed: int) -> None:
     chance = random.Random(seed)
     with forked(size, seed, spin_us=chance.choice((0, 50))) as ranks:
         time.sleep(chance.uniform(0, 0.1))  # sleeps: random moment of the death
         victim = chance.randrange(size)
         os.kill(ranks.pids[victim], how)
         for rank in set(range(size)) - {victim}:
-            report = ranks.last_words(rank)
+            report = ranks.last_message(rank)
             assert report.startswith("RankLostError") and f"rank {rank} of {size} waited in vain" in report, report
             late = report.partition("for rank ")[2].partition(" (")[0].split(", ")
             assert str(victim) in late, report  # other ranks too, if they waited as long
         if how == signal.SIGSTOP:  # a rank that wakes up too late must not continue either
             os.kill(ranks.pids[victim], signal.SIGCONT)
-            assert "waited in vain" in ranks.last_words(victim)
+            assert "waited in vain" in ranks.last_message(victim)
 
 
 def test_short_stops_change_nothing() -> None:
@@ -311,4 +311,4 @@ def test_short_stops_change_nothing() -> None:
             time.sleep(chance.uniform(0, 0.005))  # sleeps: random moment of the next stop
         os.kill(ranks.pids[0], signal.SIGKILL)  # no rank found a wrong sum so far
         os.kill(ranks.pids[1], signal.SIGKILL)
-        assert ranks.last_words(0) == ranks.last_words(1) == ""
+        assert ranks.last_message(0) == ranks.last_message(1) == ""

@@ -31,7 +31,7 @@ def start(size: int, folder: Path, mode: str, timeout_s: int = 60) -> list[subpr
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.slow)])
-def test_operations(size: int, tmp_path: Path) -> None:
+def test_operations_equal_torch(size: int, tmp_path: Path) -> None:
     for process in start(size, tmp_path, "operations"):
         assert process.wait(120) == 0
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
@@ -54,7 +54,7 @@ def _check_sums(result: dict[str, list[torch.Tensor]], size: int) -> None:
         bound = torch.stack(parts).abs().sum(0) * torch.finfo(dtype).eps
         assert found.dtype == dtype and found.shape == exact.shape
         assert ((found.double() - exact).abs() <= bound).all()
-    # In every run, and whatever else is in the batch.
+    # Sums do not depend on the run or the batch.
     for found, again, rows in zip(result["sums"], result["again"], result["rows"], strict=False):
         assert torch.equal(found, again)
         assert torch.equal(found, rows)
@@ -85,7 +85,7 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "how, within", [("exit", (0, 10)), ("sleep", (2, 15)), pytest.param("close", (0, 10), marks=pytest.mark.slow)]
 )
-def test_nobody_waits_for_a_lost_rank_forever(
+def test_lost_rank_ends_the_others_in_time(
     how: str, within: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     processes = start(2, tmp_path, how, timeout_s=2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-#: Index of the value at each place of one of AWQ's words of eight.
+#: Index of the value at each position of one of AWQ's words of eight.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -20,10 +20,11 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass
 class Quantized:
-    """Random codes, scales and zero points of a matrix; `group` of -1: one group per row.
+    """Random codes, scales and zero points of a matrix.
 
     Attributes:
-        order: columns in the order of their groups.
+        group: columns per group; -1: one group per row.
+        act_order: whether columns are assigned to groups in random order.
     """
 
     outputs: int

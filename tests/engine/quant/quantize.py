@@ -27,21 +27,21 @@ def _compressed(**case: Any) -> Callable[[torch.Tensor], Quantized]:
 def _in_order_of_groups(weight: torch.Tensor) -> Quantized:
     made = Compressed(_W4, weight=weight)
     tensors, order = with_columns_shuffled(made, 32)
-    numbers = torch.empty_like(weight)
-    numbers[:, order] = made.decompressed()
+    values = torch.empty_like(weight)
+    values[:, order] = made.decompressed()
     stated = made.stated()
     stated["config_groups"]["group_0"]["weights"]["actorder"] = "group"
-    return tensors, numbers, stated
+    return tensors, values, stated
 
 
 def _everything(weight: torch.Tensor) -> Quantized:
-    tensors, numbers, stated = _compressed(weights=_W4)(weight)
+    tensors, values, stated = _compressed(weights=_W4)(weight)
     stated["config_groups"]["group_0"]["targets"] = ["Linear", "Embedding"]
-    return tensors, numbers, stated | {"ignore": []}
+    return tensors, values, stated | {"ignore": []}
 
 
 def _fp8(high: int, wide: int) -> Callable[[torch.Tensor], Quantized]:
-    """In blocks like DeepSeek's, of another size."""
+    """Return a method with blocks like DeepSeek's, of another size."""
 
     def quantized(weight: torch.Tensor) -> Quantized:
         made = Compressed(
@@ -59,17 +59,17 @@ def _fp8(high: int, wide: int) -> Callable[[torch.Tensor], Quantized]:
 
 def _fp8_by_tensor(weight: torch.Tensor) -> Quantized:
     scale = weight.abs().amax() / 448
-    numbers = (weight / scale).to(torch.float8_e4m3fn)
+    values = (weight / scale).to(torch.float8_e4m3fn)
     stated = {"quant_method": "fp8", "activation_scheme": "static"}
-    tensors = {"weight": numbers, "weight_scale": scale, "input_scale": torch.tensor(0.01)}
-    return tensors, numbers.float() * scale, stated
+    tensors = {"weight": values, "weight_scale": scale, "input_scale": torch.tensor(0.01)}
+    return tensors, values.float() * scale, stated
 
 
 def _fp8_in_one_block(weight: torch.Tensor) -> Quantized:
-    """In one block that is larger than any matrix."""
-    tensors, numbers, _ = _fp8_by_tensor(weight)
+    """Quantize in one block that is larger than any matrix."""
+    tensors, values, _ = _fp8_by_tensor(weight)
     stated = {"quant_method": "fp8", "weight_block_size": [LARGEST_GROUP, LARGEST_GROUP]}
-    return {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"].view(1, 1)}, numbers, stated
+    return {"weight": tensors["weight"], "weight_scale_inv": tensors["weight_scale"].view(1, 1)}, values, stated
 
 
 def _nvfp4_of_modelopt(weight: torch.Tensor) -> Quantized:
@@ -123,4 +123,4 @@ def quantize_each(method: Callable[[torch.Tensor], Quantized], weight: torch.Ten
         return method(weight)
     made = [method(matrix) for matrix in weight]
     parts = {end: torch.stack([tensors[end] for tensors, _, _ in made]) for end in made[0][0]}
-    return parts, torch.stack([numbers for _, numbers, _ in made]), made[0][2]
+    return parts, torch.stack([values for _, values, _ in made]), made[0][2]

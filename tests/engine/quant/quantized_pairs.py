@@ -64,9 +64,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 PROMPTS = [[5, 6, 7], [11, 200, 3, 17, 90, 41, 8, 150, 33], [2]]
 
 #: Tensors that stay unquantized.
-_NUMBERS = re.compile(r"norm|embed_tokens|lm_head|mlp\.gate\.weight|block_sparse_moe\.gate\.weight|router|bias")
+_UNQUANTIZED = re.compile(r"norm|embed_tokens|lm_head|mlp\.gate\.weight|block_sparse_moe\.gate\.weight|router|bias")
 
-#: All methods for Llama; for other families what differs.
+#: All methods for Llama; for other families those that differ.
 CASES = [
     *(("llama", method) for method in METHODS),
     *((family, method) for family in ("phi3", "mixtral") for method in ("W4A16 asymmetric", "FP8 tensors")),
@@ -87,7 +87,7 @@ class Pair:
     """
 
     quantized: Path
-    numbers: Path
+    dequantized: Path
     codes: int
     scales: int
 
@@ -107,20 +107,20 @@ def make_pair(family: str, method: str, folder: Path, source: Path, tokenizer: P
         tokenizer: folder of a model whose tokenizer both get.
     """
     config = json.loads((source / "config.json").read_text()) | {"dtype": "float32"}
-    numbers, quantized, stated = dict[str, torch.Tensor](), dict[str, torch.Tensor](), {}
+    dequantized, quantized, stated = dict[str, torch.Tensor](), dict[str, torch.Tensor](), {}
     codes, scales = 0, 0
     for name, tensor in load_file(source / "model.safetensors").items():
-        if tensor.dim() == 1 or (_NUMBERS.search(name) and method != "embedding and head"):
-            numbers[name] = quantized[name] = tensor
+        if tensor.dim() == 1 or (_UNQUANTIZED.search(name) and method != "embedding and head"):
+            dequantized[name] = quantized[name] = tensor
             continue
-        parts, numbers[name], stated = quantize_each(METHODS[method], tensor)
+        parts, dequantized[name], stated = quantize_each(METHODS[method], tensor)
         module = name.removesuffix(".weight")
         quantized |= {f"{module}.{part}": found for part, found in parts.items()}
         codes += sum(part.nbytes for end, part in parts.items() if end in ("weight", "weight_packed"))
         scales += sum(part.nbytes for end, part in parts.items() if end in ("weight_scale", "weight_scale_inv"))
     return Pair(
         save_checkpoint(folder / "quantized", tokenizer, {**config, "quantization_config": stated}, quantized),
-        save_checkpoint(folder / "numbers", tokenizer, config, numbers),
+        save_checkpoint(folder / "dequantized", tokenizer, config, dequantized),
         codes,
         scales,
     )

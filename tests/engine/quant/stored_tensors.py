@@ -10,7 +10,7 @@ from stoker_engine.quant.checkpoints.module import Part, StoredModule
 
 
 class StoredTensors:
-    """See `Tensors`.
+    """`Tensors` in memory that count the bytes read.
 
     Attributes:
         read_bytes: number of bytes read so far.
@@ -32,7 +32,7 @@ class StoredTensors:
     def read(self, name: str, part: Part | None = None) -> torch.Tensor:
         tensor = self.tensors[name]
         if part is not None:
-            assert len(part) == tensor.dim() > 0, "a slice for each dimension"
+            assert len(part) == tensor.dim() > 0, "each dimension needs a slice"
             for cut, size in zip(part, tensor.shape, strict=True):
                 assert cut.step is None and 0 <= cut.start < cut.stop <= size, f"{name}: {part} of {tensor.shape}"
             tensor = tensor[part]

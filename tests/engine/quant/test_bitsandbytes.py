@@ -1,4 +1,4 @@
-"""bitsandbytes' matrices: what the library packed and dequantized."""
+"""bitsandbytes' matrices, compared with the library's dequantization."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker_engine.quant.checkpoints.module import Part
 
 from .stored_tensors import StoredTensors, whole
 
-#: Recorded with bitsandbytes 0.50: its tensors, and what its code for any device makes of them. (That for CPUs misses
+#: Recorded with bitsandbytes 0.50: its tensors, and the results of its code for any device. (Its code for CPUs misses
 #: the scales of rows that are no multiple of a block.)
 _RECORDED = Path(__file__).parent / "recorded" / "bitsandbytes.safetensors"
 _STATE = "quant_state.bitsandbytes__nf4"
@@ -38,7 +38,7 @@ def _recorded() -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
 
 
 _CASES = _recorded()
-#: What the matrix of each case is stored in, by us.
+#: Stoker's format for the matrix of each case.
 _FORMATS = {
     "blocks": GroupFormat("nf4", 64, "float32"),
     "nested": GroupFormat("nf4", 64, "float32"),
@@ -56,30 +56,30 @@ def _case(name: str) -> tuple[GroupedMatrix, torch.Tensor, StoredTensors]:
     return found[name], tensors[f"{name}.dequantized"], source
 
 
-def _numbers(module: GroupedMatrix, part: Part) -> torch.Tensor:
+def _elements(module: GroupedMatrix, part: Part) -> torch.Tensor:
     return dequantize(module.rows(part), module.format, part[1].stop - part[1].start, torch.float32)
 
 
-def _assert_are(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
-    if name == "eight":  # there they multiply by a rounded 1 / 127
+def _assert_equal(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    if name == "eight":  # bitsandbytes multiplies by a rounded 1 / 127
         torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)
     else:
         assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", _FORMATS)
-def test_recorded_matrices(name: str) -> None:
+def test_recorded_matrices_equal_those_of_the_library(name: str) -> None:
     module, expected, source = _case(name)
     assert module.format == _FORMATS[name] and module.shape == expected.shape
     assert module.tensors == source.tensors.keys()
-    _assert_are(_numbers(module, whole(module)), expected, name)
+    _assert_equal(_elements(module, whole(module)), expected, name)
     if name != "larger":  # the size of blocks is not in config.json
         config = parse({"quantization_config": _CASES[name][0]})
         assert config.format_of("model.layers.0.mlp.up_proj", *module.shape) == module.format
 
 
 @pytest.mark.parametrize("name", _FORMATS)
-def test_parts_are_read_alone(name: str) -> None:
+def test_parts_read_only_their_bytes(name: str) -> None:
     module, expected, source = _case(name)
     rng, multiple = random.Random(0), module.format.column_multiple
     outputs, inner = module.shape
@@ -89,14 +89,14 @@ def test_parts_are_read_alone(name: str) -> None:
         columns = [multiple * each for each in sorted(rng.sample(range(inner // multiple + 1), 2))]
         part = slice(*rows), slice(*columns)
         source.read_bytes = 0
-        _assert_are(_numbers(module, part), expected[part], name)
+        _assert_equal(_elements(module, part), expected[part], name)
         # Whole rows, and what does not depend on the part: two tables, and one more block at each end.
         width = columns[1] - columns[0] if name == "eight" else inner
         groups = 1 if name == "eight" else inner / 32
         assert source.read_bytes <= (rows[1] - rows[0]) * (width * bits / 8 + groups * scale) + 256 * 4 + 64
 
 
-def test_names() -> None:
+def test_skipped_modules_have_no_format() -> None:
     both = {"load_in_8bit": True, "llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp", "o_proj"]}
     read = parse({"quantization_config": both})
     rows = GroupFormat("int8", 0, "float32")
@@ -125,12 +125,12 @@ def test_names() -> None:
         ({"load_in_8bit": True, "llm_int8_skip_modules": "lm_head"}, "must be a list of str"),
     ],
 )
-def test_what_is_not_computed_is_refused_with_a_remedy(stated: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused_with_a_remedy(stated: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parse({"quantization_config": stated})
 
 
-def test_rows_that_blocks_cut_anywhere() -> None:
+def test_rows_that_are_no_multiple_of_16_are_refused() -> None:
     read = parse({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}})
     with pytest.raises(ModelError, match=r"up_proj has rows of 40 values.*not a multiple of 16; .*load_in_8bit"):
         read.format_of("model.layers.0.mlp.up_proj", 64, 40)

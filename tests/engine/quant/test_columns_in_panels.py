@@ -12,11 +12,11 @@ from stoker_engine.quant.blocks import BlockMatrix
 from ..kernels.group_random import random_groups
 
 
-def test_packed_and_as_it_lies() -> None:
+def test_packed_matrix_with_act_order_is_close_to_the_unpacked_one() -> None:
     """Lookups are equal, and GEMMs differ by the rounding of activations to 8 bits."""
     kernels = select_kernels(torch.device("cpu"), torch.bfloat16)
     if kernels.block_panels is None:
-        pytest.skip("this processor multiplies rows")
+        pytest.skip("this ISA has no panels")
     stored = GroupFormat("uint4", 64, "float16", zero=True, in_order_of="groups")
     blocks, generator = random_groups(stored, 50, 256, seed=1).blocks, torch.Generator().manual_seed(2)
     packed, plain = (BlockMatrix(blocks.clone(), stored, 256, torch.bfloat16, kernels) for _ in range(2))

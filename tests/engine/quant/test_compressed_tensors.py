@@ -93,7 +93,7 @@ def case(request: pytest.FixtureRequest) -> Compressed:
     return Compressed(**CASES[request.param])
 
 
-def test_numbers_are_those_of_the_library(case: Compressed) -> None:
+def test_dequantized_values_equal_those_of_the_library(case: Compressed) -> None:
     (module,) = find_modules(_config(case), _stored(case)).values()
     assert module.shape == (case.outputs, case.inner)
     found = dequantize(module.rows(whole(module)), module.format, case.inner, torch.float32)
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_the_library(case: Compressed) -> None:
         assert torch.equal(found, expected.float())
 
 
-def test_the_format_is_known_from_the_config(case: Compressed) -> None:
+def test_format_follows_from_the_config(case: Compressed) -> None:
     config = _config(case)
     (module,) = find_modules(config, _stored(case)).values()
     stated = config.format_of(_NAME, *module.shape)
@@ -117,11 +117,11 @@ def test_the_format_is_known_from_the_config(case: Compressed) -> None:
     assert config.format_of("model.embed_tokens", 100, case.inner) is None
 
 
-def test_parts_are_those_of_the_whole_and_read_no_more(case: Compressed) -> None:
+def test_parts_equal_the_whole_and_read_only_their_bytes(case: Compressed) -> None:
     stored = _stored(case)
     (module,) = find_modules(_config(case), stored).values()
     whole_rows = module.rows(whole(module))
-    numbers = dequantize(whole_rows, module.format, case.inner, torch.float32)
+    whole_values = dequantize(whole_rows, module.format, case.inner, torch.float32)
     all_bytes = sum(tensor.numel() * tensor.itemsize for tensor in case.tensors.values())
     step = module.format.column_multiple
     cuts = [(0, 1), (case.outputs - 1, case.outputs), (3, 5), (0, case.outputs)]
@@ -131,13 +131,13 @@ def test_parts_are_those_of_the_whole_and_read_no_more(case: Compressed) -> None
             stored.read_bytes = 0
             part = module.rows((slice(start, stop), slice(left, right)))
             found = dequantize(part, module.format, right - left, torch.float32)
-            assert torch.equal(found, numbers[start:stop, left:right])
+            assert torch.equal(found, whole_values[start:stop, left:right])
             # Zero points are packed in groups of up to 32 rows, codes of up to 32 columns.
             share = (stop - start) * (right - left + 64) / (case.outputs * case.inner)
             assert stored.read_bytes <= all_bytes * share + 32 * (case.inner // 16 + 8)
 
 
-def test_columns_in_order_of_their_groups() -> None:
+def test_act_order_columns_are_read_in_order_of_their_groups() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
     tensors, order = with_columns_shuffled(case, 32)
     stored = StoredTensors({f"{_NAME}.{name}": tensor for name, tensor in tensors.items()})
@@ -152,7 +152,7 @@ def test_columns_in_order_of_their_groups() -> None:
     with pytest.raises(WeightsError, match="cannot be split"):
         module.rows((slice(0, 8), slice(0, 64)))
     with pytest.raises(WeightsError, match="g_idx"):
-        find_modules(_config(case), stored)  # whose config says nothing of an order
+        find_modules(_config(case), stored)  # this config has no actorder
     stored.tensors[f"{_NAME}.weight_g_idx"] = torch.arange(case.inner, dtype=torch.int32) // 32
     (module,) = find_modules(config, _stored(case)).values()
     assert module.columns() is None and module.format.in_order_of == "columns"
@@ -164,7 +164,7 @@ def _with(case: Compressed, **weights: Any) -> dict[str, Any]:
     return {"group_0": group | {"weights": group["weights"] | weights}}
 
 
-def test_stacks_of_experts() -> None:
+def test_stacked_experts_are_read() -> None:
     cases = [Compressed({"num_bits": 4, "group_size": 32, "symmetric": False}, outputs=outputs) for outputs in (40, 40)]
     cases[1].tensors["weight_packed"] = cases[1].tensors["weight_packed"].flip(0)
     stacked = {name: torch.stack([each.tensors[name] for each in cases]) for name in cases[0].tensors}
@@ -177,7 +177,7 @@ def test_stacks_of_experts() -> None:
     assert torch.equal(dequantize(rows, module.format, 64, torch.float32)[0], expected)
 
 
-def test_integers_padded_to_words() -> None:
+def test_codes_padded_to_words_are_read() -> None:
     """Like versions before 0.14, which packed bits that do not divide a word."""
     case = Compressed({"num_bits": 3, "group_size": 32})
     words = torch.zeros(case.outputs, -(-case.inner // 10), dtype=torch.int64)
@@ -193,7 +193,7 @@ def test_integers_padded_to_words() -> None:
     assert torch.equal(dequantize(part, module.format, 96, torch.float32), codes[3:9, 32:])
 
 
-def test_schemes_by_names_patterns_and_classes() -> None:
+def test_schemes_match_names_patterns_and_classes() -> None:
     def group(bits: int, *targets: str) -> dict[str, Any]:
         return {"targets": list(targets), "weights": {"num_bits": bits, "group_size": 64, "strategy": "group"}}
 
@@ -251,12 +251,12 @@ def test_schemes_by_names_patterns_and_classes() -> None:
         ({"ignore": 5}, "ignore"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         _config(Compressed({"num_bits": 4, "group_size": 32}), **changes)
 
 
-def test_empty_configs_within_say_nothing() -> None:
+def test_empty_nested_configs_are_ignored() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32})
     dense = {"format": "dense", "targets": [], "sparsity_structure": "unstructured"}
     assert _config(case, sparsity_config={}, transform_config={}, kv_cache_scheme={"num_bits": 8}) == _config(case)
@@ -274,7 +274,9 @@ def test_empty_configs_within_say_nothing() -> None:
         {"format": "dense", "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 8}}}},
     ],
 )
-def test_weights_may_be_numbers(stated: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_configs_without_quantized_weights_are_accepted(
+    stated: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     config = parse({"quantization_config": {"quant_method": "compressed-tensors", **stated}})
     with caplog.at_level("INFO"):
         assert not find_modules(config, StoredTensors({f"{_NAME}.weight": torch.ones(8, 32)}))
@@ -285,7 +287,7 @@ def test_weights_may_be_numbers(stated: dict[str, Any], caplog: pytest.LogCaptur
         find_modules(config, stored)
 
 
-def test_a_group_without_weights_keeps_its_modules() -> None:
+def test_group_without_weights_leaves_its_modules_unquantized() -> None:
     """Another group also matches them, less specifically."""
     groups = {
         "all": {"targets": ["Linear"], "weights": {"num_bits": 8}},
@@ -310,9 +312,9 @@ def _damaged(damage: str, case: Compressed) -> StoredTensors:
             tensors[name] = tensors[name][..., :-1].clone() if tensors[name].dim() > 1 else tensors[name][:-1]
         case "in one row":
             tensors[name] = tensors[name][:1].clone()
-        case "without numbers":
+        case "without elements":
             tensors[name] = tensors[name][..., :0].clone()
-        case "absurd":
+        case "too large":
             tensors[name] = torch.tensor([40, 2**40])
         case "negative":
             tensors[name] = torch.tensor([-1, -128])
@@ -324,21 +326,21 @@ def _damaged(damage: str, case: Compressed) -> StoredTensors:
 @pytest.mark.parametrize(
     "damage",
     [
-        *(f"weight_scale {kind}" for kind in ("missing", "of another dtype", "cut", "in one row", "without numbers")),
-        *(f"weight_packed {kind}" for kind in ("missing", "of another dtype", "cut", "without numbers")),
+        *(f"weight_scale {kind}" for kind in ("missing", "of another dtype", "cut", "in one row", "without elements")),
+        *(f"weight_packed {kind}" for kind in ("missing", "of another dtype", "cut", "without elements")),
         *("weight_zero_point missing", "weight_zero_point of another dtype", "weight_zero_point cut"),
-        *("weight_zero_point in one row", "weight_zero_point without numbers"),
-        *("weight_shape absurd", "weight_shape negative", "weight_shape cut", "weight_shape of another dtype"),
+        *("weight_zero_point in one row", "weight_zero_point without elements"),
+        *("weight_shape too large", "weight_shape negative", "weight_shape cut", "weight_shape of another dtype"),
     ],
 )  # fmt: skip
-def test_damaged_checkpoints_are_refused_in_a_sentence(damage: str) -> None:
+def test_damaged_checkpoints_are_refused_with_a_short_message(damage: str) -> None:
     case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False})
     with pytest.raises(WeightsError, match=_NAME) as error:
         find_modules(_config(case), _damaged(damage, case))
     assert len(str(error.value)) < 400
 
 
-def test_integers_that_are_too_large_are_refused() -> None:
+def test_too_large_integers_are_refused() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32}, format="naive-quantized")
     case.tensors["weight"][3, 5] = 8
     (module,) = find_modules(_config(case), _stored(case)).values()
@@ -357,7 +359,7 @@ def test_integers_that_are_too_large_are_refused() -> None:
         ("NVFP4", "weight"),
     ],
 )
-def test_parts_that_would_not_be_computed_with_are_refused(case: str, part: str) -> None:
+def test_unused_tensors_of_a_module_are_refused(case: str, part: str) -> None:
     made = Compressed(**CASES[case])
     stored = _stored(made)
     stored.tensors[f"{_NAME}.input_scale"] = stored.tensors[f"{_NAME}.input_global_scale"] = torch.ones(1)
@@ -368,7 +370,7 @@ def test_parts_that_would_not_be_computed_with_are_refused(case: str, part: str)
 
 
 @pytest.mark.parametrize("zero_point", [8, -9, 127])
-def test_zero_points_that_are_too_large_are_refused(zero_point: int) -> None:
+def test_too_large_zero_points_are_refused(zero_point: int) -> None:
     case = Compressed({"num_bits": 4, "group_size": 32, "symmetric": False}, format="naive-quantized")
     stored = _stored(case)
     stored.tensors[f"{_NAME}.weight_zero_point"][3, 1] = zero_point
@@ -377,7 +379,7 @@ def test_zero_points_that_are_too_large_are_refused(zero_point: int) -> None:
         module.rows(whole(module))
 
 
-def test_zero_points_of_symmetric_weights_must_be_none() -> None:
+def test_symmetric_weights_refuse_nonzero_zero_points() -> None:
     case = Compressed({"num_bits": 8, "strategy": "channel"}, format="int-quantized")
     stored = _stored(case)
     stored.tensors[f"{_NAME}.weight_zero_point"] = torch.zeros(40, 1, dtype=torch.int8)
@@ -387,7 +389,7 @@ def test_zero_points_of_symmetric_weights_must_be_none() -> None:
         find_modules(_config(case), stored)
 
 
-def test_what_is_said_of_activations_is_known_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_activation_scales_are_ignored_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     case = Compressed(**CASES["FP8 tensor"])
     stored = _stored(case)
     stored.tensors[f"{_NAME}.input_scale"] = torch.ones(1)
@@ -403,7 +405,7 @@ def test_what_is_said_of_activations_is_known_and_logged(caplog: pytest.LogCaptu
     assert modules[_NAME].tensors == {f"{_NAME}.{part}" for part in ("weight", "weight_scale", "input_scale")}
 
 
-def test_a_quantized_module_that_no_scheme_means_is_refused() -> None:
+def test_quantized_module_without_a_scheme_is_refused() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32})
     with pytest.raises(WeightsError, match="does not describe it"):
         find_modules(_config(case, ignore=[_NAME]), _stored(case))

@@ -1,4 +1,4 @@
-"""GPTQ's and AWQ's matrices: what GPTQModel packed and dequantized, and tensors that are packed bit by bit."""
+"""GPTQ's and AWQ's matrices, compared with GPTQModel's dequantization, and with tensors packed bit by bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker_engine.quant.checkpoints.module import Part
 from .packed_words import Quantized
 from .stored_tensors import StoredTensors, whole
 
-#: Recorded with GPTQModel 7.7: its tensors, and what its ``dequantize_weight`` makes of them with float32 scales.
+#: Recorded with GPTQModel 7.7: its tensors, and the results of its ``dequantize_weight`` with float32 scales.
 _RECORDED = Path(__file__).parent / "recorded"
 _METHODS: dict[str, tuple[Any, Any]] = {"gptq": (gptq_config, gptq), "awq": (awq_config, awq)}
 _Q = "model.layers.0.self_attn.q_proj"
@@ -48,8 +48,8 @@ def _find(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str,
     return found
 
 
-def _numbers(module: GroupedMatrix, part: Part | None = None) -> torch.Tensor:
-    """What a part of it means, its columns in the matrix's order."""
+def _elements(module: GroupedMatrix, part: Part | None = None) -> torch.Tensor:
+    """Return a part's dequantized elements, with columns in the matrix's order."""
     part = part or whole(module)
     stored = dequantize(module.rows(part), module.format, part[1].stop - part[1].start, torch.float32)
     columns = module.columns()
@@ -67,10 +67,12 @@ def _awq(matrix: Quantized, **config: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "config", "tensors"), _recorded())
-def test_recorded_matrices(name: str, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+def test_recorded_matrices_equal_those_of_gptqmodel(
+    name: str, config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
     expected = tensors.pop(f"{name}.dequantized")
     (module,) = _find(config, tensors).values()
-    assert torch.equal(_numbers(module), expected)
+    assert torch.equal(_elements(module), expected)
     assert module.tensors == tensors.keys()
     planned = _METHODS[config["quant_method"]][0].parse({"quantization_config": config}).format_of(_Q, *module.shape)
     assert module.format == planned
@@ -79,24 +81,24 @@ def test_recorded_matrices(name: str, config: dict[str, Any], tensors: dict[str,
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group", [16, 48, -1])
 @pytest.mark.parametrize(("outputs", "inner"), [(32, 96), (8, 160), (1, 32), (33, 64)])
-def test_every_size(bits: int, group: int, outputs: int, inner: int) -> None:
+def test_matrices_of_every_size_equal_their_values(bits: int, group: int, outputs: int, inner: int) -> None:
     for symmetric, act_order, version in ((False, False, "gptq"), (True, True, "gptq_v2"), (False, True, "gptq")):
         matrix = Quantized(outputs, inner, bits, group, symmetric, act_order, seed=bits * inner + group)
         config = _gptq(matrix, checkpoint_format=version)
         module = _find(config, matrix.gptq(_Q, version == "gptq"))[_Q]
-        assert torch.equal(_numbers(module), matrix.weight)
+        assert torch.equal(_elements(module), matrix.weight)
         in_order = "groups" if act_order and 0 < group < inner else "columns"
         size = group if 0 < group < inner else 0
         assert module.format == GroupFormat(f"uint{bits}", size, "float16", not symmetric, in_order_of=in_order)  # type: ignore[arg-type]
         if outputs % 8 == 0 and bits == 4 and not act_order:
-            assert torch.equal(_numbers(_find(_awq(matrix), matrix.awq(_Q))[_Q]), matrix.weight)
+            assert torch.equal(_elements(_find(_awq(matrix), matrix.awq(_Q))[_Q]), matrix.weight)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 @pytest.mark.parametrize("bits", [3, 4, 8])
-def test_parts_are_read_alone(method: str, bits: int) -> None:
+def test_parts_read_only_their_bytes(method: str, bits: int) -> None:
     if method == "awq" and bits != 4:
-        pytest.skip("has 4 bits")
+        pytest.skip("AWQ has only 4 bits")
     matrix = Quantized(96, 160, bits, 32)
     tensors = StoredTensors(matrix.gptq(_Q) if method == "gptq" else matrix.awq(_Q))
     config = _gptq(matrix) if method == "gptq" else _awq(matrix)
@@ -107,8 +109,8 @@ def test_parts_are_read_alone(method: str, bits: int) -> None:
         rows, columns = sorted(rng.sample(range(97), 2)), sorted(rng.sample(range(6), 2))
         part = slice(*rows), slice(32 * columns[0], 32 * columns[1])
         tensors.read_bytes = 0
-        assert torch.equal(_numbers(module, part), matrix.weight[part])
-        # Along what is packed, up to 31 codes more on either side.
+        assert torch.equal(_elements(module, part), matrix.weight[part])
+        # Along the packed dimension, up to 31 more codes on either side.
         height, width, groups = part[0].stop - part[0].start, part[1].stop - part[1].start, columns[1] - columns[0]
         limit = (height + 62) * (width * bits / 8 + groups * (2 + bits / 8))
         assert tensors.read_bytes <= limit
@@ -117,25 +119,25 @@ def test_parts_are_read_alone(method: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_scales_stay_what_they_are(dtype: torch.dtype) -> None:
+def test_scales_keep_their_dtype(dtype: torch.dtype) -> None:
     matrix = Quantized(16, 64, scale_dtype=dtype)
     for config, tensors in ((_gptq(matrix), matrix.gptq(_Q)), (_awq(matrix), matrix.awq(_Q))):
         module = _find(config, tensors)[_Q]
         assert module.format.scale == str(dtype).removeprefix("torch.")
-        assert torch.equal(_numbers(module), matrix.weight)
+        assert torch.equal(_elements(module), matrix.weight)
 
 
-def test_what_may_be_missing() -> None:
+def test_zero_points_and_group_indexes_may_be_missing() -> None:
     matrix = Quantized(16, 64, symmetric=True)
     tensors = matrix.gptq(_Q)
     del tensors[f"{_Q}.qzeros"], tensors[f"{_Q}.g_idx"]
-    assert torch.equal(_numbers(_find(_gptq(matrix), tensors)[_Q]), matrix.weight)
+    assert torch.equal(_elements(_find(_gptq(matrix), tensors)[_Q]), matrix.weight)
     tensors = matrix.awq(_Q)
     del tensors[f"{_Q}.qzeros"]
-    assert torch.equal(_numbers(_find(_awq(matrix), tensors)[_Q]), matrix.weight)
+    assert torch.equal(_elements(_find(_awq(matrix), tensors)[_Q]), matrix.weight)
 
 
-def test_other_tensors_are_left_alone() -> None:
+def test_other_tensors_are_ignored() -> None:
     matrix = Quantized(16, 64)
     tensors = {
         **matrix.gptq(_Q), f"{_Q}.bias": torch.zeros(16), "lm_head.weight": torch.zeros(4, 4), "a.scales": torch.ones(1)
@@ -144,18 +146,18 @@ def test_other_tensors_are_left_alone() -> None:
     assert found.keys() == {_Q} and found[_Q].tensors == matrix.gptq(_Q).keys()
 
 
-def test_zero_points_that_borrow_from_the_next() -> None:
+def test_zero_points_with_a_borrow_across_a_word_are_read() -> None:
     """GPTQModel subtracts 1 from words as they are; others from each zero point."""
     matrix = Quantized(16, 32)
     matrix.zeros[:] = torch.tensor([0, 0, 5, 15] * 4).unsqueeze(1)
     tensors = matrix.gptq(_Q, less_one=False)
     tensors[f"{_Q}.qzeros"] -= 0x11111111
     by_word = _gptq(matrix, meta={"quantizer": ["gptqmodel:4.0.0"]})
-    assert torch.equal(_numbers(_find(by_word, tensors)[_Q]), matrix.weight)
-    assert torch.equal(_numbers(_find(_gptq(matrix), matrix.gptq(_Q))[_Q]), matrix.weight)
+    assert torch.equal(_elements(_find(by_word, tensors)[_Q]), matrix.weight)
+    assert torch.equal(_elements(_find(_gptq(matrix), matrix.gptq(_Q))[_Q]), matrix.weight)
 
 
-def test_modules_have_settings_of_their_own() -> None:
+def test_modules_may_override_the_settings() -> None:
     config = {
         "bits": 4, "group_size": 32, "sym": False, "lm_head": True,
         "dynamic": {
@@ -177,12 +179,12 @@ def test_modules_have_settings_of_their_own() -> None:
     assert {module: read.format_of(module, 64, 128) for module in expected} == expected
     wide = Quantized(8, 128, 8, 64)
     module = _find({**config, "quant_method": "gptq"}, wide.gptq("model.layers.0.mlp.up_proj"))
-    assert torch.equal(_numbers(module["model.layers.0.mlp.up_proj"]), wide.weight)
+    assert torch.equal(_elements(module["model.layers.0.mlp.up_proj"]), wide.weight)
     with pytest.raises(WeightsError, match=r"down_proj is quantized, but config\.json"):
         _find({**config, "quant_method": "gptq"}, wide.gptq("model.layers.0.mlp.down_proj"))
 
 
-def test_only_some_modules_are_quantized() -> None:
+def test_only_listed_modules_are_quantized() -> None:
     stated = {"bits": 4, "modules_in_block_to_quantize": [["self_attn.k_proj", "self_attn.q_proj"], ["mlp.up_proj"]]}
     read = gptq_config.parse({"quantization_config": stated})
     assert read.format_of(_Q, 64, 128) and read.format_of("model.layers.3.mlp.up_proj", 64, 128)
@@ -202,7 +204,7 @@ def test_only_some_modules_are_quantized() -> None:
         ({}, "columns"),
     ],
 )
-def test_whether_columns_are_moved_is_known_before(stated: dict[str, Any], order: str) -> None:
+def test_act_order_follows_from_the_config(stated: dict[str, Any], order: str) -> None:
     found = gptq_config.parse({"quantization_config": {"bits": 4, **stated}}).format_of(_Q, 64, 256)
     assert found is not None and found.in_order_of == order
 
@@ -233,7 +235,7 @@ def test_whether_columns_are_moved_is_known_before(stated: dict[str, Any], order
         ({"quant_method": "awq", "q_group_size": 100}, "group_size of 100 is not supported"),
     ],
 )
-def test_what_is_not_computed_is_refused_with_a_remedy(stated: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused_with_a_remedy(stated: dict[str, Any], message: str) -> None:
     config = {"quant_method": "gptq", "bits": 4, **stated}
     with pytest.raises(ModelError, match=message):
         _METHODS[config["quant_method"]][0].parse({"quantization_config": config})
@@ -280,7 +282,7 @@ def test_damaged_tensors_are_refused_by_name(part: str, change: Any, message: st
             _find(config, tensors)
 
 
-def test_zero_points_of_what_is_said_to_be_symmetric() -> None:
+def test_symmetric_weights_refuse_other_zero_points() -> None:
     matrix = Quantized(16, 64)
     for config, tensors, remedy in (
         (_gptq(matrix, sym=True), matrix.gptq(_Q), '"sym": false'),

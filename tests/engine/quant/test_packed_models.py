@@ -29,7 +29,7 @@ from ...support.engine.served import served
 from .packed_words import Quantized
 from .quantized_pairs import answers_of, assert_close, save_checkpoint, source_model
 
-_NUMBERS = re.compile(r"norm|embed_tokens|lm_head|gate\.weight|router|bias")
+_UNQUANTIZED = re.compile(r"norm|embed_tokens|lm_head|gate\.weight|router|bias")
 
 #: Maps a matrix's name, shape and number to its tensors and its values.
 Write = Callable[[str, int, int, int], tuple[dict[str, torch.Tensor], torch.Tensor]]
@@ -66,7 +66,7 @@ def _nf4(name: str, outputs: int, inner: int, seed: int) -> tuple[dict[str, torc
     random = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (outputs * inner,), generator=random, dtype=torch.uint8)
     scales = torch.rand(-(-len(codes) // 64), generator=random) * 0.5 + 0.1
-    numbers = table[codes.int()] * scales.repeat_interleave(64)[: len(codes)]
+    dequantized = table[codes.int()] * scales.repeat_interleave(64)[: len(codes)]
     state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [outputs, inner]})
     tensors = {
         "": (codes[::2] << 4 | codes[1::2]).unsqueeze(1),
@@ -74,7 +74,7 @@ def _nf4(name: str, outputs: int, inner: int, seed: int) -> tuple[dict[str, torc
         ".quant_map": table,
         ".quant_state.bitsandbytes__nf4": torch.tensor(list(state.encode()), dtype=torch.uint8),
     }
-    return {f"{name}.weight{end}": tensor for end, tensor in tensors.items()}, numbers.view(outputs, inner)
+    return {f"{name}.weight{end}": tensor for end, tensor in tensors.items()}, dequantized.view(outputs, inner)
 
 
 _BNB = {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}
@@ -114,26 +114,25 @@ def pair_of(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Calla
             model.save_pretrained(sources[family])
         config = json.loads((sources[family] / "config.json").read_text()) | {"dtype": "float32"}
         write, stated = _METHODS[method]
-        numbers, quantized = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        dequantized, quantized = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         tensors = load_file(sources[family] / "model.safetensors")
         for seed, (name, tensor) in enumerate(tensors.items()):
-            if tensor.dim() != 2 or (_NUMBERS.search(name) and not (head and "lm_head" in name)):
-                numbers[name] = quantized[name] = tensor
+            if tensor.dim() != 2 or (_UNQUANTIZED.search(name) and not (head and "lm_head" in name)):
+                dequantized[name] = quantized[name] = tensor
             else:
-                parts, numbers[name] = write(name.removesuffix(".weight"), *tensor.shape, seed)
+                parts, dequantized[name] = write(name.removesuffix(".weight"), *tensor.shape, seed)
                 quantized |= parts
         folder = tmp_path_factory.mktemp("pair")
         stated = {**stated, "lm_head": True} if head else stated
         return (
             save_checkpoint(folder / "quantized", tiny_llama, {**config, "quantization_config": stated}, quantized),
-            save_checkpoint(folder / "numbers", tiny_llama, config, numbers),
+            save_checkpoint(folder / "dequantized", tiny_llama, config, dequantized),
         )
 
     return make
 
 
 def _decoder(folder: Path) -> Decoder:
-    """Load the model; check that its weights take the planned bytes."""
     checkpoint, cpu, dtype = find_checkpoint(EngineArgs(str(folder))), torch.device("cpu"), torch.float32
     build = Build(dtype, attention_backend(cpu, served(dtype)), select.select_kernels(cpu, dtype))
     model = checkpoint.load(build, cpu, 128)
@@ -142,10 +141,12 @@ def _decoder(folder: Path) -> Decoder:
 
 
 @pytest.mark.parametrize(("family", "method"), _CASES)
-def test_answers_and_bytes(family: str, method: str, pair_of: Callable[..., tuple[Path, Path]]) -> None:
-    quantized, numbers = pair_of(family, method)
-    answers, expected = answers_of(quantized), answers_of(numbers)
-    if "order" in method:  # and so the sums' is another
+def test_models_answer_as_dequantized_and_take_the_planned_bytes(
+    family: str, method: str, pair_of: Callable[..., tuple[Path, Path]]
+) -> None:
+    quantized, dequantized = pair_of(family, method)
+    answers, expected = answers_of(quantized), answers_of(dequantized)
+    if "order" in method:  # sums have another order, too
         assert_close(answers, expected)
     else:
         assert answers == expected
@@ -155,31 +156,31 @@ def test_answers_and_bytes(family: str, method: str, pair_of: Callable[..., tupl
     config = ModelConfig.from_dict(model_config)
     held = sum(target.tensor.nbytes for target in _decoder(quantized).weight_targets().values())
     assert held == weight_bytes(config, 4, formats=stated_formats(config, quantization))
-    assert held < 0.8 * sum(target.tensor.nbytes for target in _decoder(numbers).weight_targets().values())
+    assert held < 0.8 * sum(target.tensor.nbytes for target in _decoder(dequantized).weight_targets().values())
 
 
 @pytest.mark.parametrize("method", ["GPTQ", "GPTQ in order of groups", "AWQ", "nf4"])
-def test_without_kernels_of_the_cpu(
+def test_answers_without_cpu_kernels_are_close(
     method: str, pair_of: Callable[..., tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "cpu_library", lambda device, dtype: None)
-    quantized, numbers = pair_of("llama", method)
-    assert_close(answers_of(quantized), answers_of(numbers))
+    quantized, dequantized = pair_of("llama", method)
+    assert_close(answers_of(quantized), answers_of(dequantized))
 
 
-def test_a_head_may_be_quantized(pair_of: Callable[..., tuple[Path, Path]]) -> None:
-    quantized, numbers = pair_of("llama", "GPTQ", head=True)
-    assert answers_of(quantized) == answers_of(numbers)
+def test_head_may_be_quantized(pair_of: Callable[..., tuple[Path, Path]]) -> None:
+    quantized, dequantized = pair_of("llama", "GPTQ", head=True)
+    assert answers_of(quantized) == answers_of(dequantized)
     assert _decoder(quantized).weight_targets()["lm_head.weight"].stored is not None
 
 
-def test_biases_that_the_model_does_not_have(pair_of: Callable[..., tuple[Path, Path]]) -> None:
-    """AutoGPTQ wrote one for each matrix; zeros change nothing, others would."""
-    quantized, numbers = pair_of("llama", "GPTQ")
+def test_zero_biases_of_unbiased_models_are_ignored(pair_of: Callable[..., tuple[Path, Path]]) -> None:
+    """AutoGPTQ wrote a bias for each matrix. Zeros change nothing; other values are refused."""
+    quantized, dequantized = pair_of("llama", "GPTQ")
     tensors = load_file(quantized / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.bias"
     save_file({**tensors, name: torch.zeros(64)}, quantized / "model.safetensors")
-    assert answers_of(quantized) == answers_of(numbers)
+    assert answers_of(quantized) == answers_of(dequantized)
     save_file({**tensors, name: torch.ones(64)}, quantized / "model.safetensors")
     with pytest.raises(WeightsError, match=rf"does not use: {name}"):
         _decoder(quantized)
@@ -196,7 +197,7 @@ def test_biases_that_the_model_does_not_have(pair_of: Callable[..., tuple[Path, 
         ("AWQ", "qweight", lambda x: x[:32], "down_proj.* has shape"),
     ],
 )
-def test_damaged_checkpoints_are_refused_in_a_sentence(
+def test_damaged_checkpoints_are_refused_with_a_short_message(
     method: str, part: str, change: Any, message: str, pair_of: Callable[..., tuple[Path, Path]]
 ) -> None:
     folder, _ = pair_of("llama", method)

@@ -18,7 +18,7 @@ from .quantized_pairs import CASES, Pair, load_decoder
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
-def test_weights_take_the_bytes_that_files_have(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
+def test_weights_take_the_bytes_of_the_files(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
     pair = pair_of(family, method)
     model, planned = load_decoder(pair.quantized)
     assert sum(target.tensor.nbytes for target in model.weight_targets().values()) == planned
@@ -60,17 +60,17 @@ class _Rank(SingleRank):
         *((family, method) for family in ("mixtral", "deepseek_v3") for method in ("FP8 rows", "FP8 blocks")),
     ],
 )
-def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
+def test_ranks_hold_their_shards(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
     pair = pair_of(family, method)
-    whole = load_decoder(pair.numbers)[0].weight_targets()
+    whole = load_decoder(pair.dequantized)[0].weight_targets()
     for rank in (0, 1):
         shares = load_decoder(pair.quantized, _Rank(rank))[0].weight_targets()
         matrices = {name: target for name, target in shares.items() if target.stored is not None}
         assert any(target.shard is not None for target in matrices.values())
         for name, target in matrices.items():
             assert target.stored is not None
-            numbers = dequantize(target.tensor, target.stored, target.inner, torch.float32)
-            assert torch.equal(numbers, target.part_of(whole[name].tensor)), name
+            found = dequantize(target.tensor, target.stored, target.inner, torch.float32)
+            assert torch.equal(found, target.part_of(whole[name].tensor)), name
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_ranks_hold_their_shares(family: str, method: str, pair_of: Callable[[st
         ("deepseek_v3", "FP8 blocks", 4, "multiples of 16"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(
+def test_unshardable_weights_are_refused(
     family: str, method: str, ranks: int, message: str, pair_of: Callable[[str, str], Pair]
 ) -> None:
     with pytest.raises(ModelError, match=message):
@@ -102,7 +102,7 @@ def test_what_ranks_cannot_share_is_refused(
         ("MXFP4", {"weight_scale": torch.full((64, 2), 255, dtype=torch.uint8)}, "nan or infinity"),
     ],
 )
-def test_damaged_checkpoints_are_refused_in_a_sentence(
+def test_damaged_checkpoints_are_refused_with_a_short_message(
     method: str,
     damage: dict[str, torch.Tensor | None],
     message: str,
@@ -122,7 +122,7 @@ def test_damaged_checkpoints_are_refused_in_a_sentence(
     assert "q_proj" in str(error.value) and len(str(error.value)) < 400
 
 
-def test_a_scheme_that_is_not_computed_is_refused(pair_of: Callable[[str, str], Pair]) -> None:
+def test_unsupported_scheme_is_refused(pair_of: Callable[[str, str], Pair]) -> None:
     folder = pair_of("llama", "W4A16").quantized
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["format"] = "marlin-24"

@@ -60,7 +60,7 @@ def sequence(row: int, num_samples: int = 1, **fields: Any) -> SamplingMetadata:
     ids=str,
 )
 @pytest.mark.parametrize("at_once", [3, ROWS])
-def test_the_sampler_stays_within_what_the_planner_counts(
+def test_sampler_stays_within_the_planned_bytes(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], at_once: int
 ) -> None:
     monkeypatch.setattr(activations, "SAMPLER_LOGITS", at_once * VOCABULARY)
@@ -76,7 +76,7 @@ def test_the_sampler_stays_within_what_the_planner_counts(
         assert peak_bytes > counted * 0.8  # and it does not count unused memory
 
 
-def test_rows_at_a_time_are_drawn_like_rows_at_once() -> None:
+def test_rows_draw_the_same_tokens_in_parts_and_at_once() -> None:
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1)) / 2
     asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 9}, WORST, {"temperature": 0}, {"logprobs": 3}]
     sequences = [sequence(row, num_samples=1 + row % 3, **asked[row % len(asked)]) for row in range(ROWS)]

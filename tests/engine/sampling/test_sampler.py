@@ -91,7 +91,7 @@ def _kept_by_definition(logits: torch.Tensor, top_k: int, top_p: float, min_p: f
     seed=st.integers(0, 1000),
     vocabulary=st.sampled_from([30, 1500, 3000]),
 )
-def test_top_k_top_p_and_min_p_keep_what_their_definition_says(
+def test_top_k_top_p_and_min_p_keep_the_tokens_of_their_definition(
     rows: list[tuple[int, float, float]], seed: int, vocabulary: int
 ) -> None:
     logits = torch.randn(len(rows), vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
@@ -102,7 +102,7 @@ def test_top_k_top_p_and_min_p_keep_what_their_definition_says(
         assert set(torch.isfinite(kept[row]).nonzero().flatten().tolist()) == _kept_by_definition(logits[row], k, p, m)
 
 
-def test_min_p_is_transformers_min_p() -> None:
+def test_min_p_equals_that_of_transformers() -> None:
     logits = torch.randn(4, 200, generator=torch.Generator().manual_seed(1)) * 3
     expected = MinPLogitsWarper(min_p=0.1)(None, logits)
     found = _kept(logits - logits.amax(-1, keepdim=True), [_draw(min_p=0.1)] * 4)
@@ -116,7 +116,7 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.allclose(shares, (logits[0] / 0.7).softmax(-1), atol=0.03)
 
 
-def test_draws_over_a_large_vocabulary_are_by_definition_of_the_cumulative_distribution() -> None:
+def test_draws_over_a_large_vocabulary_invert_the_cumulative_distribution() -> None:
     logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(2))
     draws = [_draw(seed=s) for s in range(64)]
     drawn = draw(logits.clone(), draws)
@@ -126,7 +126,7 @@ def test_draws_over_a_large_vocabulary_are_by_definition_of_the_cumulative_distr
         assert (cumulative[row, token - 1] if token else 0) - 1e-6 <= u <= cumulative[row, token] + 1e-6
 
 
-def test_a_seeded_draw_is_the_same_alone_and_in_any_batch() -> None:
+def test_seeded_draw_is_the_same_alone_and_in_any_batch() -> None:
     logits = torch.randn(20, 3000, generator=torch.Generator().manual_seed(3))
     params = [
         {"temperature": 0.1 + row / 10, "top_k": row % 3 * 7, "top_p": (1.0, 0.9)[row % 2], "min_p": 0.01 * (row % 4)}
@@ -138,7 +138,7 @@ def test_a_seeded_draw_is_the_same_alone_and_in_any_batch() -> None:
     assert together == alone
 
 
-def test_ties_are_drawn_alike_whatever_else_is_sorted() -> None:
+def test_draws_among_ties_do_not_depend_on_other_rows() -> None:
     logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(4)).bfloat16().float().round()
     mine = _sequence(seed=5, top_k=20)
     alone = sample(logits[:1], [mine])[0].token_ids
@@ -146,13 +146,13 @@ def test_ties_are_drawn_alike_whatever_else_is_sorted() -> None:
         assert sample(logits, [mine, _sequence(seed=6, **beside)])[0].token_ids == alone
 
 
-def test_a_tiny_temperature_is_greedy() -> None:
+def test_tiny_temperature_is_greedy() -> None:
     logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(5))
     sampled = sample(logits, [_sequence(temperature=t) for t in (1e-45, 1e-20, 1e-6)])
     assert [s.token_ids[0][0] for s in sampled] == logits.argmax(-1).tolist()
 
 
-def test_repetition_penalty_is_transformers() -> None:
+def test_repetition_penalty_equals_that_of_transformers() -> None:
     logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(6))
     known = [5, 9, 9, 31, 5, 2]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([known]), logits.clone())
@@ -171,7 +171,7 @@ def test_frequency_and_presence_penalties_count_the_output_alone() -> None:
     assert not second.any()
 
 
-def test_bad_words_are_transformers() -> None:
+def test_bad_words_equal_those_of_transformers() -> None:
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(7))
     words = [[4], [7, 8], [9, 9, 10], [7, 7, 11]]
     for known in ([1, 2, 7], [1, 9, 9], [1, 2, 3], [1, 7, 7]):
@@ -180,12 +180,12 @@ def test_bad_words_are_transformers() -> None:
         assert torch.equal(found, expected)
 
 
-def test_a_bad_word_is_not_one_that_began_in_the_prompt() -> None:
+def test_bad_words_starting_in_the_prompt_are_not_forbidden() -> None:
     logits = torch.zeros(1, 10)
     assert not torch.isinf(process_logits(logits, [_sequence([7], prompt=1, bad_words=((7, 8),))])).any()
 
 
-def test_bias_allowed_tokens_and_end_tokens() -> None:
+def test_bias_allowed_tokens_and_end_tokens_change_the_logits() -> None:
     logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(8))
     sequences = [
         _sequence(logit_bias={3: 5.0, 4: -100.0}),
@@ -200,7 +200,7 @@ def test_bias_allowed_tokens_and_end_tokens() -> None:
     assert changed[3].isfinite().nonzero().flatten().tolist() == [2]  # there is no other choice
 
 
-def test_few_and_many_tokens_are_forbidden_alike() -> None:
+def test_few_and_many_end_tokens_are_forbidden_alike() -> None:
     logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(13))
     ends = tuple(range(0, 3000, 2)), (4, 6), tuple(range(3000))
     changed = process_logits(logits, [_sequence(end_tokens=tokens) for tokens in ends])
@@ -211,7 +211,7 @@ def test_few_and_many_tokens_are_forbidden_alike() -> None:
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_are_no_numbers_are_told_and_the_others_drawn_as_ever(temperature: float, number: float) -> None:
+def test_rows_with_nan_or_infinity_are_reported_and_others_unchanged(temperature: float, number: float) -> None:
     logits = torch.randn(6, 3000, generator=torch.Generator().manual_seed(12))
     logits[:, 2999] = -torch.inf  # single tokens may be ruled out
     asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"allowed_token_ids": [5, 6]}]
@@ -225,14 +225,14 @@ def test_rows_that_are_no_numbers_are_told_and_the_others_drawn_as_ever(temperat
     assert [s.token_ids for s in found[::2]] == [s.token_ids for s in expected[::2]]
 
 
-def test_a_row_whose_allowed_tokens_the_model_rules_out_is_told() -> None:
+def test_row_without_a_possible_token_is_reported() -> None:
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(14))
     logits[0, 5] = -torch.inf
     found = sample(logits, [_sequence(allowed_token_ids=[5]), _sequence()])
     assert [s.is_corrupted for s in found] == [True, False]
 
 
-def test_what_nobody_asked_for_changes_nothing() -> None:
+def test_default_parameters_leave_the_logits_unchanged() -> None:
     logits = torch.randn(2, 20)
     assert process_logits(logits, [_sequence(), _sequence(temperature=0.0)]) is logits
 
@@ -251,7 +251,7 @@ def test_logprobs_are_of_the_models_own_distribution(temperature: float) -> None
     assert torch.allclose(torch.tensor(reported.logprobs), reference[reported.token_ids])
 
 
-def test_several_samples_of_a_row_are_those_of_as_many_seeds() -> None:
+def test_several_samples_of_a_row_equal_those_of_consecutive_seeds() -> None:
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(10))
     several = sample(logits, [_sequence(), _sequence(seed=40, num_samples=5), _sequence(temperature=0.0)])
     assert len(several[0].token_ids) == len(several[2].token_ids) == 1
@@ -259,7 +259,7 @@ def test_several_samples_of_a_row_are_those_of_as_many_seeds() -> None:
     assert several[1].token_ids == one_by_one
 
 
-def test_beams_offer_their_likeliest_tokens() -> None:
+def test_beams_return_their_likeliest_tokens() -> None:
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(11))
     beam = SamplingMetadata(BeamSearchParams(2), 0, [1], 1, num_candidates=4)
     drawn, offered = sample(logits, [_sequence(), beam])

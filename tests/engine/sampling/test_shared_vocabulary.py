@@ -33,7 +33,7 @@ def _logits(chance: random.Random, rows: int, vocabulary: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kernel", _KERNELS)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_it_is_that_of_the_whole(size: int, kernel: str) -> None:
+def test_argmax_over_shards_equals_that_over_the_whole_vocabulary(size: int, kernel: str) -> None:
     chance = random.Random(size)
     with ThreadPoolExecutor(size) as pool:
         for vocabulary in (size, 9, 15, 16, 17, 33, 131, 259):

@@ -1,4 +1,4 @@
-"""Which adapters the scheduler keeps in memory and in slots, and that no request waits forever for its adapter.
+"""Adapters that the scheduler keeps in memory and in slots; no request waits forever for its adapter.
 
 `AdapterModel` is a fake model (`fake_model`) whose loads take several steps. It checks that steps use the adapters in
 their slots, and that memory holds no more adapters than permitted.
@@ -116,7 +116,7 @@ def test_a_batch_mixes_adapters_and_the_base() -> None:
     assert [model.result(each.id) for each in submitted] == [expected(each) for each in submitted]
 
 
-def test_a_request_that_waits_for_a_slot_blocks_no_other() -> None:
+def test_waiting_for_a_slot_blocks_no_other_request() -> None:
     model = AdapterModel(slots=1, resident=2, adapters=2)
     for each in (request("a", 0, 6), request("b", 1), request("c", NO_ADAPTER, 2), request("d", NO_ADAPTER, 2)):
         model.add(each)
@@ -124,7 +124,7 @@ def test_a_request_that_waits_for_a_slot_blocks_no_other() -> None:
     assert batches(model) == ["acd", "acd", "a", "a", "a", "a", "b", "b", "b", "b"]
 
 
-def test_a_request_that_waits_for_a_load_blocks_no_other() -> None:
+def test_waiting_for_a_load_blocks_no_other_request() -> None:
     model = AdapterModel(slots=2, resident=2, adapters=3, load_steps=3)
     model.add(request("a", 0))  # evicted by the registration of the others
     model.add(request("b", 2, 2))
@@ -144,7 +144,7 @@ def test_nothing_is_scheduled_while_all_wait_for_loads() -> None:
     assert model.result("a") == expected(request("a", 0))
 
 
-def test_the_least_recently_used_adapter_leaves_its_slot_and_memory() -> None:
+def test_least_recently_used_adapter_is_evicted() -> None:
     model = AdapterModel(slots=2, resident=3, adapters=3)
     for name, adapter in (("a", 2), ("b", 0), ("c", 1), ("d", 0)):
         model.add(request(name, adapter, 1))
@@ -155,7 +155,7 @@ def test_the_least_recently_used_adapter_leaves_its_slot_and_memory() -> None:
     assert model.evicted == [2]
 
 
-def test_a_preempted_sequence_gives_its_slot_back() -> None:
+def test_preempted_sequence_releases_its_slot() -> None:
     model = AdapterModel(slots=1, resident=2, adapters=2, num_blocks=8, prefix=False)
     model.add(request("x", NO_ADAPTER, 20))
     model.add(request("a", 0, 20))
@@ -194,7 +194,7 @@ def test_no_adapter_keeps_its_slot_for_ever(resident: int, in_flight: int) -> No
         assert 0 in model.launched[-1] and 1 not in model.launched[-1]
 
 
-def test_a_slot_is_closed_once_all_that_run_there_are_behind_the_one_that_waits() -> None:
+def test_slot_is_closed_once_its_sequences_are_behind_the_waiting_request() -> None:
     model = AdapterModel(slots=1, resident=2, adapters=2)
     model.add(request("a", 0, 6))
     model.step()
@@ -207,7 +207,7 @@ def test_a_slot_is_closed_once_all_that_run_there_are_behind_the_one_that_waits(
     assert batches(model) == ["a"] + ["ac"] * 5 + ["c"] * 4 + ["b"] * 2 + ["d"] * 2
 
 
-def test_the_least_recently_used_slot_is_taken() -> None:
+def test_least_recently_used_slot_is_taken() -> None:
     model = AdapterModel(slots=3, resident=4, adapters=4)
     for adapter in (0, 1, 2, 1, 0):
         model.add(request(f"{adapter}-{len(model.outputs)}", adapter, 1))
@@ -261,7 +261,7 @@ def random_requests(rng: random.Random, count: int, adapters: int) -> list[Engin
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_comes_the_outputs_are_right_and_everything_ends(seed: int) -> None:
+def test_random_workloads_give_the_expected_outputs_and_end(seed: int) -> None:
     rng = random.Random(seed)
     adapters, slots = rng.randrange(1, 8), rng.randrange(1, 4)
     groups, fewest = rng.choice([(FULL, 40), (HYBRID, 90)])
@@ -342,7 +342,7 @@ def test_base_requests_are_scheduled_as_without_lora() -> None:
     assert plain.batches == lora.batches
 
 
-def test_a_failed_load_ends_what_waits_for_it_and_is_tried_again_for_the_next() -> None:
+def test_failed_load_ends_its_requests_and_is_retried_for_later_ones() -> None:
     model = AdapterModel(slots=1, resident=1, adapters=2)
     model.add(request("a", 0))
     assert model.scheduler.schedule() is None
@@ -359,7 +359,7 @@ def test_a_failed_load_ends_what_waits_for_it_and_is_tried_again_for_the_next() 
     assert model.result("b") == expected(request("b", 0))
 
 
-def test_a_removed_adapter_serves_what_is_there_and_goes() -> None:
+def test_removed_adapter_serves_its_requests_and_is_dropped() -> None:
     model = AdapterModel(slots=1, resident=2, adapters=2)
     model.add(request("a", 0, 6))
     model.add(request("b", 1, 3))
@@ -382,8 +382,8 @@ def test_a_removed_adapter_serves_what_is_there_and_goes() -> None:
     model.table.check([])
 
 
-def test_an_adapter_is_checked_though_all_memory_is_in_use() -> None:
-    """It is loaded, and dropped at once."""
+def test_adapter_is_checked_while_all_memory_is_in_use() -> None:
+    """The new adapter is loaded, and dropped at once."""
     model = AdapterModel(slots=1, resident=1, adapters=1)
     model.add(request("a", 0, 6))
     model.step()
@@ -399,7 +399,7 @@ def test_an_adapter_is_checked_though_all_memory_is_in_use() -> None:
     assert model.result("b") == expected(request("b", 1))
 
 
-def test_statistics_name_what_runs_and_what_waits() -> None:
+def test_stats_name_running_and_waiting_adapters() -> None:
     model = AdapterModel(slots=1, resident=2, adapters=2)
     for each in (request("a", 1), request("b", 0), request("c", NO_ADAPTER)):
         model.add(each)

@@ -8,7 +8,7 @@ from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
 
 
-def test_blocks_come_back_least_recently_used_first() -> None:
+def test_blocks_are_reused_least_recently_used_first() -> None:
     evicted: list[int] = []
     pool = BlockPool(5, on_evict=evicted.append)
     assert pool.num_usable == pool.num_free == 4
@@ -18,7 +18,7 @@ def test_blocks_come_back_least_recently_used_first() -> None:
     assert evicted == [1, 2, 3, 4, 2, 1]
 
 
-def test_a_shared_block_is_free_when_its_last_user_lets_go() -> None:
+def test_shared_block_is_free_after_its_last_release() -> None:
     pool = BlockPool(3)
     [block] = pool.allocate(1)
     pool.acquire(block)
@@ -30,7 +30,7 @@ def test_a_shared_block_is_free_when_its_last_user_lets_go() -> None:
     pool.check([[block]])
 
 
-def test_mistakes_are_noticed() -> None:
+def test_misuse_fails_an_assertion() -> None:
     pool = BlockPool(3)
     with pytest.raises(AssertionError):
         pool.release([1])

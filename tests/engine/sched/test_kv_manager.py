@@ -33,17 +33,17 @@ def sequence_of(tokens: list[int]) -> Sequence:
     return Request(sampling("r", tokens), (0,)).live[0]
 
 
-def longest(kv: KVManager, there: list[set[int]], blocks: int) -> int:
+def longest(kv: KVManager, cached: list[set[int]], blocks: int) -> int:
     """Return the longest usable prefix, in blocks, given the cached blocks of each group."""
 
     def fits(length: int) -> bool:
         firsts = (0 if w is None else max(length * BLOCK - w + 1, 0) // BLOCK for w in kv.windows)
-        return all(held.issuperset(range(first, length)) for first, held in zip(firsts, there, strict=True))
+        return all(held.issuperset(range(first, length)) for first, held in zip(firsts, cached, strict=True))
 
     return max(filter(fits, range(blocks + 1)))
 
 
-def test_the_longest_prefix_is_found_and_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longest_prefix_is_found_without_repeated_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     for _ in range(200):
         blocks = rng.randint(1, 30)
@@ -51,22 +51,22 @@ def test_the_longest_prefix_is_found_and_nothing_is_looked_up_twice(monkeypatch:
         sequence = sequence_of([rng.randrange(50) for _ in range(blocks * BLOCK + 1)])
         chain = kv._chain(sequence, blocks * BLOCK)
         missing = rng.choice([0, 0.05, 0.3])
-        there: list[set[int]] = [set() for _ in HYBRID]
+        cached: list[set[int]] = [set() for _ in HYBRID]
         for group in range(len(HYBRID)):
             for index in range(blocks):
                 if rng.random() >= (missing / 5 if group == 0 else missing):
-                    there[group].add(index)
+                    cached[group].add(index)
                     kv.prefix_cache.insert(group, chain[index], 1 + group * blocks + index)
         lookups = Lookups(kv, monkeypatch)
         assert kv.admit(sequence)
-        assert len(sequence.blocks[0]) == longest(kv, there, blocks)
+        assert len(sequence.blocks[0]) == longest(kv, cached, blocks)
         assert all(count == 1 for count in lookups.values())
         for group, (table, window) in enumerate(zip(sequence.blocks, kv.windows, strict=True)):
             first = kv._first_visible(len(table) * BLOCK, window)
             assert table == [NULL_BLOCK if index < first else 1 + group * blocks + index for index in range(len(table))]
 
 
-def test_a_long_prefix_whose_windows_are_gone_costs_two_lookups_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_without_window_blocks_costs_two_lookups_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = 3000
     kv = KVManager(5 * blocks, BLOCK, HYBRID, 16)
     sequence = sequence_of([index % 50 for index in range(blocks * BLOCK + 1)])
@@ -77,7 +77,7 @@ def test_a_long_prefix_whose_windows_are_gone_costs_two_lookups_a_block(monkeypa
     assert lookups.total() <= 2 * blocks
 
 
-def test_the_head_of_the_line_is_looked_up_again_only_when_it_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_of_the_queue_is_looked_up_again_only_when_it_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_model = FakeModel(num_blocks=41, tokens=40)
     runner = sampling("runner", list(range(40)), max_tokens=60)
     fake_model.add(runner)
@@ -98,7 +98,7 @@ def test_the_head_of_the_line_is_looked_up_again_only_when_it_may_fit(monkeypatc
     assert lookups.total() > first and fake_model.result("waits")
 
 
-def test_a_prefix_that_comes_into_use_lets_the_head_of_the_line_in() -> None:
+def test_prefix_that_comes_into_use_admits_the_head_of_the_queue() -> None:
     """Two requests with the same long prompt fit only together, and the second is first refused."""
     fake_model = FakeModel(num_blocks=31, tokens=16)
     prompt = list(range(50)) + list(range(30))  # 20 blocks

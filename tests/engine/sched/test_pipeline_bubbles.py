@@ -40,7 +40,7 @@ def bubbles(fake_model: FakeModel, stages: int, until: int, later: Sequence[Engi
             last = leaves[-1]
         now = leaves.popleft()
         fake_model.step()
-    raise AssertionError("it does not end")
+    raise AssertionError("the requests do not end")
 
 
 def pipeline(stages: int, tokens: int = 256) -> FakeModel:
@@ -49,8 +49,8 @@ def pipeline(stages: int, tokens: int = 256) -> FakeModel:
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("surplus", [0, 1, 5])
-def test_sequences_that_decode_keep_all_stages_busy(stages: int, surplus: int) -> None:
-    """It fills once with the prompts, which are one step here, and once with their first tokens."""
+def test_decodes_keep_all_stages_busy(stages: int, surplus: int) -> None:
+    """The pipeline fills once with the prompts, which are one step here, and once with their first tokens."""
     fake_model = pipeline(stages)
     for index in range(stages + surplus):
         fake_model.add(sampling(str(index), [index, 1, 2], 40))
@@ -66,7 +66,7 @@ def test_chunks_of_a_prompt_follow_each_other_through_the_stages(stages: int) ->
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_prompts_beside_decodes(stages: int) -> None:
+def test_prompts_beside_decodes_leave_few_bubbles(stages: int) -> None:
     chance, fake_model = Random(stages), pipeline(stages, tokens=24)
     for index in range(2 * stages):
         fake_model.add(sampling(str(index), [index, 1], 60))
@@ -76,7 +76,7 @@ def test_prompts_beside_decodes(stages: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_sequences_that_end_at_random(stages: int, seed: int) -> None:
+def test_sequences_that_end_at_random_leave_few_bubbles(stages: int, seed: int) -> None:
     """A batch that ends completely leaves a gap until sequences are redistributed: at most one filling per gap."""
     chance, fake_model, count = Random(seed), pipeline(stages), 32
     for index in range(count):
@@ -86,7 +86,7 @@ def test_sequences_that_end_at_random(stages: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
-def test_nobody_starves_and_one_alone_waits_for_nothing(stages: int) -> None:
+def test_no_sequence_starves_and_one_alone_never_waits(stages: int) -> None:
     fake_model = pipeline(stages)
     for index in range(3 * stages + 1):
         fake_model.add(sampling(str(index), [index], 30))

@@ -29,11 +29,11 @@ STEP = 512  # tokens
 
 #: Seconds of a step: n prompt tokens, p pairs of query and key, d decodes.
 PROCESSORS: dict[str, Takes] = {
-    "of few cores": lambda work: 0.05 + 0.0047 * work.num_prompt_tokens + 0.002 * work.num_decodes,
-    "that reads long contexts slowly": lambda work: 0.01 + 1e-4 * work.num_prompt_tokens + 2e-7 * work.num_pairs,
-    "that computes while it reads": lambda work: max(0.03, 0.001 * (work.num_prompt_tokens + work.num_decodes)),
-    "with wide tiles": lambda work: 0.007 + 0.002 * math.ceil((work.num_prompt_tokens + work.num_decodes) / 64),
-    "whose host is slow": lambda work: 0.02 + 1e-5 * work.num_prompt_tokens + 0.001 * work.num_decodes,
+    "few cores": lambda work: 0.05 + 0.0047 * work.num_prompt_tokens + 0.002 * work.num_decodes,
+    "slow long contexts": lambda work: 0.01 + 1e-4 * work.num_prompt_tokens + 2e-7 * work.num_pairs,
+    "reads beside computation": lambda work: max(0.03, 0.001 * (work.num_prompt_tokens + work.num_decodes)),
+    "wide tiles": lambda work: 0.007 + 0.002 * math.ceil((work.num_prompt_tokens + work.num_decodes) / 64),
+    "slow host": lambda work: 0.02 + 1e-5 * work.num_prompt_tokens + 0.001 * work.num_decodes,
 }
 
 
@@ -114,7 +114,7 @@ def serve(timed: Timed, streams: int, length: int) -> tuple[float, list[float], 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("streams", [1, 9])
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_a_stream_waits_four_decode_steps_and_the_prompt_not_much_longer(
+def test_stream_waits_four_decode_steps_and_the_prompt_little_longer(
     processor: str, streams: int, noise: float
 ) -> None:
     takes = PROCESSORS[processor]
@@ -134,37 +134,37 @@ def test_a_stream_waits_four_decode_steps_and_the_prompt_not_much_longer(
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_in_a_pipeline_a_stream_waits_for_the_steps_of_others_too(stages: int) -> None:
-    timed = Timed(PROCESSORS["of few cores"], stages)
+def test_gaps_of_a_stream_in_a_pipeline_are_bounded(stages: int) -> None:
+    timed = Timed(PROCESSORS["few cores"], stages)
     alone, beside, _ = serve(timed, 2 * stages, 3000)
     assert percentile(beside, 0.98) <= DECODE_STEPS * alone * 1.05
-    bounded = Timed(PROCESSORS["of few cores"], stages, max_itl=0.3)
+    bounded = Timed(PROCESSORS["few cores"], stages, max_itl=0.3)
     _, beside, _ = serve(bounded, 2 * stages, 3000)
     assert 0.15 <= percentile(beside, 0.98) <= 0.3 * 1.05
 
 
 @pytest.mark.parametrize("milliseconds", [80, 200, 1000])
-def test_the_time_can_be_said(milliseconds: int) -> None:
-    timed = Timed(PROCESSORS["of few cores"], max_itl=milliseconds / 1e3)
+def test_max_itl_bounds_the_gaps(milliseconds: int) -> None:
+    timed = Timed(PROCESSORS["few cores"], max_itl=milliseconds / 1e3)
     _, beside, _ = serve(timed, 1, 4000)
     assert 0.6 * milliseconds / 1e3 <= percentile(beside, 0.9) <= percentile(beside, 0.99) <= milliseconds / 1e3
 
 
-def test_less_time_than_a_block_takes_lets_a_block_through() -> None:
-    timed = Timed(PROCESSORS["of few cores"], max_itl=0.001)
+def test_max_itl_below_the_time_of_a_block_admits_one_block() -> None:
+    timed = Timed(PROCESSORS["few cores"], max_itl=0.001)
     serve(timed, 1, 100)
     assert {work.num_prompt_tokens for work, _ in timed.steps if work.num_decodes and work.num_prompt_tokens} == {BLOCK}
 
 
-def test_a_number_of_tokens_takes_precedence() -> None:
-    timed = Timed(PROCESSORS["of few cores"], max_itl=0.001, threshold=100)
+def test_token_threshold_takes_precedence_over_max_itl() -> None:
+    timed = Timed(PROCESSORS["few cores"], max_itl=0.001, threshold=100)
     serve(timed, 1, 1000)
     chunks = [work.num_prompt_tokens for work, _ in timed.steps if work.num_decodes and work.num_prompt_tokens]
     assert chunks == [100] * 10
 
 
-def test_while_none_decodes_prompts_have_the_step() -> None:
-    timed = Timed(PROCESSORS["of few cores"])
+def test_prompts_have_the_whole_step_without_decodes() -> None:
+    timed = Timed(PROCESSORS["few cores"])
     for name in ("a", "b"):
         timed.add(name, 1000 + ord(name))
     for _ in range(4):
@@ -172,9 +172,9 @@ def test_while_none_decodes_prompts_have_the_step() -> None:
     assert [work.num_prompt_tokens for work, _ in timed.steps[:4]] == [STEP, STEP, STEP, STEP]
 
 
-def test_what_no_step_has_shown_is_tried_in_small_steps() -> None:
+def test_chunks_grow_gradually_while_their_cost_is_unknown() -> None:
     """The first prompt is short, so the cost of long ones is unknown."""
-    timed = Timed(PROCESSORS["whose host is slow"])
+    timed = Timed(PROCESSORS["slow host"])
     serve(timed, 1, 5000)
     largest = 6
     for work, _ in timed.steps:
@@ -183,9 +183,9 @@ def test_what_no_step_has_shown_is_tried_in_small_steps() -> None:
     assert largest > 400
 
 
-def test_a_processor_that_becomes_slower_or_faster_is_followed() -> None:
+def test_changes_of_the_processors_speed_are_followed() -> None:
     factor = 1.0
-    fast = PROCESSORS["of few cores"]
+    fast = PROCESSORS["few cores"]
     timed = Timed(lambda work: factor * fast(work))
     serve(timed, 1, 1000)
     for factor in (5.0, 0.5):
@@ -200,9 +200,9 @@ def test_a_processor_that_becomes_slower_or_faster_is_followed() -> None:
         assert percentile(beside, 0.5) >= 0.5 * bound
 
 
-def test_a_step_that_something_held_up_is_soon_forgotten() -> None:
+def test_delayed_step_is_soon_forgotten() -> None:
     held_up = False
-    fast = PROCESSORS["of few cores"]
+    fast = PROCESSORS["few cores"]
     timed = Timed(lambda work: fast(work) + 30.0 * held_up)
     serve(timed, 1, 1000)
     usual = max(work.num_prompt_tokens for work, _ in timed.steps[-5:])
@@ -215,14 +215,14 @@ def test_a_step_that_something_held_up_is_soon_forgotten() -> None:
     assert percentile([float(chunk) for chunk in chunks], 0.5) >= usual / 2
 
 
-def test_prompts_share_the_time_in_line() -> None:
-    timed = Timed(PROCESSORS["of few cores"])
+def test_prompts_share_the_time_in_queue_order() -> None:
+    timed = Timed(PROCESSORS["few cores"])
     serve(timed, 1, 1000)
     for index in range(6):
         timed.add(f"short {index}", 10 + index)
     seen = len(timed.steps)
     timed.until_ended("short 5")
-    bound = DECODE_STEPS * PROCESSORS["of few cores"](StepWork(num_decodes=1))
+    bound = DECODE_STEPS * PROCESSORS["few cores"](StepWork(num_decodes=1))
     assert len(timed.steps) - seen <= 4
     assert all(seconds <= bound for _, seconds in timed.steps[seen:])
     assert [name for name, _ in sorted(timed.tokens.items(), key=lambda item: item[1][0]) if "short" in name] == [
@@ -230,7 +230,7 @@ def test_prompts_share_the_time_in_line() -> None:
     ]
 
 
-def test_an_estimate_is_never_negative_and_knows_its_error() -> None:
+def test_estimates_and_their_errors_are_never_negative() -> None:
     rng = Random(1)
     for _ in range(300):
         cost = StepCost()
@@ -239,8 +239,8 @@ def test_an_estimate_is_never_negative_and_knows_its_error() -> None:
             work = StepWork(n, n * (2 * start + n), rng.choice([0, 1, rng.randrange(256)]))
             cost.observe(work, rng.choice([0.0, 1e-9, 1e6, rng.random()]))
         estimate = cost.estimate
-        numbers = [estimate.fixed, estimate.token, estimate.pair, estimate.decode, estimate.error]
-        assert all(0 <= number < math.inf for number in numbers), numbers
+        coefficients = [estimate.fixed, estimate.token, estimate.pair, estimate.decode, estimate.error]
+        assert all(0 <= coefficient < math.inf for coefficient in coefficients), coefficients
         start, seconds = rng.randrange(100_000), rng.random()
         num_tokens = estimate.prompt_tokens(start, seconds)
         if 0 < num_tokens < 1e9:

@@ -42,7 +42,7 @@ def test_a_long_prompt_is_chunked_beside_decodes() -> None:
     assert shares[4] == {"short#0": 1, "long#0": 2}
 
 
-def test_prompts_share_what_is_left_for_them_beside_decodes() -> None:
+def test_prompts_share_the_tokens_left_by_decodes() -> None:
     fake_model = FakeModel(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
     fake_model.add(sampling("stream", [1, 2], max_tokens=20))
     fake_model.step()
@@ -57,7 +57,7 @@ def test_prompts_share_what_is_left_for_them_beside_decodes() -> None:
     assert prompts == [{"a#0": 8}, {"a#0": 8}, {"a#0": 4, "b#0": 4}, {"b#0": 8}, {"b#0": 8}]
 
 
-def test_prompts_have_the_whole_step_while_nobody_decodes() -> None:
+def test_prompts_have_the_whole_step_without_decodes() -> None:
     fake_model = FakeModel(num_blocks=200, tokens=40, long_prefill_token_threshold=8)
     for name in ("a", "b"):
         fake_model.add(sampling(name, [ord(name) % 50] * 60, max_tokens=1))
@@ -66,18 +66,18 @@ def test_prompts_have_the_whole_step_while_nobody_decodes() -> None:
     assert [batch.num_tokens for batch in fake_model.batches] == [40, 40, 40]
 
 
-def test_prompts_leave_decodes_their_tokens_and_still_get_on_when_there_are_too_many() -> None:
+def test_prompts_progress_beside_as_many_decodes_as_a_step_has_tokens() -> None:
     fake_model = FakeModel(num_blocks=200, seqs=12, tokens=8)
     for index in range(7):
         fake_model.add(sampling(str(index), [index], max_tokens=20))
     fake_model.step()
     fake_model.add(sampling("urgent", [40] * 20, max_tokens=1))
-    fake_model.scheduler.waiting.first().sort_key = (-1, 0)  # before all of them
+    fake_model.scheduler.waiting.first().sort_key = (-1, 0)  # before all decodes
     fake_model.step()
     assert [len(s.token_ids) for s in fake_model.batches[-1].sequences] == [1] * 8
 
 
-def test_a_prompt_lets_in_who_is_before_it_in_line() -> None:
+def test_running_prompt_yields_to_a_higher_priority() -> None:
     fake_model = FakeModel(num_blocks=200, tokens=40, policy="priority", long_prefill_token_threshold=8)
     fake_model.add(sampling("stream", [1, 2], max_tokens=30, priority=0))
     fake_model.step()
@@ -93,7 +93,7 @@ def test_a_prompt_lets_in_who_is_before_it_in_line() -> None:
     assert fake_model.result("low") == expected(sampling("low", [3] * 40, max_tokens=1, priority=2))
 
 
-def test_an_admission_given_back_is_looked_up_once() -> None:
+def test_withdrawn_admission_counts_as_one_lookup() -> None:
     fake_model = FakeModel(num_blocks=64, tokens=40, enable_chunked_prefill=False)
     fake_model.add(sampling("stream", [1] * 30, max_tokens=12))
     fake_model.step()
@@ -112,7 +112,7 @@ def test_without_chunked_prefill_a_prompt_is_computed_whole() -> None:
     assert all(len(s.token_ids) in (1, 20) for batch in fake_model.batches for s in batch.sequences)
 
 
-def test_the_last_in_line_is_preempted_and_finishes_all_the_same() -> None:
+def test_last_request_is_preempted_and_still_finishes() -> None:
     fake_model = FakeModel(num_blocks=8, prefix=False)
     requests = [sampling(name, [1] * 8, max_tokens=16) for name in "ab"]
     for request in requests:
@@ -122,7 +122,7 @@ def test_the_last_in_line_is_preempted_and_finishes_all_the_same() -> None:
     assert [fake_model.result(request.id) for request in requests] == [expected(request) for request in requests]
 
 
-def test_priority_is_served_first_and_preempted_last() -> None:
+def test_high_priority_is_served_first_and_preempted_last() -> None:
     fake_model = FakeModel(num_blocks=8, seqs=2, prefix=False, policy="priority")
     for name, priority in (("low", 5), ("middle", 1), ("high", -3)):
         fake_model.add(sampling(name, [priority + 10] * 8, max_tokens=16, priority=priority))
@@ -157,7 +157,7 @@ def test_forks_copy_the_block_they_share_only_when_they_write_into_it() -> None:
     assert fake_model.scheduler.kv.pool.num_usable - fake_model.scheduler.kv.pool.num_free == 2 + 4
 
 
-def test_more_sequences_than_places_wait_for_one() -> None:
+def test_sequences_beyond_max_num_seqs_wait() -> None:
     fake_model = FakeModel(seqs=3)
     request = sampling("r", list(range(9)), max_tokens=6, n=8)
     fake_model.add(request)
@@ -168,7 +168,7 @@ def test_more_sequences_than_places_wait_for_one() -> None:
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
 @pytest.mark.parametrize("num_blocks", [40, 200])
-def test_beams_are_those_of_the_plain_search(groups: tuple, early_stopping: object, num_blocks: int) -> None:
+def test_beams_equal_those_of_the_plain_search(groups: tuple, early_stopping: object, num_blocks: int) -> None:
     fake_model = FakeModel(num_blocks=num_blocks, groups=groups)
     submitted = [beams(name, [3, 4, ord(name) % 40, 6, 7], 4, 12, early_stopping=early_stopping) for name in "abc"]
     for request in submitted:
@@ -178,7 +178,7 @@ def test_beams_are_those_of_the_plain_search(groups: tuple, early_stopping: obje
         assert fake_model.result(request.id) == expected(request)
 
 
-def test_a_window_releases_the_blocks_it_has_left() -> None:
+def test_windows_release_the_blocks_they_have_passed() -> None:
     fake_model = FakeModel(num_blocks=64, groups=HYBRID, prefix=False)
     fake_model.add(sampling("r", list(range(40)), max_tokens=20))
     most_used = 0
@@ -189,7 +189,7 @@ def test_a_window_releases_the_blocks_it_has_left() -> None:
     assert most_used <= full + wide + narrow < 4 * full
 
 
-def test_a_prefix_of_a_window_hits_though_its_oldest_blocks_are_gone() -> None:
+def test_prefix_hits_although_blocks_before_its_window_are_gone() -> None:
     fake_model = FakeModel(num_blocks=40, groups=HYBRID)
     prompt = list(range(40))
     fake_model.add(sampling("first", prompt, max_tokens=2))
@@ -248,7 +248,7 @@ def test_prompt_logprobs_read_no_cached_prefix() -> None:
     assert [batch.sequences[0].start for batch in fake_model.batches] == [0, 0]
 
 
-def test_unused_slots_are_few() -> None:
+def test_few_slots_are_unused() -> None:
     """On a ShareGPT-like mix of lengths (log-normal, mean about 330 tokens) less than 4% of the slots are unused."""
     rng = random.Random(0)
     fake_model = FakeModel(num_blocks=100_000, seqs=256, tokens=8192, prefix=False)
@@ -280,7 +280,7 @@ def test_a_step_is_scheduled_while_another_is_in_flight() -> None:
     assert [batch.num_tokens for batch in fake_model.batches] == [16, 4, 1, 1, 1, 1]  # no extra step at the end
 
 
-def test_what_is_in_flight_when_a_sequence_ends_counts_for_nothing() -> None:
+def test_steps_in_flight_after_the_end_of_a_sequence_are_discarded() -> None:
     request = sampling("r", [1, 2, 3], max_tokens=40)
     end = expected(request)[0][7]
     ended = sampling("r", [1, 2, 3], max_tokens=40, eos_token_ids=frozenset({end}))
@@ -306,8 +306,8 @@ def test_a_prefix_is_shared_while_the_step_that_computes_it_is_in_flight() -> No
 @pytest.mark.parametrize("ended", ["none", "the first", "the sharer"])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
-def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_flight: int, ended: str) -> None:
-    """Neither the request's blocks from the step that shows it on, nor blocks that sharing requests put after them."""
+def test_blocks_with_nan_are_never_found(groups: tuple, in_flight: int, ended: str) -> None:
+    """No later prompt finds the request's blocks from its NaN step on, or blocks that sharing requests add to them."""
     fake_model = FakeModel(num_blocks=400, tokens=200, in_flight=in_flight, groups=groups)
     prompt = list(range(30)) + list(range(10))
     fake_model.spoiled = {"bad"}
@@ -330,7 +330,7 @@ def test_what_was_computed_from_wrong_numbers_is_never_found(groups: tuple, in_f
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
-def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, groups: tuple) -> None:
+def test_requests_that_share_nan_blocks_restart(in_flight: int, groups: tuple) -> None:
     fake_model = FakeModel(num_blocks=400, tokens=64, in_flight=in_flight, groups=groups)
     prompt = list(range(30)) + list(range(10))
     fake_model.spoiled = {"bad"}
@@ -346,17 +346,17 @@ def test_who_shares_what_turns_out_to_be_no_numbers_begins_anew(in_flight: int, 
         assert fake_model.result(request.id) == expected(request)
     assert fake_model.scheduler.num_corrupted == 1
     fake_model.spoiled = set()
-    after = sampling("after", [*prompt[:36], 0, *range(9)], max_tokens=4)  # nor are the sharing requests' blocks
+    after = sampling("after", [*prompt[:36], 0, *range(9)], max_tokens=4)  # must not find the sharing requests' blocks
     fake_model.add(after)
     fake_model.drain()
     assert fake_model.result("after") == expected(after)
-    fake_model.add(sampling("again", prompt, max_tokens=4))  # finds none of them
+    fake_model.add(sampling("again", prompt, max_tokens=4))  # must not find any block
     fake_model.drain()
     assert fake_model.result("again") == expected(sampling("again", prompt, max_tokens=4))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
+def test_discarded_steps_leave_no_blocks_behind(in_flight: int) -> None:
     """As after Ctrl-C: blocks that were never computed are not found, and all requests restart."""
     fake_model = FakeModel(num_blocks=200, tokens=24, in_flight=in_flight, groups=HYBRID)
     submitted = [sampling(name, [*range(40), ord(name) % 50], max_tokens=8, n=2) for name in "abc"]
@@ -371,7 +371,7 @@ def test_steps_that_are_abandoned_leave_nothing_behind(in_flight: int) -> None:
         assert fake_model.result(request.id) == expected(request)
 
 
-def test_a_state_is_private_and_never_found_again() -> None:
+def test_states_are_private_and_never_found_again() -> None:
     fake_model = FakeModel(num_blocks=60, groups=STATES, in_flight=2)
     request = sampling("r", list(range(20)), max_tokens=6, n=3)
     fake_model.add(request)
@@ -383,7 +383,7 @@ def test_a_state_is_private_and_never_found_again() -> None:
     assert fake_model.batches[-2].sequences[0].start == 16  # the prompt's second chunk: none of it was cached
 
 
-def test_drafts_save_steps_and_change_nothing() -> None:
+def test_drafts_save_steps_without_changing_outputs() -> None:
     request = sampling("r", [1, 2, 3, 4], max_tokens=60)
     oracle = Oracle(random.Random(0))
     oracle.expect(request)
@@ -427,7 +427,7 @@ def workloads(draw: Callable) -> tuple[list[EngineRequest], dict[str, object]]:
 
 @settings(max_examples=400, deadline=None)
 @given(workloads(), st.booleans(), st.randoms(use_true_random=False))
-def test_whatever_comes_the_outputs_are_right_and_the_pool_balances(
+def test_random_workloads_give_the_expected_outputs_and_balance_the_pool(
     workload: tuple[list[EngineRequest], dict[str, object]], drafts: bool, rng: random.Random
 ) -> None:
     submitted, options = workload

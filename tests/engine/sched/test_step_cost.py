@@ -11,8 +11,8 @@ from stoker_engine.sched.step_cost import StepCost, StepWork
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_an_estimate_is_finite_whatever_steps_took(seed: int) -> None:
-    """Also if some steps took almost no time, so that a coefficient of the model is 0."""
+def test_estimates_are_finite_for_any_step_times(seed: int) -> None:
+    """Some steps take almost no time, so that a coefficient of the model is 0."""
     rng = random.Random(seed)
     cost = StepCost()
     for _ in range(rng.randrange(1, 40)):

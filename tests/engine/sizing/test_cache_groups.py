@@ -15,13 +15,13 @@ FULL = CacheSpec(2, 16, 16)
 WINDOW = CacheSpec(2, 16, 16, sliding_window=512)
 
 
-def test_layers_that_keep_the_same_are_one_group() -> None:
+def test_layers_with_equal_caches_are_one_group() -> None:
     [group] = cache_groups([FULL] * 24, 16, BF16)
     assert group.layers == tuple(range(24))
     assert group.bytes_per_token == 24 * 2 * 2 * 16 * 2
 
 
-def test_gemma_3_is_cut_into_groups_of_its_full_layers() -> None:
+def test_groups_of_gemma_3_have_the_size_of_its_full_layers() -> None:
     specs = [FULL if (layer + 1) % 6 == 0 else WINDOW for layer in range(18)]
     groups = cache_groups(specs, 16, BF16)
     assert [len(group.layers) for group in groups] == [3] * 6
@@ -29,12 +29,12 @@ def test_gemma_3_is_cut_into_groups_of_its_full_layers() -> None:
     assert all(group.sliding_window == 512 for group in groups[1:])
 
 
-def test_a_few_layers_more_of_one_kind_are_not_split_off() -> None:
+def test_slightly_unequal_kinds_are_not_split() -> None:
     groups = cache_groups([FULL] * 10 + [WINDOW] * 12, 16, BF16)
     assert [len(group.layers) for group in groups] == [10, 12]
 
 
-def test_a_latent_takes_no_room_for_values() -> None:
+def test_latent_vectors_take_no_memory_for_values() -> None:
     assert CacheSpec(1, 576, 512, latent=True).numbers_per_token == 576
 
 
@@ -58,7 +58,7 @@ def test_each_layer_is_in_one_group_of_its_own_kind(specs: list[CacheSpec]) -> N
     assert bytes_per_position(groups) == max(sum(specs[i].numbers_per_token * 2 for i in g.layers) for g in groups)
 
 
-def test_a_long_sequence_holds_little_for_its_windows() -> None:
+def test_long_sequences_hold_few_blocks_for_windows() -> None:
     groups = cache_groups([FULL if (layer + 1) % 6 == 0 else WINDOW for layer in range(18)], 16, BF16)
     full, windows = 32_768 // 16, 5 * -(-(511 + 2048 + 16) // 16)
     assert blocks_per_sequence(groups, 32_768, 2048, 16) == full + windows < 6 * full / 2
@@ -71,7 +71,7 @@ def test_beams_share_their_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers", "scale"),
+    ("name", "element_bytes", "scale"),
     [
         ("auto", 2, 0),
         ("bfloat16", 2, 0),
@@ -82,12 +82,12 @@ def test_beams_share_their_prompt() -> None:
         ("int8_per_token_head", 1, 4),
     ],
 )
-def test_bytes_of_a_token(name: str, numbers: int, scale: int) -> None:
-    """float32 scales: of each head's key and value, and one of a latent vector (vLLM's sizes)."""
+def test_bytes_of_a_token_equal_those_of_vllm(name: str, element_bytes: int, scale: int) -> None:
+    """Scales are float32: one for each head's key and value, or one for a latent vector."""
     kv = kv_format(name, "bfloat16")
-    assert kv.token_bytes(CacheSpec(8, 128, 128)) == 8 * (256 * numbers + 2 * scale)
-    assert kv.token_bytes(CacheSpec(1, 576, 512, latent=True)) == 576 * numbers + scale
-    assert kv.token_bytes(CacheSpec(3, 5, 2)) == 21 * numbers + (24 + 3 if scale else 0)  # whole scales
+    assert kv.token_bytes(CacheSpec(8, 128, 128)) == 8 * (256 * element_bytes + 2 * scale)
+    assert kv.token_bytes(CacheSpec(1, 576, 512, latent=True)) == 576 * element_bytes + scale
+    assert kv.token_bytes(CacheSpec(3, 5, 2)) == 21 * element_bytes + (24 + 3 if scale else 0)  # whole scales
     assert (kv.state_bytes, kv_format(name, "torch.float32").state_bytes) == (2, 4)
     [group] = cache_groups([CacheSpec(8, 128, 128)] * 4, 16, kv)
     assert group.bytes_per_token == 4 * kv.token_bytes(CacheSpec(8, 128, 128))

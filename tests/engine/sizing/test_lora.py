@@ -98,7 +98,7 @@ def absorbed(config: ModelConfig, split: Sharding, stage: int, rank: int) -> int
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sums_are_over_the_sites_of_the_model(name: str) -> None:
+def test_adapter_bytes_are_sums_over_the_sites_of_the_model(name: str) -> None:
     config = ModelConfig.from_dict(MODELS[name])
     splits = [*SPLITS, Sharding(tensor=2, expert=2)] if any(layer.moe for layer in config.layers) else SPLITS
     for split in splits:
@@ -110,21 +110,21 @@ def test_sums_are_over_the_sites_of_the_model(name: str) -> None:
             assert adapter_bytes(config, rank, 2, split) == expected, split
 
 
-def test_more_of_anything_takes_more() -> None:
+def test_adapter_bytes_follow_rank_dtype_and_shards() -> None:
     config = ModelConfig.from_dict(BASE)
     assert adapter_bytes(config, 8, 4)[0] == 2 * adapter_bytes(config, 8, 2)[0]
     assert adapter_bytes(config, 32, 2)[0] == 2 * adapter_bytes(config, 16, 2)[0]
     assert adapter_bytes(config, 16, 2, Sharding(tensor=2))[0] < adapter_bytes(config, 16, 2)[0]
 
 
-def test_blocks_that_are_not_cut_give_the_first_rank_more() -> None:
+def test_uncut_blocks_give_the_first_rank_more_bytes() -> None:
     config = ModelConfig.from_dict(BASE | {"intermediate_size": 96})
     formats = on_load_formats(config, next(iter(ON_LOAD)))
     split = Sharding(tensor=2)
     assert adapter_bytes(config, 16, 2, split, formats)[0] >= adapter_bytes(config, 16, 2, split)[0]
 
 
-def test_adapters_take_from_the_cache() -> None:
+def test_adapters_reduce_the_kv_cache() -> None:
     config, memory = ModelConfig.from_dict(BASE), 2 << 30
     numbers = Numbers(2, kv_format("auto", "bfloat16"), 16, 64, 4)
     for split in SPLITS:
@@ -171,14 +171,14 @@ EXPERTS = ("experts.gate", "experts.up", "experts.down", "shared.gate", "shared.
 
 
 @pytest.mark.parametrize(("architecture", "modules", "expected"), TARGETS)
-def test_modules_hold_these_matrices(architecture: str, modules: tuple[str, ...], expected: set[str]) -> None:
+def test_target_modules_select_their_matrices(architecture: str, modules: tuple[str, ...], expected: set[str]) -> None:
     config = replace(ModelConfig.from_dict(BASE), architecture=architecture)
     assert {name for name in (*EVERY, *EXPERTS) if name in changeable(config, modules)} == expected
     for others in ((), (*modules, "module_of_another_model")):
         assert all(name in changeable(config, others) for name in EVERY)
 
 
-def test_matrices_that_must_not_change_take_nothing() -> None:
+def test_matrices_outside_of_the_target_modules_take_no_bytes() -> None:
     config = ModelConfig.from_dict(BASE)
     for split in SPLITS:
         whole = adapter_bytes(config, 16, 2, split)

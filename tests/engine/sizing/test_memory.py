@@ -65,7 +65,7 @@ NUMBERS = Numbers(2, BF16, 16, 2048, 256)
     ("layers", "stages", "sizes"),
     [(32, 4, [8, 8, 8, 8]), (30, 4, [7, 8, 8, 7]), (61, 2, [31, 30]), (7, 3, [2, 3, 2]), (5, 5, [1] * 5)],
 )
-def test_layers_are_dealt_as_vllm_deals_them(layers: int, stages: int, sizes: list[int]) -> None:
+def test_layers_are_split_into_stages_as_by_vllm(layers: int, stages: int, sizes: list[int]) -> None:
     dealt = pipeline_stages(layers, stages)
     assert [len(stage) for stage in dealt] == sizes
     assert [layer for stage in dealt for layer in stage] == list(range(layers))
@@ -73,7 +73,7 @@ def test_layers_are_dealt_as_vllm_deals_them(layers: int, stages: int, sizes: li
 
 @pytest.mark.parametrize("document", [LLAMA, GEMMA, MOE])
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_stages_hold_the_model_and_a_tied_head_once_more(document: dict[str, Any], stages: int) -> None:
+def test_stages_add_up_to_the_model_and_a_copy_of_a_tied_head(document: dict[str, Any], stages: int) -> None:
     config = ModelConfig.from_dict(document)
     split = Sharding(pipeline=stages)
     total = sum(stage_weight_bytes(config, stage, 2, split) for stage in range(stages))
@@ -84,7 +84,7 @@ def test_stages_hold_the_model_and_a_tied_head_once_more(document: dict[str, Any
     )
 
 
-def test_a_tensor_shard_holds_its_share_and_replicates_scarce_kv_heads() -> None:
+def test_tensor_shards_replicate_scarce_kv_heads() -> None:
     config = ModelConfig.from_dict(LLAMA)
     whole = weight_bytes(config, 2)
     norms = 2 * sum(size.numbers for size in weight_sizes(config) if size.units == 1)
@@ -104,7 +104,7 @@ def test_shards_keep_the_scales_of_their_heads(tensor: int) -> None:
     assert sum(group.bytes_per_token for group in groups) == 32 * max(8 // tensor, 1) * 2 * (128 + 4)
 
 
-def test_experts_are_spread_whole() -> None:
+def test_expert_parallelism_spreads_whole_experts() -> None:
     config = ModelConfig.from_dict(MOE)
     experts = 4 * 8 * 3 * 64 * 128 * 2
     whole = weight_bytes(config, 2)
@@ -113,7 +113,7 @@ def test_experts_are_spread_whole() -> None:
     assert weight_bytes(config, 2, sharding=Sharding(expert=3)) == whole - experts + experts * 3 // 8
 
 
-def test_the_stage_with_the_least_room_decides_the_blocks() -> None:
+def test_stage_with_the_least_memory_decides_the_blocks() -> None:
     config = ModelConfig.from_dict({**LLAMA, "num_hidden_layers": 4})
     device = Device(16 * GIB, 0.9, on_cpu=False, sharding=Sharding(pipeline=2))
     use = memory_use(config, NUMBERS, device)
@@ -125,7 +125,7 @@ def test_the_stage_with_the_least_room_decides_the_blocks() -> None:
     assert use.weights == max(stage_weight_bytes(config, stage, 2, device.sharding) for stage in (0, 1))
 
 
-def test_a_stage_without_a_group_still_has_room_for_the_others() -> None:
+def test_stages_hold_their_layers_of_each_group() -> None:
     """Gemma's groups are formed over the whole model; a stage holds its layers' part of each."""
     config = ModelConfig.from_dict(GEMMA)
     one = stage_block_bytes(config, NUMBERS, Sharding())
@@ -133,7 +133,7 @@ def test_a_stage_without_a_group_still_has_room_for_the_others() -> None:
     assert max(two) <= one[0] <= sum(two)
 
 
-def test_half_the_bytes_are_twice_the_blocks() -> None:
+def test_fp8_cache_has_twice_the_blocks() -> None:
     config = ModelConfig.from_dict(LLAMA)
     device = Device(80 * GIB, 0.9, on_cpu=False)
     full = memory_use(config, NUMBERS, device)
@@ -141,7 +141,7 @@ def test_half_the_bytes_are_twice_the_blocks() -> None:
     assert half.num_blocks in (2 * full.num_blocks, 2 * full.num_blocks + 1)
 
 
-def test_what_is_said_of_the_cache_goes_before_the_sums() -> None:
+def test_stated_cache_sizes_override_the_computed_ones() -> None:
     config = ModelConfig.from_dict(LLAMA)
     device = Device(GIB, 0.9, on_cpu=True)
     block = stage_block_bytes(config, NUMBERS, Sharding())[0]
@@ -152,13 +152,13 @@ def test_what_is_said_of_the_cache_goes_before_the_sums() -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 7])
-def test_sequences_hold_all_blocks_but_the_null_block(num_blocks: int) -> None:
+def test_usable_blocks_exclude_the_null_block(num_blocks: int) -> None:
     numbers = Numbers(2, BF16, 16, 2048, 256, num_blocks=num_blocks)
     use = memory_use(ModelConfig.from_dict(LLAMA), numbers, Device(80 * GIB, 0.9, on_cpu=False))
     assert (use.num_blocks, use.usable_blocks) == (num_blocks, max(num_blocks - 1, 0))
 
 
-def test_on_cpu_the_cache_stops_at_its_limit() -> None:
+def test_cpu_cache_stops_at_its_limit() -> None:
     config = ModelConfig.from_dict(GEMMA)
     use = memory_use(config, NUMBERS, Device(1024 * GIB, 0.9, on_cpu=True))
     assert use.kv_cache == CPU_KV_CACHE_LIMIT
@@ -166,7 +166,7 @@ def test_on_cpu_the_cache_stops_at_its_limit() -> None:
 
 @pytest.mark.parametrize("document", [LLAMA, GEMMA])
 @pytest.mark.parametrize("num_blocks", [1, 17, 200, 511, 3000])
-def test_the_longest_sequence_is_the_longest(document: dict[str, Any], num_blocks: int) -> None:
+def test_longest_sequence_fits_and_a_longer_one_does_not(document: dict[str, Any], num_blocks: int) -> None:
     groups = model_cache_groups(ModelConfig.from_dict(document), 16, BF16)
     longest = longest_sequence(groups, num_blocks, 64, 16, 8192)
 
@@ -178,11 +178,11 @@ def test_the_longest_sequence_is_the_longest(document: dict[str, Any], num_block
 
 
 @pytest.mark.parametrize("method", ["torchao", "quark", "made-up"])
-def test_a_size_that_cannot_be_told_is_not_guessed(method: str) -> None:
+def test_unknown_methods_have_no_usual_size(method: str) -> None:
     assert usual_weights(method) is None
 
 
-def test_what_ranks_say_to_each_other_takes_memory_on_accelerators_alone() -> None:
+def test_communication_takes_memory_on_accelerators_alone() -> None:
     alone, shared = Sharding(), Sharding(tensor=2, pipeline=2)
     assert Device(GIB, 0.9, True, shared).allowances == Device(GIB, 0.9, True, alone).allowances
     assert Device(GIB, 0.9, False, shared).allowances > Device(GIB, 0.9, False, alone).allowances

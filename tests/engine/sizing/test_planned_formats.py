@@ -62,7 +62,9 @@ def _config(folder: Path) -> ModelConfig:
         ("deepseek_v3", "FP8 blocks"),
     ],
 )
-def test_a_quantized_checkpoint(family: str, method: str, pair_of: Callable[[str, str], Pair]) -> None:
+def test_planned_formats_equal_those_of_the_files(
+    family: str, method: str, pair_of: Callable[[str, str], Pair]
+) -> None:
     folder = pair_of(family, method).quantized
     # Scales have the model's dtype.
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
@@ -83,7 +85,7 @@ def test_a_quantized_checkpoint(family: str, method: str, pair_of: Callable[[str
         *(("mixtral", method) for method in ("GPTQ in order of groups", "AWQ", "int8")),
     ],
 )
-def test_one_of_packed_words(
+def test_planned_formats_of_packed_words_equal_those_of_the_files(
     family: str,
     method: str,
     packed_pair_of: Callable[[str, str], tuple[Path, Path]],  # noqa: F811
@@ -97,7 +99,7 @@ def test_one_of_packed_words(
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
 @pytest.mark.parametrize("stated", _SILENT, ids=lambda stated: str(stated["quant_method"]))
-def test_head_and_embedding_are_numbers_where_nothing_is_said(architecture: str, stated: dict[str, Any]) -> None:
+def test_head_and_embedding_are_unquantized_by_default(architecture: str, stated: dict[str, Any]) -> None:
     quantization = read_quantization({"quantization_config": stated})
     assert quantization is not None
     for module in ("embed", "lm_head"):
@@ -107,7 +109,7 @@ def test_head_and_embedding_are_numbers_where_nothing_is_said(architecture: str,
             assert quantization.format_of(module_name(architecture, module), 64, 64) is not None, module
 
 
-def test_experts_that_are_not_stored_alike(
+def test_experts_of_mixed_formats_are_dequantized(
     pair_of: Callable[[str, str], Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = pair_of("mixtral", "W8A8")
@@ -117,7 +119,7 @@ def test_experts_that_are_not_stored_alike(
     name = "model.layers.1.block_sparse_moe.experts.2.w2.weight"
     tensors = load_file(pair.quantized / "model.safetensors")
     del tensors[f"{name}_scale"]
-    tensors[name] = load_file(pair.numbers / "model.safetensors")[name]
+    tensors[name] = load_file(pair.dequantized / "model.safetensors")[name]
     save_file(tensors, pair.quantized / "model.safetensors")
     quantization = read_quantization(config)
     assert quantization is not None
@@ -132,7 +134,9 @@ def test_experts_that_are_not_stored_alike(
 
 @pytest.mark.parametrize("stated", _SILENT, ids=lambda stated: str(stated["quant_method"]))
 @pytest.mark.parametrize("family", ["gpt2", "gpt_oss"])
-def test_a_family_whose_files_are_transposed(family: str, stated: dict[str, Any], tmp_path: Path) -> None:
+def test_quantized_files_of_transposed_families_are_refused(
+    family: str, stated: dict[str, Any], tmp_path: Path
+) -> None:
     tiny_gguf(family).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": stated}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -146,7 +150,7 @@ def test_a_family_whose_files_are_transposed(family: str, stated: dict[str, Any]
 
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "falcon 7b", "qwen2_moe", "deepseek_v3", "dbrx"])
-def test_one_that_is_quantized_when_it_is_loaded(name: str, method: str, tmp_path: Path) -> None:
+def test_planned_formats_on_load_equal_those_of_the_engine(name: str, method: str, tmp_path: Path) -> None:
     tiny_gguf(name).save_pretrained(tmp_path)
     found = find_checkpoint(EngineArgs(str(tmp_path), quantization=method))
     config, formats = _config(tmp_path), found.weight_formats(torch.float32, CPU)
@@ -160,7 +164,7 @@ def test_one_that_is_quantized_when_it_is_loaded(name: str, method: str, tmp_pat
     assert found.weights_stored_as(torch.float32, CPU) == ON_LOAD[method].name
 
 
-def test_the_catalogue_lists_what_is_read() -> None:
+def test_catalogue_lists_all_supported_quantizations() -> None:
     listed = yaml.safe_load(CATALOGUE.read_text())["supports"]["stoker"]["cpu"]["quantizations"]
     assert {canonical_method(method) for method in listed} == {*METHODS, *ON_LOAD, "gguf"}
 
@@ -178,7 +182,7 @@ def test_the_catalogue_lists_what_is_read() -> None:
         ["re:.*experts.(7|63).gate_proj$"],
     ],
 )
-def test_experts_that_are_named_stand_for_all(ignored: list[str]) -> None:
+def test_named_experts_stand_for_all(ignored: list[str]) -> None:
     config = ModelConfig.from_dict(_MIXTURE)
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32, "strategy": "group"}}
     stated = {
@@ -191,7 +195,7 @@ def test_experts_that_are_named_stand_for_all(ignored: list[str]) -> None:
     assert stated_formats(config, quantization, given) == stated_formats(config, quantization)
     few = work(lambda: stated_formats(config, quantization, given))
     more = ModelConfig.from_dict({**_MIXTURE, "num_experts": 8 * 65})
-    assert work(lambda: stated_formats(more, quantization, given)) < 1.5 * few, "it does not grow with the experts"
+    assert work(lambda: stated_formats(more, quantization, given)) < 1.5 * few, "the work grows with the experts"
 
 
 _MIXTURE: dict[str, Any] = {

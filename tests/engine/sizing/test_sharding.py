@@ -1,4 +1,4 @@
-"""Which models ranks can share: the check in advance agrees with the layers."""
+"""Models that ranks can shard: the check in advance (`objection`) agrees with the layers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORMATS: list[StoredFormat] = [
 
 
 @dataclass
-class Seat(SingleRank):
+class SilentRank(SingleRank):
     """A rank that never communicates."""
 
     rank: int
@@ -78,7 +78,7 @@ def drawn(dice: random.Random) -> dict[str, Any]:
 
 
 def stored(config: ModelConfig, dice: random.Random) -> WeightFormats:
-    """Store some kinds of its matrices in blocks; experts of a layer are alike."""
+    """Return formats with some kinds of matrices in blocks, equal for all experts."""
     if dice.random() < 0.4:
         return ALL_NUMBERS
     kinds = ("q", "k", "v", "o", "gate", "up", "down", "experts.down", "shared.down", "experts.gate", "experts.up")
@@ -98,8 +98,8 @@ def refusal(config: ModelConfig, ranks: int, formats: WeightFormats, *, whole_ex
     """Return the error of any rank's layers; empty if there is none."""
     for rank in range(ranks):
         linear = with_formats(formats, lambda _: UNQUANTIZED)
-        seat = Seat(rank, ranks)
-        build = Build(torch.float32, SdpaBackend(), REFERENCE, seat, linear, whole_experts=whole_experts)
+        silent_rank = SilentRank(rank, ranks)
+        build = Build(torch.float32, SdpaBackend(), REFERENCE, silent_rank, linear, whole_experts=whole_experts)
         try:
             with torch.device("meta"):
                 Decoder(config, build, max_model_len=64)
@@ -109,7 +109,7 @@ def refusal(config: ModelConfig, ranks: int, formats: WeightFormats, *, whole_ex
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_objected_to_is_what_layers_refuse(seed: int) -> None:
+def test_objection_agrees_with_the_layers(seed: int) -> None:
     dice = random.Random(seed)
     config = ModelConfig.from_dict(drawn(dice))
     formats = stored(config, dice)
@@ -123,7 +123,7 @@ def test_what_is_objected_to_is_what_layers_refuse(seed: int) -> None:
             assert bool(message) == bool(refused), (ranks, message, refused)
 
 
-def test_the_draws_are_of_all_kinds() -> None:
+def test_random_cases_have_all_outcomes() -> None:
     """Otherwise the test above would compare little."""
     reasons: list[str] = []
     for seed in range(60):
@@ -149,7 +149,9 @@ def test_the_draws_are_of_all_kinds() -> None:
         ({"vocab_size": 5}, {"tensor": 4}, "ShardsNotDivisible", "the vocabulary, 5"),
     ],
 )
-def test_what_is_said(change: dict[str, int], sizes: dict[str, Any], reason: str, message: str) -> None:
+def test_objection_names_the_reason_and_the_dimension(
+    change: dict[str, int], sizes: dict[str, Any], reason: str, message: str
+) -> None:
     plain = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     plain |= {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8, "max_position_embeddings": 64}
     config = ModelConfig.from_dict({"architectures": ["LlamaForCausalLM"], **plain, **change})
@@ -158,7 +160,7 @@ def test_what_is_said(change: dict[str, int], sizes: dict[str, Any], reason: str
     assert (found.reason, message in found.message) == (reason, True)
 
 
-def test_whole_experts_are_dealt_as_far_as_there_are_some() -> None:
+def test_whole_experts_require_one_for_each_rank() -> None:
     plain = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 2, "num_hidden_layers": 1}
     plain |= {"num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 64}
     experts = {"num_local_experts": 3, "num_experts_per_tok": 2}
@@ -176,7 +178,7 @@ def test_whole_experts_are_dealt_as_far_as_there_are_some() -> None:
 @pytest.mark.parametrize("multiple", [1, 3, 32])
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("size", [1, 2, 5, 31, 32, 33, 96, 1000])
-def test_parts_are_dealt_front_to_back(size: int, parts: int, multiple: int) -> None:
+def test_parts_are_filled_front_to_back(size: int, parts: int, multiple: int) -> None:
     dealt, left = [], size
     for _ in range(parts):
         dealt.append(min(left, largest_part(size, parts, multiple)))
@@ -186,8 +188,8 @@ def test_parts_are_dealt_front_to_back(size: int, parts: int, multiple: int) -> 
 
 
 @pytest.mark.parametrize(("count", "parts"), [(1, 1), (4, 3), (6, 4), (8, 3), (9, 8), (60, 7), (128, 48)])
-def test_whole_things_are_dealt_evenly(count: int, parts: int) -> None:
+def test_items_are_dealt_evenly(count: int, parts: int) -> None:
     ranges = [dealt(count, parts, part) for part in range(parts)]
-    assert [thing for mine in ranges for thing in mine] == list(range(count))
+    assert [item for mine in ranges for item in mine] == list(range(count))
     lengths = [len(mine) for mine in ranges]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1

@@ -47,7 +47,7 @@ NEXT_STATE = StateSpec(
 NEXT = [CacheSpec(2, 256, 256) if layer % 4 == 3 else NEXT_STATE for layer in range(48)]
 
 
-def test_a_model_of_states_alone_holds_one_block_a_layer() -> None:
+def test_models_with_states_alone_hold_one_block_per_layer() -> None:
     groups = cache_groups([MAMBA_2] * 64, 16, BF16)
     state = 3 * 5376 * 2 + 80 * 64 * 128 * 4
     assert state == 32_256 + 2_621_440
@@ -67,7 +67,7 @@ def test_a_model_of_states_alone_holds_one_block_a_layer() -> None:
         (NEXT, 384 * KIB, 36 * 2096 * KIB, 197),
     ],
 )
-def test_published_hybrids(specs: list[LayerCache], block: int, state: int, per_sequence: int) -> None:
+def test_hybrids_have_their_published_sizes(specs: list[LayerCache], block: int, state: int, per_sequence: int) -> None:
     groups = cache_groups(specs, 16, BF16)
     assert [group.kind for group in groups] == ["tokens", "state"]
     assert kv_block_bytes(groups, 16) == block
@@ -80,14 +80,14 @@ def test_published_hybrids(specs: list[LayerCache], block: int, state: int, per_
     assert longest_sequence(groups, per_sequence, 2048, 16, 100_000) == 0
 
 
-def test_beams_share_a_prompts_blocks_and_no_state() -> None:
+def test_beams_share_prompt_blocks_but_no_state() -> None:
     alone, with_states = cache_groups([JAMBA_ATTENTION] * 4, 16, BF16), cache_groups(JAMBA, 16, BF16)
     for width in (1, 2, 5):
         without, needed = (blocks_for_beams(each, 160, 176, 2048, 16, width) for each in (alone, with_states))
         assert needed - without == width * 62
 
 
-def test_states_follow_the_tensor_shards_that_have_a_dimension() -> None:
+def test_only_states_with_a_shard_dim_are_sharded() -> None:
     state = StateSpec((StateTensor("bc", (3, 256)), StateTensor("ssm", (80, 64, 128), "float32", shard_dim=0)))
     config = hybrid(layers=2, every=1, state=state)
     for tensor in (1, 2, 8):
@@ -97,7 +97,7 @@ def test_states_follow_the_tensor_shards_that_have_a_dimension() -> None:
 
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_each_stage_has_room_for_its_part_of_a_table(every: int, stages: int) -> None:
+def test_each_stage_fits_its_part_of_a_block_table(every: int, stages: int) -> None:
     """All stages use the same tables: a stage's part of a state must take as many blocks as the whole model's."""
     config = hybrid(layers=8, every=every, state=JAMBA_STATE)
     numbers = Numbers(2, BF16, 16, 2048, 256)
@@ -114,7 +114,7 @@ def test_each_stage_has_room_for_its_part_of_a_table(every: int, stages: int) ->
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_states_tensors_fill_its_blocks_without_overlap(seed: int) -> None:
+def test_state_tensors_fill_their_blocks_without_overlap(seed: int) -> None:
     rng = random.Random(seed)
     element = rng.choice([2, 4])
     kv = kv_format("auto", {2: "bfloat16", 4: "float32"}[element])
@@ -139,12 +139,12 @@ def test_a_states_tensors_fill_its_blocks_without_overlap(seed: int) -> None:
         for tensor in spec.tensors:
             item = {None: element, "float32": 4, "bfloat16": 2, "float16": 2}[tensor.dtype]
             size = math.prod(tensor.shape) * item
-            places_of = [(p.index, byte) for p in offsets[tensor.name] for byte in range(p.start, p.stop)]
-            assert len(places_of) == size
-            assert taken.isdisjoint(places_of)
-            assert all(0 <= index < group.blocks_per_sequence and 0 <= byte < block for index, byte in places_of)
-            assert all(p.start % item == p.stop % item == 0 for p in offsets[tensor.name]), "a number is cut"
-            taken.update(places_of)
+            byte_positions = [(p.index, byte) for p in offsets[tensor.name] for byte in range(p.start, p.stop)]
+            assert len(byte_positions) == size
+            assert taken.isdisjoint(byte_positions)
+            assert all(0 <= index < group.blocks_per_sequence and 0 <= byte < block for index, byte in byte_positions)
+            assert all(p.start % item == p.stop % item == 0 for p in offsets[tensor.name]), "an element is cut"
+            taken.update(byte_positions)
             total += -(-size // 16) * 16
     assert group.state_bytes == total
     assert (group.blocks_per_sequence - 1) * block < total <= group.blocks_per_sequence * block
@@ -176,7 +176,7 @@ class Recurrent(LayerConfig):
 
 
 def hybrid(layers: int, every: int, state: StateSpec) -> ModelConfig:
-    """Return a Llama in which every `every`-th layer keeps `state`."""
+    """Return a Llama in which one of `every` layers keeps `state`."""
     config = ModelConfig.from_dict({**LLAMA, "num_hidden_layers": layers})
     made: list[LayerConfig] = []
     for index, layer in enumerate(config.layers):

@@ -129,19 +129,19 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 CALLS = {
-    "as it is": "{{ a if a is string else a | tojson }}",
+    "string or JSON": "{{ a if a is string else a | tojson }}",
     "as JSON": "{{ a | tojson }}",
     "added": "{{ '' + (a | string) }}",
     "items": "{% for k, v in a.items() %}<{{ k }}>{{ v }}{% endfor %}",
-    "the filter": "{% for k, v in a | items %}<{{ k }}>{{ v }}{% endfor %}",
+    "items filter": "{% for k, v in a | items %}<{{ k }}>{{ v }}{% endfor %}",
     "dictsort": "{% for k, v in a | dictsort %}<{{ k }}>{{ v }}{% endfor %}",
-    "or refused": "{{ a | tojson if a is mapping else raise_exception('an object is wanted') }}",
+    "mappings only": "{{ a | tojson if a is mapping else raise_exception('an object is wanted') }}",
 }
 
 
 @pytest.mark.parametrize("arguments", ["{'city': Zü", "no JSON", "[1, 2"])
 @pytest.mark.parametrize("how", CALLS)
-def test_a_call_whose_arguments_are_no_object_is_written(byte_level: Backend, how: str, arguments: str) -> None:
+def test_calls_with_malformed_arguments_are_written(byte_level: Backend, how: str, arguments: str) -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
         "{% set a = c.function.arguments %}" + CALLS[how] + "{% endfor %}{% endfor %}"
@@ -153,7 +153,7 @@ def test_a_call_whose_arguments_are_no_object_is_written(byte_level: Backend, ho
     assert "Zürich" in text and arguments in text
 
 
-def test_a_refusal_is_the_templates_own(byte_level: Backend) -> None:
+def test_errors_raised_by_the_template_are_reported(byte_level: Backend) -> None:
     cut = {**CALL, "function": {"name": "weather", "arguments": "cut"}}
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [cut]}]
     with pytest.raises(RequestError, match="no calls here"):
@@ -162,7 +162,7 @@ def test_a_refusal_is_the_templates_own(byte_level: Backend) -> None:
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_text_and_tokens_are_transformers(byte_level: Backend, template: str, chat: str) -> None:
+def test_text_and_tokens_equal_those_of_transformers(byte_level: Backend, template: str, chat: str) -> None:
     found = Tokenizer(byte_level, {"bos_token": "<s>", "eos_token": "</s>"}, TEMPLATES[template])
     reference = PreTrainedTokenizerFast(tokenizer_object=byte_level, bos_token="<s>", eos_token="</s>")
     reference.chat_template = TEMPLATES[template]
@@ -197,19 +197,19 @@ def test_text_and_tokens_are_transformers(byte_level: Backend, template: str, ch
         "{{ cycler.__init__.__globals__ }}",
     ],
 )
-def test_the_sandbox_holds_and_every_failure_is_the_requests(byte_level: Backend, template: str) -> None:
+def test_sandbox_violations_and_failures_are_request_errors(byte_level: Backend, template: str) -> None:
     with pytest.raises(RequestError):
         Tokenizer(byte_level, chat_template=template).chat_text([USER])
 
 
-def test_a_template_cannot_change_what_it_is_given(byte_level: Backend) -> None:
+def test_templates_cannot_change_the_messages(byte_level: Backend) -> None:
     message = {"role": "user", "content": "a"}
     with pytest.raises(RequestError):
         Tokenizer(byte_level, chat_template="{{ messages[0].pop('role') }}").chat_text([message])
     assert message == {"role": "user", "content": "a"}
 
 
-def test_the_template_for_tools_is_taken_when_there_are_tools(byte_level: Backend) -> None:
+def test_tools_select_the_template_for_tools(byte_level: Backend) -> None:
     tokenizer = Tokenizer(byte_level, chat_template="plain", chat_template_for_tools="tools")
     assert tokenizer.chat_text([USER]) == "plain"
     assert tokenizer.chat_text([USER], tools=[TOOL]) == "tools"
@@ -218,9 +218,7 @@ def test_the_template_for_tools_is_taken_when_there_are_tools(byte_level: Backen
         Tokenizer(byte_level).chat_text([USER])
 
 
-def test_the_models_own_template_is_compiled_when_it_is_loaded(
-    byte_level: Backend, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_models_template_is_compiled_on_load(byte_level: Backend, caplog: pytest.LogCaptureFixture) -> None:
     model_template = "{{ messages[0].content }} of a model"
     tokenizer = Tokenizer(
         byte_level, chat_template=model_template, chat_template_for_tools=model_template + " with tools"
@@ -231,6 +229,6 @@ def test_the_models_own_template_is_compiled_when_it_is_loaded(
     assert chat_template._compiled.cache_info().misses == compiled
     assert not caplog.records
     broken = Tokenizer(byte_level, chat_template="{% for %} of a model")
-    assert "chat template is invalid" in caplog.text, "it is said at the start, and the model completes all the same"
+    assert "chat template is invalid" in caplog.text, "the broken template was not logged on load"
     with pytest.raises(RequestError, match="chat template"):
         broken.chat_text([USER])

@@ -1,4 +1,4 @@
-"""No text is lost, whatever form of content a chat template expects, and however it reads it."""
+"""No text is lost, whichever form of content a chat template expects, and however it reads the content."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def part(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: str) -> None:
+def test_text_of_every_role_is_written_and_never_as_a_repr(byte_level: Backend, body: str) -> None:
     roles = ("system", "user", "assistant", "tool")
     question = "Was ist das?"
     for contents in itertools.product((question, [part(question)], [part(question), part("Na?")]), repeat=2):
@@ -108,7 +108,6 @@ def test_no_text_of_any_role_is_dropped_or_spelled(byte_level: Backend, body: st
 
 #: Whole templates, like those of models: an outer loop that checks the first part, parts collected in a namespace, one
 #: message only, strings and parts distinguished, strict turns.
-#: namespace, one message only, strings and parts told apart, strict turns.
 IDEFICS_3 = """<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
 {% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
 {% for line in message['content'] %}{% if line['type'] == 'text' %}\
@@ -207,28 +206,28 @@ def test_whole_templates_write_all_text_in_every_form(byte_level: Backend, name:
 
 
 @pytest.mark.parametrize("body", PARTS_ONLY | BOTH)
-def test_parts_stay_as_they_are_where_the_template_writes_them(byte_level: Backend, body: str) -> None:
+def test_parts_stay_separate_if_the_template_reads_parts(byte_level: Backend, body: str) -> None:
     written = text(byte_level, template(BODIES[body]), [{"role": "user", "content": [part(FIRST), part(SECOND)]}])
     assert FIRST in written and SECOND in written
     assert FIRST + "\n" + SECOND not in written
 
 
 @pytest.mark.parametrize("body", STRINGS_ONLY | FIRST_PART_ONLY)
-def test_other_parts_are_joined(byte_level: Backend, body: str) -> None:
+def test_parts_are_joined_if_the_template_reads_strings(byte_level: Backend, body: str) -> None:
     written = text(byte_level, template(BODIES[body]), [{"role": "user", "content": [part("one"), part("two")]}])
     assert ("one\\ntwo" if body == "tojson" else "one\ntwo") in written
 
 
 @pytest.mark.parametrize("content", ["hi", [part("hi")], [part("hi"), part("ho")]], ids=["string", "part", "parts"])
-def test_a_format_that_is_given_holds(byte_level: Backend, content: Any) -> None:
+def test_explicit_content_format_is_followed(byte_level: Backend, content: Any) -> None:
     shown = template("{{ 'string' if m.content is string else m.content | length }}")
     messages = [{"role": "user", "content": content}]
     assert text(byte_level, shown, messages, "string") == "[user]string\n"
     assert text(byte_level, shown, messages, "openai") == f"[user]{1 if isinstance(content, str) else len(content)}\n"
 
 
-def test_each_role_has_its_own(byte_level: Backend) -> None:
-    # As Gemma 3's: the first part of a system message, all of others'.
+def test_content_format_is_chosen_per_role(byte_level: Backend) -> None:
+    # Like Gemma 3's: the first part of a system message, and all parts of other messages.
     gemma = """{% if messages[0].role == 'system' %}{% if messages[0].content is string %}{{ messages[0].content }}
 {% else %}{{ messages[0].content[0].text }}{% endif %}{% set messages = messages[1:] %}{% endif %}"""
     given = [{"role": role, "content": [part("one"), part("two")]} for role in ("system", "user")]
@@ -237,13 +236,13 @@ def test_each_role_has_its_own(byte_level: Backend) -> None:
 
 
 @pytest.mark.parametrize("given", [LLAMA_3, CHATML, GEMMA], ids=["llama 3", "chatml", "gemma"])
-def test_text_models_get_what_they_got(byte_level: Backend, given: str) -> None:
+def test_parts_equal_joined_strings_for_text_templates(byte_level: Backend, given: str) -> None:
     parts = [{"role": "user", "content": [part("one"), part("two")]}]
     strings = [{"role": "user", "content": "onetwo" if given is GEMMA else "one\ntwo"}]
     assert text(byte_level, given, parts) == text(byte_level, given, strings)
 
 
-def test_a_last_message_in_parts_can_be_continued(byte_level: Backend) -> None:
+def test_last_message_can_be_continued_in_every_format(byte_level: Backend) -> None:
     for body in ("loop", "print", "branches", "index"):
         tokenizer = Tokenizer(byte_level, {}, template(BODIES[body]))
         messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The end is"}]
@@ -251,7 +250,7 @@ def test_a_last_message_in_parts_can_be_continued(byte_level: Backend) -> None:
         assert written.endswith("The end is")
 
 
-def test_content_without_text_stays(byte_level: Backend) -> None:
+def test_content_without_text_is_unchanged(byte_level: Backend) -> None:
     image = [{"type": "image", "url": "x"}]
     shown = template("{{ m.content | tojson if m.content is defined else 'none' }}")
     messages = [{"role": "user", "content": image}, {"role": "assistant", "content": None}, {"role": "assistant"}]
@@ -259,7 +258,7 @@ def test_content_without_text_stays(byte_level: Backend) -> None:
     assert '"url": "x"' in text(byte_level, shown, messages)
 
 
-def test_a_template_that_drops_what_users_say_is_told(byte_level: Backend, caplog: pytest.LogCaptureFixture) -> None:
+def test_template_that_ignores_user_messages_is_logged(byte_level: Backend, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Tokenizer(byte_level, {}, template(PARTS_ONLY["loop"]))
         Tokenizer(byte_level, {}, template(STRINGS_ONLY["print"]))

@@ -28,7 +28,7 @@ def stream(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: boo
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), skip=st.booleans())
-def test_any_tokens_at_any_split(backend: Backend, data: st.DataObject, skip: bool) -> None:
+def test_streamed_text_equals_the_whole_for_any_tokens(backend: Backend, data: st.DataObject, skip: bool) -> None:
     tokenizer = Tokenizer(backend)
     ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 2), max_size=24))
     whole = backend.decode(ids, skip_special_tokens=skip)
@@ -41,7 +41,7 @@ def test_any_tokens_at_any_split(backend: Backend, data: st.DataObject, skip: bo
 
 @settings(max_examples=100, deadline=None)
 @given(octets=st.lists(st.sampled_from(list("é漢🎉".encode() + b"a\xff\xed\xa0\xc0\xf4\x90")), max_size=12))
-def test_any_bytes(backend: Backend, octets: list[int]) -> None:
+def test_streamed_text_equals_the_whole_for_any_bytes(backend: Backend, octets: list[int]) -> None:
     tokenizer = Tokenizer(backend)
     token_of = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
     ids = [token_of[bytes([octet])] for octet in octets if bytes([octet]) in token_of]
@@ -57,7 +57,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_is_whole_at_every_split_and_never_in_pieces_of_characters(tokenizer: Tokenizer, text: str) -> None:
+def test_text_streams_without_partial_characters_from_every_split(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     for split in range(len(ids)):
@@ -67,20 +67,20 @@ def test_text_is_whole_at_every_split_and_never_in_pieces_of_characters(tokenize
         assert emitted.rstrip("\ufffd") + "".join(deltas) == text
 
 
-def test_text_comes_as_soon_as_it_is_certain(tokenizer: Tokenizer) -> None:
+def test_text_is_emitted_as_soon_as_it_is_certain(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a simple sentence", add_special_tokens=False)
     *deltas, rest = stream(tokenizer, [], ids)
     assert all(deltas)
     assert rest == ""
 
 
-def test_an_incomplete_character_is_told_at_the_end(tokenizer: Tokenizer) -> None:
+def test_incomplete_character_is_emitted_at_the_end(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a 🦤")
     deltas = stream(tokenizer, ids[:2], ids[2:-1])
     assert tokenizer.decode(ids[:2]) + "".join(deltas) == tokenizer.decode(ids[:-1])
 
 
-def test_tokens_by_themselves(tokenizer: Tokenizer) -> None:
+def test_bytes_and_texts_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
     text = "hello the wörld 🦤"
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text

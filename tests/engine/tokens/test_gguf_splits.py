@@ -72,15 +72,15 @@ REFERENCES: dict[str, Callable[[], PreTokenizer]] = {
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_text_is_split_as_the_family_splits_it(name: str) -> None:
+def test_text_is_split_as_by_the_reference(name: str) -> None:
     found, expected = pre_tokenizer(name), REFERENCES[name]()
-    # Falcon's also splits at digits, which its vocabulary never combines with other characters.
+    # Falcon's reference also splits at digits, which its vocabulary never combines with other characters.
     for text in drawn(300, digits=name != "falcon"):
         assert found.pre_tokenize_str(text) == expected.pre_tokenize_str(text), text
 
 
 @pytest.mark.parametrize("name", SPLITTINGS)
-def test_no_character_is_lost(name: str) -> None:
+def test_splits_lose_no_character(name: str) -> None:
     splits = [Split(Regex(expression), "isolated") for expression in SPLITTINGS[name].expressions]
     for text in drawn(40):
         assert "".join(piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)) == text
@@ -99,13 +99,13 @@ def test_no_character_is_lost(name: str) -> None:
         (DEFAULT, "a, 1234", ["a", ",", " ", "123", "4"]),
     ],
 )
-def test_digits_and_scripts(name: str, text: str, pieces: list[str]) -> None:
+def test_digits_and_scripts_are_split_into_their_pieces(name: str, text: str, pieces: list[str]) -> None:
     splits = [Split(Regex(expression), "isolated") for expression in SPLITTINGS[name].expressions]
     assert [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)] == pieces
 
 
 @pytest.mark.parametrize("name", [DEFAULT, "glm4", "deepseek-v3", "falcon", "bloom", "llama-bpe"])
-def test_files_that_name_their_split_are_read(
+def test_tokenizers_of_files_with_a_named_split_round_trip(
     name: str, byte_level: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
@@ -114,7 +114,7 @@ def test_files_that_name_their_split_are_read(
         assert tokenizer.decode(tokenizer.encode(text, False), False) == text
 
 
-def test_a_file_that_names_none_has_the_default(
+def test_file_without_a_named_split_has_the_default(
     byte_level: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))

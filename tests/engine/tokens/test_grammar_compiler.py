@@ -26,11 +26,11 @@ from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 from ...support.waiting import until_async
 from ..grammar.malformed_grammars import constraints, growing
 
-#: Compiling it takes longer than the limits.
+#: A constraint whose compilation exceeds the limits.
 ENDLESS: dict[str, Any] = {
     "json": {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 30)]}
 }
-#: It cannot read a vocabulary.
+#: A worker that cannot read a vocabulary.
 BROKEN = """
 from stoker_engine.tokens import grammar_compiler, tokenizer_worker
 def fail(*_):
@@ -39,7 +39,7 @@ def fail(*_):
 grammar_compiler.GrammarCompiler.__init__ = fail
 tokenizer_worker.main(__import__("sys").argv[1:])
 """
-#: Crashes its process.
+#: A constraint whose compilation crashes its process.
 CRASHING = {"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} r{i + 1} | "x"\n' for i in range(3000)) + 'r3000: "y"'}
 
 
@@ -74,7 +74,7 @@ async def outcome(tokenizer: TokenizerProcess, constraint: dict[str, Any]) -> Re
     return None
 
 
-def test_grammars_are_compiled_and_known_afterwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_and_refused_grammars_are_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         good = StructuredOutputs(json={"type": "object"})
         bad: dict[str, Any] = {"json": {"not": {}}}
@@ -92,19 +92,19 @@ def test_grammars_are_compiled_and_known_afterwards(folder: Path, monkeypatch: p
     run(folder, check)
 
 
-def test_what_takes_too_much_is_ended(folder: Path) -> None:
+def test_grammars_over_the_limits_are_ended(folder: Path) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         await tokenizer.compile_grammar(StructuredOutputs(json_object=True))
         assert tokenizer._process is not None
         parent = psutil.Process(tokenizer._process.pid)
-        assert parent.num_threads() == 1, "it forks"
+        assert parent.num_threads() == 1, "a process that forks has one thread"
         memory = parent.memory_info().rss
         endless = asyncio.create_task(outcome(tokenizer, ENDLESS))
         await until_async(parent.children, "a grammar is compiled")
         for number in range(5):
             assert (await tokenizer.encode([f"hello {number}"]))[0]
-            await tokenizer.compile_grammar(StructuredOutputs(json_object=True))  # it is known
-        assert not endless.done(), "no request waits for it"
+            await tokenizer.compile_grammar(StructuredOutputs(json_object=True))  # cached
+        assert not endless.done(), "a request waited for the endless grammar"
         for error in (await endless, await outcome(tokenizer, CRASHING)):
             assert error is not None
             assert error.code == tokenizer_process.TOO_COMPLEX
@@ -117,7 +117,7 @@ def test_what_takes_too_much_is_ended(folder: Path) -> None:
     run(folder, check)
 
 
-def test_a_worker_that_is_killed_is_not_the_grammar_s_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_of_a_killed_worker_is_compiled_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         fork, forked = tokenizer._fork, []
 
@@ -140,7 +140,7 @@ def endless(number: int) -> StructuredOutputs:
     return StructuredOutputs(json={**ENDLESS["json"], "title": f"{number}"})
 
 
-def test_what_is_quick_waits_for_nothing_slow(folder: Path) -> None:
+def test_quick_grammars_do_not_wait_for_slow_ones(folder: Path) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         await tokenizer.compile_grammar(StructuredOutputs(json_object=True))
         slow = [asyncio.create_task(tokenizer.compile_grammar(endless(number))) for number in range(3)]
@@ -156,13 +156,13 @@ def test_what_is_quick_waits_for_nothing_slow(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lane", ["grammars", "slow"])
-def test_only_so_many_wait(folder: Path, lane: str) -> None:
+def test_waiting_compilations_are_limited(folder: Path, lane: str) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         tokenizer._lanes[lane].max_jobs = 2
         waiting = [asyncio.create_task(tokenizer.compile_grammar(endless(number % 2))) for number in range(4)]
         waiting.append(asyncio.create_task(tokenizer.compile_grammar(endless(2))))
         done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        assert done == {waiting[-1]}, "a second request for it shares the first one's job"
+        assert done == {waiting[-1]}, "equal grammars did not share a job"
         error = waiting[-1].exception()
         assert isinstance(error, OverloadedError)
         assert error.param == "structured_outputs.json"
@@ -174,7 +174,7 @@ def test_only_so_many_wait(folder: Path, lane: str) -> None:
     run(folder, check)
 
 
-def test_what_is_no_fault_of_the_grammar_is_an_error_of_ours(
+def test_failures_of_the_compiler_are_server_errors(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
@@ -213,7 +213,7 @@ def test_thousands_of_hostile_constraints_are_answered(folder: Path, part_of: Ca
     run(folder, check)
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_engine.tokens.grammar_cache._MAX_LENGTH", 1000)
     compiled = []
 
@@ -226,16 +226,16 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return "x" * 300
 
     async def check() -> None:
-        kept = GrammarCache()
+        cache = GrammarCache()
         for regex in ("a", "b", "c", "a", "c"):  # three are too many
-            await kept.get(StructuredOutputs(regex=regex), compile_grammar)
+            await cache.get(StructuredOutputs(regex=regex), compile_grammar)
         assert compiled == ["a", "b", "c", "a"]
         for _ in range(2):  # a grammar that exceeded the limits is tried again
             with pytest.raises(RequestError):
-                await kept.get(StructuredOutputs(regex="busy"), compile_grammar)
+                await cache.get(StructuredOutputs(regex="busy"), compile_grammar)
         assert compiled[-2:] == ["busy", "busy"]
         for _ in range(2):
             with pytest.raises(OverloadedError):
-                await kept.get(StructuredOutputs(regex="full"), compile_grammar)
+                await cache.get(StructuredOutputs(regex="full"), compile_grammar)
 
     asyncio.run(check())

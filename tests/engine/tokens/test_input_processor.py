@@ -59,7 +59,9 @@ def tokenizer(byte_level: Backend) -> Tokenizer:
         ([5], {"bad_words": tuple(f"word{i}" for i in range(1100))}, "bad_words"),
     ],
 )
-def test_refused(tokenizer: Tokenizer, prompt: list[int], params: dict[str, Any], param: str) -> None:
+def test_invalid_requests_are_refused(
+    tokenizer: Tokenizer, prompt: list[int], params: dict[str, Any], param: str
+) -> None:
     with pytest.raises(RequestError) as error:
         InputProcessor(INFO, tokenizer).request("r", prompt, SamplingParams(**params))
     assert error.value.param == param
@@ -67,7 +69,7 @@ def test_refused(tokenizer: Tokenizer, prompt: list[int], params: dict[str, Any]
         assert error.value.code == "context_length_exceeded"
 
 
-def test_what_is_left_open_is_decided(tokenizer: Tokenizer) -> None:
+def test_unset_parameters_get_defaults(tokenizer: Tokenizer) -> None:
     inputs = InputProcessor(INFO, tokenizer)
     request = inputs.request("r", [5] * 40, SamplingParams(max_tokens=None), priority=3, cache_salt="s")
     assert (request.max_tokens, request.eos_token_ids) == (60, {1})
@@ -80,7 +82,7 @@ def test_what_is_left_open_is_decided(tokenizer: Tokenizer) -> None:
     assert InputProcessor(replace(INFO, max_logprobs=-1), tokenizer).request("r", [5], SamplingParams(logprobs=-1))
 
 
-def test_bad_words_as_tokens_at_the_beginning_and_after_a_space(tokenizer: Tokenizer) -> None:
+def test_bad_words_are_encoded_with_and_without_a_leading_space(tokenizer: Tokenizer) -> None:
     request = InputProcessor(INFO, tokenizer).request("r", [5], SamplingParams(bad_words=("the", " quick")))
     plain, spaced = tokenizer.encode("the", False), tokenizer.encode(" the", False)
     assert tuple(plain) in request.bad_words
@@ -104,10 +106,10 @@ def test_bad_words_are_encoded_once_for_all_prompts(tokenizer: Tokenizer, monkey
     assert len({request.bad_words for request in requests}) == 1
     with pytest.raises(RequestError, match="at most"):
         inputs.request("r", [5], SamplingParams(bad_words=("a",) * 1001))
-    assert calls == [4], "what is too much is not encoded"
+    assert calls == [4], "too many bad words were encoded"
 
 
-def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer) -> None:
+def test_truncation_keeps_the_end_of_a_prompt(tokenizer: Tokenizer) -> None:
     prompt = list(range(5, 205))
     for truncate, length in ((3, 3), (-1, 100 - 16)):
         assert prompt_tokens(prompt, truncate, SamplingParams().max_tokens, INFO) == prompt[-length:]
@@ -117,7 +119,7 @@ def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer) -> None:
     assert len(request.prompt_token_ids) + request.max_tokens == INFO.max_model_len
 
 
-def test_beams_must_have_room_at_once(tokenizer: Tokenizer) -> None:
+def test_beams_must_fit_at_once(tokenizer: Tokenizer) -> None:
     inputs = InputProcessor(INFO, tokenizer)
     assert inputs.request("r", [5] * 40, BeamSearchParams(4, max_tokens=20)).num_sequences == 4
     for width, max_tokens in ((33, 1), (32, 60)):
@@ -126,7 +128,7 @@ def test_beams_must_have_room_at_once(tokenizer: Tokenizer) -> None:
         assert error.value.param == "n"
 
 
-def test_requests_carry_the_id_that_the_log_calls_them_by(tokenizer: Tokenizer) -> None:
+def test_requests_carry_the_id_of_the_log(tokenizer: Tokenizer) -> None:
     inputs = InputProcessor(INFO, tokenizer)
     token = logs.request_id.set("r-1")
     try:

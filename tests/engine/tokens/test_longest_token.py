@@ -81,7 +81,7 @@ _texts = st.lists(st.tuples(_pieces, st.integers(1, 60)), max_size=6).map(
 
 
 @pytest.mark.parametrize("kind", [*BOUND, *BOUNDLESS, *KINDS], ids=lambda kind: kind.__name__)
-def test_what_fits_is_not_refused(kind: Callable[[], Backend]) -> None:
+def test_fitting_texts_are_not_refused(kind: Callable[[], Backend]) -> None:
     tokenizer = Tokenizer(kind())
 
     @settings(max_examples=150, deadline=None)
@@ -93,7 +93,7 @@ def test_what_fits_is_not_refused(kind: Callable[[], Backend]) -> None:
 
 
 @pytest.mark.parametrize("kind", BOUND, ids=lambda kind: kind.__name__)
-def test_what_is_hopelessly_long_is(kind: Callable[[], Backend]) -> None:
+def test_too_long_texts_are_refused(kind: Callable[[], Backend]) -> None:
     tokenizer = Tokenizer(kind())
     assert tokenizer.longest_token is not None
     with pytest.raises(RequestError) as error:
@@ -102,5 +102,5 @@ def test_what_is_hopelessly_long_is(kind: Callable[[], Backend]) -> None:
 
 
 @pytest.mark.parametrize("kind", BOUNDLESS, ids=lambda kind: kind.__name__)
-def test_where_a_token_may_stand_for_anything_nothing_is(kind: Callable[[], Backend]) -> None:
+def test_tokenizers_with_unbounded_tokens_have_no_limit(kind: Callable[[], Backend]) -> None:
     assert Tokenizer(kind()).longest_token is None

@@ -57,7 +57,7 @@ def text_of(outputs: list[OutputDelta]) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_steps_of_any_size_tell_the_same(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_output_does_not_depend_on_the_size_of_steps(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(3, 330), min_size=1, max_size=20))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(ids)), max_size=5)) | {len(ids)})
     steps = [ids[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
@@ -68,7 +68,7 @@ def test_steps_of_any_size_tell_the_same(tokenizer: Tokenizer, data: st.DataObje
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_over_several_tokens_ends_the_sequence(tokenizer: Tokenizer, include: bool) -> None:
+def test_stop_string_over_several_tokens_ends_the_sequence(tokenizer: Tokenizer, include: bool) -> None:
     params = SamplingParams(stop=("lo w",), include_stop_str_in_output=include)
     steps = [[token] for token in letters(tokenizer, "hello world")]
     outputs, stops = feed(tokenizer, params, steps)
@@ -76,7 +76,7 @@ def test_a_stop_string_over_several_tokens_ends_the_sequence(tokenizer: Tokenize
     assert stops == [False] * 6 + [True] + [False] * 4
     assert outputs[-1].finish_reason is FinishReason.STOP
     assert outputs[-1].stop_reason == "lo w"
-    assert len(outputs) == 7, "tokens after the stop string are not reported"
+    assert len(outputs) == 7, "tokens after the stop string were reported"
 
 
 def test_tokens_past_the_stop_string_of_one_step_are_dropped(tokenizer: Tokenizer) -> None:
@@ -86,20 +86,20 @@ def test_tokens_past_the_stop_string_of_one_step_are_dropped(tokenizer: Tokenize
     assert stops == [True]
 
 
-def test_a_stop_string_completed_by_the_last_token(tokenizer: Tokenizer) -> None:
+def test_stop_string_completed_by_the_last_token_is_found(tokenizer: Tokenizer) -> None:
     outputs, stops = feed(tokenizer, SamplingParams(stop=("lo",)), [[token] for token in letters(tokenizer, "hello")])
     assert text_of(outputs) == "hel"
     assert outputs[-1].finish_reason is FinishReason.STOP
-    assert stops[-1] is False, "the engine has ended it already"
+    assert stops[-1] is False, "the engine has ended the sequence already"
 
 
-def test_before_min_tokens_no_stop_string_is_looked_for(tokenizer: Tokenizer) -> None:
+def test_stop_strings_are_ignored_before_min_tokens(tokenizer: Tokenizer) -> None:
     steps = [[token] for token in letters(tokenizer, "lo hello lo")]
     outputs, _ = feed(tokenizer, SamplingParams(stop=("lo",), min_tokens=4), steps)
     assert text_of(outputs) == "lo hel"
 
 
-def test_the_token_that_stops_has_no_text_unless_it_is_asked_for(tokenizer: Tokenizer) -> None:
+def test_stop_token_has_no_text_unless_included(tokenizer: Tokenizer) -> None:
     ids = letters(tokenizer, "abc")
     outputs, _ = feed(tokenizer, SamplingParams(stop_token_ids=(ids[2],)), [ids], FinishReason.STOP)
     assert (text_of(outputs), outputs[0].token_ids) == ("ab", ids)
@@ -107,13 +107,13 @@ def test_the_token_that_stops_has_no_text_unless_it_is_asked_for(tokenizer: Toke
     assert text_of(feed(tokenizer, included, [ids], FinishReason.STOP)[0]) == "abc"
 
 
-def test_special_tokens(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_skipped_unless_requested(tokenizer: Tokenizer) -> None:
     ids = [0, *letters(tokenizer, "a"), 1]
     assert text_of(feed(tokenizer, SamplingParams(), [ids])[0]) == "a"
     assert text_of(feed(tokenizer, SamplingParams(skip_special_tokens=False), [ids])[0]) == "<s>a</s>"
 
 
-def test_sequences_of_a_request_are_kept_apart_and_forgotten_together(tokenizer: Tokenizer) -> None:
+def test_sequences_of_a_request_are_separate_and_removed_together(tokenizer: Tokenizer) -> None:
     processor = OutputProcessor(tokenizer)
     processor.add(request(SamplingParams(n=2, stop=("b",))))
     first = letters(tokenizer, "ab")
@@ -130,7 +130,7 @@ def test_sequences_of_a_request_are_kept_apart_and_forgotten_together(tokenizer:
     assert processor.process(TokenDelta("r", 0, first)) == (None, False)
 
 
-def test_beams_come_as_a_whole(tokenizer: Tokenizer) -> None:
+def test_beams_are_reported_whole(tokenizer: Tokenizer) -> None:
     processor = OutputProcessor(tokenizer)
     processor.add(request(BeamSearchParams(2)))
     delta = TokenDelta("r", 1, letters(tokenizer, "beam"), FinishReason.LENGTH, cumulative_logprob=-1.5)
@@ -164,15 +164,15 @@ def test_logprobs_carry_their_tokens_text(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_request_may_be_forgotten_while_its_text_is_made(
+def test_request_may_be_removed_while_its_text_is_computed(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    """By the event loop, which must not wait; also if another request has the same id meanwhile."""
+    """The event loop removes it without waiting; another request may get the same id."""
     processor = OutputProcessor(tokenizer)
     processor.add(request(SamplingParams()))
     token, interrupted = tokenizer.token, threading.Event()
 
-    def meddle() -> None:
+    def remove() -> None:
         processor.forget("r")
         if again:
             processor.add(request(SamplingParams()))
@@ -180,7 +180,7 @@ def test_a_request_may_be_forgotten_while_its_text_is_made(
 
     def interrupting(token_id: int, skip_special_tokens: bool) -> str | None:
         if token_id == 42 and not interrupted.is_set():
-            threading.Thread(target=meddle).start()
+            threading.Thread(target=remove).start()
             assert interrupted.wait(120), "the event loop waits for text"
         return token(token_id, skip_special_tokens)
 

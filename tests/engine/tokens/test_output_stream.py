@@ -62,7 +62,7 @@ Keys = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), min_size=1,
 
 
 @given(keys=Keys, length=st.integers(1, 20), logprobs=st.booleans(), takes=st.sets(st.integers(0, 120)))
-def test_whenever_the_reader_comes_it_gets_the_same(
+def test_output_does_not_depend_on_when_it_is_read(
     keys: list[tuple[str, int]], length: int, logprobs: bool, takes: set[int]
 ) -> None:
     async def run() -> None:
@@ -81,24 +81,24 @@ def test_whenever_the_reader_comes_it_gets_the_same(
             assert joined(came[key]) == joined(sequence)
             assert [each.finish_reason for each in came[key]] == [None] * (len(came[key]) - 1) + [FinishReason.STOP]
             assert all(each.logprobs is None or len(each.logprobs) == len(each.token_ids) for each in came[key]), (
-                "a token and its log-probability come together"
+                "a token and its log-probability must be in one delta"
             )
 
     asyncio.run(run())
 
 
-def test_a_reader_that_keeps_up_gets_the_deltas_as_they_are() -> None:
+def test_fast_reader_gets_unmerged_deltas() -> None:
     async def run() -> None:
         stream = OutputStream()
         for delta in generated("a", 0, 50, logprobs=True):
-            assert stream.put(delta), "its reader waits"
+            assert stream.put(delta), "the reader must be woken"
             [taken] = await stream.get()
             assert taken is delta
 
     asyncio.run(run())
 
 
-def test_only_what_an_empty_stream_gets_wakes_its_reader() -> None:
+def test_only_the_first_delta_of_an_empty_stream_wakes_the_reader() -> None:
     async def run() -> None:
         stream = OutputStream()
         first, *others = generated("a", 0, 10, logprobs=False)
@@ -115,7 +115,7 @@ def test_only_what_an_empty_stream_gets_wakes_its_reader() -> None:
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_an_error_comes_after_what_came_before_it_and_once(failed: bool) -> None:
+def test_errors_are_raised_once_after_earlier_deltas(failed: bool) -> None:
     async def run() -> None:
         stream = OutputStream()
         first, second = generated("a", 0, 2, logprobs=False)
@@ -129,12 +129,12 @@ def test_an_error_comes_after_what_came_before_it_and_once(failed: bool) -> None
         with pytest.raises(RequestFailedError, match="no finite numbers"):
             await stream.get()
         stream.put(second)
-        assert await stream.get() == [second], "another consumer can continue"
+        assert await stream.get() == [second], "another consumer could not continue"
 
     asyncio.run(run())
 
 
-def test_a_thread_that_puts_while_the_loop_takes() -> None:
+def test_concurrent_puts_and_gets_lose_nothing() -> None:
     """One step at a time, like the engine's reading thread, with three sequences and a slow reader."""
 
     async def run() -> None:
@@ -161,7 +161,7 @@ def test_a_thread_that_puts_while_the_loop_takes() -> None:
     asyncio.run(run())
 
 
-def test_an_error_is_raised_though_others_go_on() -> None:
+def test_errors_are_raised_while_other_requests_continue() -> None:
     async def run() -> None:
         stream = OutputStream()
         stream.put(OutputDelta("a", "before"))
@@ -172,6 +172,8 @@ def test_an_error_is_raised_though_others_go_on() -> None:
         with pytest.raises(RequestFailedError, match="the server stops"):
             await stream.get()
         stream.put(OutputDelta("b", "again"))
-        assert [delta.text for delta in await stream.get()] == ["after, later, again"], "and lose nothing"
+        assert [delta.text for delta in await stream.get()] == ["after, later, again"], (
+            "deltas of the other request were lost"
+        )
 
     asyncio.run(run())

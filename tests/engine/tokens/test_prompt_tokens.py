@@ -15,7 +15,7 @@ LIMIT, VOCABULARY = INFO.max_model_len, INFO.vocab_size
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, LIMIT - 17, LIMIT - 1, LIMIT, LIMIT + 1, 3 * LIMIT])
-def test_lengths(length: int) -> None:
+def test_prompts_are_truncated_before_their_length_is_checked(length: int) -> None:
     prompt = [5 + i % 300 for i in range(length)]
     for truncate, max_tokens in itertools.product(
         (None, -1, 1, LIMIT - 1, LIMIT, 10**6), (None, 0, 1, 16, LIMIT, 10**6)
@@ -32,7 +32,7 @@ def test_lengths(length: int) -> None:
 
 @pytest.mark.parametrize("token", [-(2**70), -1, 0, VOCABULARY - 1, VOCABULARY, 2**70])
 @pytest.mark.parametrize("at", [0, 3, 6])
-def test_tokens(token: int, at: int) -> None:
+def test_tokens_outside_of_the_vocabulary_are_refused(token: int, at: int) -> None:
     prompt = [5, 6, 7, 8, 9, 10, 11]
     prompt[at] = token
     if 0 <= token < VOCABULARY:
@@ -43,7 +43,7 @@ def test_tokens(token: int, at: int) -> None:
     assert error.value.param == "prompt"
 
 
-def test_the_callers_list_is_not_the_engines() -> None:
+def test_list_of_the_caller_is_copied() -> None:
     prompt_list = [5, 6, 7]
     kept = prompt_tokens(prompt_list, None, 16, INFO)
     prompt_list.append(8)

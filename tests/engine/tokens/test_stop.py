@@ -43,7 +43,7 @@ def naive(stops: list[str], include: bool, pieces: list[tuple[str, bool]]) -> tu
 
 
 @given(pieces=_pieces, stops=_stops, include=st.booleans())
-def test_each_delta_is_that_of_the_naive_search(
+def test_deltas_equal_those_of_the_naive_search(
     pieces: list[tuple[str, bool]], stops: list[str], include: bool
 ) -> None:
     watcher, emitted, found = StopStrings(tuple(stops), include), list[str](), None
@@ -70,7 +70,7 @@ class CountedText(str):
 
 @pytest.mark.parametrize("text", ["a" * 2000 + "b", ("a" * 30 + "b") * 64, "ab" * 1000])
 @pytest.mark.parametrize("cut", [1, 7, 5000])
-def test_a_stop_string_is_compared_in_linear_time(text: str, cut: int) -> None:
+def test_stop_strings_are_compared_in_linear_time(text: str, cut: int) -> None:
     stop = CountedText(text[:-1] + "c")
     watcher = StopStrings((stop,))
     for start in range(0, len(text), cut):
@@ -78,7 +78,7 @@ def test_a_stop_string_is_compared_in_linear_time(text: str, cut: int) -> None:
     assert stop.taken <= 10 * len(text)
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
+def test_possible_starts_of_a_stop_string_are_held_back() -> None:
     watcher = StopStrings(("END",))
     assert watcher.add("the E") == ("the ", None)
     assert watcher.add("N") == ("", None)
@@ -86,7 +86,7 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert watcher.add("END of") == ("", "END")
 
 
-def test_before_it_is_watched_a_stop_string_may_begin_but_not_end() -> None:
+def test_unwatched_text_may_start_but_not_complete_a_stop_string() -> None:
     watcher = StopStrings(("ab",))
     assert watcher.add("ab a", watch=False) == ("ab ", None)
     assert watcher.add("b") == ("", "ab")

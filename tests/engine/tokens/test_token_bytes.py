@@ -14,7 +14,7 @@ from stoker_engine.tokens.tokenizer import Tokenizer
 from .conftest import unstreamable, word_end
 
 
-def test_joined_they_are_the_text(backend: Backend) -> None:
+def test_joined_bytes_equal_the_text(backend: Backend) -> None:
     tokenizer = Tokenizer(backend)
     try:
         words, special = tokenizer.token_table().unpack()
@@ -41,16 +41,16 @@ def test_joined_they_are_the_text(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("kind", [word_end, unstreamable])
-def test_what_is_not_written_token_by_token_is_refused(kind: type) -> None:
+def test_tokenizers_without_bytes_per_token_are_refused(kind: type) -> None:
     with pytest.raises(RequestError, match="token by token") as refused:
         Tokenizer(kind()).token_table()
     assert refused.value.param == "structured_outputs"
 
 
-def test_packed_and_unpacked() -> None:
+def test_token_table_is_packed_and_unpacked() -> None:
     words = [b"", b"a", "é".encode(), b"\xff\x00", b"x" * 1000, b"y" * 1001, b"<s>"]
     table = TokenTable.of(words, [6, 0, 99])
-    kept = [*words[:5], b"", words[6]]  # the trie is not deep enough for one
+    kept = [*words[:5], b"", words[6]]  # the trie is not deep enough for 1001 bytes
     assert table.unpack() == (kept, [0, 6])
     assert TokenTable(bytes(bytearray(table.data))) == table
     assert TokenTable.of([], []).unpack() == ([], [])

@@ -60,7 +60,7 @@ def write_config(folder: Path, **config: object) -> None:
     ],
     ids=str,
 )
-def test_tokenizer_config_means_what_transformers_takes_it_for(folder: Path, config: dict[str, object]) -> None:
+def test_tokenizer_config_is_read_as_by_transformers(folder: Path, config: dict[str, object]) -> None:
     write_config(folder, **config)
     found, reference = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     assert found.vocab_size == len(reference)
@@ -75,7 +75,7 @@ def test_tokenizer_config_means_what_transformers_takes_it_for(folder: Path, con
             assert "".join(map(streamed.add, ids)) + streamed.flush() == found.decode(ids, skip)
 
 
-def test_chat_templates_are_found_where_transformers_finds_them(folder: Path) -> None:
+def test_chat_templates_are_found_as_by_transformers(folder: Path) -> None:
     write_config(folder, chat_template="config")
     assert Tokenizer.load(folder).chat_template == "config"
     write_config(folder, chat_template=[{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}])
@@ -88,7 +88,7 @@ def test_chat_templates_are_found_where_transformers_finds_them(folder: Path) ->
         Tokenizer.load(folder, "/no/such/file")
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(folder: Path) -> None:
+def test_byte_order_marks_are_ignored(folder: Path) -> None:
     write_config(folder, bos_token="<s>")
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "own"}))
@@ -107,7 +107,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(folder: Path) -> None:
     assert Tokenizer.load(folder).chat_template == "file"
 
 
-def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--tokenizer"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -115,7 +115,7 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_vocabulary_and_merges_are_converted_and_kept(
+def test_vocabulary_and_merges_are_converted_and_cached(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -127,7 +127,7 @@ def test_vocabulary_and_merges_are_converted_and_kept(
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     write_config(folder, tokenizer_class="GPT2Tokenizer", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    for _ in range(2):  # made, then kept
+    for _ in range(2):  # converted, then read from the cache
         assert Tokenizer.load(folder).encode(ODD[0]) == expected.encode(ODD[0])
         monkeypatch.setattr(subprocess, "run", None)
 
@@ -223,7 +223,7 @@ def _sentencepiece_gguf(architecture: str, path: Path, backend: Backend) -> Path
         *((_sentencepiece_gguf, architecture) for architecture in ("llama", "gemma3", "phi3")),
     ],
 )
-def test_gguf_files_are_read_as_transformers_reads_them(
+def test_gguf_tokenizers_equal_those_of_transformers(
     write: Callable[[str, Path, Backend], Path],
     kind: str,
     byte_level: Backend,
@@ -241,7 +241,7 @@ def test_gguf_files_are_read_as_transformers_reads_them(
     assert found.chat_template == reference.chat_template
 
 
-def test_the_demo_models_tokenizer_is_transformers(demo_gguf: Path) -> None:
+def test_demo_models_tokenizer_round_trips(demo_gguf: Path) -> None:
     found = Tokenizer.load(demo_gguf)
     assert found.encode("The capital of France is")[:3] == [2, 818, 5279]
     for text in ODD[:4]:  # a round trip; the whole conversion is compared in the slow test
@@ -249,7 +249,7 @@ def test_the_demo_models_tokenizer_is_transformers(demo_gguf: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_models_conversion_is_transformers(demo_gguf: Path) -> None:
+def test_demo_models_tokenizer_equals_that_of_transformers(demo_gguf: Path) -> None:
     found = Tokenizer.load(demo_gguf)
     reference = AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
     source = Path(__file__).read_text()
@@ -257,9 +257,7 @@ def test_the_demo_models_conversion_is_transformers(demo_gguf: Path) -> None:
         assert found.encode(text) == reference.encode(text), text
 
 
-def test_an_unknown_way_to_split_text_is_refused(
-    byte_level: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_pre_tokenizer_is_refused(byte_level: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ModelError, match="--tokenizer"):
         Tokenizer.load(_byte_level_gguf("no-such-split", tmp_path / "model.gguf", byte_level))

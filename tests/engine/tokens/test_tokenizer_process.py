@@ -60,7 +60,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await until_async(condition)
 
 
-def test_it_says_what_the_tokenizer_says(folder: Path) -> None:
+def test_process_gives_the_results_of_the_tokenizer(folder: Path) -> None:
     reference = Tokenizer.load(folder, TEMPLATE)
 
     async def check(tokenizer: TokenizerProcess) -> None:
@@ -84,7 +84,7 @@ def test_it_says_what_the_tokenizer_says(folder: Path) -> None:
     run(folder, check)
 
 
-def test_process_that_was_started_is_the_one_that_is_loaded(folder: Path) -> None:
+def test_load_uses_the_started_process(folder: Path) -> None:
     async def check() -> None:
         tokenizer = TokenizerProcess(folder)
         tokenizer.start()
@@ -100,22 +100,22 @@ def test_process_that_was_started_is_the_one_that_is_loaded(folder: Path) -> Non
     asyncio.run(check())
 
 
-def test_what_cannot_be_loaded_is_said_as_without_a_process(tmp_path: Path, folder: Path) -> None:
+def test_load_errors_equal_those_without_a_process(tmp_path: Path, folder: Path) -> None:
     for path, template, kind in ((tmp_path, None, ModelError), (folder, "/no/such/file", ArgumentError)):
-        with pytest.raises(kind) as local_result:
+        with pytest.raises(kind) as local:
             Tokenizer.load(path, template)
         tokenizer = TokenizerProcess(path, template)
-        with pytest.raises(kind) as there:
+        with pytest.raises(kind) as remote:
             asyncio.run(tokenizer.load())
         tokenizer.close()
-        assert str(there.value) == str(local_result.value)
+        assert str(remote.value) == str(local.value)
 
 
-def test_it_may_fork_and_needs_no_torch(folder: Path) -> None:
+def test_processes_have_one_thread_and_no_torch(folder: Path) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         await tokenizer.encode(["a"] * 100)
         for process in processes(tokenizer):
-            assert process.num_threads() == 1, "a thread that holds a lock while the process forks holds it for ever"
+            assert process.num_threads() == 1, "a lock that another thread holds during a fork is never released"
             assert not [each.path for each in process.memory_maps() if "libtorch" in each.path]
 
     run(folder, check)
@@ -136,26 +136,26 @@ def test_small_jobs_do_not_wait_for_large_ones(folder: Path) -> None:
     run(folder, check)
 
 
-def test_what_nobody_waits_for_is_not_begun_or_ended(folder: Path) -> None:
+def test_cancelled_jobs_are_ended_or_not_started(folder: Path) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
-        def at_work() -> int:
+        def num_processes() -> int:
             return len(processes(tokenizer))
 
-        resting = at_work()
+        num_idle = num_processes()
         running, queued = (asyncio.create_task(tokenizer.encode([LARGE * 20])) for _ in range(2))
-        await until(lambda: at_work() > resting)
-        assert at_work() == resting + 1, "one large job at a time"
+        await until(lambda: num_processes() > num_idle)
+        assert num_processes() == num_idle + 1, "more than one large job runs"
         queued.cancel()
         running.cancel()
         await asyncio.gather(running, queued, return_exceptions=True)
-        await until(lambda: at_work() == resting)
-        assert len((await tokenizer.encode([LARGE]))[0]) > 2**17, "the next one is not hurt"
-        await until(lambda: at_work() == resting), "its memory is returned"
+        await until(lambda: num_processes() == num_idle)
+        assert len((await tokenizer.encode([LARGE]))[0]) > 2**17, "the next job was affected"
+        await until(lambda: num_processes() == num_idle)  # its memory is released
 
     run(folder, check)
 
 
-def test_whatever_dies_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_and_stopped_processes_are_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(tokenizer: TokenizerProcess) -> None:
         expected = await tokenizer.encode(["hello"])
         for kinds in (["worker"], ["process"], ["process", "worker"]):
@@ -173,22 +173,22 @@ def test_whatever_dies_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch
         tokenizer._lanes["small"].timeout = 1.0
         for process in processes(tokenizer):
             process.suspend()
-        assert await tokenizer.encode(["hello"]) == expected, "what is stopped is replaced too"
+        assert await tokenizer.encode(["hello"]) == expected, "a stopped process was not replaced"
 
     run(folder, check)
 
 
 HOSTILE: dict[str, str] = {
-    "a number without end": "{{ 9**(9**9) }}",
+    "endless number": "{{ 9**(9**9) }}",
     "memory": "{{ 'a'*10**10 }}",
-    "memory by and by": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x*2 %}{% endfor %}",
-    "a list": "{{ [0]*10**10 }}",
+    "growing memory": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x*2 %}{% endfor %}",
+    "large list": "{{ [0]*10**10 }}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "output": "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'a'*99999 }}{% endfor %}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "nesting": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
     "many blocks": "{% if 1 %}" * 5_000 + "{% endif %}" * 5_000,
-    "an error without end": "{{ raise_exception('a'*10**8) }}",
+    "long error": "{{ raise_exception('a'*10**8) }}",
     "format": "{{ '%1000000000d' % 1 }}",
     "width": "{{ '{:>1000000000000}'.format(1) }}",
     "the file system": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -199,11 +199,11 @@ HOSTILE: dict[str, str] = {
 }
 
 
-def test_hostile_templates_hurt_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_templates_affect_no_other_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_process, "TEMPLATE_TIMEOUT_S", 0.5)
 
     async def check(tokenizer: TokenizerProcess) -> None:
-        resting = len(processes(tokenizer))
+        num_idle = len(processes(tokenizer))
         for name, template in HOSTILE.items():
             chat: Any = asyncio.create_task(tokenizer.chat_text([USER], chat_template=template))
             assert await tokenizer.chat_text([USER]) == "<user>hello"
@@ -211,19 +211,19 @@ def test_hostile_templates_hurt_nobody(folder: Path, monkeypatch: pytest.MonkeyP
                 pytest.fail(f"{name}: {(await chat)[:100]}")
             assert error.value.status == 400, name
             assert len(error.value.message) < 2000, name
-        await until(lambda: len(processes(tokenizer)) == resting)
+        await until(lambda: len(processes(tokenizer)) == num_idle)
 
     run(folder, check)
 
 
-def test_a_template_of_a_request_is_rendered_as_one_of_the_model(folder: Path) -> None:
+def test_template_of_a_request_is_rendered_like_the_models(folder: Path) -> None:
     template = (
         "{{ strftime_now('%c')|length > 5 }}{{ {'ü': messages} | tojson(indent=2) }}{{ messages|map('upper')|join }}"
     )
 
     async def check(tokenizer: TokenizerProcess) -> None:
-        local_result = Tokenizer.load(folder).chat_text([USER], chat_template=template)
-        assert await tokenizer.chat_text([USER], chat_template=template) == local_result
+        local = Tokenizer.load(folder).chat_text([USER], chat_template=template)
+        assert await tokenizer.chat_text([USER], chat_template=template) == local
         with pytest.raises(RequestError, match="Conversation roles must alternate"):
             await tokenizer.chat_text(
                 [USER], chat_template="{{ raise_exception('Conversation roles must alternate') }}"
@@ -232,15 +232,15 @@ def test_a_template_of_a_request_is_rendered_as_one_of_the_model(folder: Path) -
     run(folder, check)
 
 
-def test_a_confined_worker_can_open_nothing(folder: Path) -> None:
-    """Whatever a template may gain access to."""
+def test_confined_worker_can_open_no_files(folder: Path) -> None:
+    """This holds even if a template escapes its sandbox."""
 
     async def check(tokenizer: TokenizerProcess) -> None:
         worker = await tokenizer._fork(tokenizer._lanes["untrusted"].fork)
         process = psutil.Process(worker.pid)
         await until(lambda: process.rlimit(psutil.RLIMIT_NPROC) == (0, 0))
         assert process.rlimit(psutil.RLIMIT_NOFILE) == (0, 0)
-        assert process.num_fds() <= 4, "the standard streams, and its socket"
+        assert process.num_fds() <= 4, "only the standard streams and the socket may be open"
         worker.kill()
 
     run(folder, check)

@@ -307,7 +307,7 @@ def fake_device(
     # In inference mode, fake tensors do not see how an operation is composed, and would run some for real.
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())
-    monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # without guards: there is no memory
+    monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # unguarded: fake tensors have no memory
     monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
@@ -336,7 +336,7 @@ def prompts(
     adapter_slot: int = NO_ADAPTER,
     **params: Any,
 ) -> Step:
-    """Create a first step with `count` prompts, one block per sequence in the tables.
+    """Create a first step with prompts of these lengths, one block per sequence in the tables.
 
     Args:
         adapter_slot: slot of the last prompt's adapter.

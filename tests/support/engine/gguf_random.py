@@ -45,7 +45,7 @@ def random_blocks(format: GGUFFormat, rows: int, blocks: int, seed: int) -> torc
     return drawn.view(rows, blocks * format.bytes)
 
 
-def numbers(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
+def dequantized(blocks: torch.Tensor, format: GGUFFormat, dtype: torch.dtype) -> torch.Tensor:
     """Dequantize by the gguf library, rounded by torch."""
     with np.errstate(all="ignore"):
         exact = dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[format.name])
@@ -60,7 +60,7 @@ def quantized(values: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> np.nd
         format = GGUF_FORMATS[kind.name]
     rows = values.size // values.shape[-1]
     blocks = random_blocks(format, rows, values.shape[-1] // format.numbers, seed=values.size)
-    factor = float(values.std() / numbers(blocks, format, torch.float32).std())
+    factor = float(values.std() / dequantized(blocks, format, torch.float32).std())
     parts = blocks.view(rows, -1, format.bytes)
     for offset in SCALES[format.name]:
         scales = parts[..., offset : offset + 2].contiguous().view(torch.float16).float() * factor

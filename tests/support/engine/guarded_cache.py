@@ -241,7 +241,7 @@ def check_tables(now: Snapshot, step: Step, inputs: Inputs, block_size: int) -> 
     """
     for group, (blocks, window) in enumerate(zip(inputs.metadata.groups, now.windows, strict=True)):
         count, tables = len(step.rows), blocks.tables.tolist()
-        assert not any(itertools.chain(*tables[count:])), "block tables beyond the sequences are empty"
+        assert not any(itertools.chain(*tables[count:])), "block tables beyond the sequences are not empty"
         batch = zip(tables[:count], step.rows, step.starts, step.lengths, strict=True)
         for table, row, start, length in batch:
             blocks_of_row = now.tables[row][group]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class RepeatingProposer:
-    """Proposes what followed the same token before, or random tokens: some drafts are accepted, most are not."""
+    """Proposes what followed the last token before, or else repeats it: some drafts are accepted, most are not."""
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         last = token_ids[-1]

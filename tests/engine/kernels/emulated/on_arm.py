@@ -123,7 +123,6 @@ library.library = functools.cache(lambda: _emulated)  # type: ignore[assignment]
 
 # Mapped files are copied to the heap. Memory that must not be read (guarded_cache.py) also lies there, and is
 # protected in both processes.
-# closed in both processes.
 def _pages(file: int, length: int, **options: Any) -> Any:
     content = b"" if file == -1 else os.pread(file, os.fstat(file).st_size, 0)
     length = length or len(content)

@@ -22,7 +22,7 @@ MODELS = files("batch_invariant", "models")
 
 
 def run_interpreted(tests: set[Path], config: pytest.Config) -> None:
-    """Run the tests, with as many of the slow ones as selected here."""
+    """Run the tests, with the same selection of slow tests as in this process."""
     options = [f"--slow={config.getoption('--slow')}", "-m", config.getoption("markexpr")]
     command = [sys.executable, "-P", "-m", "pytest", *sorted(tests), "-p", "no:xdist", "-q", *options]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

@@ -28,7 +28,7 @@ SPILLED = {
     ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 40,
     ("attention chunk 128 fp32", "sm_80"): 8, ("attention chunk 96 fp16 e4m3", "sm_120"): 8,
 }  # fmt: skip
-SPECIMENS = {target: kernel_variants(target) for target in TARGETS}
+VARIANTS = {target: kernel_variants(target) for target in TARGETS}
 
 
 def table() -> dict[tuple[str, str], dict[str, Any]]:
@@ -37,17 +37,17 @@ def table() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def check(kernel: str, target: str) -> None:
-    found = compiled(SPECIMENS[target][kernel], target)
+    found = compiled(VARIANTS[target][kernel], target)
     assert json.loads(json.dumps(asdict(found))) == table()[kernel, target]
 
 
 def test_every_kernel_fits_every_gpu() -> None:
     known = table()
-    assert known.keys() == {(kernel, target) for target in TARGETS for kernel in SPECIMENS[target]}
+    assert known.keys() == {(kernel, target) for target in TARGETS for kernel in VARIANTS[target]}
     for (kernel, target), each in known.items():
         assert each["spilled"] <= SPILLED.get((kernel, target), 0), each
         assert each["shared"] <= SHARED[target] << 10, each
-        assert bool(each["tensor_cores"]) or not SPECIMENS[target][kernel].tensor_cores, each
+        assert bool(each["tensor_cores"]) or not VARIANTS[target][kernel].tensor_cores, each
     assert "wgmma.mma_async" in known["attention chunk 128 bf16", "sm_90"]["tensor_cores"]
 
 
@@ -55,12 +55,12 @@ def test_every_kernel_fits_every_gpu() -> None:
     ("kernel", "target"),
     [("attention decode 128 bf16", "sm_90"), ("attention chunk 64 bf16", "gfx942"), ("kv_store e4m3", "sm_80")],
 )
-def test_a_few_are_as_the_table_says(kernel: str, target: str) -> None:
+def test_selected_kernels_match_the_table(kernel: str, target: str) -> None:
     check(kernel, target)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_all_are_as_the_table_says(target: str) -> None:
-    for kernel in SPECIMENS[target]:
+def test_all_kernels_match_the_table(target: str) -> None:
+    for kernel in VARIANTS[target]:
         check(kernel, target)

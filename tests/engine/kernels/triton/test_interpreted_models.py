@@ -9,5 +9,5 @@ from .interpreter import MODELS, run_interpreted
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_models(pytestconfig: pytest.Config) -> None:
+def test_models_pass_in_the_interpreter(pytestconfig: pytest.Config) -> None:
     run_interpreted(MODELS, pytestconfig)

@@ -8,12 +8,12 @@ from .interpreter import ATTENTION, FOLDER, MODELS, files, run_interpreted
 
 pytestmark = pytest.mark.timeout(1200)
 
-PRODUCTS = files("block_experts", "quant_linear", "experts", "moe", "route")
+GEMMS = files("block_experts", "quant_linear", "experts", "moe", "route")
 
 
-def test_products(pytestconfig: pytest.Config) -> None:
-    run_interpreted(PRODUCTS, pytestconfig)
+def test_gemm_kernels_pass_in_the_interpreter(pytestconfig: pytest.Config) -> None:
+    run_interpreted(GEMMS, pytestconfig)
 
 
-def test_all_else(pytestconfig: pytest.Config) -> None:
-    run_interpreted(set(FOLDER.glob("test_*.py")) - PRODUCTS - ATTENTION - MODELS, pytestconfig)
+def test_other_kernels_pass_in_the_interpreter(pytestconfig: pytest.Config) -> None:
+    run_interpreted(set(FOLDER.glob("test_*.py")) - GEMMS - ATTENTION - MODELS, pytestconfig)

@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_kernels_go_to_the_cache_and_what_is_there_stays(
+def test_prebuilt_kernels_are_copied_without_overwriting_the_cache(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = tmp_path / "image"
@@ -45,7 +45,7 @@ def test_kernels_go_to_the_cache_and_what_is_there_stays(
     assert found == {"a/kernel.cubin": "the image's", "b/kernel.cubin": "the pod's"}
 
 
-def test_a_folder_that_is_not_there_is_told(
+def test_missing_folder_is_logged(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
@@ -54,7 +54,7 @@ def test_a_folder_that_is_not_there_is_told(
 
 
 @pytest.mark.skipif(not can_build_driver(), reason="needs a C compiler and Python's headers")
-def test_the_driver_is_taken_where_there_is_no_compiler(
+def test_prebuilt_driver_is_used_without_a_compiler(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from triton.backends.nvidia import driver
@@ -70,7 +70,7 @@ def test_the_driver_is_taken_where_there_is_no_compiler(
     other.write_text("int one;")
     with pytest.raises(RuntimeError, match="C compiler"):
         build.compile_so_from_file(str(other), "other")
-    # It needs the driver's library; one without functions suffices to inspect the module.
+    # The module needs libcuda; a library without functions suffices to inspect it.
     library = tmp_path / "libcuda.so.1"
     monkeypatch.undo()
     subprocess.run(["cc", "-shared", "-x", "c", os.devnull, "-o", library], check=True)

@@ -50,20 +50,20 @@ class Moved(TorchDispatchMode):
     ) -> Any:
         if func.namespace != "stoker":
             return self._run_other(func, args, kwargs or {})
-        there: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
         def taken(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
             storage = value.untyped_storage()
-            if storage._cdata not in there:
-                there[storage._cdata] = storage, self._copy(storage)
-            copied = there[storage._cdata][1]
+            if storage._cdata not in copies:
+                copies[storage._cdata] = storage, self._copy(storage)
+            copied = copies[storage._cdata][1]
             empty = torch.empty(0, dtype=value.dtype, device=copied.device)
             return empty.set_(copied, value.storage_offset(), value.shape, value.stride())
 
         result = self._run(func, tree_map(taken, args), tree_map(taken, kwargs or {}))
-        for storage, copied in there.values():
+        for storage, copied in copies.values():
             if copied is not storage:
                 storage.copy_(copied)
         assert all(isinstance(each, torch.Tensor) for each in tree_leaves(result) if each is not None)
@@ -138,13 +138,13 @@ def _on_chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return
     # Whole storages are copied, including memory that must not be read, which is NaN here too.
     monkeypatch.setattr(GuardedBlocks, "_protect", staticmethod(lambda pages, readable: None))
-    monkeypatch.setattr(select, "lack_of_triton", lambda device: None)  # engines whose tensors are here, too
+    monkeypatch.setattr(select, "lack_of_triton", lambda device: None)  # also engines with tensors on the CPU
     with OnDevice(DEVICE):
         yield
 
 
 @pytest.fixture
-def products_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def batch_invariant_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter's GEMMs, a row's last bits depend on its place in a tile on some CPUs; on GPUs they do not."""
 
     def multiply(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -37,7 +37,7 @@ def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
     model.check([0, -1, -1], PROMPTS, model.run(PROMPTS, SLOTS, new_tokens=2, seed=1))
 
 
-@pytest.mark.usefixtures("products_of_a_gpu")
+@pytest.mark.usefixtures("batch_invariant_matmul")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -48,7 +48,9 @@ def test_a_mixed_batch_equals_peft(name: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_sequence_is_the_same_alone_and_beside_other_adapters(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_sequence_has_the_same_bits_alone_and_beside_other_adapters(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     backend = TritonBackend(batch_invariant=True)
     model = WithAdapters(name, tmp_path, dtype, BATCH_INVARIANT, backend, max_lora_rank=32, batch_invariant=True)
     together = model.run(PROMPTS, SLOTS, new_tokens=3)

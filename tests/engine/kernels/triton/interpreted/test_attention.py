@@ -37,13 +37,13 @@ SHAPES = {
     "soft cap": dataclasses.replace(PLAIN, logits_soft_cap=5.0),
     "alibi": dataclasses.replace(PLAIN, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05])),
     "sinks": dataclasses.replace(PLAIN, sinks=torch.tensor([0.5, -3.0, 9.0, -200.0])),
-    "all at once": dataclasses.replace(
+    "all options": dataclasses.replace(
         PLAIN, sliding_window=37, sinks=torch.linspace(-2, 40, 4), alibi_slopes=torch.linspace(0.01, 0.5, 4),
         logits_soft_cap=30.0,
     ),
     "odd sizes": dataclasses.replace(PLAIN, head_dim=80, value_head_dim=20),
     "tiny": dataclasses.replace(PLAIN, head_dim=8, value_head_dim=8),
-    "256": dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=256, value_head_dim=256, scale=1 / 16),
+    "wide": dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1, head_dim=256, value_head_dim=256, scale=1 / 16),
 }  # fmt: skip
 LATENT = {
     "deepseek": AttentionShape(num_heads=16, num_kv_heads=1, head_dim=576, value_head_dim=512, scale=0.04),
@@ -64,14 +64,14 @@ def check(sequences: Sequences, *steps: list[tuple[int, int, int]], exact: float
 
 #: In 16 bits only rounding differs.
 CASES = [pytest.param(name, torch.float32, id=f"{name} float32") for name in SHAPES] + [
-    pytest.param(name, dtype, id=f"{name} {dtype}", marks=[pytest.mark.slow] * (name not in ("plain", "all at once")))
+    pytest.param(name, dtype, id=f"{name} {dtype}", marks=[pytest.mark.slow] * (name not in ("plain", "all options")))
     for name in SHAPES
     for dtype in (torch.bfloat16, torch.float16)
 ]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_equals_attention_written_out(name: str, dtype: torch.dtype) -> None:
+def test_attention_equals_the_float64_reference(name: str, dtype: torch.dtype) -> None:
     sequences = Sequences.random(SHAPES[name], LENGTHS, dtype)
     check(sequences, whole(sequences), exact=EXACT[dtype])
 
@@ -84,7 +84,7 @@ def test_equals_attention_written_out(name: str, dtype: torch.dtype) -> None:
         for dtype in ("auto", *KV_CACHE_DTYPES)
     ],
 )
-def test_latent_values_lie_within_the_keys(name: str, kv_cache_dtype: str) -> None:
+def test_latent_attention_equals_the_float64_reference(name: str, kv_cache_dtype: str) -> None:
     layer_scales = (torch.tensor([0.013]),) * 2 if kv_cache_dtype == "fp8" else None
     lengths = [1, 20] if name == "deepseek" else LENGTHS
     sequences = Sequences.random(
@@ -102,8 +102,8 @@ def own_scales(name: str, shape: AttentionShape) -> LayerScales | None:
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=["float32", "bfloat16"]
 )
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-def test_caches_of_other_dtypes(kv_cache_dtype: str, dtype: torch.dtype) -> None:
-    """They contain the same bytes as the reference's."""
+def test_quantized_caches_have_the_bytes_of_the_reference(kv_cache_dtype: str, dtype: torch.dtype) -> None:
+    """The results are those of the float64 reference."""
     shape, stored = SHAPES["odd sizes"], []
     layer_scales = own_scales(kv_cache_dtype, shape)
     for backend in (TritonBackend(), SdpaBackend()):
@@ -117,8 +117,8 @@ def test_caches_of_other_dtypes(kv_cache_dtype: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
-def test_float16_keeps_what_is_small_or_large(kv_cache_dtype: str) -> None:
-    """Many keys with equal scores, so that weights are small; keys as large as possible."""
+def test_float16_neither_underflows_nor_overflows(kv_cache_dtype: str) -> None:
+    """Many keys have equal scores, so that weights are small; one key is as large as possible."""
     shape = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=16, value_head_dim=16, scale=1e-6)
     sequences = Sequences.random(shape, [1500], torch.float16, kv_cache_dtype=kv_cache_dtype)
     sequences.keys[0][7] = 65504.0
@@ -136,7 +136,7 @@ AROUND = [15, 16, 17, 512, 513, 529, 1025]
 @pytest.mark.parametrize(
     "name", ["sinks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "window"))]
 )
-def test_decodes_of_lengths_around_tiles_and_parts(name: str) -> None:
+def test_decodes_of_lengths_around_tiles_and_splits_equal_the_reference(name: str) -> None:
     sequences = Sequences.random(SHAPES[name], AROUND, torch.float32)
     before = [(s, 0, length - 1) for s, length in enumerate(AROUND)]
     run(SdpaBackend(), sequences, before)
@@ -145,8 +145,8 @@ def test_decodes_of_lengths_around_tiles_and_parts(name: str) -> None:
         torch.testing.assert_close(row.double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
 
 
-def test_parts_of_many_decodes_lie_side_by_side() -> None:
-    """More than are counted at once; memory is allocated only for their splits."""
+def test_splits_of_many_decodes_equal_the_reference() -> None:
+    """There are more decodes than are counted at once; memory is allocated only for their splits."""
     lengths = [1 if s % 9 else 512 + s % 2 for s in range(135)]
     sequences = Sequences.random(dataclasses.replace(PLAIN, num_heads=1, num_kv_heads=1), lengths, torch.float32)
     run(SdpaBackend(), sequences, [(s, 0, length - 1) for s, length in enumerate(lengths) if length > 1])
@@ -180,7 +180,7 @@ def test_padding_decodes_have_results_of_zero(name: str) -> None:
     assert not out[[0, 2]].any()
 
 
-@pytest.mark.usefixtures("products_of_a_gpu")
+@pytest.mark.usefixtures("batch_invariant_matmul")
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
 )
@@ -212,9 +212,9 @@ def decodes(sequences: Sequences) -> list[tuple[int, int, int]]:
     return [(s, length - 1, length) for s, length in enumerate(lengths)]
 
 
-@pytest.mark.usefixtures("products_of_a_gpu")
+@pytest.mark.usefixtures("batch_invariant_matmul")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 24))])
-def test_decodes_that_share_prefixes(seed: int) -> None:
+def test_decodes_with_shared_prefixes_have_the_same_bits_as_alone(seed: int) -> None:
     """Random cases of two prefixes with interleaved sequences, and one without prefix, with lengths around splits.
 
     Sharing must not change any bit.
@@ -239,7 +239,7 @@ def test_decodes_that_share_prefixes(seed: int) -> None:
         )
 
 
-def test_a_shared_part_is_read_once_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefix_is_read_once_per_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight sequences share a tile if two query heads share a KV head."""
     if ON_CHIP:
         pytest.skip("reads are counted in the interpreter")
@@ -271,7 +271,7 @@ def test_a_shared_part_is_read_once_for_neighbours(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-def test_drawn(seed: int) -> None:
+def test_random_cases_equal_the_reference(seed: int) -> None:
     """Random shapes, lengths, chunks, blocks and dtypes."""
     dice = random.Random(seed)
     kv_heads = dice.choice([1, 2, 3])

@@ -29,7 +29,7 @@ DTYPES = pytest.mark.parametrize(
 SIZES = [(0, 3, 5), (1, 1, 1), (15, 31, 33), (17, 32, 32), (64, 129, 65), (65, 128, 64), (130, 5, 200)]
 
 
-pytestmark = pytest.mark.usefixtures("products_of_a_gpu")
+pytestmark = pytest.mark.usefixtures("batch_invariant_matmul")
 
 
 def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -38,7 +38,7 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 @DTYPES
 @pytest.mark.parametrize(("tokens", "outputs", "inner"), SIZES)
-def test_products(tokens: int, outputs: int, inner: int, dtype: torch.dtype) -> None:
+def test_gemm_rows_have_the_same_bits_alone(tokens: int, outputs: int, inner: int, dtype: torch.dtype) -> None:
     wide = drawn(tokens, inner + 3, dtype=dtype)
     x, weight, bias = wide[:, 1 : 1 + inner], drawn(outputs, inner, dtype=dtype, seed=1), drawn(outputs, dtype=dtype)
     exact = x.double() @ weight.double().t()
@@ -61,13 +61,13 @@ def test_products(tokens: int, outputs: int, inner: int, dtype: torch.dtype) -> 
     torch.testing.assert_close(ours, theirs, rtol=4 * NEAR[dtype], atol=inner**0.5 * NEAR[dtype])
 
 
-def test_a_wide_product_of_weights_that_are_wider() -> None:
+def test_float32_linear_accepts_float32_weights() -> None:
     x, weight = drawn(5, 40, dtype=torch.bfloat16), drawn(7, 40, dtype=torch.float32)
     torch.testing.assert_close(BATCH_INVARIANT.float32_linear(weight)(x), x.float() @ weight.t(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("stored", [GroupFormat("uint4", 32, "float16", zero=True), GGUF_FORMATS["F16"]], ids=str)
-def test_weights_in_blocks(stored: GroupFormat) -> None:
+def test_quant_linear_rows_have_the_same_bits_alone(stored: GroupFormat) -> None:
     rng = random.Random(1)
     rows = [bytes(rng.randrange(60) for _ in range(stored.row_bytes(64))) for _ in range(9)]
     blocks = torch.tensor([list(row) for row in rows], dtype=torch.uint8)
@@ -111,8 +111,8 @@ PROMPTS = [[5, 17, 99, 3, 64, 2, 31, 8, 8, 90, 11, 27, 33, 4, 5, 6, 7, 61, 19], 
         pytest.param("deepseek_v3", torch.float32, marks=pytest.mark.slow),
     ],
 )
-def test_models(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """However a prompt is cut into chunks, and with any other sequences."""
+def test_logits_do_not_depend_on_batch_or_chunks(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Each run cuts prompts into other chunks."""
     theirs = tiny_mixture(name) if name == "deepseek_v3" else tiny_family(name)
     theirs.save_pretrained(tmp_path)
     backend = TritonBackend(batch_invariant=True)

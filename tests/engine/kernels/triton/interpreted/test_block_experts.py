@@ -78,17 +78,17 @@ def check(
     "formats", [pytest.param(each, marks=[pytest.mark.slow] * (number > 0)) for number, each in enumerate(MODELS)],
     ids=lambda each: f"{each[0].name}, {each[1].name}",
 )  # fmt: skip
-def test_formats_of_models(formats: tuple[StoredFormat, StoredFormat]) -> None:
+def test_block_experts_equal_float64_in_formats_of_models(formats: tuple[StoredFormat, StoredFormat]) -> None:
     check(formats, 256, 256, 9, torch.bfloat16, 1)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, pytest.param(40, marks=pytest.mark.slow)])
-def test_numbers_of_tokens(tokens: int) -> None:
+def test_block_experts_accept_any_number_of_tokens(tokens: int) -> None:
     check(MODELS[0], 64, 32, tokens, torch.float32, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stored", some_formats(2, seed=8), ids=name_of)
-def test_formats_drawn(stored: GroupFormat) -> None:
-    """Rows that end within a tile, a unit, or a group."""
+def test_block_experts_equal_float64_in_random_formats(stored: GroupFormat) -> None:
+    """Rows end within a tile, a unit, or a group."""
     check((stored, stored), 144, 80, 18, torch.float32, 3)

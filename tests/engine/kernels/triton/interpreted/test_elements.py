@@ -41,7 +41,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("wide_weight", [False, True])
-def test_rms_norm(size: int, wide_weight: bool, dtype: torch.dtype) -> None:
+def test_rms_norm_equals_the_reference(size: int, wide_weight: bool, dtype: torch.dtype) -> None:
     weight = random(size, dtype=torch.float32 if wide_weight else dtype, seed=1)
     x = random(5, size, dtype=dtype)
     x[1], x[2, 0], x[3] = 0.0, float("nan"), 300.0
@@ -51,7 +51,7 @@ def test_rms_norm(size: int, wide_weight: bool, dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
-def test_a_norm_after_a_sum(size: int, dtype: torch.dtype) -> None:
+def test_add_rms_norm_equals_the_reference(size: int, dtype: torch.dtype) -> None:
     weight = random(size, dtype=dtype, seed=1)
     x, added = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=2)
     x[1], added[1], x[2, 0] = 0.0, 0.0, float("inf")
@@ -65,7 +65,7 @@ def test_a_norm_after_a_sum(size: int, dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("size", SIZES)
-def test_layer_norm(size: int, dtype: torch.dtype) -> None:
+def test_layer_norm_equals_float32(size: int, dtype: torch.dtype) -> None:
     weight, bias = random(size, dtype=dtype, seed=1), random(size, dtype=dtype, seed=2)
     of_heads = random(4, size, dtype=dtype, seed=3)
     x = random(5, size, dtype=dtype)
@@ -84,7 +84,7 @@ def test_layer_norm(size: int, dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("name", NAMES)
-def test_activations(name: str, dtype: torch.dtype) -> None:
+def test_activations_equal_the_reference(name: str, dtype: torch.dtype) -> None:
     for size in (1, 1030):
         x = random(3, 2 * size, dtype=dtype)
         x[0, :2] = torch.tensor([float("nan"), 100.0])
@@ -96,7 +96,7 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_a_clamped_gate(dtype: torch.dtype) -> None:
+def test_clamped_swiglu_equals_float32(dtype: torch.dtype) -> None:
     x = random(4, 66, dtype=dtype) * 5
     # The definition rounds after each operation, so in 16 bits both are compared with float32's result.
     act = ClampedSwiGLU(alpha=1.702, limit=7.0)
@@ -107,7 +107,7 @@ def test_a_clamped_gate(dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("size", "pairs"), [(8, 4), (80, 16), (96, 48), (64, 7), (576, 32)])
-def test_rotary(size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_rotary_equals_float32(size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
     cos, sin = REFERENCE.cos_sin(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, torch.float32)
     x = random(3, 5, size + 6, dtype=dtype)[:, 1:4, 3:-3]
     for each, tokens in ((x, 3), (x[:0], 0)):
@@ -120,7 +120,7 @@ def test_rotary(size: int, pairs: int, interleaved: bool, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 12_289])
-def test_argmax(size: int) -> None:
+def test_argmax_equals_the_reference(size: int) -> None:
     logits = random(6, size + 1)[:, :size]
     logits[1] = float("-inf")
     logits[2] = 1.0
@@ -134,7 +134,7 @@ def test_argmax(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 4097])
-def test_keep_allowed(size: int) -> None:
+def test_keep_allowed_equals_the_reference(size: int) -> None:
     words = -(-size // 32)
     allowed = torch.randint(-(2**31), 2**31, (3, words), generator=torch.Generator().manual_seed(size)).int()
     allowed[1], allowed[2] = 0, -1
@@ -149,7 +149,7 @@ def test_keep_allowed(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 4095, 4096, 4097, 9000])
-def test_logprobs(size: int) -> None:
+def test_logprobs_equal_the_reference(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = 20 * torch.randn(9, size + 3, generator=generator)[:, :size]  # rows are not contiguous
     logits[1] = logits[1].round()  # ties
@@ -167,6 +167,6 @@ def test_logprobs(size: int) -> None:
     assert torch.equal(ranks[:7], expected_ranks[:7]) and ranks[0] == 1 and numbers[7:, 0].isnan().all()
 
 
-def test_no_logprobs() -> None:
+def test_logprobs_of_no_rows_are_empty() -> None:
     numbers, ranks = TRITON.logprobs(torch.empty(0, 5), torch.empty(0, dtype=torch.int64))
     assert (numbers.shape, ranks.shape) == ((0, 3), (0,))

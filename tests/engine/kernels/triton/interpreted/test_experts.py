@@ -66,7 +66,7 @@ def check_tiles(chosen: torch.Tensor, experts: int, tile_rows: int) -> None:
         pytest.param(513, 4, marks=pytest.mark.slow),
     ],
 )
-def test_tiles(experts: int, tile_rows: int) -> None:
+def test_tiles_hold_the_choices_of_one_expert_each(experts: int, tile_rows: int) -> None:
     """Lengths around tiles and around a program's reads; experts of other ranks; all tokens to one expert."""
     for tokens in (0, 1, 15, 16, 17, 63, 64, 65, 341, 342) if experts < 100 else (0, 17):
         numbers = experts + tokens % 2 * 3
@@ -148,22 +148,22 @@ def check(
 
 @pytest.mark.parametrize("dtype", NEAR, ids=["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("tokens", [0, 1, 17, pytest.param(70, marks=pytest.mark.slow)])
-def test_equals_float64(tokens: int, dtype: torch.dtype) -> None:
+def test_experts_equal_float64(tokens: int, dtype: torch.dtype) -> None:
     check(tokens, 5, 2, 32, 24, dtype=dtype)
     check(tokens, 4, 3, 67, 65, dtype=dtype, biased=True, act=GPT_OSS, others=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("number", [0, 3])
-def test_all_to_one(number: int, dtype: torch.dtype) -> None:
+def test_experts_equal_float64_if_all_tokens_choose_one(number: int, dtype: torch.dtype) -> None:
     check(66, 4, 1, 20, 12, dtype=dtype, chosen=torch.full((66, 1), number))
 
 
-def test_none_of_them_is_here() -> None:
+def test_experts_of_other_ranks_add_zero() -> None:
     check(9, 3, 2, 20, 12, chosen=torch.tensor([[3, 5]] * 9))
 
 
-def test_nan_stays_in_its_row() -> None:
+def test_nan_affects_only_its_row() -> None:
     """NaN of tokens whose experts are on other ranks does not appear anywhere."""
     gate_up, down, *biases = random_stacks(4, 20, 12, torch.bfloat16, True, 1)
     assert gate_up is not None and down is not None
@@ -183,8 +183,8 @@ def test_nan_stays_in_its_row() -> None:
     assert torch.equal(got[~is_nan], expected[~is_nan]) and got[is_nan].isnan().all()
 
 
-def test_results_are_added_in_the_order_of_numbers() -> None:
-    """In float32, starting from 0: one addition per expert, in any place."""
+def test_results_are_added_in_the_order_of_expert_numbers() -> None:
+    """Sums are float32 and start from 0, with one addition per expert, wherever `chosen` names it."""
     generator = torch.Generator().manual_seed(0)
     for tokens, top, size in ((3, 8, 5), (2, 1, 1025), (1, 3, 1024)):
         chosen = draw_chosen(tokens, top, 10, top)
@@ -216,8 +216,8 @@ def test_bits_do_not_depend_on_the_batch() -> None:
         assert torch.equal(experts(x[rows], weights[rows], chosen[rows]), together[rows])
 
 
-def test_what_tracing_is_told() -> None:
-    """Shapes and dtypes, by torch's own check of operators."""
+def test_operators_pass_opcheck() -> None:
+    """torch checks their schemas, and the shapes and dtypes of fake results."""
     chosen = draw_chosen(6, 2, 5, 0)
     x, stack = torch.randn(6, 8), torch.randn(4, 10, 8)
     rows, tile_experts = align(chosen, 4, tiles_of(torch.float32, False).rows)
@@ -233,7 +233,7 @@ def test_what_tracing_is_told() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
-def test_drawn(seed: int) -> None:
+def test_random_cases_equal_float64(seed: int) -> None:
     dice = random.Random(seed)
     acts: list[Activation] = ["silu", "gelu", GPT_OSS]
     experts, others = dice.randint(1, 17), dice.choice([0, 0, 1, 20])

@@ -27,7 +27,7 @@ def _encode(numbers, stored, N: tl.constexpr, CODE: tl.constexpr):  # type: igno
 
 
 @pytest.mark.parametrize("code", DTYPES)
-def test_every_code(code: int) -> None:
+def test_every_code_decodes_as_by_torch(code: int) -> None:
     stored = torch.arange(256).to(torch.uint8)
     there = torch.empty(256, device=DEVICE)
     _decode[(1,)](stored.to(DEVICE), there, 256, code)
@@ -41,7 +41,7 @@ def test_every_code(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", DTYPES)
-def test_nearest_and_ties_to_even(code: int) -> None:
+def test_encode_rounds_to_nearest_and_ties_to_even(code: int) -> None:
     codes = torch.arange(256).to(torch.uint8).view(DTYPES[code]).float()
     there = codes[codes.isfinite()].sort().values
     middles = (there[1:] + there[:-1]) / 2

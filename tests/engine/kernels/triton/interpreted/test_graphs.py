@@ -26,7 +26,7 @@ from stoker_engine.kernels.triton.bundle import TRITON
 from ....integration.test_lora import Served
 from .conftest import ON_CHIP
 
-pytestmark = pytest.mark.skipif(ON_CHIP, reason="engines there have graphs of their own")
+pytestmark = pytest.mark.skipif(ON_CHIP, reason="engines on GPUs have CUDA graphs")
 
 
 def again(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
@@ -84,7 +84,7 @@ def outputs(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> list[Requ
     ],
     ids=["llama", "windows, 8 bits", "batch-invariant"],
 )
-def test_as_kernel_by_kernel(
+def test_replayed_steps_equal_eager_steps(
     model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs_module, "_SHORTEST", 64)
@@ -105,8 +105,10 @@ def test_as_kernel_by_kernel(
     assert len({int(graph.planned[0]) for graph in found}) > 1 or "batch_invariant" in options
 
 
-def test_with_adapters_that_are_loaded_later(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More adapters than slots, so slots change owners between steps of one graph."""
+def test_replayed_steps_use_adapters_that_are_loaded_later(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are more adapters than slots, so slots change owners between steps of one graph."""
     monkeypatch.setattr(build_runner_module, "select_kernels", lambda *_: TRITON)
     monkeypatch.setattr(build_runner_module, "cpu_library", lambda *_: None)
     served = Served("qwen3", tmp_path, tiny_llama)

@@ -17,7 +17,7 @@ HOSTILE = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 448.0, 4
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow(drawn=False)) for seed in range(4, 24))]
 )
-def test_the_same_bytes(seed: int) -> None:
+def test_stored_bytes_equal_the_definition(seed: int) -> None:
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype, rows_of = CACHES[seed % len(CACHES)], dice.choice([torch.float32, torch.bfloat16, torch.float16])
     heads, size, block_size = dice.choice([1, 2, 5]), dice.choice([1, 8, 20, 64, 80, 576]), dice.choice([1, 3, 16])

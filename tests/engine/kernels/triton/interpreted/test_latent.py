@@ -21,7 +21,7 @@ CACHES = (None, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow(drawn=False)) for seed in range(4, 24))]
 )
-def test_mla_rope_and_cache(seed: int) -> None:
+def test_mla_rope_and_cache_equals_separate_operations(seed: int) -> None:
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype = dice.choice(list(ROUNDING))
     stored = CACHES[seed % len(CACHES)] or dtype
@@ -68,7 +68,9 @@ def test_mla_rope_and_cache(seed: int) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "size", "pairs"), [(1, 1, 1), (3, 20, 3), (5, 512, 32), (2, 64, 7)])
-def test_concat_rotated(heads: int, size: int, pairs: int, interleaved: bool, dtype: torch.dtype) -> None:
+def test_concat_rotated_equals_the_reference(
+    heads: int, size: int, pairs: int, interleaved: bool, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(size)
     cos, sin = REFERENCE.cos_sin(torch.tensor([0, 1, 5000]), torch.linspace(1, 1e-4, pairs), 1.0, dtype)
     x = torch.randn(heads, 3, size, generator=generator).to(dtype).transpose(0, 1)
@@ -83,7 +85,7 @@ def test_concat_rotated(heads: int, size: int, pairs: int, interleaved: bool, dt
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-def test_products_head_by_head(tokens: int) -> None:
+def test_batched_linear_equals_the_reference(tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
     weight = torch.randn(3, 7, 12, generator=generator)
     x = torch.randn(3, tokens, 12, generator=generator).transpose(0, 1)

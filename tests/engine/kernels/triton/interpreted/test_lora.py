@@ -15,7 +15,7 @@ from stoker_engine.kernels.bundle import GroupedLora
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.lora.tiles import SPLIT, tile_rows
 
-pytestmark = pytest.mark.usefixtures("products_of_a_gpu")
+pytestmark = pytest.mark.usefixtures("batch_invariant_matmul")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Relative error of the terms of float32 sums.
@@ -91,8 +91,8 @@ class Operands:
 
     def check(self, rng: random.Random) -> None:
         """Check that rows have their adapters' results, and the bits that they have in other batches."""
-        everyone = list(range(len(self.slots)))
-        together, wide = self.added(everyone)
+        all_rows = list(range(len(self.slots)))
+        together, wide = self.added(all_rows)
         for outside in (slice(0, 2), slice(2 + self.y.shape[2], None)):
             assert torch.equal(wide[..., outside], self.wide[..., outside])
         for row, slot in enumerate(self.case.slots):
@@ -101,8 +101,8 @@ class Operands:
                 continue
             for head in range(self.case.heads):
                 self._check_row(together[row, head], row, slot, head)
-        for _ in range(3 if everyone else 0):
-            some = sorted(rng.sample(everyone, rng.randint(1, len(everyone))), key=lambda _: rng.random())
+        for _ in range(3 if all_rows else 0):
+            some = sorted(rng.sample(all_rows, rng.randint(1, len(all_rows))), key=lambda _: rng.random())
             assert torch.equal(self.added(some)[0], together[some])
 
     def _check_row(self, found: torch.Tensor, row: int, slot: int, head: int) -> None:
@@ -141,7 +141,7 @@ def mixes(slots: int, rng: random.Random) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_mixes_of_rows(dtype: torch.dtype, seed: int) -> None:
+def test_rows_of_mixed_batches_equal_float64(dtype: torch.dtype, seed: int) -> None:
     rng = random.Random(seed)
     slots = rng.choice([1, 3, 9])
     ranks = tuple((rng.choice([0, 1, 3, 8, 16]), rng.choice([1, 5, 16])) for _ in range(slots))
@@ -162,15 +162,17 @@ def test_mixes_of_rows(dtype: torch.dtype, seed: int) -> None:
         pytest.param(3 * SPLIT - 1, (257,), 64, marks=pytest.mark.slow),
     ],
 )
-def test_sizes_around_tiles(inner: int, widths: tuple[int, ...], max_rank: int, dtype: torch.dtype) -> None:
+def test_sizes_around_tiles_equal_float64(
+    inner: int, widths: tuple[int, ...], max_rank: int, dtype: torch.dtype
+) -> None:
     rng = random.Random(inner)
     ranks = [tuple(rng.randint(1, max_rank) for _ in widths) for _ in range(2)]
     ranks.append((max_rank,) * len(widths))
     Operands(Case(inner, widths, max_rank, tuple(ranks), (2, 0, -1, 1, 2)), dtype).check(rng)
 
 
-def test_outputs_that_are_not_changed() -> None:
-    """Outputs between parts have no rows in B, although earlier ones have."""
+def test_outputs_between_parts_are_unchanged() -> None:
+    """Outputs between parts have no rows in B, even if outputs before them have."""
     operands = Operands(Case(48, (150, 40), 8, ((8, 3),), (0, -1, 0)), torch.float32)
     expected, _ = operands.added([0, 1, 2])
     tiles, y = operands.output_tiles, operands.y.new_zeros(3, 1, 7 + 150 + 9 + 40)
@@ -187,15 +189,15 @@ def test_outputs_that_are_not_changed() -> None:
 
 @pytest.mark.parametrize("own_a", [False, True])
 @pytest.mark.parametrize("own_b", [False, True])
-def test_matrices_of_heads(own_a: bool, own_b: bool) -> None:
+def test_matrices_may_be_per_head_or_shared(own_a: bool, own_b: bool) -> None:
     """As in latent attention: one matrix for all heads, and one per head."""
     case = Case(33, (20,), 5, ((3,), (5,)), (1, -1, 0, 1), heads=3, own_a=own_a, own_b=own_b)
     for dtype in DTYPES:
         Operands(case, dtype).check(random.Random(0))
 
 
-def test_a_result_that_is_wider_than_the_matrices() -> None:
-    """As in a router."""
+def test_float32_outputs_keep_their_precision() -> None:
+    """A router's outputs are float32."""
     case = Case(48, (9,), 8, ((8,),), (0, -1, 0))
     operands, exact = Operands(case, torch.bfloat16), Operands(case, torch.bfloat16)
     for each in (operands, exact):
@@ -205,7 +207,7 @@ def test_a_result_that_is_wider_than_the_matrices() -> None:
     assert torch.equal(operands.added([0, 1, 2])[0][1], exact.y[1])
 
 
-def test_an_adapter_that_overflows_harms_no_other_row() -> None:
+def test_overflow_of_an_adapter_affects_no_other_row() -> None:
     case = Case(48, (9,), 8, ((8,), (8,)), (0, 1, -1, 1))
     operands, plain = Operands(case, torch.float16), Operands(case, torch.float16)
     operands.a[0] = 6e4

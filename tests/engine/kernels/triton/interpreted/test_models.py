@@ -68,15 +68,15 @@ def test_gpt_oss_equals_transformers(in_blocks: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kv_cache_dtype", ["auto", pytest.param("fp8_per_token_head", marks=pytest.mark.slow(drawn=False))]
 )
-def test_through_the_engine(kv_cache_dtype: str, tiny_llama: Path) -> None:
-    """Selected by the flag: in chunks, with prefix hits."""
+def test_engine_output_equals_that_with_sdpa(kv_cache_dtype: str, tiny_llama: Path) -> None:
+    """The flag selects the backend; prompts are chunked and share a prefix."""
     texts = []
     for backend in ("triton", "sdpa"):
         llm = LLM(
             str(tiny_llama), device="cpu", attention_backend=backend, kv_cache_dtype=kv_cache_dtype,
             num_gpu_blocks_override=80, max_model_len=160, max_num_batched_tokens=24,
         )  # fmt: skip
-        todo = [*prompts(2), [*prompts(2)[0][:20], 7]]
+        prompt_list = [*prompts(2), [*prompts(2)[0][:20], 7]]
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-        texts.append([output.outputs[0].token_ids for output in llm.generate(todo, params, use_tqdm=False)])
+        texts.append([output.outputs[0].token_ids for output in llm.generate(prompt_list, params, use_tqdm=False)])
     assert texts[0] == texts[1]

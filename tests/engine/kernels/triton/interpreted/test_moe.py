@@ -15,5 +15,5 @@ from ....models.test_moe import CASES, assert_layer_is
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "deepseek_v3")) for name in CASES]
 )
-def test_the_layer_is_transformers(name: str) -> None:
+def test_moe_layer_equals_that_of_transformers(name: str) -> None:
     assert_layer_is(name, Build(torch.float32, SdpaBackend(), TRITON))

@@ -116,21 +116,21 @@ def check(backend: AttentionBackend, name: str, lengths: list[int], block_size: 
 
 
 @pytest.mark.parametrize("name", ["plain", "seven to one", "window", "soft cap", "alibi"])
-def test_flash_attn(name: str) -> None:
+def test_flash_attn_equals_the_reference(name: str) -> None:
     check(FlashAttnBackend(flash_attn_varlen_func), name, [1, 2, 257, 5], 256, torch.float32)
 
 
 @pytest.mark.parametrize("name", ["plain", "seven to one", "window", "soft cap"])
-def test_flashinfer(name: str) -> None:
+def test_flashinfer_equals_the_reference(name: str) -> None:
     check(FlashInferBackend(BatchPrefillWithPagedKVCacheWrapper), name, LENGTHS, 16, torch.bfloat16)
 
 
 def test_flashinfer_plans_a_step_once_for_each_kind_of_layer() -> None:
-    made: list[BatchPrefillWithPagedKVCacheWrapper] = []
+    wrappers: list[BatchPrefillWithPagedKVCacheWrapper] = []
 
     def wrapper(*words: Any) -> BatchPrefillWithPagedKVCacheWrapper:
-        made.append(BatchPrefillWithPagedKVCacheWrapper(*words))
-        return made[-1]
+        wrappers.append(BatchPrefillWithPagedKVCacheWrapper(*words))
+        return wrappers[-1]
 
     backend = FlashInferBackend(wrapper)
     sequences = Sequences.random(SHAPES["plain"], [1, 20], torch.float32)
@@ -140,4 +140,4 @@ def test_flashinfer_plans_a_step_once_for_each_kind_of_layer() -> None:
         for scale in (0.25, 0.5, 0.25):
             shape = dataclasses.replace(sequences.shape, scale=scale)
             backend.forward(shape, query, key, value, sequences.cache, plan)
-        assert [each.plans for each in made] == [number] * 2
+        assert [each.plans for each in wrappers] == [number] * 2

@@ -56,7 +56,7 @@ def check(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("format", GROUP_FORMATS)
-def test_groups(format: GroupFormat) -> None:
+def test_quant_linear_equals_float64_in_group_formats(format: GroupFormat) -> None:
     draw = random.Random(name_of(format))
     for index, dtype in enumerate(DTYPES):
         inner, outputs, tokens = draw.choice(WIDTHS), draw.choice(OUTPUTS), draw.choice(TOKENS)
@@ -68,7 +68,7 @@ def test_groups(format: GroupFormat) -> None:
 
 
 @pytest.mark.parametrize("format", GGUF)
-def test_gguf(format: GGUFFormat) -> None:
+def test_quant_linear_equals_float64_in_gguf_types(format: GGUFFormat) -> None:
     draw = random.Random(format.name)
     for index, dtype in enumerate(DTYPES):
         inner = draw.choice((1, 2, 3, 5) if format.numbers < 256 else (1, 2)) * format.numbers
@@ -99,8 +99,8 @@ def scaled(stored: StoredFormat) -> torch.Tensor:
     ],
     ids=lambda stored: f"{stored.name} {getattr(stored, 'scale', '')}",
 )
-def test_any_bytes(stored: StoredFormat) -> None:
-    """Also subnormal, infinite and NaN scales; each element separately."""
+def test_quant_linear_equals_the_reference_for_any_bytes(stored: StoredFormat) -> None:
+    """This includes subnormal, infinite and NaN scales; a product selects one column."""
     blocks = scaled(stored)
     for column in (0, 200):
         x = torch.zeros(1, 256)
@@ -110,7 +110,7 @@ def test_any_bytes(stored: StoredFormat) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
-def test_nothing() -> None:
+def test_quant_linear_accepts_empty_and_strided_inputs() -> None:
     format = GroupFormat("uint4", 32, "float16")
     blocks = random_groups(format, 3, 48, seed=1).blocks
     for rows, x in ((3, torch.ones(0, 48)), (0, torch.ones(2, 48)), (3, torch.ones(2, 0, 48))):

@@ -37,7 +37,7 @@ def cache_of(dtype: torch.dtype, of_tokens: bool, blocks: int, block_size: int, 
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow(drawn=False)) for seed in range(6, 32))]
 )
-def test_as_one_after_another(seed: int) -> None:
+def test_rope_and_cache_equals_separate_operations(seed: int) -> None:
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype = dice.choice(list(ROUNDING))
     stored = CACHES[seed % len(CACHES)] or dtype

@@ -63,7 +63,7 @@ def correction_of(config: MoEConfig, generator: torch.Generator) -> torch.Tensor
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_float64(name: str) -> None:
+def test_routing_equals_float64(name: str) -> None:
     config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
     correction = correction_of(config, generator)
     logits = torch.randn(4, config.num_experts + 3, generator=generator).mul(2)
@@ -72,7 +72,7 @@ def test_equals_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "by another norm"])
-def test_of_equal_scores_the_lowest_numbers(name: str) -> None:
+def test_lowest_numbers_win_among_equal_scores(name: str) -> None:
     config = dataclasses.replace(CONFIGS[name], correction_bias=False)
     generator = torch.Generator().manual_seed(1)
     logits = torch.randint(-1, 2, (8, config.num_experts), generator=generator).float()
@@ -81,7 +81,7 @@ def test_of_equal_scores_the_lowest_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "best of a group", "sigmoid in groups", "by 2-norm"])
-def test_what_is_no_number_stays_in_its_row(name: str) -> None:
+def test_nan_affects_only_its_row(name: str) -> None:
     """NaN rows get valid experts, none of them twice."""
     config, generator = CONFIGS[name], torch.Generator().manual_seed(2)
     correction = correction_of(config, generator)
@@ -116,7 +116,7 @@ def test_bits_do_not_depend_on_the_batch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
-def test_drawn(seed: int) -> None:
+def test_random_configs_equal_float64(seed: int) -> None:
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     groups = dice.choice([1, 1, 2, 3, 8])
     size = dice.randint(2, 9) if groups > 1 else dice.randint(1, 130)

@@ -71,7 +71,7 @@ def check(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 63, 4095, 4096, 4097])
-def test_it_is_the_definitions_token(vocabulary: int) -> None:
+def test_tokens_are_those_of_the_definition(vocabulary: int) -> None:
     rng = random.Random(vocabulary)
     count = 8
     wide = torch.full((count, vocabulary + 5), torch.nan)
@@ -86,18 +86,18 @@ def test_it_is_the_definitions_token(vocabulary: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [32_000, 128_256, 262_145])
-def test_large_vocabularies(vocabulary: int) -> None:
+def test_tokens_of_large_vocabularies_are_those_of_the_definition(vocabulary: int) -> None:
     rng = random.Random(vocabulary)
     logits = torch.stack([drawn_logits(rng, vocabulary) for _ in range(6)])
     check(logits, torch.tensor([drawn_parameters(rng, vocabulary) for _ in range(6)], dtype=torch.float64))
 
 
-def test_no_rows() -> None:
+def test_empty_batch_is_accepted() -> None:
     assert select_token(torch.empty(0, 9), torch.empty(0, len(COLUMNS), dtype=torch.float64)).shape == (0,)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_rows_of_which_none_can_be_drawn_leave_others_as_they_are(number: float) -> None:
+def test_rows_with_nan_or_infinity_do_not_change_others(number: float) -> None:
     rng = random.Random(3)
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(3))
     parameters = torch.tensor([drawn_parameters(rng, 300) for _ in range(4)], dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_rows_of_which_none_can_be_drawn_leave_others_as_they_are(number: float)
     assert 0 <= int(found[1]) < 300
 
 
-def test_tokens_come_as_often_as_they_are_likely() -> None:
+def test_token_frequencies_follow_the_probabilities() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -torch.inf, 0.5, -3.0])
     count = 200
     parameters = torch.zeros(count, len(COLUMNS), dtype=torch.float64)
