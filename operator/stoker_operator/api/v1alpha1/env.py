@@ -16,9 +16,9 @@ class KeyRef(Part):
     name: ObjectName
     """Name of the ConfigMap or Secret."""
     key: DataKey
-    """Key of the value."""
+    """Key in the ConfigMap or Secret."""
     optional: bool | None = None
-    """Whether a pod starts even if the key does not exist."""
+    """Whether a pod starts even if the object or the key does not exist."""
 
 
 class FieldRef(Part):
@@ -38,7 +38,7 @@ class ResourceFieldRef(Part):
     container_name: Annotated[str, Field(max_length=63)] | None = None
     """Name of the container. Absent: the engine's."""
     divisor: Quantity | None = None
-    """Unit of the value."""
+    """Unit of the value. Absent: 1."""
 
 
 class FileKeyRef(Part):
@@ -86,7 +86,7 @@ class EnvVar(Part):
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value; $(NAME) is replaced with the value of a variable listed before. Absent: valueFrom, or the empty
+    """The value; $(NAME) is replaced with the value of an earlier variable. Absent: that of valueFrom, or the empty
     string."""
     value_from: EnvVarSource | None = None
     """Source of the value."""
