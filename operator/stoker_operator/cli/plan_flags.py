@@ -19,7 +19,7 @@ _FLAGS: Final = (
     "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
 )  # fmt: skip
 
-#: Flags with a number that become arguments of the engine.
+#: Flags with a number that the engine gets as arguments.
 _ENGINE_WORDS: Final = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 

@@ -68,9 +68,7 @@ class DataSourceRef(DataSource):
 
 
 class VolumeClaimSpec(Part):
-    """The requested volume, as in core/v1. Two fields can be changed later: volumeAttributesClassName, and
-    resources.requests.storage, which can grow if the storage class allows expansion, and be lowered again, but not
-    below the volume's current size."""
+    """The requested volume, as in core/v1."""
 
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3), *EachOnce]
     """Access modes. They must include ReadWriteMany if there may be several pods, also during a roll-out."""
@@ -147,7 +145,9 @@ class VolumeClaimTemplate(Part):
     metadata: Annotated[ClaimMetadata, NOT_IN_PODS] = ClaimMetadata()
     """Labels and annotations of the claim."""
     spec: Annotated[VolumeClaimSpec, NOT_IN_PODS]
-    """The requested volume."""
+    """The requested volume. Two fields can be changed later: volumeAttributesClassName, and resources.requests.storage,
+    which can grow if the storage class allows expansion, and be lowered again, but not below the volume's current
+    size."""
 
     @property
     def shared(self) -> bool:

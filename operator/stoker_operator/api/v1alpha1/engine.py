@@ -16,7 +16,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Engine(Part):
-    """The inference engine in each pod. A field that states no default leaves the engine's."""
+    """The inference engine in each pod, and its settings."""
 
     runtime: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] = "stoker"
     """Runtime of the engine, one of those in the accelerator catalogue, such as stoker or vllm. Absent: stoker."""
@@ -45,9 +45,10 @@ class Engine(Part):
     """Maximum length of a sequence in tokens, prompt and output. Absent: the longest that fits into memory, at most the
     model's own maximum; the engine's default if the model's shape is not known."""
     gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Share of each accelerator's memory that the engine may use, in percent. Absent: 92."""
+    """Share of each accelerator's memory, or on accelerator cpu of the container's, that the engine may use, in
+    percent. Absent: 92."""
     enable_prefix_caching: bool | None = None
-    """Whether requests reuse the cached prefix of earlier requests. Absent: they do."""
+    """Whether requests reuse the cached prefix of earlier requests. Absent: the runtime's default, usually true."""
     args: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(max_length=64)] | None = None
     """Additional arguments of the engine's command line, for flags that have no field here. A flag that contradicts a
     field is refused."""

@@ -20,7 +20,7 @@ DEMO_SOURCES = [f"demo://{name}" for name in DEMO_MODELS]
 
 
 class ChatTemplate(Part):
-    """The chat template: its text, or a reference to it. Exactly one field must be set."""
+    """The chat template: its text, or a reference to it."""
 
     value: Annotated[str, Field(min_length=1, max_length=32000)] | None = None
     """The Jinja template itself."""
@@ -54,7 +54,8 @@ class Model(Part):
     trust_remote_code: bool | None = None
     """Whether Python code that comes with the model may run in the pod. Absent: it may not."""
     chat_template: ChatTemplate | None = None
-    """Template that converts a chat to a prompt. Absent: the model's own template; without one, chat requests fail."""
+    """Template that converts a chat to a prompt; exactly one field must be set. Absent: the model's own template;
+    without one, chat requests fail."""
 
     RULES: ClassVar = (
         Rule(

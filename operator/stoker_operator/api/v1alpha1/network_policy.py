@@ -38,8 +38,7 @@ def _lies_within(inner: str, outer: str) -> bool:
 
 
 class IPBlock(Part):
-    """Range of addresses, as in networking/v1. Addresses of clients outside the cluster are visible only if the Service
-    preserves them."""
+    """Range of addresses, as in networking/v1."""
 
     cidr: Cidr
     """The range, such as 10.0.0.0/8."""
@@ -83,7 +82,7 @@ class NetworkPolicyPeer(Part):
     """Selector of the pods' namespaces; {} selects all. The label kubernetes.io/metadata.name holds a namespace's
     name."""
     ip_block: IPBlock | None = None
-    """Addresses, such as those of clients outside the cluster."""
+    """Addresses, such as those of clients outside the cluster if the Service preserves them."""
 
     RULES: ClassVar = (
         Rule(
@@ -99,7 +98,7 @@ class NetworkPolicyPeer(Part):
 
 
 class NetworkPolicy(Part):
-    """Access to the pods' port for the API. The operator's NetworkPolicy allows no other port, such as a sidecar's."""
+    """Access to the pods' port for the API."""
 
     mode: NetworkPolicyMode | None = None
     """Namespace: access for pods in the endpoint's namespace, the gateway that serves the endpoint, and clients that

@@ -65,8 +65,7 @@ class ScalingBehavior(Part):
 
 
 class Scaling(Part):
-    """Autoscaling by the load that the gateway reports. The number of replicas is written to the Deployment;
-    spec.replicas has no effect."""
+    """Autoscaling by the load that the gateway reports."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     """Minimum number of replicas. With 0, an endpoint without requests has no replica, and the gateway holds new

@@ -50,7 +50,8 @@ class PlanStatus(Part):
     data: int
     """Number of engines of a replica."""
     expert: int | None = None
-    """Number of accelerators over which experts are distributed whole; absent if none are."""
+    """Number of accelerators over which experts are distributed whole; absent if they are split, or there are no
+    experts."""
     nodes: int | None = None
     """Number of pods of each replica."""
     idle: int | None = None
@@ -135,7 +136,7 @@ class ScalingStatus(Part):
     replicas: Annotated[int, Field(ge=0)]
     """Desired number of replicas."""
     start_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Median of recent times in seconds from a scale-up until its replicas are ready."""
+    """Median of recent start-up times of replicas in seconds, from the scale-up on."""
     start_failure: Annotated[str, Field(max_length=MAX_START_FAILURE)] | None = None
     """Why no replica starts; the gateway's error for held requests includes it."""
 

@@ -10,7 +10,7 @@ from stoker_operator.api.v1alpha1.claim import VolumeClaimTemplate
 
 
 class EmptyDir(Part):
-    """Space on the node, on disk or in memory, which is deleted with the pod."""
+    """Space on the node, which is deleted with the pod."""
 
     medium: Literal["", "Memory"] | None = None
     """Memory: in memory, which counts towards the pod's memory limit. Absent or "": the node's default, usually its
@@ -20,7 +20,7 @@ class EmptyDir(Part):
 
 
 class PersistentVolumeClaim(Part):
-    """An existing claim in the endpoint's namespace. It is not deleted with the endpoint."""
+    """An existing claim in the endpoint's namespace."""
 
     claim_name: ObjectName
     """Name of the claim. It must have access mode ReadWriteMany if there may be several pods, also during a
@@ -28,13 +28,12 @@ class PersistentVolumeClaim(Part):
 
 
 class Cache(Part):
-    """The engine's cache, for example of downloaded weights. Exactly one field must be set. The kind of volume and the
-    claim cannot be changed later."""
+    """The engine's cache, for example of downloaded weights."""
 
     empty_dir: EmptyDir | None = None
     """Space on the node, which is deleted with the pod. This is the default if storage.cache is absent."""
     persistent_volume_claim: PersistentVolumeClaim | None = None
-    """An existing claim, in which downloaded weights outlive pods."""
+    """An existing claim in the endpoint's namespace. It is not deleted with the endpoint."""
     volume_claim_template: VolumeClaimTemplate | None = None
     """Template of a claim that the operator creates with the endpoint's name. All pods share it; it is deleted with the
     endpoint."""
@@ -55,8 +54,8 @@ class Storage(Part):
     """Volumes of the pods: the cache, and shared memory."""
 
     cache: Cache | None = None
-    """The engine's cache, for example of downloaded weights. Its kind of volume and its claim cannot be changed later.
-    Absent: space on the node."""
+    """The engine's cache, for example of downloaded weights. Exactly one field must be set; the kind of volume and the
+    claim cannot be changed later. Absent: space on the node."""
     shm_size: Quantity | None = None
     """Maximum size of /dev/shm, whose content counts towards the pod's memory. Absent: with runtime vllm, limited by
     the pod's memory only; else 512Mi for each accelerator if engines use several, or the container runtime's
