@@ -124,7 +124,7 @@ class NamedClaim(NamedTuple):
     Attributes:
         field: path of the spec's field that names it.
         name: the claim's name.
-        shared_by: the access modes with which pods on several nodes can mount it; the first is recommended.
+        shared_by: the access modes with which pods on several nodes can use it.
     """
 
     field: str
