@@ -1,4 +1,4 @@
-"""Parses a manifest, as YAML or as an object of the API, into an InferenceEndpoint, or reports all its violations."""
+"""Parses manifests, as YAML or as objects of the Kubernetes API, into InferenceEndpoints, or reports violations."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def read(text: str) -> list[InferenceEndpoint]:
     """Return the endpoints in a YAML text of one or more documents.
 
     Raises:
-        Refused: a document is not a valid endpoint.
+        Refused: the text is not one or more valid endpoints in YAML.
     """
     return [parse(document) for document in documents(text)]
 
 
 def documents(text: str) -> list[Any]:
-    """Return the documents in a YAML text; at least one.
+    """Return the non-null documents in a YAML text; at least one.
 
     Raises:
-        Refused: the text is not YAML, or it is empty.
+        Refused: the text is not YAML, or has no such document.
     """
     try:
         found = [document for document in yaml.safe_load_all(text) if document is not None]
@@ -49,8 +49,8 @@ def parse(document: Any, before: Any = None) -> InferenceEndpoint:
 
     Args:
         document: the manifest.
-        before: the previous manifest, for rules about changes; None if not known. If it cannot be parsed, because older
-            rules accepted it, every change is allowed.
+        before: the previous manifest, for rules about changes. They are skipped if it is None or does not match the
+            schema.
 
     Raises:
         Refused: the manifest violates the schema or a rule.
@@ -109,7 +109,7 @@ def _shown(value: Any) -> str:
 
 
 def _fields(path: tuple[Any, ...]) -> list[str]:
-    """Return the names of the fields at `path`."""
+    """Return the field names of the object at `path`."""
     model: Any = InferenceEndpoint
     for step in path:
         if isinstance(step, int):

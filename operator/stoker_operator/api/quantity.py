@@ -1,7 +1,8 @@
 """Kubernetes quantities (``500m``, ``16Gi``, ``1e3``) as numbers.
 
-Grammar and limits are those of ``k8s.io/apimachinery/pkg/api/resource``: nine decimals, rounded up, and a magnitude of
-at most 2^63 - 1. The exponent is checked before a number is built, so that ``1e999999`` costs no more than ``1``.
+Grammar and limits are those of ``k8s.io/apimachinery/pkg/api/resource``: nine decimals, rounded away from zero, and a
+magnitude of at most 2^63 - 1. The exponent is checked before a number is built, so ``1e999999`` takes no longer than
+``1``.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _DECIMAL: Final = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _QUANTITY: Final = re.compile(
     r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]([+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]|))", re.ASCII
 )
-#: Maximum number of digits that are read, before and after the decimal point. No type of the API allows more.
+#: Maximum number of digits that are read, on each side of the decimal point.
 _DIGITS: Final = 256
-#: Maximum number of digits of an exponent; an exponent with more digits exceeds all limits.
+#: Maximum number of digits of an exponent; an exponent with more digits is out of range.
 _EXPONENT_DIGITS: Final = 6
-#: Decimal context with enough digits to represent products and sums of read numbers exactly.
+#: Decimal context with enough digits to scale numbers exactly if the result is in range.
 _EXACT: Final = Context(prec=2 * _DIGITS)
 
 
@@ -82,7 +83,7 @@ def _power(exponent: str) -> int:
 
 
 def canonical(value: int | str) -> str:
-    """Return a quantity as the API server writes it: with the largest suffix of its kind that leaves an integer.
+    """Return a quantity as the API server writes it, such as ``1Gi`` for ``1024Mi``.
 
     Raises:
         ValueError: `value` is not a quantity.
@@ -101,6 +102,6 @@ def canonical(value: int | str) -> str:
     whole, power = int((number * 10**9).to_integral_value(ROUND_CEILING)), -3
     while power < len(_DECIMAL) - 4 and whole % 1000 == 0:
         whole, power = whole // 1000, power + 1
-    if suffix[:1] in ("e", "E") and len(suffix) > 1:  # 1e3 keeps an exponent; 1E is a suffix
+    if suffix[:1] in ("e", "E") and len(suffix) > 1:  # 1e3 has an exponent, 1E a suffix
         return f"{whole}e{3 * power}" if power else str(whole)
     return f"{whole}{_DECIMAL[power + 3]}"

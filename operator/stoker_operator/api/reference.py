@@ -10,19 +10,15 @@ Schema = Mapping[str, Any]
 _HEAD = """# {kind}
 
 `{group}/{version}`, short name `{short}`. This page is generated from the models in `operator/stoker_operator/api`
-(`stoker crd --reference`); `kubectl explain {short}.spec --recursive` shows the same in a terminal.
+(`stoker crd --reference`); `kubectl explain {short}.spec` shows the same texts in a terminal.
 
-The last column states the meaning of an absent field. Defaults are never written into the object, except
+`Absent:` introduces the meaning of an absent field. Defaults are never written into the object, except
 `spec.replicas: 1`.
 """
 
 
 def reference(crd: Schema) -> str:
-    """Return the page, in Markdown.
-
-    Args:
-        crd: the CustomResourceDefinition.
-    """
+    """Return the page for a CustomResourceDefinition, in Markdown."""
     spec = crd["spec"]
     version = spec["versions"][0]
     names = spec["names"]
@@ -35,7 +31,7 @@ def reference(crd: Schema) -> str:
 
 
 def _objects(path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield `node` and the objects inside it in pre-order, each with its path."""
+    """Yield `node` and the objects inside it that have properties, in pre-order, each with its path."""
     if "properties" not in node:
         return
     yield path, node

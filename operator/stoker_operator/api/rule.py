@@ -1,9 +1,8 @@
-"""Rules about several fields, each written twice: in CEL for the API server, and in Python.
+"""Rules besides those of the schema, each written twice: in CEL for the API server, and in Python.
 
-The schema constrains single fields; a rule constrains several fields together. It is declared on the Pydantic class
-with these fields, so that `schema` writes it beside them into the CRD, where the API server evaluates it. `violations`
-evaluates it in `stoker up`, `stoker plan` and the operator. A test has the API server and Python evaluate the same
-manifests.
+Most rules constrain several fields together. A rule is declared on the pydantic class with these fields, and the CRD
+has it beside them, where the API server evaluates it. `violations` evaluates it in the operator and in commands such as
+`stoker plan`. A test has the API server and Python evaluate the same manifests.
 
 A `Rule` constrains an object. A `ChangeRule` constrains an object relative to its previous version, so only the API
 server and the webhook, which know both versions, can evaluate it.
@@ -56,7 +55,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class ChangeRule:
-    """A rule about a change.
+    """A rule about a change of an object.
 
     Attributes:
         field: as in `Rule`.
@@ -87,7 +86,7 @@ def _validation(cel: str, field: str, message: str, remedy: str) -> dict[str, st
 
 
 def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
-    """Yield the violations of all rules by `model` and the models inside it."""
+    """Yield the violations of `RULES` by `model` and the models inside it."""
     for rule in getattr(type(model), "RULES", ()):
         if not rule.holds(model):
             yield rule.violation(model, path)
@@ -103,7 +102,7 @@ def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
 
 
 def changes(model: BaseModel, before: BaseModel, path: str = "") -> Iterator[Violation]:
-    """Yield the violations of all rules about changes by the change from `before` to `model`, including nested
+    """Yield the violations of `CHANGES` by the change from `before` to `model`, and by changes of their nested
     models."""
     for rule in getattr(type(model), "CHANGES", ()):
         if not rule.holds(model, before):

@@ -1,9 +1,9 @@
 """Converts pydantic's JSON schema to the structural schema of a CustomResourceDefinition.
 
-A structural schema is a tree without references and without alternatives that change the type. References are
-therefore inlined, and "or null" is dropped (the API server prunes nulls). A default in the schema would be written into
-stored objects, so Python's defaults are dropped: the meaning of an absent field can change with a release. A field that
-needs a default states ``x-default``.
+A structural schema is a tree without references and without alternatives that change the type. References are therefore
+inlined, and "or null" is dropped (the API server prunes nulls). A default in the schema would be written into stored
+objects, so Python's defaults are dropped: the meaning of an absent field can change with a release. A field that needs
+a stored default has ``x-default``.
 """
 
 from __future__ import annotations

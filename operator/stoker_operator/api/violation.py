@@ -1,4 +1,4 @@
-"""Violations of a manifest: the field, what is wrong, and the remedy."""
+"""Violations: the field, what is wrong, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Violation:
-    """A violation of the schema, a rule, the policy or the plan by a manifest.
+    """A reason to refuse a manifest, or another input of a command.
 
     Attributes:
-        field: path of the field, as for ``kubectl explain`` (``spec.parallelism``).
+        field: path of the field, as for ``kubectl explain`` (``spec.parallelism``), or another subject, such as a file.
         message: what is wrong.
         remedy: what to write instead; empty if the message suffices.
         reason: CamelCase reason of the condition that reports it.
@@ -31,7 +31,7 @@ class Violation:
 
 
 class Refused(Exception):  # noqa: N818 - the manifest is wrong, not the operator
-    """A manifest is refused; `violations` lists everything that is wrong with it."""
+    """A manifest or another input is refused because of `violations`."""
 
     def __init__(self, *violations: Violation) -> None:
         super().__init__("\n".join(map(str, violations)))

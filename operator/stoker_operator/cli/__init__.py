@@ -1,1 +1,1 @@
-"""The operator's commands. Each takes the arguments after its name and returns the exit code."""
+"""The operator's commands. Their `main` takes the arguments after the command's name and returns the exit code."""

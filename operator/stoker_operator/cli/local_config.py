@@ -13,10 +13,10 @@ from stoker_operator.api.violation import Refused, Violation
 
 
 def local_config(spec: Spec) -> dict[str, Any] | None:
-    """Return the config.json of a ``file://`` source, or None for other sources and for a folder that does not exist.
+    """Return the config.json of a ``file://`` source, or None for other sources, or if there is no such folder.
 
     Raises:
-        Refused: the folder has no readable config.json.
+        Refused: the folder has no valid config.json.
     """
     source = ModelSource.parse(spec.model.source)
     folder = Path(source.name)

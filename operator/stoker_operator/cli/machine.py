@@ -1,4 +1,4 @@
-"""Finds this machine's accelerators, without a GPU library."""
+"""Finds this machine's NVIDIA GPUs, without a GPU library."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from stoker_operator.plan.catalogue import Accelerator
 
 
 def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
-    """Return why this machine cannot run a plan for `count` accelerators of a kind, or None if it can.
+    """Return why this machine cannot run a plan for `count` accelerators of a kind, or why this is unknown; None if it
+    can.
 
-    GPUs of the same vendor with at least as much memory are sufficient. Only NVIDIA GPUs can be queried.
+    NVIDIA GPUs with at least as much memory are sufficient; other accelerators cannot be queried.
 
     Args:
         key: the kind's key in the catalogue.
@@ -31,7 +32,7 @@ def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
 
 
 def nvidia_memory() -> list[int]:
-    """Return the memory of each NVIDIA GPU in MiB, as the driver reports it."""
+    """Return the memory of each NVIDIA GPU in MiB, as nvidia-smi reports it; empty if that fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 
 
 def read_text(filename: str) -> str:
-    """Return the file's text.
+    """Return the text of the file, or of standard input for ``-``.
 
     Raises:
         Refused: the file cannot be read.
@@ -46,7 +46,7 @@ def load(filename: str, catalogue: Catalogue) -> list[InferenceEndpoint]:
 
 
 def parse_planned(document: Any, catalogue: Catalogue) -> InferenceEndpoint:
-    """Parse a manifest. Remedies for wrong sizes come from the planner.
+    """Parse a manifest. Remedies for wrong sizes are the planner's if it knows the model.
 
     Raises:
         Refused: the manifest violates the schema or a rule.
@@ -73,7 +73,7 @@ def load_one(filename: str, catalogue: Catalogue) -> InferenceEndpoint:
 
 
 def answer(command: str, run: Callable[[], int]) -> int:
-    """Call `run`. If the manifest is refused, print one line per violation to standard error, and return 2."""
+    """Return the result of `run`. If it raises `Refused`, print the violations to standard error and return 2."""
     try:
         return run()
     except Refused as refused:

@@ -42,11 +42,11 @@ def main(argv: list[str], composition: Composition | None = None) -> int:
         composition: the workloads of an endpoint; the default is one Deployment.
 
     Returns:
-        0 after a signal, 1 without a usable cluster, 2 for an invalid command line, catalogue or policy.
+        0 after a signal, 2 for an invalid command line, catalogue or policy, 1 for other errors.
     """
-    # kopf handles signals once it runs. Until then a container's first process would ignore SIGTERM, because the kernel
-    # applies no default action to it, so this handler is installed before slow imports. It exits without cleanup:
-    # nothing is running yet, and a module that is being imported could swallow an exception.
+    # kopf handles signals after it has started. Before, the kernel would ignore SIGTERM for a container's first
+    # process, so this handler is installed before slow imports. It exits without cleanup: nothing is running yet, and a
+    # module that is being imported could swallow an exception.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         return _run(argv, composition)
@@ -81,7 +81,7 @@ def _run(argv: list[str], composition: Composition | None = None) -> int:
     except KubeError as error:
         report_exit("stoker_operator", "stoker operator", error)
         return 1
-    from stoker_operator.manager import handlers  # importing kopf takes a second, too long for reporting a wrong flag
+    from stoker_operator.manager import handlers  # imported late, because kopf's import takes a second
 
     try:
         handlers.run(settings, kube, catalogue, policy, composition)
@@ -147,7 +147,8 @@ def _webhook(parser: argparse.ArgumentParser, options: argparse.Namespace, names
 
 
 def _gateway(parser: argparse.ArgumentParser, options: argparse.Namespace) -> GatewaySettings | None:
-    """Return the gateway's settings, or None without a gateway. Its flags must be given together."""
+    """Return the gateway's settings, or None without a gateway. Its flags must be given together, except
+    --gateway-signals."""
     flags = {
         "--gateway-url": options.gateway_url,
         "--gateway-namespace": options.gateway_namespace,

@@ -1,9 +1,9 @@
 """``stoker plan``: how a model can be placed on accelerators, and why other placements are impossible.
 
-The operator's planner evaluates a manifest (``-f``), or a model and accelerators (``--model``). The command needs no
-cluster and no network: the model's shape comes from the table of well-known models, or from a local folder. With
-``--cluster`` it also reads which accelerators the kubeconfig's cluster has and which are free, and shows which of them
-can hold the model; ``--accelerator`` may then be omitted. ``--plot`` draws how each placement uses the memory.
+The operator's planner evaluates a manifest (``-f``), or a model and accelerators (``--model``). The model's shape comes
+from the table of well-known models, or from a local folder, without a network. With ``--cluster`` the command also
+reads which accelerators the kubeconfig's cluster has and which are free, and shows which of them can hold the model.
+``--plot`` draws how each placement uses the memory.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _answer(
     objections = _manifest_objections(manifest, spec, catalogue)
     if options.filename:
         return PlanReport(spec, found, True, objections)
-    # Estimates are also shown for placements that this release cannot run: without an image, or over several pods.
+    # Placements that this release cannot run (no runtime has an image, or over several pods) only cause warnings.
     kind = found.placement.accelerator.images
     served = any(kind in images for images in catalogue.runtimes.values())
     errors = (*(() if served else found.refused), *found.unplannable)
@@ -135,7 +135,7 @@ def _answer(
 
 
 def _manifest_objections(manifest: Mapping[str, Any], spec: Spec, catalogue: Catalogue) -> tuple[Violation, ...]:
-    """Return the violations for which the operator would refuse the manifest."""
+    """Return the violations for which an operator without a policy would refuse the manifest."""
     try:
         decided = plan(spec, catalogue, local_config(spec))
         children(Owner(str(manifest["metadata"]["name"])), spec, decided, pod_monitors=True)
@@ -150,7 +150,7 @@ def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: t
     hardware = spec.get("hardware") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(hardware, Mapping):
         return PlanReport(None, None, False, against)
-    # None: the sizes follow from count and nodes. If they span nodes and are refused, one engine per node may be valid.
+    # None: tensor is count × nodes. If that is refused, one engine per node may be valid.
     for sizes in (None, {"tensor": hardware.get("count") or 1, "data": hardware.get("nodes") or 1}):
         try:
             parsed = parse({**manifest, "spec": {**spec, "parallelism": sizes}}).spec
@@ -161,7 +161,7 @@ def _without_sizes(manifest: Mapping[str, Any], catalogue: Catalogue, against: t
 
 
 def _manifest(filename: str) -> Mapping[str, Any]:
-    """Return the only document in the file. Only its type is checked: it must be a mapping.
+    """Return the file's single document, which must be a mapping and is not checked further.
 
     Raises:
         Refused: the file cannot be read, has several documents, or its document is not a mapping.
@@ -178,7 +178,7 @@ def _manifest(filename: str) -> Mapping[str, Any]:
 
 
 def _room_text(seen: plan_cluster.ClusterInventory, placement: Placement) -> str:
-    """Describe whether the cluster's nodes have room for the pods."""
+    """Describe whether the cluster's nodes have room for a pod, or why this is unknown."""
     if seen.unknown:
         return seen.unknown if seen.nodes else f"unknown: {seen.unknown}"
     room = capacity(seen.nodes, seen.holders or (), placement.accelerator, placement.count)

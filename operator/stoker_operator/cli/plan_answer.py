@@ -21,12 +21,12 @@ class PlanReport:
     """The result of ``stoker plan``.
 
     Attributes:
-        spec: the manifest's spec, or None if it cannot be parsed.
-        study: the evaluated placements, or None if none could be evaluated.
+        spec: the spec, with other sizes if the stated ones are refused; None if there is no single valid spec.
+        study: the evaluated placements of `spec`, or None.
         has_stated_sizes: whether the sizes in the spec are among the evaluated placements.
-        errors: all violations.
-        cluster: a text that states whether the nodes have room for the pods, or what could not be read from the
-            cluster; None if there is nothing to state.
+        errors: the violations; empty if the request is possible.
+        cluster: whether the nodes have room for a pod, or what could not be read from the cluster; None if there is
+            nothing to state.
         kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not asked.
     """
 
@@ -71,7 +71,7 @@ def document(answer: PlanReport) -> dict[str, Any]:
 
 
 def table(answer: PlanReport) -> str:
-    """Return the report as a table."""
+    """Return the report as text with tables; may be empty."""
     parts = [_ways(answer), *([_kinds(answer.kinds)] if answer.kinds else [])]
     return "\n\n".join(filter(None, parts))
 
@@ -131,7 +131,7 @@ _WORDS = ("verdict", "why")
 
 
 def judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
-    """Return each placement with its verdict and the reason."""
+    """Return each placement with its verdict and the reason, which may be empty."""
     study = answer.study
     if study is None:
         return []
@@ -149,7 +149,7 @@ def judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
 
 
 def _short(study: Study, way: Option) -> str:
-    """Return which requested length or concurrency a possible placement does not reach; empty if none or unknown."""
+    """Return which requested length or concurrency a possible placement does not reach; may be empty."""
     found = way.estimate
     if way.serves or found is None or found.max_model_len is None or found.max_concurrency is None:
         return ""

@@ -1,7 +1,7 @@
 """``stoker plan --cluster``: the total and free accelerators of the kubeconfig's cluster, and which can hold the model.
 
-For each kind of accelerator, the operator's planner evaluates the pod sizes that the nodes allow, smallest first. The
-verdict of a row is therefore the one that admission would give.
+For each kind of accelerator, the operator's planner evaluates the pod sizes that the nodes allow, smallest first, until
+one suffices.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class StockRow:
 
     Attributes:
         stock: the cluster's accelerators of this kind.
-        count: accelerators of each pod; meaningless without a placement.
+        count: accelerators of each pod; meaningless without `option`.
         option: the placement in such a pod, or None if no placement is possible or the kind is unknown.
-        why: why there is no placement, or which requested length or concurrency it does not reach.
+        why: why there is no placement, or what it lacks; may be empty.
     """
 
     stock: Stock
@@ -56,7 +56,8 @@ class StockRow:
 
     @property
     def verdict(self) -> str:
-        """``serves`` if the requested length and concurrency fit, ``holds`` if less fits, ``unknown`` or ``no``."""
+        """``serves`` if the requested length and concurrency fit, ``holds`` if less fits, ``unknown`` without an
+        estimate, ``no`` without a placement."""
         if self.option is None:
             return "no"
         if self.option.estimate is None:
@@ -65,7 +66,7 @@ class StockRow:
 
 
 def ask() -> ClusterInventory:
-    """Read the nodes, and all unfinished pods that occupy devices of a node."""
+    """Read the nodes, and all unfinished pods that occupy devices. `unknown` reports errors."""
     # Imported when needed: the Kubernetes client takes a second to load, and other plans do not use it.
     from stoker_operator.cluster import observe
     from stoker_operator.cluster.kube import Kube, KubeError
@@ -94,8 +95,8 @@ def rows(seen: ClusterInventory, manifest: Document, catalogue: Catalogue) -> tu
 
     Args:
         seen: the cluster's nodes and pods.
-        manifest: the manifest, whose accelerator is replaced by each kind. A count and sizes that it does not set are
-            chosen.
+        manifest: the manifest, whose accelerator is replaced by each kind. The planner chooses the count if it is
+            absent, and the sizes if all are.
         catalogue: the known kinds of accelerator.
     """
     return tuple(_row(stock, manifest, catalogue) for stock in stocks(seen.nodes, seen.holders, catalogue))
@@ -207,12 +208,12 @@ def _study(stock: Stock, manifest: Document, count: int, catalogue: Catalogue) -
 
 
 def _no_image(found: Study) -> str:
-    """Return why the manifest would be refused although the model fits; empty if it would be accepted."""
+    """Return why there is no image for these pods; empty if there is one."""
     return str(found.refused[0]) if found.refused else ""
 
 
 def _short(found: Study, option: Option) -> str:
-    """Return which requested length or concurrency a pod does not reach, or why this is unknown; empty if none."""
+    """Return which requested length or concurrency an engine does not reach, or why this is unknown; may be empty."""
     estimate = option.estimate
     if estimate is None:
         return found.unknown

@@ -19,7 +19,7 @@ _FLAGS: Final = (
     "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_target_modules",
 )  # fmt: skip
 
-#: Flags that are passed on to the engine's command line.
+#: Flags with a number that the engine gets as arguments.
 _ENGINE_WORDS: Final = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
 
@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--min-concurrency", type=int, metavar="N", help="sequences each engine should hold at once (default: 4)"
     )
     group.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, help="dtype of the KV cache")
-    group.add_argument("--max-model-len", type=int, metavar="N", help="largest number of tokens of prompt and output")
+    group.add_argument("--max-model-len", type=int, metavar="N", help="maximum number of tokens of prompt and output")
     group.add_argument("--dtype", choices=DTYPES, help="dtype of weights and activations")
     group.add_argument("--quantization", metavar="METHOD", help="quantization of the weights, such as fp8, awq or gptq")
     group.add_argument("--runtime", metavar="NAME", help="the runtime: stoker or vllm (default: stoker)")
@@ -48,9 +48,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-lora", action="store_const", const=True, help="serve LoRA adapters, and reserve memory for them"
     )
-    group.add_argument("--max-loras", type=int, metavar="N", help="largest number of adapters in one step")
-    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="largest number of adapters in CPU memory")
-    group.add_argument("--max-lora-rank", type=int, metavar="N", help="largest rank of an adapter")
+    group.add_argument("--max-loras", type=int, metavar="N", help="maximum number of adapters in one step")
+    group.add_argument("--max-cpu-loras", type=int, metavar="N", help="maximum number of adapters in CPU memory")
+    group.add_argument("--max-lora-rank", type=int, metavar="N", help="maximum rank of an adapter")
     group.add_argument(
         "--lora-target-modules", nargs="+", metavar="NAME", help="modules that adapters may change, such as q_proj"
     )
@@ -60,7 +60,7 @@ def document_of(options: argparse.Namespace, catalogue: Catalogue) -> Document:
     """Return the manifest that is equivalent to the flags.
 
     Raises:
-        Refused: a topology is given for an accelerator without topologies, or adapters' flags without --enable-lora.
+        Refused: a flag contradicts the catalogue, or a flag of adapters lacks --enable-lora.
     """
     hardware = {"accelerator": options.accelerator or "cpu", "count": options.count, "nodes": options.nodes}
     if options.memory:

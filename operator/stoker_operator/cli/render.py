@@ -27,9 +27,9 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     parser = CommandParser(
         prog="stoker render",
-        description="Print every object that the operator would apply for a manifest, without owner references, which "
-        "exist only in a cluster. The policy is that of the Helm chart's installation with the given values; the "
-        "policy of a running operator is in its ConfigMap.",
+        description="Print every object that the operator would apply for a manifest, without what depends on the "
+        "cluster, such as owner references. The policy is that of the Helm chart's installation with the given values; "
+        "the policy of a running operator is in its ConfigMap.",
     )
     add_arguments(parser)
     parser.add_argument(
@@ -73,7 +73,7 @@ def render(
 
     Args:
         endpoint: the endpoint.
-        catalogue: the accelerators.
+        catalogue: accelerators and runtimes.
         pod_monitors: whether the cluster has PodMonitors; it is assumed to have them if the manifest requires one.
         policy: the administrator's permissions and additions.
 

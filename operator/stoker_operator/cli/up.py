@@ -1,8 +1,7 @@
 """``stoker up -f FILE``: runs a manifest without a cluster.
 
-The operator's own code validates and plans the manifest and builds the engine's command line, which differs from that
-of a pod only in addresses, paths and the runtime's `local_args`. Fields that only a cluster can use are listed and
-ignored; fields that cannot be ignored without changing the model's output are refused.
+The operator's own code validates and plans the manifest and builds the engine's command line. Fields that only a
+cluster can use are listed and ignored, or refused if the engine needs them.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ CLUSTER_FIELDS = (
     "routing",
 )
 
-#: Maximum characters of an argument, such as a chat template, in the printed command.
+#: Maximum number of characters of an argument, such as a chat template, in the printed command.
 SHOWN: Final = 120
 
 
@@ -106,7 +105,7 @@ class Launch:
 def prepare(
     endpoint: InferenceEndpoint, catalogue: Catalogue, options: argparse.Namespace, environment: Mapping[str, str]
 ) -> Launch:
-    """Validate and plan the manifest for this machine.
+    """Validate and plan the manifest for this machine, and return the process to start.
 
     Raises:
         Refused: the manifest cannot run on this machine.
@@ -178,10 +177,10 @@ def program(engine: Runtime) -> list[str]:
 
 
 def on_cpu(spec: Spec) -> Spec:
-    """Return the spec changed to this machine's CPU.
+    """Return the spec with this machine's CPU as its hardware.
 
     Raises:
-        Refused: another field needs the accelerator of the manifest.
+        Refused: another field is not allowed on a CPU.
     """
     hardware = Hardware(accelerator=CPU)
     changed = spec.model_copy(update={"hardware": hardware, "parallelism": None})
@@ -201,7 +200,7 @@ def model_exists(spec: Spec) -> None:
 
 
 def stays_in_the_cluster(spec: Spec) -> None:
-    """Refuse fields that need a cluster."""
+    """Refuse a model or a chat template that only a cluster has."""
     if ModelSource.parse(spec.model.source).scheme == "pvc":
         raise Refused(
             Violation(

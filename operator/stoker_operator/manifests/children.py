@@ -35,22 +35,22 @@ def children(
     gateway: GatewaySettings | None = None,
     replicas: int | None = None,
 ) -> tuple[Manifest, ...]:
-    """Return the objects that should exist for a workload; objects that pods need come before the pods' workload.
+    """Return the objects that should exist for a workload; objects that pods need come before those that run the pods.
 
     Args:
         owner: the endpoint, with the workload's name.
         spec: the workload's spec; if there is only one workload, the endpoint's spec as its author wrote it.
         plan: its plan.
         kind: the kind of object that runs the pods.
-        role: the pods' role. The serving workload has the Service and the PodDisruptionBudget.
+        role: the pods' role. Only the serving workload has a Service and a PodDisruptionBudget.
         live: the workload's existing objects of that kind.
         pod_monitors: whether the cluster has PodMonitors.
         policy: the administrator's permissions and additions.
-        gateway: the gateway that serves the endpoint, if there is one.
+        gateway: the gateway that serves the endpoint, if any.
         replicas: desired number of replicas; None for the number that a new endpoint gets.
 
     Raises:
-        Refused: ``spec.engine.args``, ``spec.template`` or ``spec.monitoring`` cannot be applied.
+        Refused: a field of the spec cannot be applied.
     """
     count = spec.first_replicas if replicas is None else replicas
     pods = PodSet(owner, count, spec.rollout, pod_template(owner, spec, plan, policy))

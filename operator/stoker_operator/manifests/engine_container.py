@@ -16,7 +16,7 @@ from stoker_operator.plan.planner import Plan
 from stoker_operator.runtimes.registry import runtime
 from stoker_operator.runtimes.runtime import PORT, Invocation, Probe, Runtime
 
-#: Key in the Secret of the API key, for runtimes that accept only one, such as vLLM.
+#: Entry of the Secret with the API key, for runtimes that accept only one, such as vLLM.
 API_KEY: Final = "api-key"
 
 
@@ -28,7 +28,7 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
         plan: its plan.
         started: the engine's invocation.
         mounted: the pod's volumes.
-        leaving: time in seconds after the start of the pod's termination in which it still processes requests.
+        leaving: time in seconds for which a terminating pod still processes requests.
 
     Raises:
         Refused: two fields set the same environment variable.
@@ -47,12 +47,12 @@ def engine_container(spec: Spec, plan: Plan, started: Invocation, mounted: Seque
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # A failing engine logs the cause in its last lines, which become the pod's and the endpoint's message.
+        # If a failed engine has written no termination message, the end of its log is used.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [volume.volume_mount() for volume in mounted],
     }
     if not engine.drains:
-        # A terminating pod gets no new requests, and finishes those in flight before the engine gets SIGTERM.
+        # A terminating pod finishes its requests in this time; then the engine gets SIGTERM.
         container["lifecycle"] = {"preStop": {"sleep": {"seconds": leaving}}}
     if spec.engine.image_pull_policy:
         container["imagePullPolicy"] = spec.engine.image_pull_policy

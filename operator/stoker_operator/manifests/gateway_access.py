@@ -1,4 +1,4 @@
-"""The gateway's permissions in a namespace: to read the Secrets with the API keys of the engines that it serves."""
+"""The gateway's permissions in a namespace: to read the Secrets with the API keys of the endpoints that it serves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gateway_access(
 ) -> tuple[Manifest, ...]:
     """Return the Role that names exactly these Secrets, and its RoleBinding; nothing without Secrets.
 
-    Both name `operator` as the operator that manages them.
+    Both have an annotation with the `operator` that manages them, unless it is empty.
     """
     if not secrets:
         return ()

@@ -17,7 +17,7 @@ from stoker_operator.settings import GatewaySettings
 
 
 def network_policy(owner: Owner, spec: Spec, policy: Policy, gateway: GatewaySettings | None = None) -> Manifest | None:
-    """Return the endpoint's NetworkPolicy, or None if the spec disables it. `gateway` serves the endpoint."""
+    """Return the endpoint's NetworkPolicy, or None if the spec disables it. `gateway` serves the endpoint, if given."""
     mode = spec.network_policy.resolved
     if mode == "None":
         return None
@@ -51,6 +51,6 @@ def gateway_pods(gateway: GatewaySettings) -> Manifest:
 
 
 def _peer(peer: NetworkPolicyPeer) -> Manifest:
-    """Return a peer as the API server stores it: empty selectors (all) are kept, empty fields in them are omitted."""
+    """Return a peer as the API server stores it: empty selectors are kept, empty fields in them are omitted."""
     manifest: Manifest = peer.model_dump(by_alias=True, exclude_none=True)
     return {kind: {name: value for name, value in part.items() if value} for kind, part in manifest.items()}

@@ -1,6 +1,6 @@
 """Node affinity for an accelerator, by the nodes' labels.
 
-A device plugin's resource (``nvidia.com/gpu``) does not distinguish models of accelerators. Labels of nodes do, if a
+A device plugin's resource (``nvidia.com/gpu``) does not distinguish a vendor's accelerators. Labels of nodes do, if
 feature discovery sets them. So a pod may run on a node with a matching label, or on one with none of the labels, for
 clusters without feature discovery.
 """

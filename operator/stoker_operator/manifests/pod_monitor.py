@@ -14,9 +14,9 @@ def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manife
 
     Args:
         owner: the endpoint.
-        spec: the endpoint's spec, as its author wrote it.
+        spec: its spec.
         known: whether the cluster has PodMonitors.
-        policy: the administrator's policy.
+        policy: the administrator's settings of PodMonitors.
 
     Raises:
         Refused: the spec requires a PodMonitor, and the cluster lacks the kind.
@@ -36,7 +36,7 @@ def pod_monitor(owner: Owner, spec: Spec, known: bool, policy: Policy) -> Manife
     engine = runtime(spec.engine.runtime)
     scraped: Manifest = {"port": "http", "path": engine.metrics_path}
     if engine.speaks_tls(spec):
-        # Pods are scraped by IP address, which is not in their certificates.
+        # Pods are scraped by IP address, which their certificates need not contain.
         scraped |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     metadata = owner.metadata()
     metadata["labels"] = {**(policy.pod_monitor_labels or {}), **metadata["labels"]}

@@ -15,19 +15,19 @@ from stoker_operator.plan.planner import Plan
 from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.runtimes.registry import runtime
 
-#: Group that may write to volumes, whichever user the image runs as.
+#: fsGroup of pods, which may write to volumes whichever user the image runs as.
 GROUP: Final = 65532
-#: Time in seconds for a server to exit after its requests have finished: without other processes, and with several
-#: ranks, which exit before it.
+#: Time in seconds for a server to exit after its requests have finished; `_RANKS_TO_END` if it drains by itself and has
+#: several ranks, which exit before it.
 _TO_END: Final = 5
 _RANKS_TO_END: Final = 10
 
 
 def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSIVE) -> Manifest:
-    """Return metadata and spec of the pods. `policy` has the administrator's settings for them.
+    """Return metadata and spec of the pods. `policy` decides whether they have user and group ids.
 
     Raises:
-        Refused: ``spec.engine.args`` or ``spec.template`` cannot be applied.
+        Refused: a field of the spec cannot be applied.
     """
     engine = runtime(spec.engine.runtime)
     started = engine.invocation(
@@ -52,7 +52,7 @@ def pod_template(owner: Owner, spec: Spec, plan: Plan, policy: Policy = PERMISSI
             "runAsNonRoot": True,
             **({"runAsUser": engine.user} if engine.user and assigns else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
-            # Makes a claim's volume writable for the image's user.
+            # fsGroup makes a claim's volume writable for the image's user.
             **({"fsGroup": GROUP} if assigns else {}),
             "fsGroupChangePolicy": "OnRootMismatch",
         },

@@ -1,17 +1,16 @@
 """Merges a user's pod template (the patch) into the operator's (the base), by Kubernetes' strategic merge.
 
     maps                    merged key by key; the patch wins
-    lists of named items    merged by name (`_KEYS`); new items follow the base's
+    lists of keyed items    merged by key (`_KEYS`); new items follow the base's
     other lists, values     replaced by the patch's
     null                    removes the base's value, for example of a security context that the cluster fills in
 
-A null has no effect on fields that a typed field of the spec sets, and on lists of named items.
+A null has no effect on lists of keyed items, on their keys, and on fields that the patch must not set.
 
-The names are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three rules differ from ``kubectl patch``,
+The keys are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three rules differ from ``kubectl patch``,
 each to preserve the meaning of both sides. First, a union keeps one member: a volume or a variable is replaced as a
-whole, as by ``kubectl apply``; a probe's or hook's other handler replaces the base's, while its times stay. Second,
-tolerations are added to the base's. Third, terms of required node affinity are combined, so that a node must satisfy
-both sides.
+whole; another handler of a probe or hook replaces the base's, whose times stay. Second, tolerations are added to the
+base's. Third, terms of required node affinity are combined, so that a node must satisfy both sides.
 
 The template cannot override a typed field of the spec: such a field is refused with the typed field's name. The API
 server, which has the schema of a pod, validates the rest.
@@ -141,7 +140,8 @@ def _merge_lists(base: list[Manifest], patch: list[Any], name: str, path: str) -
 
 
 def _require_both(merged: Manifest, base: Manifest, patch: Mapping[str, Any]) -> None:
-    """Combine each term of the base with each of the patch: terms are alternatives, and a node must satisfy both."""
+    """Combine each term of the base with each of the patch: terms are alternatives, and a node must satisfy one of
+    each."""
     base_terms, patch_terms = _terms(base), _terms(patch)
     if base_terms and patch_terms:
         required = merged["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -198,7 +198,7 @@ def _refuse(patch: Mapping[str, Any], fields: Mapping[str, str], path: str) -> N
 
 
 def _pruned(node: Any, path: str) -> Any:
-    """Return `node` without nulls, which have no effect where the base has no value."""
+    """Return `node` without nulls, which have no effect where the base has no value; refuse directives."""
     if isinstance(node, Mapping):
         for key in node:
             if str(key).startswith("$"):

@@ -1,4 +1,4 @@
-"""The volumes of a pod. Its root file system is read-only, so all writes go to volumes."""
+"""The volumes of a pod. The engine's root file system is read-only, so the engine writes only to volumes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
 
     Args:
         owner: the endpoint.
-        spec: the endpoint's spec, as its author wrote it.
+        spec: its spec.
         placement: the model's placement in a pod.
         api_keys: whether the runtime reads the API keys from files.
         shm: whether the runtime needs an unknown amount of shared memory even if the model is not split.
@@ -75,7 +75,7 @@ def volumes(owner: Owner, spec: Spec, placement: Placement, *, api_keys: bool, s
         config_map = {"configMap": {"name": ref.name, "items": [{"key": ref.key, "path": TEMPLATE_FILE}]}}
         needed.append(Volume("chat-template", TEMPLATE_MOUNT, config_map, read_only=True))
     if spec.auth and api_keys:
-        # Readable by the pod's group, which owns the volume, and by no other user.
+        # Only root and the pod's fsGroup can read the keys.
         secret = {"secret": {"secretName": spec.auth.api_keys_secret_ref.name, "defaultMode": 0o440}}
         needed.append(Volume("api-keys", API_KEYS_MOUNT, secret, read_only=True))
     return needed
@@ -124,7 +124,7 @@ class NamedClaim(NamedTuple):
     Attributes:
         field: path of the spec's field that names it.
         name: the claim's name.
-        shared_by: the access modes with which pods on several nodes can mount it; the first is recommended.
+        shared_by: the access modes with which pods on several nodes can use it.
     """
 
     field: str
@@ -146,13 +146,14 @@ def named_claims(spec: Spec) -> list[NamedClaim]:
 
 
 def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> Violation | None:
-    """Return why the pods of `spec` cannot share a claim that it names, or None if they can or there is only one pod.
+    """Return why the pods of `spec` cannot share a claim that it names, or None if they can, need not, or this is
+    unknown.
 
     ReadWriteOnce lets pods of one node share a volume, but an endpoint's pods may run on several nodes.
 
     Args:
         spec: the endpoint's spec.
-        access_modes: access modes of the existing claims, by name.
+        access_modes: access modes of existing claims, by name; other claims are not checked.
     """
     if not spec.has_two_pods:
         return None
@@ -173,7 +174,7 @@ def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> 
 def _shm(spec: Spec, placement: Placement, *, of_any_size: bool) -> Manifest | None:
     """Return the source of /dev/shm, or None for the container's default of 64 MiB.
 
-    Its pages count as container memory. The accelerators of an engine use it for NCCL's buffers; ranks on CPUs do not.
+    The accelerators of an engine use it for NCCL's buffers; ranks on CPUs do not use it.
     """
     size = spec.storage.shm_size
     if size is not None:

@@ -20,8 +20,8 @@ _FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
 _ONE_POD = "the claim is for one pod, but there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
 _ONE_SCALED_POD = _ONE_POD.replace("replicas 1", "scaling.maxReplicas 1")
 _NEVER_EXCEEDED = (
-    "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so none would ever be added; "
-    "lower target, or raise engine.maxNumSeqs"
+    "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so no replica would ever be "
+    "added; lower target, or raise engine.maxNumSeqs"
 )
 _RUNNING = {"maxReplicas": 2, "metric": "runningRequests"}
 #: Specs that break a rule, one or more per rule.
@@ -178,7 +178,7 @@ RULE_BREAKERS = (
         "tensor beyond a node",
         spec(hardware={**GPUS, "nodes": 2}),
         "spec.parallelism",
-        "tensor is more than the accelerators of a node; tensor must be at most hardware.count, and pipeline or data",
+        "tensor is more than the accelerators of a pod; tensor must be at most hardware.count, and pipeline or data",
     ),
     Wrong(
         "too many nodes",

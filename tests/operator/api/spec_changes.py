@@ -35,11 +35,12 @@ def _sized(storage: Any, **more: Any) -> Spec:
 
 _EXISTING = {"cache": {"persistentVolumeClaim": {"claimName": "weights"}}}
 _NODE = {"cache": {"emptyDir": {}}}
-_MOVED = ("spec.storage.cache", "the cache cannot be changed; restore it, or delete the endpoint and create it again")
+_RESTORE = "restore it, or delete the endpoint and create it again"
+_MOVED = ("spec.storage.cache", f"the cache cannot be moved to another volume; {_RESTORE}")
 _CLAIM = "spec.storage.cache.volumeClaimTemplate.spec"
 _OTHERWISE = (
     _CLAIM,
-    "a claim can be resized, but not changed otherwise; restore it, or delete the endpoint and create it again",
+    f"a claim cannot be changed, except its size and volume attributes class; {_RESTORE}",
 )
 #: Valid and invalid changes of the cache.
 CHANGES = (

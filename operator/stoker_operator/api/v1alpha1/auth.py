@@ -7,8 +7,8 @@ from stoker_operator.api.v1alpha1.references import SecretRef
 
 
 class Auth(Part):
-    """Authentication of clients of the API."""
+    """Authentication of clients of the OpenAI-compatible API."""
 
     api_keys_secret_ref: SecretRef
-    """A Secret in the endpoint's namespace. Each of its values is a key that a client sends as a bearer token, and the
-    entry's name identifies the client. Runtime vllm accepts one key only, from the entry api-key."""
+    """A Secret in the endpoint's namespace. Each value holds API keys, one a line, which clients send as bearer tokens;
+    the entry's name identifies the client. Runtime vllm accepts one key only, from the entry api-key."""

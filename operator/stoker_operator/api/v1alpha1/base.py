@@ -54,7 +54,7 @@ ByName = (
 #: A list of unique values.
 EachOnce = (AfterValidator(_unique), Field(json_schema_extra={"x-kubernetes-list-type": "set"}))
 
-#: Name of another object in the same namespace.
+#: Name of another object.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 #: A key of a ConfigMap or Secret.
 DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
@@ -88,7 +88,7 @@ def _key(letters: str) -> str:
 
 
 def without_own_labels(objects: str) -> Rule:
-    """Return the rule that a part's `labels` do not replace those by which the operator selects `objects`."""
+    """Return the rule that a part's `labels` have none of those by which the operator selects `objects`."""
     return Rule(
         field="labels",
         holds=lambda it: not any(label in (it.labels or {}) for label in OWN_LABELS),
@@ -129,7 +129,7 @@ METADATA_KEYS: Final = (
     right_keys("annotations", ANNOTATION_KEY, lambda it: it.annotations),
 )
 
-#: Marks a field (in ``Annotated``) that does not affect pods: a change of it does not replace them.
+#: Marks a field (in ``Annotated``) whose change does not replace pods.
 NOT_IN_PODS = object()
 
 
@@ -142,7 +142,7 @@ def _write_rules(schema: dict[str, Any], model: type[Any]) -> None:
 class Part(BaseModel):
     """Base of the resource's parts: camelCase names, no unknown fields, no implicit conversions.
 
-    ``kubectl explain`` shows the docstrings of a part and its fields.
+    ``kubectl explain`` shows the docstrings of a part and of its fields.
     """
 
     model_config = ConfigDict(

@@ -21,7 +21,7 @@ from stoker_operator.api.v1alpha1.base import (
 from stoker_operator.api.v1alpha1.label_selector import LabelSelector
 
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
-#: Access mode that allows pods on several nodes to share a volume.
+#: Access mode with which pods on several nodes can write to a volume.
 SHARED: Final[AccessMode] = "ReadWriteMany"
 
 
@@ -34,9 +34,9 @@ class VolumeResources(Part):
     """Size of a volume, as in core/v1."""
 
     requests: Annotated[dict[Annotated[str, Field(max_length=253)], Quantity], Field(max_length=8)]
-    """Minimum size, as the amount of storage."""
+    """Minimum amounts; storage is the size."""
     limits: Annotated[dict[Annotated[str, Field(max_length=253)], Quantity], Field(max_length=8)] | None = None
-    """Maximum size."""
+    """Maximum amounts."""
 
     RULES: ClassVar = (
         Rule(
@@ -50,7 +50,7 @@ class VolumeResources(Part):
 
 
 class DataSource(Part):
-    """Initial content of a volume, such as a snapshot, as in core/v1."""
+    """Object with a volume's initial content, such as a snapshot, as in core/v1."""
 
     api_group: Annotated[str, Field(max_length=253)] | None = None
     """API group of the object; absent for a PersistentVolumeClaim."""
@@ -61,32 +61,29 @@ class DataSource(Part):
 
 
 class DataSourceRef(DataSource):
-    """Initial content of a volume, as in core/v1."""
+    """Object of any kind with a volume's initial content, as in core/v1."""
 
     namespace: ObjectName | None = None
     """Namespace of the object. Absent: the endpoint's."""
 
 
 class VolumeClaimSpec(Part):
-    """The requested volume, as in core/v1. Two fields can be changed later: volumeAttributesClassName, and
-    requests.storage, which can grow if the storage class allows volume expansion, and be lowered again, but not below
-    the volume's current size."""
+    """The requested volume, as in core/v1."""
 
     access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3), *EachOnce]
-    """Access modes: ReadWriteMany for pods on several nodes; ReadWriteOnce and ReadWriteOncePod only for an endpoint
-    that never has two pods."""
+    """Access modes. They must include ReadWriteMany if there may be several pods, also during a roll-out."""
     resources: VolumeResources
     """Size of the volume."""
     storage_class_name: Annotated[str, Field(max_length=253)] | None = None
-    """The storage class. Absent: the cluster's default."""
+    """Name of the StorageClass. Absent: the cluster's default."""
     volume_name: ObjectName | None = None
     """Name of the PersistentVolume to use. Absent: any that fits, or a new one."""
     volume_mode: Literal["Filesystem"] | None = None
     """Volume mode; only Filesystem, because the cache is a folder."""
     selector: LabelSelector | None = None
-    """Labels of the PersistentVolumes that may be used."""
+    """Selector of the PersistentVolumes that may be used."""
     volume_attributes_class_name: ObjectName | None = None
-    """The volume attributes class."""
+    """Name of the VolumeAttributesClass."""
     data_source: DataSource | None = None
     """A claim or snapshot with the volume's initial content."""
     data_source_ref: DataSourceRef | None = None
@@ -118,7 +115,7 @@ class VolumeClaimSpec(Part):
                     ),
                 )
             ),
-            message="a claim can be resized, but not changed otherwise",
+            message="a claim cannot be changed, except its size and volume attributes class",
             remedy="restore it, or delete the endpoint and create it again",
         ),
     )
@@ -148,7 +145,9 @@ class VolumeClaimTemplate(Part):
     metadata: Annotated[ClaimMetadata, NOT_IN_PODS] = ClaimMetadata()
     """Labels and annotations of the claim."""
     spec: Annotated[VolumeClaimSpec, NOT_IN_PODS]
-    """The requested volume."""
+    """The requested volume. Two fields can be changed later: volumeAttributesClassName, and resources.requests.storage,
+    which can grow if the storage class allows expansion, and be lowered again, but not below the volume's current
+    size."""
 
     @property
     def shared(self) -> bool:

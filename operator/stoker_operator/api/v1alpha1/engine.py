@@ -1,4 +1,4 @@
-"""The engine that runs in each pod, and its settings."""
+"""The inference engine in each pod, and its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Engine(Part):
-    """The engine that runs in each pod. An absent field leaves the engine's default."""
+    """The inference engine in each pod, and its settings."""
 
     runtime: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] = "stoker"
     """Runtime of the engine, one of those in the accelerator catalogue, such as stoker or vllm. Absent: stoker."""
@@ -25,8 +25,8 @@ class Engine(Part):
     image_pull_policy: ImagePullPolicy | None = None
     """When nodes pull the image. Absent: Always for the tag latest, else IfNotPresent."""
     dtype: Dtype | None = None
-    """Type of weights and activations. auto, or absent: that of the checkpoint; for GGUF bfloat16, unless all its
-    weights are float32."""
+    """Type of weights and activations. auto, or absent: the runtime's choice; stoker's is that of the checkpoint, and
+    for GGUF bfloat16, unless all weights are float32."""
     quantization: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-_a-z0-9]*[a-z0-9])?$")] | None
     ) = None
@@ -35,26 +35,27 @@ class Engine(Part):
     it is loaded. Absent: the checkpoint's method."""
     kv_cache_dtype: KVCacheDtype | None = None
     """Type of the KV cache. fp8 (fp8_e4m3) uses the checkpoint's scales, or 1 if it has none. fp8_e5m2 has no scales;
-    runtime stoker refuses it with a checkpoint that has scales. fp8_per_token_head and int8_per_token_head keep a
-    scale for each token and head. auto, or absent: the model's type."""
+    runtime stoker refuses it with a checkpoint that has scales. fp8_per_token_head and int8_per_token_head keep a scale
+    for each token and head. auto, or absent: the type of activations."""
     max_num_seqs: Positive | None = None
     """Maximum number of sequences in one step."""
     max_num_batched_tokens: Positive | None = None
     """Maximum number of tokens in one step, over all sequences."""
     max_model_len: Positive | None = None
     """Maximum length of a sequence in tokens, prompt and output. Absent: the longest that fits into memory, at most the
-    model's own maximum; the status reports it."""
+    model's own maximum; the engine's default if the model's shape is not known."""
     gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Share of each accelerator's memory that the engine may use, in percent. Absent: 92."""
+    """Share of each accelerator's memory, or on accelerator cpu of the container's, that the engine may use, in
+    percent. Absent: 92."""
     enable_prefix_caching: bool | None = None
-    """Whether requests reuse the cached prefix of earlier requests. Absent: they do."""
+    """Whether requests reuse the cached prefix of earlier requests. Absent: the runtime's default, usually true."""
     args: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(max_length=64)] | None = None
     """Additional arguments of the engine's command line, for flags that have no field here. A flag that contradicts a
     field is refused."""
     env: Annotated[list[EnvVar], Field(max_length=64), *ByName] | None = None
-    """Additional environment variables of the engine."""
+    """Additional environment variables of the engine's container."""
 
     @property
     def gpu_memory_utilization(self) -> float:
-        """`gpu_memory_utilization_percent` as a fraction, or its default."""
+        """`gpu_memory_utilization_percent`, or its default, as a fraction."""
         return (self.gpu_memory_utilization_percent or DEFAULT_GPU_MEMORY_UTILIZATION_PERCENT) / 100

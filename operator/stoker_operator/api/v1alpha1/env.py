@@ -16,9 +16,9 @@ class KeyRef(Part):
     name: ObjectName
     """Name of the ConfigMap or Secret."""
     key: DataKey
-    """Key of the value."""
+    """Key in the ConfigMap or Secret."""
     optional: bool | None = None
-    """Whether a pod starts even if the key does not exist."""
+    """Whether a pod starts even if the object or the key does not exist."""
 
 
 class FieldRef(Part):
@@ -38,11 +38,11 @@ class ResourceFieldRef(Part):
     container_name: Annotated[str, Field(max_length=63)] | None = None
     """Name of the container. Absent: the engine's."""
     divisor: Quantity | None = None
-    """Unit of the value."""
+    """Unit of the value. Absent: 1."""
 
 
 class FileKeyRef(Part):
-    """A variable in a file that an init container wrote. It needs Kubernetes 1.35 or newer."""
+    """A variable in a file that an init container wrote."""
 
     volume_name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     """Name of an emptyDir volume of the pod."""
@@ -55,18 +55,18 @@ class FileKeyRef(Part):
 
 
 class EnvVarSource(Part):
-    """Source of the value of an environment variable. Exactly one field must be set."""
+    """Source of the value of an environment variable."""
 
     secret_key_ref: KeyRef | None = None
-    """A key of a Secret."""
+    """A key of a Secret in the endpoint's namespace."""
     config_map_key_ref: KeyRef | None = None
-    """A key of a ConfigMap."""
+    """A key of a ConfigMap in the endpoint's namespace."""
     field_ref: FieldRef | None = None
     """A field of the pod."""
     resource_field_ref: ResourceFieldRef | None = None
     """A resource of a container of the pod."""
     file_key_ref: FileKeyRef | None = None
-    """A variable in a file that an init container wrote."""
+    """A variable in a file that an init container wrote. It needs Kubernetes 1.35 or newer."""
 
     RULES: ClassVar = (
         Rule(
@@ -86,10 +86,10 @@ class EnvVar(Part):
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
     """Name of the variable."""
     value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value; $(NAME) is replaced with the value of a variable listed before. Absent: valueFrom, or the empty
+    """The value; $(NAME) is replaced with the value of an earlier variable. Absent: that of valueFrom, or the empty
     string."""
     value_from: EnvVarSource | None = None
-    """Source of the value."""
+    """Source of the value; exactly one field must be set."""
 
     RULES: ClassVar = (
         Rule(

@@ -30,12 +30,12 @@ class ResourceClaim(Part):
 
 
 class Resources(Part):
-    """Compute resources of a pod, as in core/v1, without its accelerators, which count states."""
+    """Resources of the engine's container, as in core/v1, except accelerators, which hardware.count states."""
 
     limits: Annotated[dict[ResourceName, Quantity], Field(max_length=32)] | None = None
-    """Maximum amounts that a pod may use."""
+    """Maximum amounts that the container may use."""
     requests: Annotated[dict[ResourceName, Quantity], Field(max_length=32)] | None = None
-    """Amounts that a node must have free for a pod. Absent: the limits."""
+    """Amounts that a node must have free for the container. Absent: the limits."""
     claims: Annotated[list[ResourceClaim], Field(max_length=16), *ByName] | None = None
     """Claims of dynamic resource allocation that the engine uses, from spec.template.spec.resourceClaims."""
 
@@ -55,7 +55,7 @@ class Hardware(Part):
     """Whether tensor × pipeline × data may be less than count × nodes, so that some accelerators are idle. Absent: it
     may not."""
     resources: Resources | None = None
-    """Processors, memory and other resources of each pod."""
+    """Processors, memory and other resources of the engine's container."""
 
     RULES: ClassVar = (
         Rule(

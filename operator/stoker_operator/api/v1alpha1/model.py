@@ -20,12 +20,12 @@ DEMO_SOURCES = [f"demo://{name}" for name in DEMO_MODELS]
 
 
 class ChatTemplate(Part):
-    """The chat template: its text, or a reference to it. Exactly one field must be set."""
+    """The chat template: its text, or a reference to it."""
 
     value: Annotated[str, Field(min_length=1, max_length=32000)] | None = None
     """The Jinja template itself."""
     config_map_key_ref: ConfigMapKeyRef | None = None
-    """A ConfigMap in the endpoint's namespace with the template. It is read when a pod starts."""
+    """A key of a ConfigMap in the endpoint's namespace, with the template. It is read when a pod starts."""
 
     RULES: ClassVar = (
         Rule(
@@ -43,19 +43,19 @@ class Model(Part):
 
     source: Annotated[str, Field(min_length=1, max_length=512)]
     """Source of the model. hf://ORG/NAME: a Hugging Face hub repository. pvc://CLAIM/PATH: a folder or file on a
-    PersistentVolumeClaim in the endpoint's namespace, mounted read-only. demo://NAME: a model in the engine's image.
-    file:///PATH: a folder or file on the machine on which the engine runs; in a cluster, in its image."""
+    PersistentVolumeClaim in the endpoint's namespace, mounted read-only. demo://NAME: a model in Stoker's image.
+    file:///PATH: a folder or file on the machine that runs the engine; in a cluster, in its container."""
     revision: Revision | None = None
-    """Branch, tag or commit of a hub repository. Absent: its default branch."""
+    """Branch, tag or commit of a hub repository. Absent: the repository's default branch."""
     served_names: Annotated[list[ServedName], Field(min_length=1, max_length=16), *EachOnce] | None = None
     """Model names that the API accepts; responses and metrics report the first. Absent: the name in the source."""
     token_secret_ref: SecretKeyRef | None = None
-    """A Secret with the token that a gated or private hub repository requires."""
+    """A key of a Secret, with the token that a gated or private hub repository requires."""
     trust_remote_code: bool | None = None
     """Whether Python code that comes with the model may run in the pod. Absent: it may not."""
     chat_template: ChatTemplate | None = None
-    """Template that converts a chat to a prompt. Absent: the model's own template; without one, chat requests fail with
-    an error that states this."""
+    """Template that converts a chat to a prompt; exactly one field must be set. Absent: the model's own template;
+    without one, chat requests fail."""
 
     RULES: ClassVar = (
         Rule(

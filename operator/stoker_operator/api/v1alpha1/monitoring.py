@@ -1,4 +1,4 @@
-"""Collection of metrics."""
+"""Collection of the pods' metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DEFAULT_POD_MONITOR: Final[PodMonitorMode] = "Auto"
 
 
 class Monitoring(Part):
-    """Collection of metrics."""
+    """Collection of the pods' metrics."""
 
     pod_monitor: PodMonitorMode | None = None
     """Whether the endpoint has a PodMonitor, by which the Prometheus operator scrapes the pods. Auto: if the cluster
-    has the kind PodMonitor, unless the administrator has configured another way to scrape endpoints. Enabled: always; a
-    missing kind is an error. Disabled: never. Absent: Auto."""
+    has the kind PodMonitor, unless the administrator disables it. Enabled: always; a missing kind is an error.
+    Disabled: never. Absent: Auto."""
 
     @property
     def mode(self) -> PodMonitorMode:

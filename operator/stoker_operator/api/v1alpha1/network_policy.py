@@ -38,8 +38,7 @@ def _lies_within(inner: str, outer: str) -> bool:
 
 
 class IPBlock(Part):
-    """Range of addresses, as in networking/v1. Addresses of clients outside the cluster are visible only if the Service
-    preserves them."""
+    """Range of addresses, as in networking/v1."""
 
     cidr: Cidr
     """The range, such as 10.0.0.0/8."""
@@ -77,12 +76,13 @@ class NetworkPolicyPeer(Part):
     """Clients that may send requests, as in networking/v1: pods, by labels and namespace, or addresses."""
 
     pod_selector: LabelSelector | None = None
-    """Selector of pods, in the endpoint's namespace if namespaceSelector is absent. Absent: all pods."""
+    """Selector of pods, in the endpoint's namespace if namespaceSelector is absent. Absent: all pods of the selected
+    namespaces."""
     namespace_selector: LabelSelector | None = None
     """Selector of the pods' namespaces; {} selects all. The label kubernetes.io/metadata.name holds a namespace's
     name."""
     ip_block: IPBlock | None = None
-    """Addresses, such as those of clients outside the cluster."""
+    """Addresses, such as those of clients outside the cluster if the Service preserves them."""
 
     RULES: ClassVar = (
         Rule(
@@ -98,16 +98,16 @@ class NetworkPolicyPeer(Part):
 
 
 class NetworkPolicy(Part):
-    """Access to the port that serves the API. All other ports of the pods are closed, also those of sidecars."""
+    """Access to the pods' port for the API."""
 
     mode: NetworkPolicyMode | None = None
-    """Namespace: access for pods in the endpoint's namespace, the operator, and clients that the administrator admits
-    to all endpoints, such as Prometheus and a gateway. Open: access for every client that reaches the pods' network.
-    None: the operator creates no NetworkPolicy, and only those of the namespace apply. Absent: Namespace."""
+    """Namespace: access for pods in the endpoint's namespace, the gateway that serves the endpoint, and clients that
+    the administrator admits to all endpoints, such as the operator and Prometheus. Open: access for every client that
+    reaches the pods' network. None: the operator creates no NetworkPolicy. Absent: Namespace."""
     from_: Annotated[list[NetworkPolicyPeer], Field(min_length=1, max_length=32)] | None = Field(
         default=None, alias="from"
     )
-    """Additional clients, with mode Namespace."""
+    """Additional clients, only with mode Namespace."""
 
     RULES: ClassVar = (
         Rule(
@@ -126,5 +126,5 @@ class NetworkPolicy(Part):
 
     @property
     def lets_outsiders_in(self) -> bool:
-        """Whether the endpoint's author admits clients from outside its namespace."""
+        """Whether the spec may admit clients from outside the namespace."""
         return self.resolved != "Namespace" or self.from_ is not None

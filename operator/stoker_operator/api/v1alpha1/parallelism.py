@@ -1,10 +1,10 @@
-"""The rule tensor × pipeline × data = count × nodes.
+"""Rules about parallel sizes, above all tensor × pipeline × data = count × nodes.
 
-It does not apply to accelerator cpu: its ranks share a pod's processors and memory, and absent sizes are 1.
+This one does not apply to accelerator cpu, where absent sizes are 1.
 
-Absent sizes follow from the others (`resolve`). Sizes with another product are refused, and the message lists those
-that obey the rule. These need not suit the model, which is not known here; `plan.ways_out` replaces them with planned
-sizes if the model's shape is known. The calculation is written both in Python and in CEL, where ``self`` is a workload.
+Absent sizes follow from the others (`resolve`). Sizes with another product are refused, with a message about sizes that
+obey the rule. These need not suit the model, which is not known here; `plan.ways_out` replaces them with planned sizes
+if the model's shape is known. The calculation is written in Python and in CEL, where ``self`` is a workload.
 """
 
 from __future__ import annotations
@@ -41,35 +41,31 @@ def _chosen_twice(size: str) -> Rule:
 
 
 class Parallelism(Part):
-    """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes;
-    with hardware.allowIdle it may be less. Without mode, an absent data is 1 if tensor is absent too, and otherwise an
-    absent tensor or data follows from the other sizes. On accelerator cpu the sizes count processes that share the
-    pod's processors and memory, and an absent size is 1."""
+    """The sizes of each kind of parallelism, or how they are chosen."""
 
     mode: Literal["Auto"] | None = None
     """Auto: the operator uses the sizes that `stoker plan` recommends for the replica's accelerators, and reports them
-    in the status. If the model's shape is not known, tensor uses all accelerators. Absent: the sizes are those in
-    tensor, data, pipeline and expert."""
+    in the status. If the model's shape is not known, tensor is hardware.count, and pipeline hardware.nodes. Absent:
+    tensor, data, pipeline and expert state the sizes."""
     min_concurrency: Annotated[int, Field(ge=1, le=10000)] | None = None
     """Number of sequences, each of engine.maxModelLen or else of the model's maximum length, that each engine should
     hold at once. The recommended sizes aim at it, and sizes with less room cause a warning. Absent: 4."""
     tensor: Size | None = None
     """Number of accelerators over which each layer of an engine is split (tensor parallelism)."""
     data: Size | None = None
-    """Number of engines of a replica, each with its own copy of the model, accelerators and requests (data
-    parallelism)."""
+    """Number of engines of a replica, each with its own accelerators, KV cache and requests (data parallelism)."""
     pipeline: Size | None = None
     """Number of stages over which the layers of an engine are distributed, each with its own accelerators (pipeline
-    parallelism). Absent: 1."""
+    parallelism). Absent without mode: 1."""
     expert: Size | None = None
     """Number of accelerators over which the experts of a mixture-of-experts model are distributed whole (expert
-    parallelism): tensor × data. Absent: each expert is split like other layers."""
+    parallelism): tensor × data. Absent without mode: each expert is split."""
 
     RULES: ClassVar = tuple(map(_chosen_twice, SIZES))
 
 
 class Sizes(NamedTuple):
-    """Size of each kind of parallelism."""
+    """Sizes of tensor, pipeline and data parallelism."""
 
     tensor: int
     pipeline: int
@@ -77,12 +73,12 @@ class Sizes(NamedTuple):
 
     @property
     def used(self) -> int:
-        """Number of accelerators in use."""
+        """Number of ranks; each uses an accelerator, except on a CPU."""
         return self.tensor * self.pipeline * self.data
 
 
 def resolve(gpus: int, parallelism: Parallelism | None) -> Sizes:
-    """Return the sizes of `parallelism`; absent ones follow from the others.
+    """Return the sizes of `parallelism`; absent ones are 1 or follow from the others.
 
     Their product may be more or less than `gpus`, the accelerators of a replica.
     """
@@ -115,9 +111,10 @@ def _any_of(sizes: Iterable[str]) -> str:
 
 
 def fills_the_replica(workload: Workload) -> bool:
-    """Return whether the sizes use all accelerators of a replica, or fewer if ``allowIdle`` permits it."""
+    """Return whether the sizes use all accelerators of a replica, or fewer with ``allowIdle``; True if other rules
+    check them."""
     hardware = workload.hardware
-    if hardware.accelerator == CPU or hardware.gpus > MAX_GPUS:  # other rules check these
+    if hardware.accelerator == CPU or hardware.gpus > MAX_GPUS:
         return True
     used = workload.sizes.used
     return used == hardware.gpus or (used < hardware.gpus and bool(hardware.allow_idle))
@@ -234,7 +231,7 @@ RULES = (
             or it.sizes.tensor <= it.hardware.accelerators
         ),
         cel=_SPANS_NO_NODE,
-        message="tensor is more than the accelerators of a node",
+        message="tensor is more than the accelerators of a pod",
         remedy="tensor must be at most hardware.count, and pipeline or data must use the other nodes",
     ),
     Rule(

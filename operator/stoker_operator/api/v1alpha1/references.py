@@ -18,7 +18,7 @@ class SecretKeyRef(Part):
     name: ObjectName
     """Name of the Secret."""
     key: DataKey
-    """Key of the value."""
+    """Key in the Secret."""
 
 
 class ConfigMapKeyRef(Part):
@@ -27,4 +27,4 @@ class ConfigMapKeyRef(Part):
     name: ObjectName
     """Name of the ConfigMap."""
     key: DataKey
-    """Key of the value."""
+    """Key in the ConfigMap."""

@@ -1,4 +1,4 @@
-"""The replacement of pods."""
+"""Options for starting, replacing and terminating pods."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ DEFAULT_STARTUP_TIMEOUT_SECONDS: Final = 3600
 
 
 class Rollout(Part):
-    """Options for the replacement of pods when the spec changes."""
+    """Options for starting, replacing and terminating pods."""
 
     max_surge: Annotated[IntOrPercent | None, NOT_IN_PODS] = None
-    """Number of additional replicas that may run during a roll-out, or a percentage of replicas, rounded up. Absent: 1.
-    Each needs its own accelerators; if the cluster has no spare ones, set maxSurge 0 and maxUnavailable 1."""
+    """Maximum number of additional replicas during a roll-out, or a percentage of replicas, rounded up. Absent: 1. They
+    need their own accelerators; if the cluster has no spare ones, set maxSurge 0 and maxUnavailable 1."""
     max_unavailable: Annotated[IntOrPercent | None, NOT_IN_PODS] = None
-    """Number of replicas that may be missing during a roll-out, or a percentage of replicas, rounded down. Absent:
-    0."""
+    """Maximum number of replicas that are unavailable during a roll-out, or a percentage of replicas, rounded down.
+    Absent: 0."""
     drain_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
     """Maximum number of seconds that a terminating pod has to finish its requests. Absent: 30."""
     startup_timeout_seconds: Annotated[int, Field(ge=1, le=604800)] | None = None
-    """Maximum number of seconds in which a pod downloads and loads the model before the endpoint is reported as
-    stalled. Absent: 3600."""
+    """Number of seconds after which a roll-out without progress is reported as stalled; enough for a pod to download
+    and load the model. Absent: 3600."""
     image_updates: Annotated[ImageUpdates | None, NOT_IN_PODS] = None
     """When pods are replaced because the catalogue has a newer image, or because a newer operator creates other pods
-    for the same spec. OnSpecChange: at the next change of the spec; until then the status reports the newer image.
-    Always: at once. Absent: OnSpecChange."""
+    for the same spec. OnSpecChange: at the next change of the spec that replaces pods; until then the status reports a
+    newer image. Always: at once. Absent: OnSpecChange."""
 
     RULES: ClassVar = (
         Rule(
@@ -66,5 +66,5 @@ class Rollout(Part):
 
     @property
     def follows_images(self) -> bool:
-        """Whether pods are replaced at once when there is a newer image."""
+        """Whether pods are replaced at once when a newer image or operator would create others."""
         return self.image_updates == "Always"

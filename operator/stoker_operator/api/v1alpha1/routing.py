@@ -17,14 +17,15 @@ HeaderName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!#$%
 
 
 class Routing(Part):
-    """Routing of requests through the gateway, which serves all models at one address."""
+    """Routing of requests through the gateway, which serves many endpoints at one address."""
 
     gateway: Literal["Enabled", "Disabled"] | None = None
-    """Whether the gateway serves the endpoint's model names. Enabled: it does; the condition Routed reports what is
-    missing. Disabled: it does not. Absent: Enabled if the namespace has the label stoker.dev/gateway: enabled."""
+    """Absent: the gateway serves the endpoint's model names if the namespace has the label stoker.dev/gateway: enabled,
+    and no older endpoint claims them. Enabled: as absent, and the condition Routed reports a missing gateway. Disabled:
+    the gateway does not serve them."""
     session_header: HeaderName | None = None
-    """Request header that identifies a session, such as X-Session-Id; the gateway sends the requests of a session to
-    one pod. Absent: sessions are recognized by the bodies of requests."""
+    """Request header that identifies a session, such as X-Session-Id; the gateway prefers one pod for the requests of a
+    session. Without the header, fields of the body can identify it."""
 
     RULES: ClassVar = (
         Rule(

@@ -43,16 +43,16 @@ class ScalingRules(Part):
     """Rules for changes of the number of replicas in one direction."""
 
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=_MAX_WINDOW_SECONDS)] | None = None
-    """Length of the window in seconds whose recommendations are considered: the smallest counts for scaleUp, the
-    largest for scaleDown. Absent: 0 for scaleUp, 300 for scaleDown."""
+    """Length in seconds of the window whose recommendations are considered: scaleUp follows the smallest, scaleDown the
+    largest. Absent: 0 for scaleUp, 300 for scaleDown."""
     select_policy: Literal["Max", "Min", "Disabled"] | None = None
-    """The policy that applies. Max: the one that permits the largest change. Min: the smallest. Disabled: no changes in
-    this direction. Absent: Max."""
+    """The policy that applies. Max: the one that permits the largest change. Min: the one that permits the smallest.
+    Disabled: no changes in this direction. Absent: Max."""
     policies: Annotated[list[ScalingPolicy], Field(min_length=1, max_length=16)] | None = None
     """Limits on the change within a period. Absent: for scaleUp 4 replicas or 100 percent in 15 seconds, for scaleDown
     100 percent in 15 seconds."""
     tolerance: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Minimum relative deviation of the load per replica from target before the number changes. Absent: 0.1."""
+    """Relative deviation of the load per replica from target up to which the number of replicas stays. Absent: 0.1."""
 
 
 class ScalingBehavior(Part):
@@ -65,8 +65,7 @@ class ScalingBehavior(Part):
 
 
 class Scaling(Part):
-    """Autoscaling by the load that the gateway reports. The number of replicas is written to the Deployment;
-    spec.replicas then has no effect and does not change."""
+    """Autoscaling by the load that the gateway reports."""
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     """Minimum number of replicas. With 0, an endpoint without requests has no replica, and the gateway holds new
@@ -74,8 +73,8 @@ class Scaling(Part):
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     """Maximum number of replicas."""
     metric: Metric | None = None
-    """Metric that is compared with target. pendingRequests: requests that wait in the gateway, or that an engine has
-    not finished. runningRequests: requests in the engines' batches. kvCacheUsage: the fraction of the KV cache in use.
+    """Metric that is compared with target. pendingRequests: requests that wait in the gateway, or that engines have not
+    finished. runningRequests: requests in the engines' batches. kvCacheUsage: the fraction of the KV cache in use.
     Absent: pendingRequests."""
     target: Annotated[float, Field(le=1_000_000)]
     """Average of metric per replica to aim at: a number of requests; for kvCacheUsage a fraction below 1."""
@@ -144,7 +143,7 @@ class Scaling(Part):
 
 
 def _target_can_be_passed(spec: Spec) -> bool:
-    """Return whether a replica can run more requests than the target; ``maxNumSeqs`` of its engines limits them."""
+    """Return whether a replica can run more requests than the target; True if ``maxNumSeqs`` does not limit this."""
     scaling, limit = spec.scaling, spec.engine.max_num_seqs
     if scaling is None or scaling.measured != "runningRequests" or limit is None:
         return True
@@ -158,7 +157,7 @@ TARGET_RULE: Final = Rule(
     cel="!has(self.scaling) || !has(self.scaling.metric) || self.scaling.metric != 'runningRequests' || "
     "!has(self.engine) || !has(self.engine.maxNumSeqs) || "
     f"self.scaling.target < double(self.engine.maxNumSeqs * {CEL_MOST_ENGINES})",
-    message="a replica never runs more requests than engine.maxNumSeqs for each of its engines, so none would ever be "
-    "added",
+    message="a replica never runs more requests than engine.maxNumSeqs for each of its engines, so no replica would "
+    "ever be added",
     remedy="lower target, or raise engine.maxNumSeqs",
 )

@@ -35,7 +35,7 @@ _TWO_PODS: Final = "the claim is for one pod, but there may be two"
 
 
 def _one_pod(field: str) -> str:
-    """Return the remedy for a claim that only one pod can mount."""
+    """Return the remedy for a claim that pods on several nodes cannot share."""
     return f"use access mode {SHARED}, or {field} 1 with rollout maxSurge 0 and maxUnavailable 1"
 
 
@@ -45,19 +45,19 @@ class Spec(Workload):
     model: Model
     """The served model and its names."""
     auth: Auth | None = None
-    """Authentication of clients of the API. Absent: every client that reaches the Service may use it."""
+    """Authentication of clients of the OpenAI-compatible API. Absent: the operator configures no API keys."""
     storage: Storage = Storage()
-    """Storage of each pod."""
+    """Volumes of the pods: the cache, and shared memory."""
     service: Annotated[Service, NOT_IN_PODS] = Service()
     """The Service in front of the pods. It has the endpoint's name."""
     network_policy: Annotated[NetworkPolicy, NOT_IN_PODS] = NetworkPolicy()
-    """Access to the port that serves the API. All other ports of the pods are closed, also those of sidecars."""
+    """Access to the pods' port for the API. The operator's NetworkPolicy allows no other port, such as a sidecar's."""
     rollout: Rollout = Rollout()
-    """Options for the replacement of pods when the spec changes."""
+    """Options for starting, replacing and terminating pods."""
     monitoring: Annotated[Monitoring, NOT_IN_PODS] = Monitoring()
-    """Collection of metrics."""
+    """Collection of the pods' metrics."""
     routing: Annotated[Routing, NOT_IN_PODS] = Routing()
-    """Routing of requests through the gateway, which serves all models at one address."""
+    """Routing of requests through the gateway, which serves many endpoints at one address."""
     scaling: Annotated[Scaling | None, NOT_IN_PODS] = None
     """Autoscaling by the load that the gateway reports. Absent: the number of replicas is spec.replicas."""
 
@@ -93,7 +93,7 @@ class Spec(Workload):
             field="storage.cache",
             holds=lambda now, before: now.storage.cache_location == before.storage.cache_location,
             cel=f"{_cel_cache_location('self')} == {_cel_cache_location('oldSelf')}",
-            message="the cache cannot be changed",
+            message="the cache cannot be moved to another volume",
             remedy="restore it, or delete the endpoint and create it again",
         ),
     )
@@ -110,7 +110,7 @@ class Spec(Workload):
 
     @property
     def has_two_pods(self) -> bool:
-        """Whether there may be two pods at the same time, including a roll-out."""
+        """Whether there may be several pods at the same time, also during a roll-out."""
         return self.most_replicas > 1 or self.hardware.pods_per_replica > 1 or self.rollout.surge not in (0, "0%")
 
     @property

@@ -20,14 +20,14 @@ class Condition(Part):
     """One aspect of the endpoint, as in meta/v1."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Accepted: the spec obeys the rules. Planned: the model fits on the accelerators with these sizes; Unknown if the
-    model's shape is not known, in which case the engine checks it when it starts. Available: at least one pod accepts
-    requests. Progressing: pods are being created or replaced. Stalled: there is an error that does not resolve itself.
-    Routed, if there is a gateway or spec.routing requires one: the gateway serves the endpoint. Scaling, with
-    spec.scaling: the number of replicas follows the load. Degraded, if pods have several engines: an engine does not
-    accept requests while others in its pod do. Ready: every replica runs the newest spec and accepts requests; with
-    spec.scaling, all replicas run the newest spec and at least one accepts requests, or there are none because no
-    requests arrive."""
+    """Accepted: the spec is valid. Planned: the model fits on the accelerators; Unknown if the spec is not accepted, or
+    if the model's shape is not known, so that only the starting engine checks it. Available: at least one pod accepts
+    requests. Progressing: pods are being created or replaced. Stalled: a problem needs the user's action, or the
+    operator fails to reconcile the endpoint. Routed, if there is a gateway or spec.routing requires one: the gateway
+    serves the endpoint. Scaling, with spec.scaling: the number of replicas follows the load. Degraded, if pods have
+    several engines: an engine does not accept requests while others in its pod do. Ready: every replica runs the newest
+    spec and accepts requests; with spec.scaling, it suffices that one accepts requests, or that the endpoint is scaled
+    to zero or starts from zero."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
@@ -37,27 +37,27 @@ class Condition(Part):
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
     """Reason for the status, as a CamelCase word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Reason for the status, as a sentence, with the remedy if one is known."""
+    """Reason for the status in words, with the remedy if one is known."""
 
 
 class PlanStatus(Part):
     """Division of the model among the accelerators of a replica, and the estimated capacity."""
 
     tensor: int
-    """Number of accelerators over which each layer of an engine is split."""
+    """Number of accelerators, or of processes on accelerator cpu, over which each layer of an engine is split."""
     pipeline: int | None = None
     """Number of pipeline stages of each engine."""
     data: int
     """Number of engines of a replica."""
     expert: int | None = None
-    """Number of accelerators over which experts are distributed whole; absent if each expert is split like other
-    layers."""
+    """Number of accelerators over which experts are distributed whole; absent if they are split, or there are no
+    experts."""
     nodes: int | None = None
     """Number of pods of each replica."""
     idle: int | None = None
     """Number of unused accelerators of a replica."""
     weight_bytes_per_gpu: Int64 | None = None
-    """Bytes of weights on the accelerator that holds most."""
+    """Estimated bytes of weights on the accelerator with most."""
     kv_tokens_per_copy: Int64 | None = None
     """Estimated capacity of each engine's KV cache in tokens."""
     kv_blocks: Int64 | None = None
@@ -65,7 +65,7 @@ class PlanStatus(Part):
     max_model_len: Int64 | None = None
     """Maximum length of a sequence in tokens, prompt and output."""
     max_concurrency: Int64 | None = None
-    """Number of sequences of that length that each engine's KV cache holds at once."""
+    """Estimated number of sequences of maxModelLen tokens that each engine's KV cache holds at once."""
 
 
 class DPEngineStatus(Part):
@@ -74,15 +74,15 @@ class DPEngineStatus(Part):
     pod: Annotated[str, Field(max_length=253)]
     """Name of its pod."""
     number: Annotated[int, Field(ge=0)]
-    """Index of the engine in its pod, from 0; the label engine of its metrics."""
+    """Index of the engine in its pod, from 0, as in the label `engine` of metrics."""
     serves: bool
-    """Whether it answers requests. If not, it is loading or has failed."""
+    """Whether the engine accepts requests."""
     ranks: Annotated[int, Field(ge=0)] | None = None
     """Number of its ranks (processes)."""
     missing_ranks: Annotated[list[int], Field(max_length=64)] | None = None
     """Ranks that have not loaded their part of the model, or have ended; absent if there are none."""
     message: Annotated[str, Field(max_length=1024)] | None = None
-    """Progress of an engine that does not answer requests yet, or the error that ended it."""
+    """Activity of an engine that does not accept requests, or the error that ended it."""
     kv_blocks: Int64 | None = None
     """Number of blocks of its KV cache."""
     kv_tokens: Int64 | None = None
@@ -93,7 +93,7 @@ class EngineStatus(Part):
     """The engine's configuration, and what it reports."""
 
     args: Annotated[list[str], Field(max_length=256)] | None = None
-    """Arguments of the engine's command line."""
+    """Arguments of the engine's command line; long ones are truncated."""
     kv_blocks: Int64 | None = None
     """Number of blocks of the KV cache, as the engine reports it."""
     kv_cache_dtype: Annotated[str, Field(max_length=256)] | None = None
@@ -102,15 +102,15 @@ class EngineStatus(Part):
     """Storage formats of the model's weights, as the engine reports them."""
 
     copies: Annotated[int, Field(ge=0)] | None = None
-    """Number of engines in the pods; absent if each pod has one engine with one process."""
+    """Number of engines in the pods; absent unless they report several engines or ranks."""
     serving_copies: Annotated[int, Field(ge=0)] | None = None
-    """Number of engines that answer requests."""
+    """Number of engines that accept requests."""
     copy_states: Annotated[list[DPEngineStatus], Field(max_length=MAX_ENGINE_STATES)] | None = None
-    """States of at most 64 engines; those that do not answer requests come first."""
+    """States of at most 64 engines; those that do not accept requests come first."""
 
 
 class WorkloadStatus(Part):
-    """A set of identical pods."""
+    """State of a set of identical pods."""
 
     name: Annotated[str, Field(max_length=63)]
     """Name of the workload; main for the pods that answer requests."""
@@ -128,14 +128,15 @@ class ScalingStatus(Part):
     """State of autoscaling."""
 
     phase: Literal["Active", "Draining", "Zero"]
-    """Active: the gateway sends requests. Draining: the endpoint is about to be scaled to zero, and the gateway holds
-    new requests. Zero: there are no replicas, and the gateway holds requests until one is ready."""
+    """Active: at least one replica is desired; the gateway sends requests to ready replicas. Draining: the endpoint is
+    about to be scaled to zero, and the gateway holds new requests. Zero: no replica is desired until the gateway holds
+    a request."""
     drain: Annotated[str, Field(max_length=64)] | None = None
-    """Random identifier that the gateway's replicas must acknowledge before the endpoint is scaled to zero."""
+    """Random identifier of a drain, which the gateway's replicas acknowledge before the endpoint is scaled to zero."""
     replicas: Annotated[int, Field(ge=0)]
     """Desired number of replicas."""
     start_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Measured time in seconds from the creation of a replica until it is ready."""
+    """Median of recent start-up times of replicas in seconds, from the scale-up on."""
     start_failure: Annotated[str, Field(max_length=MAX_START_FAILURE)] | None = None
     """Why no replica starts; the gateway's error for held requests includes it."""
 
@@ -144,8 +145,8 @@ class Address(Part):
     """An address of the OpenAI-compatible API."""
 
     name: Annotated[str, Field(max_length=63)]
-    """Kind of the address. cluster: for clients in the cluster; loadBalancer: the Service's external address; gateway:
-    the gateway's address, which serves all models."""
+    """Name of the address. cluster: for clients in the cluster; loadBalancer, loadBalancer-2, …: the Service's external
+    addresses; gateway: the gateway's."""
     url: str
     """Base URL of the OpenAI-compatible API."""
 
@@ -160,15 +161,15 @@ class Status(Part):
     addresses: Annotated[list[Address], Field(max_length=16), *ByName] | None = None
     """All addresses of the OpenAI-compatible API."""
     replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of pods, of any version of the spec."""
+    """Number of replicas, of any version of the spec."""
     ready_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of ready pods."""
+    """Number of ready replicas."""
     updated_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of pods with the newest spec."""
+    """Number of replicas with the newest spec."""
     available_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of pods that accept requests."""
+    """Number of replicas that accept requests."""
     desired_replicas: Annotated[int, Field(ge=0)] | None = None
-    """Desired number of replicas: spec.replicas, or with spec.scaling the number that the load requires."""
+    """Desired number of replicas: spec.replicas, or with spec.scaling that of the autoscaler."""
     scaling: ScalingStatus | None = None
     """State of autoscaling; absent without spec.scaling."""
     selector: str | None = None
@@ -185,5 +186,4 @@ class Status(Part):
         ]
         | None
     ) = None
-    """Accepted, Planned, Available, Progressing, Stalled and Ready; Routed if there is a gateway, or spec.routing
-    requires one; Scaling with spec.scaling; Degraded if pods have several engines."""
+    """Aspects of the endpoint; the field type explains them."""

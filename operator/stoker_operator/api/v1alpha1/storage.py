@@ -1,4 +1,4 @@
-"""Storage of a pod: the cache for weights, and shared memory."""
+"""Volumes of the pods: the cache, and shared memory."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ class EmptyDir(Part):
     """Space on the node, which is deleted with the pod."""
 
     medium: Literal["", "Memory"] | None = None
-    """Memory: in memory, which counts towards the pod's limit. Absent: on the node's disk."""
+    """Memory: in memory, which counts towards the pod's memory limit. Absent or "": the node's default, usually its
+    disk."""
     size_limit: Quantity | None = None
-    """Maximum size; a pod that stores more is evicted."""
+    """Maximum size. A pod that stores more on disk is evicted."""
 
 
 class PersistentVolumeClaim(Part):
-    """An existing claim in the endpoint's namespace. It is not deleted with the endpoint."""
+    """An existing claim in the endpoint's namespace."""
 
     claim_name: ObjectName
-    """Name of the claim. Several replicas share it, so its access mode must allow several pods to mount it."""
+    """Name of the claim. It must have access mode ReadWriteMany if there may be several pods, also during a
+    roll-out."""
 
 
 class Cache(Part):
-    """Cache for downloaded and assembled weights. Exactly one field must be set. The kind of volume and the claim
-    cannot be changed later."""
+    """The engine's cache, for example of downloaded weights."""
 
     empty_dir: EmptyDir | None = None
-    """Space on the node, which is deleted with the pod. This is the default if storage is absent."""
+    """Space on the node, which is deleted with the pod. This is the default if storage.cache is absent."""
     persistent_volume_claim: PersistentVolumeClaim | None = None
-    """An existing claim. Weights are downloaded once."""
+    """An existing claim in the endpoint's namespace. It is not deleted with the endpoint."""
     volume_claim_template: VolumeClaimTemplate | None = None
-    """Template of a claim that the operator creates with the endpoint's name and deletes with the endpoint. All pods
-    share it."""
+    """Template of a claim that the operator creates with the endpoint's name. All pods share it; it is deleted with the
+    endpoint."""
 
     RULES: ClassVar = (
         Rule(
@@ -50,13 +51,15 @@ class Cache(Part):
 
 
 class Storage(Part):
-    """Storage of each pod."""
+    """Volumes of the pods: the cache, and shared memory."""
 
     cache: Cache | None = None
-    """Cache for downloaded and assembled weights. Only its size can be changed later. Absent: space on the node."""
+    """The engine's cache, for example of downloaded weights. Exactly one field must be set; the kind of volume and the
+    claim cannot be changed later. Absent: space on the node."""
     shm_size: Quantity | None = None
-    """Size of /dev/shm, which counts towards the pod's memory. Absent: with runtime vllm, limited by the pod's memory
-    only; else 512Mi for each accelerator if a model is split, or the container runtime's default."""
+    """Maximum size of /dev/shm, whose content counts towards the pod's memory. Absent: with runtime vllm, limited by
+    the pod's memory only; else 512Mi for each accelerator if engines use several, or the container runtime's
+    default."""
 
     @property
     def cache_location(self) -> str:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from stoker_operator.api.v1alpha1.base import METADATA_KEYS, Annotations, Labels, Part, without_own_labels
 
-#: Name of the container of a pod template that is merged onto the engine's.
+#: Name of the engine's container, onto which a template's container of this name is merged.
 ENGINE_CONTAINER: Final = "engine"
 
 
@@ -32,8 +32,8 @@ class PodTemplate(Part):
     spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] | None = (
         None
     )
-    """Part of a core/v1 PodSpec (`kubectl explain pod.spec`), merged onto the operator's as by `kubectl patch`: lists
-    of named items are merged by name. The container called engine is the operator's; others run beside it. Settings
-    with a field of their own are refused here: the engine's image, imagePullPolicy, command, args, env and resources,
-    and terminationGracePeriodSeconds. The administrator may restrict the rest (policy.template of the Helm chart), and
-    the API server validates it strictly when the pods are applied."""
+    """Part of a core/v1 PodSpec (`kubectl explain pod.spec`), merged onto the operator's much as by `kubectl patch`:
+    lists of named items are merged by name. The container called engine is the operator's; others run beside it.
+    Settings that the operator makes are refused here, such as the engine's image, imagePullPolicy, command, args, env
+    and resources, and terminationGracePeriodSeconds. The administrator may restrict the rest (policy.template of the
+    Helm chart), and the API server validates it strictly when the Deployment is applied."""

@@ -24,17 +24,17 @@ class Workload(Part):
         Field(ge=0, le=10000, json_schema_extra={"x-default": 1}),
         NOT_IN_PODS,
     ] = 1
-    """Number of pods that serve the model; with hardware.nodes, number of groups of that many pods. Autoscalers write
-    it through the scale subresource. With spec.scaling it has no effect."""
+    """Number of pods that serve the model; with hardware.nodes, number of groups of that many pods. A
+    HorizontalPodAutoscaler can write it through the scale subresource. With spec.scaling it has no effect."""
     hardware: Hardware
     """The hardware of a replica."""
     parallelism: Parallelism | None = None
     """Division of the model among the accelerators of a replica. tensor × pipeline × data must equal count × nodes;
-    with hardware.allowIdle it may be less. Without mode, an absent data is 1 if tensor is absent too, and otherwise an
-    absent tensor or data follows from the other sizes. On accelerator cpu the sizes count processes that share the
-    pod's processors and memory, and an absent size is 1."""
+    with hardware.allowIdle it may be less. Without mode, an absent tensor or data follows from the other sizes; if both
+    are absent, data is 1. On accelerator cpu the sizes count processes that share the pod's processors and memory, and
+    an absent size is 1."""
     engine: Engine = Engine()
-    """The engine that runs in each pod. An absent field leaves the engine's default."""
+    """The inference engine in each pod. An absent field leaves the engine's default, unless it states another."""
     template: PodTemplate = PodTemplate()
     """Pod template, merged onto the operator's: node selector, tolerations, affinity, volumes, pull secrets,
     sidecars …"""
