@@ -38,13 +38,15 @@ def text_fields(body: bytes, content_type: str) -> dict[str, str]:
     if not body.startswith(line):
         raise RequestError("the form does not begin with its boundary")
     fields, at = dict[str, str](), len(line)
-    for _ in range(_MAX_PARTS):
+    for count in range(_MAX_PARTS + 1):
         if body.startswith(b"--", at):
             return fields
+        if count == _MAX_PARTS:
+            break
         start = body.find(b"\r\n\r\n", at, at + _MAX_HEAD)
         end = body.find(b"\r\n" + line, start)
         if start < 0 or end < 0:
-            raise RequestError("the form is truncated, or one of its parts has no headers")
+            raise RequestError("the form is truncated, or the headers of a part are missing or too long")
         head = body[at : start + 2]
         at = end + len(line) + 2
         names = _NAME.findall(head)

@@ -260,7 +260,7 @@ class HttpProbe:
                         self._on_models(server, body, authorization)
                     if status not in (401, 403):
                         break
-                if number == 0 or len(authorizations) == 1:
+                if (number == 0 and status not in (401, 403)) or len(authorizations) == 1:
                     self._models_at[server] = now + MODELS_S, authorizations
         except TimeoutError:  # the poll continues without the models
             self._first[server] = number + (number == first)

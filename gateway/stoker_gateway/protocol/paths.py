@@ -29,11 +29,11 @@ OTHERS: Final = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/aud
 POSTED: Final = GENERATING | FREE | FORMS | OTHERS
 
 #: Path segments that may follow the id of a response.
-_OF_A_RESPONSE: Final = ("", "input_items", "cancel")
+_OF_A_RESPONSE: Final = ("input_items", "cancel")
 
 
 def response_id(path: str) -> str | None:
     """Return the response id in a path below /v1/responses, still percent-encoded; None for other paths."""
     prefix, _, tail = path.partition(f"{RESPONSES}/")
-    name, _, resource = tail.partition("/")
-    return name if not prefix and name and resource in _OF_A_RESPONSE else None
+    name, slash, resource = tail.partition("/")
+    return name if not prefix and name and (not slash or resource in _OF_A_RESPONSE) else None

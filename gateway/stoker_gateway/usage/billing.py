@@ -50,6 +50,7 @@ class BillingLog:
         self._has_lines = threading.Event()
         self._closing = threading.Event()
         self._lost = 0
+        self._is_losing = False
         self._in_line = False
         self._thread = threading.Thread(target=self._write_on, name="billing", daemon=True)
         self._thread.start()
@@ -59,8 +60,9 @@ class BillingLog:
         if not ended.tokens.prompt and not ended.tokens.output:
             return
         if len(self._lines) >= MAX_LINES:
-            if not self._lost:
+            if not self._is_losing:
                 logger.error("the billing log could not be written for too long: lines are lost")
+            self._is_losing = True
             self._lost += 1
             return
         self._lines.append(line(ended))
@@ -98,6 +100,7 @@ class BillingLog:
                 self._lines[0] = remaining[written:]
             else:
                 self._lines.popleft()
+        self._is_losing = False  # a later loss is logged again
 
 
 def line(ended: CompletedRequest) -> bytes:

@@ -163,6 +163,15 @@ class CertificateKeeper:
         return self._announce(certificate.authorities)
 
     def _announce(self, authorities: bytes) -> str:
+        """Write the CAs into the webhook's configuration. Returns a warning if it does not exist; otherwise empty."""
+        try:
+            return self._write_authorities(authorities)
+        except KubeError as error:
+            if error.status != 422:  # the status if the configuration changed between the read and the write
+                raise
+        return self._write_authorities(authorities)
+
+    def _write_authorities(self, authorities: bytes) -> str:
         name = self._settings.configuration
         configuration = self._kube.get("ValidatingWebhookConfiguration", "", name)
         if configuration is None:

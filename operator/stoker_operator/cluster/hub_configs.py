@@ -26,6 +26,7 @@ import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from stoker_common.errors import ModelError
@@ -199,8 +200,8 @@ class HubConfigs:
         except urllib.error.HTTPError as error:
             self._mark_hub_reachable()
             return None, f"{error.code} {error.reason}"
-        except (OSError, ValueError, ModelError) as error:
-            if not isinstance(error, OSError):
+        except (OSError, HTTPException, ValueError, ModelError) as error:
+            if not isinstance(error, OSError | HTTPException):
                 self._mark_hub_reachable()
                 return None, str(error)
             self._mark_hub_silent(error)

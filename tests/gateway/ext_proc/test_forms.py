@@ -31,6 +31,10 @@ def test_text_fields_are_found_among_files() -> None:
         assert text_fields(b"".join(parts) + b"--x--\r\n", kind) == {"model": "m", "language": "ü"}
 
 
+def test_form_may_have_64_parts() -> None:
+    assert text_fields(MODEL + FILE * 63 + b"--x--\r\n", KIND) == {"model": "m"}
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
@@ -42,7 +46,8 @@ def test_text_fields_are_found_among_files() -> None:
         (b"preamble\r\n" + MODEL + b"--x--", KIND),
         (MODEL + b"--x--", "multipart/form-data"),
         (MODEL + b"--x--", "multipart/form-data; boundary=y; boundary=x"),
-        (FILE * 100 + b"--x--", KIND),
+        (FILE * 65 + b"--x--", KIND),
+        (_part('Content-Disposition: form-data; name="a"\r\nX: ' + "a" * 5000, b"m") + b"--x--", KIND),
         (b"--x\r\nno headers\r\n--x--", KIND),
         (b"", KIND),
     ],

@@ -71,6 +71,34 @@ def test_rotation_and_partial_writes_lose_and_duplicate_no_line(
     assert ids(*files, destination) == ["before", *names]
 
 
+def test_each_period_of_lost_lines_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, is_full = os.write, threading.Event()
+
+    def refused_while_full(file: int, data: bytes) -> int:
+        if is_full.is_set():
+            raise OSError("No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(billing.os, "write", refused_while_full)
+    monkeypatch.setattr(billing, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(billing, "MAX_LINES", 3)
+    log = BillingLog(str(tmp_path / "log"))
+    for period in range(2):
+        is_full.set()
+        for number in range(6):
+            log.ended(replace(ENDED, request_id=f"{period} {number}"))
+        is_full.clear()
+        until(lambda: not log._lines)
+        until(lambda: not log._is_losing)
+    log.close()
+    assert ids(tmp_path / "log") == [f"{period} {number}" for period in range(2) for number in range(3)]
+    messages = [record.getMessage() for record in caplog.records if "lost" in record.getMessage()]
+    once = "the billing log could not be written for too long: lines are lost"
+    assert messages == [once, once, "6 lines of the billing log were lost"]
+
+
 def test_unwritable_destination_is_refused(tmp_path: Path) -> None:
     for destination in (tmp_path, tmp_path / "no" / "log"):
         with pytest.raises(OSError, match=str(tmp_path)):

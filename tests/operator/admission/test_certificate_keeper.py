@@ -250,6 +250,20 @@ def test_foreign_changes_of_the_ca_bundle_are_reverted() -> None:
     asyncio.run(main())
 
 
+def test_ca_is_announced_although_the_configuration_changes_meanwhile() -> None:
+    kube = Kube()
+    patch = kube.patch
+
+    def after_a_change(kind: str, namespace: str, name: str, operations: list[Object]) -> Object:
+        kube.patch = patch  # type: ignore[method-assign]
+        kube._put(kind, kube.objects[kind])
+        return patch(kind, namespace, name, operations)
+
+    kube.patch = after_a_change  # type: ignore[method-assign]
+    assert keeper(kube)._renew_if_due() == ""
+    assert kube.announced == kube.stored["ca.crt"]
+
+
 def test_new_leader_announces_the_ca_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificate_keeper, "_LATER", 3600)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -254,6 +255,26 @@ def test_malformed_config_ends_no_thread(hub: Hub, monkeypatch: pytest.MonkeyPat
     configs = HubConfigs(lambda *_: None, hub.url)
     configs.fetch(Model("org/deep", None))
     assert configs._known[Model("org/deep", None)].config is None
+
+
+@pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])
+def test_answers_that_are_not_http_end_no_thread(answer: bytes) -> None:
+    """As of a broken proxy. The hub counts as silent, and is tried again later."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        configs = HubConfigs(lambda *_: None, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        configs.fetch(Model("org/model", None))
+        thread.join()
+    assert configs._known[Model("org/model", None)].config is None
+    assert configs._hub.pause > 0
 
 
 def test_number_of_cached_configs_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
