@@ -85,7 +85,7 @@ def _top_by_token(writer: LogprobWriter, candidates: PositionLogprobs) -> dict[s
 
 
 def _key(writer: LogprobWriter, token_id: int) -> str:
-    """Return `writer.token`; if it is empty or contains U+FFFD, and so may be ambiguous, return the token's bytes or id.
+    """Return `writer.token`, or the bytes or id if that is empty or contains U+FFFD, because other tokens may share it.
 
     Bytes are written in OpenAI's format, ``bytes:\\xe2\\x80``; the id is for a token without bytes.
     """
