@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 #: Paths that need no API key and are answered while the server stops.
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/live", "/ping", "/version", "/metrics", "/copies"})
 
-#: Paths that need an admin key: `middleware.admin_keys`.
+#: Paths that need an admin key; see `middleware.admin_keys`.
 ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
-    """Return the path without a proxy's prefix (``--root-path``), by starlette's rule."""
+    """Return a request's path without a proxy's prefix (``--root-path``), according to starlette's rule."""
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")
     return path.removeprefix(prefix) if prefix and (path == prefix or path.startswith(f"{prefix}/")) else path
@@ -29,5 +29,5 @@ class RootPathMiddleware:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         await self._app({**scope, "root_path": self._root_path}, receive, send)

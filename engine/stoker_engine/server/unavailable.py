@@ -1,4 +1,4 @@
-"""Errors for requests that are refused because of the server's state, the credentials or the body's size."""
+"""Errors for an unavailable server, missing credentials, forbidden operations and too large bodies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stoker_common.errors import RequestError
 
 
 class UnavailableError(RequestError):
-    """The server is loading, stopping, or cannot generate at the moment. The response has a Retry-After header."""
+    """The request cannot be served at the moment. An error response has a Retry-After header."""
 
     status = 503
     type = "service_unavailable_error"
@@ -14,7 +14,7 @@ class UnavailableError(RequestError):
 
 
 class NotStartedError(UnavailableError):
-    """An `UnavailableError` before any work on the request, so that a gateway may safely retry it elsewhere."""
+    """An `UnavailableError` before an engine started the request, so that a gateway may safely retry it elsewhere."""
 
 
 class UnauthorizedError(RequestError):

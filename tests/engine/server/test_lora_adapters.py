@@ -228,7 +228,7 @@ def test_invalid_loads_are_refused(
 
 def test_a_load_that_kills_the_engine_is_503(admin: TestClient, folder: Path, engine: FakeEngine) -> None:
     engine.bad_adapters["bad"] = EngineDeadError("the engine died")
-    assert "the engine died while loading" in error_of(_load(admin, folder, path="bad"), 503)["message"]
+    assert "the engine died before the adapter" in error_of(_load(admin, folder, path="bad"), 503)["message"]
     assert admin.get("/v1/models").json()["data"][-1]["id"] == "alias"
     engine.is_ready = False
     assert _load(admin, folder).status_code == 503

@@ -44,25 +44,25 @@ class CompletionRequest(UnsupportedCompletionFields, SampledRequest):
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Values of `logprobs` that request none, because beam search returns no logprobs of tokens."""
+        """`logprobs`, which must be unset for beam search."""
         return {"logprobs": ()}
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts, each of which has n choices."""
+        """The prompts, each with `n` choices."""
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
             return [self.prompt]
         return cast("list[str] | list[list[int]]", self.prompt)
 
     @property
     def only_echo(self) -> bool:
-        """Whether the prompt is only scored: the engine still generates a token, which is not returned."""
+        """Whether only the prompts are returned; the token that the engine generates after each is discarded."""
         return self.max_tokens == 0
 
     def params_for(self, defaults: Mapping[str, Any], room: int) -> RequestParams:
-        """Return the parameters for a prompt that leaves `room` tokens of the context.
+        """Return the parameters for a prompt after which at least `room` tokens fit into the context.
 
-        The default length is reduced to `room`; a requested length is not.
+        `room` limits the default of `max_tokens`, but no requested value.
         """
         max_tokens = max(1, min(DEFAULT_MAX_TOKENS, room)) if self.max_tokens is None else max(1, self.max_tokens)
         prompt_logprobs = self.prompt_logprobs

@@ -31,7 +31,7 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens, prompt_tokens
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the endpoint of `service`."""
+    """Return the endpoint; `service` handles its requests."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/v1/completions", response_model=Completion)
@@ -46,7 +46,7 @@ def routes(service: Service) -> APIRouter:
             prompt_tokens(each, body.truncate_prompt_tokens, body.max_tokens, info, body.truncation_side or "left")
             for each in encoded
         ]
-        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # shared by the prompts
+        params_for = functools.cache(partial(body.params_for, info.sampling_defaults))  # one for prompts of equal room
         params = [params_for(min(DEFAULT_MAX_TOKENS, info.max_model_len - len(prompt))) for prompt in prompts]
         base_id = request_id(request, body.request_id)
         generation = service.generation(
@@ -83,7 +83,7 @@ async def _tokenize(body: CompletionRequest, service: Service) -> list[list[int]
 
 
 async def _echo(body: CompletionRequest, prompts: Sequence[PromptTokens], tokenizer: PromptTokenizer) -> list[str]:
-    """Return the prompts' texts: as sent if they are complete texts, else decoded from their tokens."""
+    """Return the prompts' texts: as sent, or decoded if sent as tokens or with `truncate_prompt_tokens`."""
     return [
         prompt_text
         if isinstance(prompt_text, str) and body.truncate_prompt_tokens is None
@@ -108,7 +108,7 @@ class _Writer:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     async def whole(self) -> Completion:
-        """Return the complete answer, once it is generated."""
+        """Generate and return the complete answer."""
         outputs = await self.generation.collect()
         # In a thread, because long logprobs would block the event loop.
         return await asyncio.to_thread(self._completion, outputs)
@@ -121,7 +121,7 @@ class _Writer:
         return self._event(choices=choices, usage=Usage.of(self.generation.usage()))
 
     async def events(self, include_usage: bool) -> AsyncGenerator[list[Completion], None]:
-        """Yield the answer's events as it is generated."""
+        """Yield lists of events while the answer is generated."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for step in deltas:
                 yield [event for index, delta in step for event in self._events(index, delta)]
@@ -133,7 +133,7 @@ class _Writer:
         begins = index not in self._offsets
         reports_tokens = self.body.return_token_ids or self.logprobs is not None
         if not (delta.text or delta.finish_reason or reports_tokens or (begins and self.echo)):
-            return  # a partial character: sent with a later delta
+            return
         if self.body.only_echo and not begins:
             return
         output = Output(delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)

@@ -1,4 +1,4 @@
-"""End of the event streams of OpenAI's chats and completions."""
+"""Framing and usage of the event streams of OpenAI's chats and completions."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ FRAMING: Final = Framing(named=False, last=event(b"[DONE]"), error=_error)
 
 
 def include_usage(service: Service, body: SampledRequest) -> bool:
-    """Return whether a stream ends with an event that reports the usage."""
+    """Return whether the last event before `[DONE]` reports the usage of all choices."""
     return body.include_usage or service.args.frontend.enable_force_include_usage

@@ -14,7 +14,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class CompletionLogprobs(BaseModel):
-    """Logprobs of /v1/completions: four lists with an entry per token. `text_offset` counts characters of the text."""
+    """Logprobs of /v1/completions: four lists with an entry per token. `text_offset` is in characters."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -30,7 +30,7 @@ class ChatLogprobs(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """One candidate for a prompt position, in vLLM's format."""
+    """One candidate token of a prompt position, in vLLM's format."""
 
     logprob: float
     rank: int | None
@@ -45,7 +45,7 @@ def logprob_writer(service: Service, top: int | None, as_token_ids: bool | None)
     """Return the logprob writer that a body asks for, or None.
 
     Args:
-        top: number of likeliest candidates per position; None for no logprobs.
+        top: number of likeliest candidates per position, -1 for all; None for no logprobs.
         as_token_ids: whether tokens are written as ids; None for the server's default.
     """
     if top is None:
@@ -58,7 +58,10 @@ def logprob_writer(service: Service, top: int | None, as_token_ids: bool | None)
 def completion_logprobs(
     writer: LogprobWriter, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], offset: int
 ) -> tuple[CompletionLogprobs, int]:
-    """Return the logprobs of a completion's tokens, the first of which begins at character `offset` of its text.
+    """Return the logprobs of tokens of a completion.
+
+    Args:
+        offset: number of characters of the tokens before them.
 
     Returns:
         (the logprobs, the offset of the next token).
@@ -82,9 +85,9 @@ def _top_by_token(writer: LogprobWriter, candidates: PositionLogprobs) -> dict[s
 
 
 def _key(writer: LogprobWriter, token_id: int) -> str:
-    """Return `writer.token`, or a unique name if that is empty or contains U+FFFD, because other tokens may share it.
+    """Return `writer.token`, or the bytes or id if that is empty or contains U+FFFD, because other tokens may share it.
 
-    The name is the token's bytes in OpenAI's format, ``bytes:\\xe2\\x80``; for a token without bytes, its id.
+    Bytes are written in OpenAI's format, ``bytes:\\xe2\\x80``; the id is for a token without bytes.
     """
     token = writer.token(token_id)
     if token and _REPLACEMENT not in token:

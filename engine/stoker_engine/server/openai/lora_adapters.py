@@ -1,6 +1,6 @@
 """/v1/load_lora_adapter and /v1/unload_lora_adapter, with vLLM's fields and responses.
 
-`middleware.admin_keys` controls the access.
+`middleware.admin_keys` controls access to them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnloadAdapterRequest(StrictModel):
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the endpoints of `service`."""
+    """Return the endpoints; `service` handles their requests."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
@@ -55,15 +55,13 @@ def routes(service: Service) -> APIRouter:
             await service.adapters.load(module, Origin.RUNTIME, folder=folder, in_place=body.load_inplace or False)
         except AdapterError as error:
             raise RequestError(str(error), "lora_path") from None
-        except EngineDeadError:  # the engine is restarted
-            raise UnavailableError(
-                f"the engine died while loading the adapter {body.lora_name!r}, which is not served; retry"
-            ) from None
+        except EngineDeadError:
+            raise UnavailableError(f"the engine died before the adapter {body.lora_name!r} was loaded; retry") from None
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(body: UnloadAdapterRequest) -> PlainTextResponse:
-        """Unload an adapter: new requests cannot name it; requests that use it finish."""
+        """Unload an adapter: new requests cannot name it; running ones that use it finish."""
         await service.adapters.unload(body.lora_name, Origin.RUNTIME)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 

@@ -31,7 +31,7 @@ Content = Annotated[
 
 
 class CalledFunction(StrictModel):
-    """A called function; `arguments` is an object, or text that is no JSON object, as in an incomplete call."""
+    """A called function; `arguments` is an object, or text that is no JSON object, such as an incomplete call's."""
 
     name: str
     arguments: Annotated[str | dict[str, Any] | None, Field(validate_default=True)] = None

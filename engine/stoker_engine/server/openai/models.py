@@ -1,4 +1,4 @@
-"""/v1/models: the served models and adapters."""
+"""/v1/models: names of the served model and adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ModelCard(BaseModel):
 
     Attributes:
         root: source of the model or the adapter.
-        parent: base model of an adapter.
+        parent: name of an adapter's base model.
     """
 
     id: str
@@ -42,7 +42,7 @@ class ModelList(BaseModel):
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the endpoints of `service`."""
+    """Return the endpoints; `service` handles their requests."""
     router = APIRouter()
 
     def card(name: str) -> ModelCard:
@@ -66,7 +66,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        """List all names of the model, and all adapters."""
+        """List the names of the model and of the served adapters."""
         await service.wait_ready()
         adapters = [adapter.module.name for adapter in service.adapters]
         return ModelList(data=[card(name) for name in (*service.model_names, *adapters)])

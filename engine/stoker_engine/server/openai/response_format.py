@@ -15,7 +15,7 @@ from stoker_engine.server.fields.unsupported import Renamed
 
 
 class JSONSchemaFormat(StrictModel):
-    """A JSON Schema with a name. An answer is valid by the schema whether `strict` is set or not."""
+    """A JSON Schema with a name, which is enforced with or without `strict`."""
 
     name: str
     description: str | None = None
@@ -65,7 +65,7 @@ class Formatted(BaseModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsFields | None = None
 
-    # vLLM's obsolete names.
+    # vLLM's obsolete fields.
     guided_json: Annotated[Any, Renamed('structured_outputs: {"json": …}')] = None
     guided_regex: Annotated[Any, Renamed('structured_outputs: {"regex": …}')] = None
     guided_choice: Annotated[Any, Renamed('structured_outputs: {"choice": …}')] = None

@@ -25,7 +25,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Number of generated tokens before the answer."""
+    """Number of generated tokens that are reasoning."""
 
     reasoning_tokens: int
 
@@ -94,7 +94,7 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """The assistant's message; content may be null with reasoning or tool calls. Both reasoning fields are equal."""
+    """The assistant's message; `content` may be null with reasoning or tool calls. Both reasoning fields are equal."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None

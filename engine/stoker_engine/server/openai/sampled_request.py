@@ -116,7 +116,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
-    # Labels for accounting and logs, without any effect.
+    # Accepted without effect.
     user: str | None = None
     metadata: Metadata | None = None
     store: bool | None = None
@@ -150,7 +150,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Fields of only one endpoint that beam search does not support, with their neutral values."""
+        """Additions to `_NEUTRAL_FOR_BEAMS` for the endpoint's own fields about logprobs."""
         return {}
 
     @property
@@ -160,12 +160,12 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with an event that reports the usage."""
+        """Whether the body requests the usage of all choices at the end of a stream."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each event of a stream reports the usage so far."""
+        """Whether each event of a stream reports its choice's usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class TokenizeRequest(ChatRendering):
 
 
 class DetokenizeRequest(StrictModel):
-    """Token ids."""
+    """Tokens to decode."""
 
     model: str | None = None
     tokens: TokenIds
@@ -65,12 +65,12 @@ class DetokenizeResponse(BaseModel):
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the endpoints of `service`."""
+    """Return the endpoints; `service` handles their requests."""
     router = APIRouter(route_class=JSONRoute)
 
     @router.post("/tokenize", response_model=TokenizeResponse)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """Return the tokens of the prompt."""
+        """Return the tokens of a text or a conversation."""
         await service.wait_ready()
         service.check_model(body.model)
         answer = await until_disconnect(request.receive, _tokenize(body, service))

@@ -18,14 +18,14 @@ class ToolName(StrictModel):
 
 
 class NamedToolChoice(StrictModel):
-    """Forces exactly one call, of this tool."""
+    """Names a tool; as `tool_choice`, it forces exactly one call."""
 
     type: Literal["function"] = "function"
     function: ToolName
 
 
 class AllowedTools(StrictModel):
-    """A subset of the tools, and whether one of them must be called."""
+    """A subset of the tools, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedToolChoice], Field(min_length=1, fail_fast=True)]

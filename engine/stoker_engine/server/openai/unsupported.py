@@ -1,6 +1,6 @@
 """Unsupported fields of OpenAI and vLLM; see `fields.unsupported`.
 
-When a feature is implemented, its field moves to `sampled_request`, `completion_request` or `chat_request`.
+When a feature is implemented, its field moves to the module of the body or message.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Unsupported(BaseModel):
 
 
 class UnsupportedCompletionFields(Unsupported):
-    """Unsupported fields of completions only."""
+    """Unsupported fields of completions."""
 
     prompt_embeds: Absent = None
     suffix: Absent = None
 
 
 class UnsupportedChatFields(Unsupported):
-    """Unsupported fields of chats only."""
+    """Unsupported fields of chats."""
 
     # OpenAI's
     audio: Absent = None

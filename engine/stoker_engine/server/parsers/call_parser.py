@@ -1,4 +1,4 @@
-"""Common base of tool call parsers: a call starts with a known text, and all other text is content."""
+"""Base of parsers of tool calls that start with known texts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ class CallParser(ABC):
     Text that turns out to be no call is content, unchanged and in its place. Calls of unknown tools are calls, as in
     vLLM: the client that runs the tools reports to the model that the tool does not exist.
 
-    Text of `separators` next to a call is dropped, including before the first and after the last; other text is
-    unchanged.
+    Text before the first call, between calls and after the last is dropped if it consists of `separators` only.
 
     Attributes:
         begins: texts with which calls start.
-        separators: characters that are dropped next to a call.
+        separators: characters that may separate calls.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -40,14 +39,14 @@ class CallParser(ABC):
 
     @abstractmethod
     def calls(self, begin: str) -> Reading[None]:
-        """Read one or more calls after `begin` from `text`, and accept each.
+        """Read the calls after `begin` from `text`, and accept each.
 
         Text read after the last accepted call is read again, as content or as the start of another call.
         """
 
     @property
     def is_first(self) -> bool:
-        """Whether only white space precedes the text that is being read."""
+        """Whether nothing but separators precedes the text that is being read."""
         return self._blank is not None and not self._called
 
     def content_of_no_call(self) -> int:
@@ -60,7 +59,7 @@ class CallParser(ABC):
         return self._parts()
 
     def end(self) -> list[Part]:
-        """Return the text that was held back; an incomplete call is content."""
+        """End the output and return what was held back; an incomplete call is content."""
         self.text.end()
         parts = self._parts()
         if self._blank and not self._called:

@@ -1,7 +1,7 @@
 """Incremental reading of tool calls.
 
-A format is described by a generator that calls `CallText`'s methods in the order of the text. Each of them yields when
-it needs more text to decide, so the result does not depend on how the text is split.
+A format is described by a generator that calls `CallText`'s methods in the order of the text. Those that read yield
+when they need more text to decide, so the result does not depend on how the text is split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoker_engine.server.parsers.parts import Part
 
 T = TypeVar("T")
 
-#: A reader of text, which yields whenever it needs more; its return value is what it has read.
+#: A reader of text, which yields whenever it needs more, and returns its result.
 Reading = Generator[None, None, T]
 
 _SPACES: Final = re.compile(r"[ \t\r\n]*")
@@ -30,7 +30,7 @@ class CallText:
     """Text that arrives in pieces, from which calls are read.
 
     Attributes:
-        accepted: accepted calls that have not been taken yet.
+        accepted: parts of accepted calls, until the caller removes them.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class CallText:
         self._text = ""
         self._begin = 0  # start of the text that is read and not accepted
         self._at = 0  # end of the text that is read
-        self._earlier: list[str] = []  # text read before `_text`, as a list to avoid copying it for each piece
+        self._earlier: list[str] = []  # unaccepted text before `_text`, as a list to avoid copying it for each piece
         self._ended = False
 
     def feed(self, text: str) -> None:
@@ -53,7 +53,10 @@ class CallText:
         self._ended = True
 
     def before(self, begins: Markers) -> tuple[str, str | None]:
-        """Return the text before a call, and the one of `begins` that starts it; None if none does so far."""
+        """Read and return the text before the next call, and the one of `begins` that starts the call.
+
+        Without one, return (the text that cannot start a call, None).
+        """
         at = self._at
         if (found := begins.find(self._text, at)) is not None:
             self._begin, self._at = found
@@ -96,7 +99,7 @@ class CallText:
             yield
 
     def next(self) -> Reading[str]:
-        """Return the next character without reading it; empty at the end of the text."""
+        """Return the next character without reading it; an empty string at the end of the text."""
         while self._at == len(self._text) and not self._ended:
             yield
         return self._text[self._at : self._at + 1]
@@ -126,9 +129,9 @@ class CallText:
             yield
 
     def closing(self, text: str) -> Reading[None]:
-        """Read white space and `text`, which closes a complete call, or the end of all text.
+        """Read white space and `text`, which closes a complete call.
 
-        A model may end its answer without the closing text, or within it, and the call is complete nevertheless.
+        If all text ends there, `text` may be missing or cut off: models may omit it at the end of an answer.
 
         Raises:
             NotACallError: something else follows.
@@ -147,7 +150,7 @@ class CallText:
         """Read the text before the first of `markers`, and that marker.
 
         Raises:
-            NotACallError: there is none.
+            NotACallError: none follows.
         """
         before: list[str] = []
         while (found := markers.find(self._text, self._at)) is None:
@@ -163,7 +166,7 @@ class CallText:
         """Read an object or array, and return its text; `started` is the part of it that has been read.
 
         Raises:
-            NotACallError: the text is neither.
+            NotACallError: none follows, or it is incomplete.
         """
         scanner, pieces = JSONScanner(), [started]
         scanner.feed(started)
@@ -180,7 +183,7 @@ class CallText:
             yield
 
     def _may_become(self, text: str) -> bool:
-        """Return whether all unread text is a prefix of `text`."""
+        """Return whether all unread text is a proper prefix of `text`."""
         ahead = len(self._text) - self._at
         return ahead < len(text) and self._text.endswith(text[:ahead])
 

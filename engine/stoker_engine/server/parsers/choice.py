@@ -29,7 +29,7 @@ class Parsers:
     reasoning: type[ReasoningParser] | None = None
 
     def forces_own_calls(self, use: ToolUse) -> bool:
-        """Return whether forced calls use the model's own format."""
+        """Return whether calls are forced, and use the model's own format."""
         return use.is_forced and hasattr(self.tools, "forced_call")
 
     @classmethod
@@ -91,6 +91,6 @@ class Parsing:
         return None if parser is None or use.mode == "none" else parser(use.tools)
 
     def _new_id(self, name: str, call_index: int) -> str | None:
-        """Return the id of a forced call, or None if the model's chat template requires no certain format."""
+        """Return the id of a forced call, or None if the model's chat template accepts any."""
         new_id = getattr(self.parsers.tools, "new_call_id", None)
         return None if new_id is None else new_id(name, self.num_calls_before + call_index)

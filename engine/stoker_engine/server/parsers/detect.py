@@ -1,8 +1,7 @@
 """Detection of a model's parsers from its chat template. A parser is chosen only if its detection is certain.
 
-A template shows the format of calls, because it renders the calls of earlier turns. The reasoning parser is certain if
-every prompt ends with an open reasoning tag, or if only some prompts end with a closed one: such models reason by
-default.
+A template shows the format of calls, because it renders the calls of earlier turns. The reasoning tags with which
+prompts may end show whether the model reasons by default.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-#: Names of parsers, and patterns that must all match the template; the first match wins.
+#: Names of parsers, and patterns that must all match the template; the first such parser is used.
 _CALLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("openai", (r"<\|start\|>assistant", r"<\|channel\|>final<\|message\|>", r"functions\.")),
     ("kimi_k2", (r"<\|tool_calls_section_begin\|>", r"<\|tool_call_argument_begin\|>", r"<\|tool_call_end\|>")),
@@ -29,7 +28,7 @@ _CALLS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
-#: Statements and expressions of a template, which determine the end of the prompt.
+#: Statements, expressions and comments of a template.
 _STATEMENT: Final = re.compile(r"\{#.*?#\}|\{%-?\s*(\w+)(.*?)-?%\}|\{\{(.*?)\}\}", re.DOTALL)
 _GENERATION: Final = re.compile(r"\{%-?\s*if\s+[^%]*\badd_generation_prompt\b[^%]*%\}")
 _INLINE: Final = re.compile(r"(?P<yes>.*)\sif\s.*?\selse\s(?P<no>.*)", re.DOTALL)
@@ -48,7 +47,7 @@ def reasoning_parser(template: str | None) -> str | None:
     calls = tool_call_parser(template)
     if template is None or calls == "openai":
         return None if template is None else "openai_gptoss"
-    if calls == "kimi_k2":  # the prompt does not show it, but templates of reasoning models put tags into all answers
+    if calls == "kimi_k2":  # prompts do not show it, but templates of reasoning models put tags into earlier answers
         return "kimi_k2" if "<think></think>" in template else None
     ends = _ends_of_prompts(template)
     if ends not in ({_OPEN}, {_CLOSE, _OPEN}, {_CLOSE, ""}):
@@ -67,7 +66,7 @@ def _ends_of_prompts(template: str) -> set[str]:
 
 
 def _ends(statements: Iterator[re.Match[str]], ends: set[str]) -> tuple[set[str], str]:
-    """Return the possible last tags after a block that starts with `ends`, and the statement that ends the block."""
+    """Return the possible last tags after a block, and the keyword that ends it; `ends` are those before the block."""
     for statement in statements:
         keyword = statement[1]
         if keyword in ("elif", "else", "endif"):
@@ -87,7 +86,7 @@ def _ends(statements: Iterator[re.Match[str]], ends: set[str]) -> tuple[set[str]
 
 
 def _written(expression: str, ends: set[str]) -> set[str]:
-    """Return the possible last tags after an expression that starts with `ends`."""
+    """Return the possible last tags after an expression; `ends` are those before it."""
     if (inline := _INLINE.fullmatch(expression)) is not None:
         return _written(inline["yes"], ends) | _written(inline["no"], ends)
     tags = re.findall(f"{_OPEN}|{_CLOSE}", expression)

@@ -1,7 +1,7 @@
-"""Parsers of calls that a grammar forces (see `server/parsers/tool_use.py`). The calls are streamed as they arrive.
+"""Parsers of forced calls in vLLM's formats (see `tool_use`). The calls are streamed as they arrive.
 
 The grammar allows only calls, so arguments are never held back. If the answer is cut off, the last call's arguments
-may be incomplete; text before an incomplete name is returned as content.
+may be incomplete; a call with an incomplete name is content.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class NamedCall:
 
     @property
     def is_within_call(self) -> bool:
-        """Whether the call is incomplete."""
+        """Whether the call has started, but is incomplete."""
         return self._arguments is not None and not self._arguments.are_whole
 
 
-#: A JSON string without escaped lone surrogates, which could not be sent as a name.
+#: A JSON string without escaped surrogates: a name with lone ones could not be sent.
 _STRING: Final = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"'
 _NAME: Final = rf'\{{\s*"name"\s*:\s*({_STRING})'
 _FIRST: Final = re.compile(rf"\s*\[\s*{_NAME}")
@@ -100,7 +100,7 @@ class RequiredCalls:
         return parts
 
     def end(self) -> list[Part]:
-        """Return unread text as content, without brackets that close the list; nothing right after a call's name."""
+        """Return unread text as content, except JSON syntax after a call or its name."""
         if self._awaited is _PARAMETERS:
             return []
         closed = _CLOSED.match(self._text) if self._awaited is _NEXT else None

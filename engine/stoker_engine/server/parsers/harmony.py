@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: an answer is several messages, each with a channel and an optional recipient.
+"""Harmony, the format of gpt-oss: an answer is a sequence of messages, each with an optional channel and recipient.
 
 ``<|start|>assistant<|channel|>analysis<|message|>…<|end|>`` is reasoning, the channel ``final`` contains the answer,
 and a message to ``functions.NAME`` is a call. Format: OpenAI's Harmony response format.
@@ -29,7 +29,7 @@ _RECIPIENT: Final = re.compile(r"(?:^|\s)to=([^\s<]+)")
 #: A possible incomplete header before its channel.
 _BEFORE_CHANNEL: Final = re.compile(r"<\|start\|>(?:(?!assistant)[\w.-]*|assistant(?:\s+(?:t?|to|to=\S*\s*))?)")
 
-#: Maximum length of a header in characters; names have at most 64.
+#: Maximum length of a header in characters; OpenAI's tool names have at most 64.
 _LONGEST_HEADER: Final = 1024
 
 
@@ -52,13 +52,13 @@ class Header:
 
     @functools.cached_property
     def channel(self) -> str | None:
-        """``analysis``, ``commentary``, ``final``, or a name that the model invented."""
+        """``analysis``, ``commentary``, ``final`` or another name; None if the header has none."""
         found = re.search(rf"{re.escape(CHANNEL)}\s*([^\s<]+)", self.text)
         return None if found is None else found[1]
 
     @functools.cached_property
     def recipient(self) -> str | None:
-        """The recipient, if it is not the user. It may precede or follow the channel."""
+        """The recipient that the header names, before or after the channel; else None."""
         for part in self.text.split(CHANNEL):
             if (found := _RECIPIENT.search(part)) is not None:
                 return found[1]
@@ -93,7 +93,7 @@ Event = Header | Text | End
 
 
 class HarmonyReader:
-    """Splits text into headers, texts and ends of messages. Text outside messages is `Text`.
+    """Splits text into headers, texts and ends of messages.
 
     Args:
         opening: start of the message that the text continues.
@@ -141,7 +141,7 @@ class HarmonyReader:
                 events = [*self._not_a_header(), *self._close("")]
                 self._header = self._written = marker
                 return events
-            case "<|channel|>" if self._header is None:  # models omit the end of a message and the start of the next
+            case "<|channel|>" if self._header is None:  # models may omit a message's end and the next one's start
                 events = self._close("")
                 self._header, self._written = OPENING + marker, marker
                 return events

@@ -34,7 +34,7 @@ def read_call(text: str, arguments: tuple[str, ...] = ("arguments",), default: s
     """Return the call that the object `text` describes.
 
     Args:
-        arguments: members that may hold the arguments; the first that exists is used.
+        arguments: members that may hold the arguments, in order of preference.
         default: arguments of a call without any; None if they are required.
 
     Raises:

@@ -26,7 +26,7 @@ class Markers:
         return None if found is None else found.span()
 
     def started(self, text: str, start: int = 0) -> int:
-        """Return the index of a possible partial marker at the end of `text`, which has no marker; else its length."""
+        """Return the index of a partial marker at the end of `text`, or else its length; `text` has no whole marker."""
         found = self._partial.search(text, max(start, len(text) - self._longest + 1))
         return len(text) if found is None else found.start()
 
@@ -67,7 +67,7 @@ class MarkedText:
 
 
 def _beginning(text: str) -> str:
-    """Return a pattern of all proper prefixes of `text`."""
+    """Return a pattern of all non-empty proper prefixes of `text`."""
     pattern = ""
     for character in reversed(text[:-1]):
         pattern = re.escape(character) + (f"(?:{pattern})?" if pattern else "")

@@ -1,7 +1,7 @@
-"""Parsing of model output: first reasoning is separated from content, then tool calls in that content.
+"""Parsing of model output: first reasoning is separated from content, then tool calls from that content.
 
 A parser receives the text of one sequence in arbitrary pieces and emits only final parts: their concatenation does not
-depend on the pieces. Text that it cannot parse is content, unchanged and in its place, so no output is lost.
+depend on the pieces. Text that it cannot parse is content, unchanged and in its place.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class ReasoningParser(Protocol):
     """The first stage, for one sequence.
 
     Args:
-        prompt: text of the prompt, whose end shows whether the reasoning is open, closed, or has not started.
-        calls: whether a tool call ends the reasoning, too.
-        continued: whether the answer continues a message in the prompt; it then reasons only if that message does.
+        prompt: text of the prompt, which shows whether the reasoning is open, closed, or has not started.
+        calls: whether a tool call also ends the reasoning.
+        continued: whether the answer continues a message in the prompt, and so reasons only if that ends in reasoning.
 
     Attributes:
         markers: special tokens that must be visible in the text.
-        answer_begins_after: texts of token sequences after any of which the answer begins. If other texts start it,
-            too, the parser has an `answer_pattern` that matches all of them; grammars apply from there.
+        answer_begins_after: texts after any of which the answer begins. If there are more, the parser has an
+            `answer_pattern` that matches all of them. Grammars apply to the text after them.
         is_reasoning: whether the output is still before the answer.
     """
 
@@ -39,12 +39,12 @@ class ReasoningParser(Protocol):
         ...
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end of the text."""
+        """End the output and return what was held back."""
         ...
 
 
 class ToolParser(Protocol):
-    """The second stage, for one sequence: its input is the content of the first stage.
+    """The second stage, for one sequence: its input is the content of the first stage, if any.
 
     These members are optional. ``structural_tag(tools)`` constrains the arguments of voluntary calls to the tools'
     schemas. ``forced_call(tools)`` is the format of a complete output with a forced call, including the reasoning
@@ -65,12 +65,12 @@ class ToolParser(Protocol):
     def feed(self, text: str) -> list[Part]:
         """Return `Content` and calls of the next piece of text.
 
-        A voluntary call is returned when it is complete; its arguments are a JSON object. Forced calls are streamed.
+        A call in the model's own format is returned when it is complete; its arguments are a JSON object.
         """
         ...
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end of the text; an incomplete call is content."""
+        """End the output and return what was held back; an incomplete call in the model's own format is content."""
         ...
 
 
@@ -88,7 +88,7 @@ class AnswerParser:
 
     @property
     def is_within_call(self) -> bool:
-        """Whether the last call is incomplete; at the end of the text: whether it was cut off."""
+        """Whether the last call is incomplete."""
         return getattr(self._tools, "is_within_call", False)  # most parsers emit only complete calls
 
     def feed(self, text: str) -> list[Part]:
@@ -98,7 +98,7 @@ class AnswerParser:
         return self._called([Content(text)] if self._reasoning is None else self._reasoning.feed(text))
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end of the text."""
+        """End the output and return what was held back."""
         parts = [] if self._reasoning is None else self._called(self._reasoning.end())
         return merged([*parts, *(self._tools.end() if self._tools is not None else ())])
 

@@ -1,4 +1,4 @@
-"""The parts of an answer, in the model's order."""
+"""The parts of a model's output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of the reasoning before the answer."""
+    """Text of the reasoning."""
 
     text: str
 
@@ -27,7 +27,7 @@ class ToolCallStart:
 
     Attributes:
         name: name of the tool.
-        id: id of the call, if the model gives it one.
+        id: id of the call; None if the API may choose one.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the arguments of the last started call. Together they are a JSON object, which may be cut off."""
+    """A piece of the last started call's arguments. All its pieces form a JSON object, which may be cut off."""
 
     text: str
 
@@ -50,7 +50,7 @@ def tool_call(name: str, arguments: str, id: str | None = None) -> list[Part]:
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
-    """Join neighbouring parts of the same kind, and drop empty texts."""
+    """Join neighbouring texts of the same kind, and drop empty ones."""
     joined: list[Part] = []
     non_empty = (part for part in parts if isinstance(part, ToolCallStart) or part.text)
     for kind, alike in itertools.groupby(non_empty, type):

@@ -125,7 +125,7 @@ def _comma(text: CallText, end: str) -> Reading[bool]:
 
 
 def _strings(text: CallText) -> Reading[str]:
-    """Read a string, or several adjacent ones, which are one."""
+    """Read a string, or several adjacent ones, which Python joins."""
     strings: list[str] = []
     while (quote := (yield from text.next())) in ("'", '"'):
         strings.append((yield from _string(text, quote)))

@@ -10,7 +10,7 @@ from stoker_engine.server.parsers.tool_use import Tool
 
 
 def structural_tag(tools: Sequence[Tool], trigger: str, begin: str, end: str) -> dict[str, Any]:
-    """Return the tag that allows one of the calls after `trigger`, with arguments by the tool's parameters.
+    """Return the tag that makes `trigger` start a call of one of `tools`, with arguments that match the tool's schema.
 
     Args:
         begin: start of a call; ``NAME`` is replaced by the tool's name, JSON-escaped, without quotes.

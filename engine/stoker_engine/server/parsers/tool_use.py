@@ -1,8 +1,8 @@
 """Which tools an answer may call, and whether it must call one.
 
-Forced calls are produced by a grammar for the whole answer, in vLLM's two formats: the arguments of one named tool, or
-a list of ``{"name": …, "parameters": …}``. Voluntary calls are in the model's own format, and so are forced calls if
-the tool parser has a method ``forced_call``.
+Voluntary calls are in the model's own format, and so are forced calls if the tool parser has a method ``forced_call``.
+Other forced calls follow a grammar for the whole answer, in vLLM's two formats: the arguments of one named tool, or a
+list of ``{"name": …, "parameters": …}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Tool:
 
     Attributes:
         parameters: JSON Schema of its arguments.
-        strict: whether calls must conform to that schema.
+        strict: whether the client wants voluntary calls constrained to that schema.
     """
 
     name: str
@@ -63,8 +63,8 @@ class ToolUse:
             parallel: whether it may contain more than one call.
 
         Raises:
-            RequestError: a call is required without tools, a named tool does not exist, or the schema of a forced or
-                strict tool is not an object's.
+            RequestError: a call is required without tools; a named tool does not exist; or calls are forced or a tool
+                is strict, and a schema is not an object's.
         """
         callable_tools = tuple(tools) if names is None else _named(tools, names)
         if mode == "required" and not tools:
@@ -79,12 +79,12 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer consists of calls, as `schema` describes."""
+        """Whether the answer must consist of calls."""
         return self.mode in ("required", "named")
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the complete answer, if it is forced."""
+        """JSON Schema of the complete answer, for forced calls in vLLM's formats."""
         if self.mode == "named":
             return arguments_schema(self.tools[0])
         calls = [_call_schema(tool, f"#/items/anyOf/{index}") for index, tool in enumerate(self.tools)]

@@ -1,4 +1,4 @@
-"""Argument values in plain text → JSON, by the types of the tool's parameters."""
+"""Argument values in plain text → JSON, according to the types of the tool's parameters."""
 
 from __future__ import annotations
 

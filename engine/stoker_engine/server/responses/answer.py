@@ -38,7 +38,7 @@ class OutputReasoningText(BaseModel):
 
 
 class OutputReasoning(BaseModel):
-    """The reasoning before an answer. It has no summary."""
+    """Reasoning, without a summary."""
 
     id: str
     type: Literal["reasoning"] = "reasoning"
@@ -48,7 +48,7 @@ class OutputReasoning(BaseModel):
 
 
 class OutputFunctionCall(BaseModel):
-    """A tool call; `arguments` is JSON, which is cut off if the item is incomplete."""
+    """A tool call; `arguments` is JSON, which may be cut off if the item is incomplete."""
 
     id: str
     type: Literal["function_call"] = "function_call"
@@ -69,7 +69,7 @@ class InputTokensDetails(BaseModel):
 
 
 class OutputTokensDetails(BaseModel):
-    """Generated tokens by kind."""
+    """Number of generated tokens that are reasoning."""
 
     reasoning_tokens: int
 
@@ -109,7 +109,7 @@ class IncompleteDetails(BaseModel):
 
 
 class Response(BaseModel):
-    """Response of /v1/responses, with the fields of the request; in an event, its state so far."""
+    """Response of /v1/responses, with fields of the request; in an event, its state so far."""
 
     id: str
     object: Literal["response"] = "response"

@@ -7,7 +7,7 @@
                     response.output_item.done
     response.completed | response.incomplete | response.failed
 
-Events are numbered. If the stream ends early, open items are closed with the text so far.
+Events are numbered. If the generation fails, the open item is closed with the text so far.
 Format: platform.openai.com/docs/api-reference/responses-streaming
 """
 
@@ -68,7 +68,7 @@ class TextDeltaEvent(BaseModel):
 
 
 class TextDoneEvent(BaseModel):
-    """Complete text of a message."""
+    """All text of a message."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
     sequence_number: int
@@ -91,7 +91,7 @@ class ReasoningDeltaEvent(BaseModel):
 
 
 class ReasoningDoneEvent(BaseModel):
-    """Complete reasoning."""
+    """All text of the reasoning."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     sequence_number: int
@@ -112,7 +112,7 @@ class ArgumentsDeltaEvent(BaseModel):
 
 
 class ArgumentsDoneEvent(BaseModel):
-    """Complete arguments of a call."""
+    """All text of a call's arguments."""
 
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     sequence_number: int

@@ -1,7 +1,7 @@
 """Items of a conversation, and their conversion to messages.
 
 A turn of the assistant is one message for the model, and several items in this API: reasoning, text, calls. Consecutive
-items in this order become one message; an item out of order starts a new one. Format:
+items in this order become one message; a second reasoning or text, or an item out of order, starts another. Format:
 platform.openai.com/docs/api-reference/responses/create, `input`
 """
 
@@ -29,7 +29,7 @@ from stoker_engine.server.parsers.parts import Reasoning
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
-#: Parts of the assistant's message, in the order in which they appear in a message.
+#: Kinds of parts of the assistant's message, in a message's order.
 _REASONING, _CONTENT, _CALL = range(3)
 
 
@@ -59,7 +59,7 @@ def of_type(subject: str, kinds: Mapping[str, type[BaseModel]], default: str | N
 
 
 class TextPart(StrictModel):
-    """A piece of text of any role. Annotations and logprobs are accepted as clients send them back, and ignored."""
+    """A piece of text. Annotations and logprobs, which clients send back, are ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -158,7 +158,7 @@ class ReasoningItem(StrictModel):
 
     @property
     def text(self) -> str:
-        """The reasoning, or its summary if another server returned only that."""
+        """The reasoning, or its summary if the item has only that."""
         return "\n".join(piece.text for piece in self.content or self.summary or ())
 
 
@@ -197,7 +197,7 @@ def from_json(items: bytes) -> list[Item]:
 
 
 def to_json(items: list[Item]) -> bytes:
-    """Return items as JSON, without unset fields."""
+    """Return items as JSON, without null fields."""
     return _ITEMS.dump_json(items, exclude_none=True)
 
 
@@ -222,7 +222,7 @@ def listed(item: Item) -> dict[str, Any]:
 
 
 def messages(items: Iterable[Item]) -> list[Message]:
-    """Return the messages of the conversation."""
+    """Convert the items of a conversation to messages."""
     turns: list[Message] = []
     open_parts: list[Part] | None = None  # parts of the assistant's message that the next item may join
     last = _CALL

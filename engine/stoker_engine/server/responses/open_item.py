@@ -168,7 +168,7 @@ class OpenCall(OpenItem):
 
     Args:
         name: name of the tool.
-        call_id: id that the tool's result refers to; generated if the model gave none.
+        call_id: id that the tool's result refers to; generated if None.
     """
 
     prefix = "fc"

@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses, and its conversion to a request."""
+"""Body of POST /v1/responses, and its conversion to a `ChatRequest`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ResponsesRequest(StrictModel):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
 
-    # Labels for accounting and logs, and limits of features that this server lacks; without effect.
+    # Accepted without effect.
     user: str | None = None
     metadata: Metadata | None = None
     safety_identifier: str | None = None
@@ -181,14 +181,14 @@ class ResponsesRequest(StrictModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of logprobs per position; None if none are requested."""
+        """Number of likeliest candidates per position, -1 for all; None if no logprobs are requested."""
         return (self.top_logprobs or 0) if self.wants_logprobs else None
 
     def to_request(self, history: Sequence[Item]) -> ChatRequest:
         """Return the API-independent request for `history` followed by this body's input.
 
         Raises:
-            RequestError: the model does not support the request.
+            RequestError: a field is invalid or conflicts with another.
         """
         items = [*history, *self.items]
         instructions = [] if self.instructions is None else [Message("system", [Text(self.instructions)])]
@@ -256,5 +256,5 @@ def check_include(include: list[str]) -> list[str]:
 
 
 def _is_unfinished(last: Item) -> bool:
-    """Return whether the conversation ends with an unfinished assistant's message, which is continued, as in vLLM."""
+    """Return whether the last item is an unfinished message of the assistant, which is continued, as in vLLM."""
     return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")

@@ -31,7 +31,7 @@ class FunctionTool(StrictModel):
 
 
 class FunctionChoice(StrictModel):
-    """Forces exactly one call, of this function."""
+    """Names a function; as `tool_choice`, it forces exactly one call."""
 
     type: Literal["function"]
     name: str

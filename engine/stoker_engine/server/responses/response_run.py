@@ -1,4 +1,4 @@
-"""One response while it is generated: a chat run's parts → a response, complete or as events, which is then stored."""
+"""One response while it is generated: a chat run's parts → a response, complete or as events, which may be stored."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class ResponseRun:
         run: generates the answer.
         model: name in the response.
         logprobs: writes logprobs; None if none are requested.
-        store: where the response is stored.
-        owner: owner of the stored response.
+        store, owner: where and for whom the response is stored.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class ResponseRun:
         self._writer = ResponseWriter(_new_response(body, run, model))
 
     async def whole(self) -> bytes:
-        """Return the complete response as JSON."""
+        """Generate the response and return it as JSON."""
         async with aclosing(self._generated()) as steps:
             async for _ in steps:
                 pass
@@ -82,7 +81,7 @@ class ResponseRun:
         return sse.event(event.model_dump_json().encode(), event.type)
 
     async def _generated(self) -> AsyncGenerator[list[Event], None]:
-        """Yield each step's events: the first with the first output, the last after the response is stored."""
+        """Yield each step's events. The response is stored, if at all, before its last event."""
         has_started = False
         num_tokens = 0
         async with aclosing(self._run.deltas()) as steps:
@@ -117,7 +116,7 @@ class ResponseRun:
 
 
 def _new_response(body: ResponsesRequest, run: ChatRun, model: str) -> Response:
-    """Return the initial response, which repeats the request's fields."""
+    """Return the initial response, which repeats fields of the request."""
     generation = run.generation
     params = generation.params[0]
     assert isinstance(params, SamplingParams)

@@ -1,4 +1,4 @@
-"""/v1/responses: responses that are stored for a while, to be retrieved or continued by their id."""
+"""/v1/responses: creates responses, and retrieves or continues stored ones by their id."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from stoker_engine.server.responses.request import ResponsesRequest, check_inclu
 from stoker_engine.server.responses.response_run import ResponseRun
 from stoker_engine.server.responses.store import ResponseStore, StoredResponse
 
-#: Request header in which a gateway chooses the response's id, so that it knows which server stores it.
+#: Request header in which a gateway may choose the response's id, so that the gateway knows which server stores it.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 
 
 def routes(service: Service) -> APIRouter:
-    """Return the endpoints of `service`."""
+    """Return the endpoints; `service` handles their requests."""
     router = APIRouter(route_class=JSONRoute)
     store = ResponseStore(max_conversation_bytes=service.args.frontend.max_request_bytes)
 

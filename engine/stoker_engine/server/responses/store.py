@@ -1,7 +1,7 @@
 """Stored responses, for retrieval and `previous_response_id`: in memory, and limited in number and size.
 
-Nothing is shared with other servers, and nothing survives a restart. If the store is full, the owner of the most bytes
-loses its least recently used response, so that no owner can displace all responses of others.
+Nothing is shared with other servers, and nothing survives the server's process. If the store is full, the owner of the
+most bytes loses its least recently used response.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ResponseStore:
     Args:
         max_bytes: maximum size of all responses in bytes.
         max_responses: maximum number of responses.
-        max_conversation_bytes: maximum size of one response's items, because continuing them is as much work as a body
-            of that size.
+        max_conversation_bytes: maximum size of one response's items in bytes, because continuing them is as much work
+            as a body of that size.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ResponseStore:
         self._owners: dict[bytes, _OwnerResponses] = {}
 
     def put(self, owner: bytes, response_id: str, response: StoredResponse) -> bool:
-        """Store a response; an older one with the same id is replaced.
+        """Store a response; the owner's older one with the same id is replaced.
 
         Returns:
             Whether the response is stored. One that is too large is not, and displaces nothing.

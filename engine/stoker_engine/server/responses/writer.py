@@ -54,9 +54,9 @@ class ResponseWriter:
 
         Args:
             logprobs: logprobs of the new tokens.
-            reasoning_tokens: how many of these tokens, at the start, precede the answer.
+            reasoning_tokens: how many of these tokens, from the first on, are reasoning.
         """
-        if reasoning_tokens:  # all earlier tokens precede the answer, too
+        if reasoning_tokens:  # all earlier tokens are reasoning, too
             self._logprobs = []
         self._logprobs += logprobs[reasoning_tokens:]
         return [event for part in parts for event in self._add(part)]
@@ -73,7 +73,7 @@ class ResponseWriter:
             response.completed_at = int(time.time())
         events: list[Event] = []
         if isinstance(self._open, OpenMessage) and self._logprobs:
-            events += self._add_text("")  # carries the logprobs of the token that ended it
+            events += self._add_text("")  # carries the logprobs of tokens after its text
         events += self._close(status)
         if status == "completed" and all(isinstance(item, OutputReasoning) for item in response.output):
             events += [*self._begin(OpenMessage), *self._close(status)]  # clients expect a message, even if empty

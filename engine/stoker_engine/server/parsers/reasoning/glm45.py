@@ -8,7 +8,7 @@ from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
 
 
 class Glm45ReasoningParser(ThinkReasoningParser):
-    """GLM 4.5's format: ``<think>…</think>``; a tool call ends it, too."""
+    """GLM 4.5's format: ``<think>…``, up to ``</think>`` or a tool call."""
 
     markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<tool_call>")
     call_begins: ClassVar[str | None] = "<tool_call>"

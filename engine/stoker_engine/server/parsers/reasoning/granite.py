@@ -19,9 +19,9 @@ _WAITS: Final = 100
 class GraniteReasoningParser:
     """Granite 3.2's format: ``Here is my thought process: … Here is my response: …``, without special tokens.
 
-    The output is reasoning only if it begins with the first of these sentences, or continues a message that contains
-    it; both sentences are dropped, as in vLLM. Any other start is the answer. Until the start is known, `is_reasoning`
-    is whether the prompt's instructions ask for the sentences.
+    The output is reasoning only if it begins with the first of these sentences, or continues a message that ends in
+    reasoning; both sentences are dropped, as in vLLM. Any other start is the answer. Until the start is known,
+    `is_reasoning` is whether the prompt's system message asks for the sentences.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
@@ -57,19 +57,19 @@ class GraniteReasoningParser:
         return [Reasoning(reasoning), Content(remainder)]
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end of the text."""
+        """End the output and return what was held back."""
         if self._text is not None:
             return [Reasoning(self._text.rest())]
         return [Content(self._beginning or "")]
 
 
 def _is_asked(prompt: str) -> bool:
-    """Return whether the instructions at the start ask for the sentences; users' messages do not count."""
+    """Return whether the system message at the start of the prompt asks for the sentences."""
     instructions = prompt.removeprefix(_ROLE).partition(_ROLE)[0]
     return instructions.startswith("system") and any(closing in instructions for closing in _CLOSINGS)
 
 
 def _has_opened(prompt: str) -> bool:
-    """Return whether the message that the prompt begins ends in reasoning."""
+    """Return whether the prompt's last message ends in reasoning."""
     message = prompt.rpartition(_ROLE)[2]
     return max(map(message.rfind, _OPENINGS)) > max(map(message.rfind, _CLOSINGS))

@@ -8,7 +8,7 @@ from stoker_engine.server.parsers.reasoning.think import ThinkReasoningParser
 
 
 class KimiK2ReasoningParser(ThinkReasoningParser):
-    """Kimi K2's format: ``<think>…</think>``; a section of calls ends it, too."""
+    """Kimi K2's format: ``<think>…``, up to ``</think>`` or a section of calls."""
 
     markers: ClassVar[tuple[str, ...]] = (*ThinkReasoningParser.markers, "<|tool_calls_section_begin|>")
     call_begins: ClassVar[str | None] = "<|tool_calls_section_begin|>"

@@ -11,10 +11,10 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning
 
 
 class GptOssReasoningParser:
-    """Harmony's channels: ``analysis`` is reasoning; ``final`` is content, as is ``commentary`` to the user.
+    """Harmony's channels: ``analysis`` is reasoning; ``final`` and ``commentary`` to the user are content.
 
-    Messages to other recipients, which are calls, are passed on as written: the tool parser ``openai`` reads them, and
-    without it no text is lost. Messages of one kind are joined by newlines, as in vLLM.
+    Other messages, such as calls, are content as written, for the tool parser ``openai``. Reasoning messages, and those
+    to the user, are joined by newlines, as in vLLM.
     """
 
     markers: ClassVar[tuple[str, ...]] = harmony.MARKERS
@@ -45,7 +45,7 @@ class GptOssReasoningParser:
         return self._parts(self._reader.feed(text))
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end of the text."""
+        """End the output and return what was held back."""
         return self._parts(self._reader.end())
 
     def _parts(self, events: Sequence[harmony.Event]) -> list[Part]:

@@ -11,16 +11,16 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
 
-#: Texts between the turns of a rendered chat, for all models.
+#: Texts between the turns of rendered chats, of several models.
 _BETWEEN_TURNS: Final = re.compile(r"<[|｜]|<(?:role|assistant|start_of_turn)>|\[/?INST\]|</s>")
 
 
 class ThinkReasoningParser:
-    """Treats all text up to ``</think>`` as reasoning, even without that tag, unless the prompt has closed it.
+    """Treats all text as reasoning until ``</think>`` or a call, unless the prompt has closed the reasoning.
 
     vLLM's parsers of these formats do the same. Text that continues a message in the prompt is reasoning only if that
-    message has opened it. An opening tag at the start is dropped, whether or not the prompt contains one. Later tags
-    are text, because models may write about them.
+    message ends in reasoning. An opening tag at the start is dropped, whether or not the prompt contains one. Later
+    tags are text, because models may write about them.
 
     Attributes:
         call_begins: start of a tool call, if models of this format sometimes call without closing their reasoning; else
@@ -56,7 +56,7 @@ class ThinkReasoningParser:
                 return [Reasoning(reasoning)]
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end of the text."""
+        """End the output and return what was held back."""
         remainder = ("" if self._has_started else "".join(self._spaces)) + self._text.rest()
         return [Reasoning(remainder)] if self.is_reasoning else [Content(remainder)]
 
@@ -74,6 +74,6 @@ class ThinkReasoningParser:
 
 
 def _is_last(tag: str, prompt: str) -> bool:
-    """Return whether `tag` is the last of both tags in the turn that the prompt leaves open."""
+    """Return whether `tag` is the last reasoning tag in the prompt's last turn."""
     at = max(prompt.rfind(_OPEN), prompt.rfind(_CLOSE))
     return at >= 0 and prompt.startswith(tag, at) and _BETWEEN_TURNS.search(prompt, at) is None

@@ -23,7 +23,7 @@ class Glm45ToolParser(CallParser):
     """Reads ``<tool_call>NAME``, ``<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` per argument, ``</tool_call>``.
 
     GLM 4.5 writes each on a line of its own, GLM 4.7 without white space. Values are plain text without escapes: a
-    value ends at the ``</arg_value>`` that is followed by another tag.
+    value ends at the first ``</arg_value>`` before ``<arg_key>`` or ``</tool_call>``.
     """
 
     markers: ClassVar[tuple[str, ...]] = (

@@ -18,7 +18,7 @@ _TEXT = "<tool_call>"  # which 3.1 often writes instead
 
 
 class GraniteToolParser(CallParser):
-    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]``; calls without arguments omit the member."""
+    """``<|tool_call|>[{"name": "f", "arguments": {…}}, …]``; ``arguments`` may be missing."""
 
     markers: ClassVar[tuple[str, ...]] = (_TOKEN,)
     begins = Markers(_TOKEN, _TEXT)

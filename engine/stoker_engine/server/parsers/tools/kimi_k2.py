@@ -19,7 +19,7 @@ _ID: Final = re.compile(r"(?:functions\.)?(?P<name>.+):\d+")
 class KimiK2ToolParser(CallSectionParser):
     """``<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>``, in a section.
 
-    The text before the arguments is also the call's id, by which the model refers to it.
+    ``functions.f:0`` is also the call's id, by which the model refers to it.
     """
 
     section = _MARKERS

@@ -18,8 +18,8 @@ _PYTHON_TAG = "<|python_tag|>"
 class Llama3JsonToolParser(CallParser):
     """``{"name": "f", "parameters": {…}}``, also with ``arguments``; several are separated by semicolons.
 
-    ``<|python_tag|>`` may precede them. As in vLLM, any object with a name and arguments is a call, wherever it occurs;
-    other JSON is content, emitted once it is known to be no call.
+    ``<|python_tag|>`` may precede them. As in vLLM, any object with a name and arguments is a call, except inside
+    another object; other objects are content.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_PYTHON_TAG,)

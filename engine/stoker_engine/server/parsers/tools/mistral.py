@@ -27,8 +27,8 @@ class MistralToolParser(CallParser):
     """``[TOOL_CALLS][{"name": "f", "arguments": {…}}, …]``, and since v11 ``[TOOL_CALLS]f[ARGS]{…}`` for each call.
 
     ``[CALL_ID]`` and an id may precede the arguments (v11), and ``[ARGS]`` may be missing. A single object may stand
-    for an array, and ``arguments`` may be missing in objects. An id that is not nine letters and digits is replaced,
-    because Mistral's chat templates reject it.
+    for an array, and ``arguments`` may be missing in objects. Ids other than nine letters and digits are replaced,
+    because Mistral's chat templates reject them.
     """
 
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _ID, _ARGUMENTS)
@@ -36,7 +36,7 @@ class MistralToolParser(CallParser):
 
     @staticmethod
     def new_call_id(name: str, call_index: int) -> str:
-        """Return an id for a call to which the model gave none."""
+        """Return an id that Mistral's chat templates accept."""
         return uuid.uuid4().hex[:9]
 
     def calls(self, begin: str) -> Reading[None]:

@@ -34,7 +34,7 @@ class OpenAIToolParser:
 
     @classmethod
     def forced_call(cls, tools: Sequence[Tool]) -> dict[str, Any]:
-        """Return the format of optional reasoning and then a call: a free choice of channels could avoid the call.
+        """Return the format of optional reasoning and then a call; a free choice of channels could avoid the call.
 
         Raises:
             RequestError: a tool name is not allowed in a header.
@@ -70,7 +70,7 @@ class OpenAIToolParser:
         return self._parts(self._reader.feed(text))
 
     def end(self) -> list[Part]:
-        """Return the text that was held back, at the end; the token that ends a call also ends the sequence."""
+        """End the output and return what was held back; the token that ends a call also ends the sequence."""
         return self._parts(self._reader.end())
 
     def _parts(self, events: Sequence[harmony.Event]) -> list[Part]:

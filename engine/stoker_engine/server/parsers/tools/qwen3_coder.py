@@ -19,12 +19,11 @@ _VALUE_END: Final = Markers("</parameter>")
 
 
 class Qwen3CoderToolParser(CallParser):
-    """Reads ``<tool_call><function=NAME>``, per argument ``<parameter=KEY>``, value, ``</parameter>``, and closing
-    tags.
+    """Reads ``<tool_call><function=NAME>``, ``<parameter=KEY>VALUE</parameter>`` per argument, and the closing tags.
 
-    The closing tags are ``</function></tool_call>``, and all tags are on lines of their own. Values are plain text
-    without escapes: a value ends at the ``</parameter>`` that is followed by another tag. The tags around the function
-    are optional, as in vLLM, because models sometimes omit them.
+    Models write each tag on a line of its own. Values are plain text without escapes: a value ends at the first
+    ``</parameter>`` before ``<parameter=`` or ``</function>``. The ``tool_call`` tags are optional, as in vLLM, because
+    models sometimes omit them.
     """
 
     markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")

@@ -1,4 +1,4 @@
-"""Calls of Qwen3-Coder under vLLM's other name."""
+"""The parser ``qwen3_coder`` under another of vLLM's names."""
 
 from __future__ import annotations
 
