@@ -49,12 +49,15 @@ def test_the_most_recently_used_responses_are_kept() -> None:
 
 
 def test_an_owner_cannot_displace_all_responses_of_another() -> None:
-    store = ResponseStore(max_bytes=1000)
+    store = ResponseStore(max_bytes=1000, max_responses=30)
     for name in "ab":
         store.put(b"small", name, stored(100))
     for number in range(100):
         store.put(b"large", str(number), stored(50))
     assert all(holds(store, b"small", name) for name in "ab")
     assert holds(store, b"large", "99")
+    for number in range(100):
+        store.put(b"many", str(number), stored(1))
+    assert all(holds(store, b"small", name) for name in "ab"), "owners with few responses lose none"
     store.delete(b"small", "a")
     assert not holds(store, b"small", "a")

@@ -1,7 +1,8 @@
 """Stored responses, for retrieval and `previous_response_id`: in memory, and limited in number and size.
 
-Nothing is shared with other servers, and nothing survives the server's process. If the store is full, the owner of the
-most bytes loses its least recently used response.
+Nothing is shared with other servers, and nothing survives the server's process. If the store has too many bytes, the
+owner of the most bytes loses its least recently used response; if it has too many responses, the owner of the most
+responses does. So no owner can displace all responses of others.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class ResponseStore:
         owned = self._owners.setdefault(owner, _OwnerResponses())
         owned.pop(response_id)
         owned.put(response_id, response)
-        while self._is_too_full:
-            largest_owner = max(self._owners.values(), key=lambda each: (each.size, len(each.responses)))
-            largest_owner.pop(next(iter(largest_owner.responses)))
+        while self._has_too_many_bytes:
+            max(self._owners.values(), key=lambda each: each.size).pop_oldest()
+        while self._has_too_many_responses:
+            max(self._owners.values(), key=lambda each: len(each.responses)).pop_oldest()
         self._forget_empty()
         return owner in self._owners and response_id in self._owners[owner].responses
 
@@ -108,12 +110,12 @@ class ResponseStore:
         self._forget_empty()
 
     @property
-    def _is_too_full(self) -> bool:
-        owners = self._owners.values()
-        return (
-            sum(owned.size for owned in owners) > self._max_bytes
-            or sum(len(owned.responses) for owned in owners) > self._max_responses
-        )
+    def _has_too_many_bytes(self) -> bool:
+        return sum(owned.size for owned in self._owners.values()) > self._max_bytes
+
+    @property
+    def _has_too_many_responses(self) -> bool:
+        return sum(len(owned.responses) for owned in self._owners.values()) > self._max_responses
 
     def _forget_empty(self) -> None:
         for owner in [owner for owner, owned in self._owners.items() if not owned.responses]:
@@ -134,3 +136,6 @@ class _OwnerResponses:
     def pop(self, response_id: str) -> None:
         response = self.responses.pop(response_id, None)
         self.size -= 0 if response is None else response.size
+
+    def pop_oldest(self) -> None:
+        self.pop(next(iter(self.responses)))
