@@ -1,4 +1,4 @@
-"""Request bodies. Python's `json` accepts more than JSON: NaN, and lone surrogates, which tokenizers cannot encode."""
+"""Strict parsing of bodies. Python's `json` also accepts NaN, and lone surrogates, which tokenizers cannot encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API-independent request to continue a conversation, which each API builds from its body."""
+"""API-independent request to continue a conversation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.conversation.messages import Message
 from stoker_engine.server.parsers.tool_use import Tool, ToolUse
 
-#: Reserved variables of a chat template.
+#: Variables of a chat template that clients must not set.
 _OWN_FIELDS: Final = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
@@ -24,9 +24,9 @@ class Conversation:
     """The contents of the prompt.
 
     Attributes:
-        tools: tools in the prompt, including those that `tool_choice` forbids.
+        tools: tools in the prompt, whether or not the answer may call them.
         documents: documents that the answer may cite.
-        chat_template: template of the request itself.
+        chat_template: template of the request itself; None: the server's.
         template_kwargs: variables for the chat template; see `template_variables`.
         begins_message: whether the prompt ends with the generation prompt, so that the answer is a new message.
         continue_final_message: whether the answer continues the last message.
@@ -85,7 +85,7 @@ class ChatRequest:
         """Return the parameters for a prompt that leaves `room` tokens of the context.
 
         Args:
-            defaults: the model's recommended values; unused by beam search.
+            defaults: the model's recommended values; beam search uses only `max_tokens` of them.
 
         Raises:
             RequestError: a value is out of range.
@@ -105,7 +105,7 @@ def request_params(
     sampling: Mapping[str, Any],
     beam_search: Mapping[str, Any] | None,
 ) -> RequestParams:
-    """Return parameters for at most `max_tokens` tokens (None: to the end of the context); see `ChatRequest`.
+    """Return parameters for at most `max_tokens` tokens (None: the rest of the context); see `ChatRequest`.
 
     Raises:
         RequestError: a value is out of range.

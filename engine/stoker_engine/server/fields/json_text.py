@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 _SPACE: Final = " \t\n\r"
 
-#: Maximum nesting depth; clients' parsers, and this server's parsers of returned values, support hardly more.
+#: Maximum nesting depth; some parsers, including pydantic's, support hardly more.
 _DEEPEST: Final = 200
 
 _SPACES: Final = re.compile(f"[{_SPACE}]*")
@@ -31,7 +31,7 @@ class _Expects(enum.Enum):
 
 
 class NotJSONError(ValueError):
-    """The text is not JSON, or not the beginning of JSON."""
+    """The text is not JSON, not the beginning of JSON, or exceeds a limit."""
 
 
 class JSONScanner:

@@ -15,10 +15,10 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLog:
-    """Sums up the steps of all engines of the model. The first step after a pause starts the timer.
+    """Sums up the steps of all engines. The first step after each line starts the timer for the next.
 
     Args:
-        clock: seconds; only differences are used.
+        clock: returns seconds; only differences are used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

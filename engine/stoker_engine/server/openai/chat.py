@@ -137,7 +137,7 @@ class _Writer:
         for piece in pieces[:-1]:
             yield self._event(choices=[ChatChunkChoice(index=index, delta=piece)], usage=usage)
         if not (delta.parts or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
-            return  # a partial character, or text that a parser holds back: sent with a later delta
+            return  # for example a partial character, which a later delta completes
         choice = ChatChunkChoice(
             index=index,
             delta=pieces[-1],

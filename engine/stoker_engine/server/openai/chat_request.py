@@ -130,24 +130,24 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Values of `logprobs` that request none, because beam search returns no logprobs of tokens."""
+        """`logprobs` and its neutral values; beam search returns no logprobs of tokens."""
         return {"logprobs": (False,)}
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of logprobs per position; None if none are requested."""
+        """Number of likeliest candidates per position, with logprobs; None without logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of logprobs per prompt position, or None. Except in streams, `echo` requests as many as the answer."""
+        """The same for the prompt. If unset, `echo` requests the answer's number, except in streams."""
         if self.prompt_logprobs is None and self.echo and not self.stream:
             return self.num_logprobs
         return self.prompt_logprobs
 
     @property
     def echoed(self) -> str:
-        """The last message's text, which `echo` puts before the answer; empty if the answer has another role."""
+        """The last message's text, if `echo` puts it before the answer; empty otherwise."""
         last = self.messages[-1]
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 
