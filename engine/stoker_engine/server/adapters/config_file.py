@@ -40,9 +40,6 @@ _Stamp = tuple[int, int, int, int]
 class AdapterConfigFile:
     """Loads and unloads the adapters of ``--lora-config``.
 
-    Args:
-        interval_s: seconds between checks of the file.
-
     Raises:
         ArgumentError: the file cannot be read, or is invalid.
 

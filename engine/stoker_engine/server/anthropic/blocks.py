@@ -107,7 +107,7 @@ class ToolResultBlockParam(StrictModel):
     cache_control: CacheHint = None
 
     def to_part(self) -> ToolResult:
-        """Return the part of a `Conversation`. Templates have no error flag, so an error's text starts with "Error"."""
+        """Return the result for a `Conversation`. Templates have no error flag, so an error's text states it."""
         texts = [block.text for block in self.content or ()] or [""]
         if self.is_error and not texts[0].lower().startswith("error"):
             texts[0] = f"Error: {texts[0]}" if texts[0] or len(texts) > 1 else "Error"

@@ -100,7 +100,7 @@ class Stopped(BaseModel):
 
 
 class MessageDelta(BaseModel):
-    """End of the content, and the message's token counts."""
+    """Why a message ended, and its token counts."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: Stopped

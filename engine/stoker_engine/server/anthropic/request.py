@@ -1,7 +1,7 @@
 """Bodies of /v1/messages and /v1/messages/count_tokens, and their conversion to requests.
 
-https://docs.anthropic.com/en/api/messages. Unsupported fields are accepted only with their neutral
-values or null; see `fields.unsupported`.
+https://docs.anthropic.com/en/api/messages. Unsupported fields are accepted only with neutral values;
+see `fields.unsupported`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client disconnected; there is no recipient for a response."""
+    """The client disconnected, so there is no recipient for a response."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -13,9 +13,6 @@ class ReasoningTokens:
     Args:
         ends: token sequences after any of which the answer begins.
         is_reasoning: whether the output may begin with reasoning.
-
-    Attributes:
-        count: reasoning tokens so far.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], is_reasoning: bool) -> None:

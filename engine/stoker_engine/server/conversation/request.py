@@ -50,14 +50,11 @@ class ChatRequest:
     Attributes:
         model: requested model name, if any.
         tool_use: which tools the answer may call, and whether it must call one.
-        answer_format: constraint on the answer's format.
-        include_reasoning: whether the answer includes the reasoning.
         n: number of choices; `sampling` contains it too, if the client sets it.
         max_tokens: maximum number of tokens per choice; None for the model's recommended maximum, limited by the
             context, or else the rest of the context.
         shortens: whether `max_tokens` is reduced to the rest of the context; else larger values are refused.
         truncate_prompt_tokens: number of prompt tokens to keep (-1: as many as the context allows; None: all).
-        truncation_side: side on which the prompt is truncated.
         sampling: other fields of `SamplingParams` by name; None for the model's recommended value.
         beam_search: fields of `BeamSearchParams`, instead of `sampling`.
         priority, cache_salt: see `EngineClient.add_request`.

@@ -44,13 +44,11 @@ class Service:
 
     Attributes:
         model_names: names of the model; responses and metrics use the first.
-        adapters: the served adapters.
         adapter_folders: the folders of ``--lora-dir``.
         adapter_config: the file of ``--lora-config``, or None.
         registry: the process's metrics.
-        running: the running generations.
+        running: generations that are admitted and have not ended.
         created: start of the server, in Unix seconds.
-        restarts: restarts of each engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
@@ -144,7 +142,7 @@ class Service:
         """Wait until an engine is ready, if restarts may achieve that.
 
         Raises:
-            NotStartedError: the model is unavailable.
+            NotStartedError: no engine is or becomes ready.
         """
         client = self.client
         if client.is_ready:
@@ -175,7 +173,7 @@ class Service:
         return name
 
     def check_length(self, text: str) -> None:
-        """Refuse a text that is too long, before any other work on it.
+        """Refuse a text that is certainly too long, before it is tokenized.
 
         Raises:
             RequestError: the text exceeds the model's context however it is tokenized.

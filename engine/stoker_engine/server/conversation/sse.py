@@ -1,11 +1,10 @@
 """Server-sent events: ``data: {json}`` for each event, and an API-specific end of the stream.
 
-Status and headers are sent with the first event, so that a request that the engine refuses still gets an error status. Later
-errors are sent as events. The stream then lacks its usual end, so that clients see that the answer is incomplete.
+Status and headers are sent with the first event, so that a request that the engine refuses still gets an error status.
+Later errors are sent as events. The stream then lacks its usual end, so that clients see that the answer is incomplete.
 
 With the request header ``X-Stoker-Usage: 1`` the last event of each chunk carries the token counts so far, for streams
-that break off: ``"stoker_usage": {"prompt_tokens", "completion_tokens",
-"cached_tokens"}``.
+that break off: ``"stoker_usage": {"prompt_tokens", "completion_tokens", "cached_tokens"}``.
 """
 
 from __future__ import annotations

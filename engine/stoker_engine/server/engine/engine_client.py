@@ -92,7 +92,7 @@ class PromptTokenizer(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """Render a chat with the template.
+        """Render a chat with a template.
 
         Args:
             chat_template: template of the request, which is untrusted; None: the server's.
@@ -185,7 +185,7 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> int:
-        """Start a request, whose deltas go to `stream`. Afterwards the caller must call `abort` in the end.
+        """Start a request, whose deltas go to `stream`. After success the caller must call `abort` in the end.
 
         Args:
             adapter: number of the LoRA adapter, or `NO_ADAPTER`.

@@ -5,7 +5,7 @@
                                  requests whose answer has started fail at once;
                                  others, and new ones, wait
 
-If the server ended with its engine, connections would be refused until all clients have learned of it, which takes
+If the server ended with its engine, connections would be refused until all clients had learned of it, which takes
 seconds in a cluster. After the allowed number of restarts per hour the server ends with its engine, and its supervisor
 decides what to do. The server also ends if a new process would not help: if memory ran out, or the engine was stuck,
 perhaps because of its hardware.
@@ -55,11 +55,7 @@ class Restarts:
         self.given_up = False
 
     def allowed(self, death: EngineDeadError, others_serve: bool = False) -> bool:
-        """Return whether an engine that died of `death` may be restarted.
-
-        Args:
-            others_serve: whether other engines of the model serve.
-        """
+        """Return whether an engine that died of `death` may be restarted."""
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
         if others_serve:
@@ -86,7 +82,7 @@ class Restarts:
         self._over.set()
 
     async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
-        """Wait for a current or imminent restart, and for further restarts until the engine is ready or given up.
+        """Wait for a current or imminent restart, and for further ones until the engine is ready or given up.
 
         Waits at most `PATIENCE_S`. Called when the engine is dead, even if its death is not yet detected: a process
         with much memory takes a while to exit.

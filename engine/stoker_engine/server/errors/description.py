@@ -39,7 +39,6 @@ class ErrorDescription:
     """An error as reported to a client.
 
     Attributes:
-        status: HTTP status.
         type, code: OpenAI's identifiers, for programs.
         param: path of the invalid field.
     """
@@ -71,7 +70,7 @@ def describe(error: Exception) -> ErrorDescription:
 
 
 def _invalid(errors: Sequence[Any]) -> ErrorDescription:
-    """Describe the first validation error; clients show only one."""
+    """Describe the first validation error."""
     first = errors[0]
     kind, where = first["type"], first["loc"][1:]
     if not where:

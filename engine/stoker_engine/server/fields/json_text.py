@@ -37,7 +37,7 @@ class NotJSONError(ValueError):
 class JSONScanner:
     """Finds the end of an object or array whose text arrives in pieces, in linear time.
 
-    An invalid character is detected at once, except within numbers, words and escapes: for these use `parsed`.
+    An invalid character is detected at once, except within numbers, literals and escapes: for these use `parsed`.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class JSONScanner:
 
     def _structure(self, text: str, at: int) -> int:
         expects = self._expects
-        if self._in_scalar:  # which may continue in this piece
+        if self._in_scalar:  # it may continue in this piece
             at = _end(_SCALAR, text, at)
             self._in_scalar = at == len(text)
         at = _end(_SPACES, text, at)

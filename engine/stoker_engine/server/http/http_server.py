@@ -196,10 +196,10 @@ class Server(uvicorn.Server):
             self._serves_again.clear()
 
     async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
-        """Restart an engine, and again if it dies while loading, as long as restarts are left.
+        """Restart an engine, repeatedly if it dies while loading.
 
-        Then the engine stays dead if others serve. If none serves, this waits until another engine is restarted and
-        tries again, or raises the death if none will be, if memory ran out, or if the engine was stuck.
+        If no restart is allowed, the engine stays dead if others serve. If none serves, this waits until another engine
+        is restarted and tries again, or raises the death if none will be, if memory ran out or if it was stuck.
 
         Returns:
             Whether the engine serves again.

@@ -4,7 +4,7 @@ uvicorn may change any of these without notice. A test compares the tables with 
 if uvicorn changes a listed part, if the package uses an unlisted one, and if a listed one is no longer used.
 
 - `Server`: `main_loop` waits for events and shuts down in stages (`engine/lifecycle.py`), whereas uvicorn polls a flag
-  ten times a second and then closes all connections at once.
+  ten times a second and has no grace period.
 - `H11Protocol`: connections have limits, and a refused connection ends at shutdown like the others.
 """
 

@@ -34,7 +34,7 @@ class BodyLimitMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise HTTPException(TooLargeError.status, sentence)  # FastAPI converts other errors while reading
+                raise HTTPException(TooLargeError.status, sentence)  # FastAPI replaces other errors while reading
             return message
 
         await self._app(scope, receive_limited, send)

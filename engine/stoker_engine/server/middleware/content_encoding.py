@@ -19,7 +19,7 @@ _PIECE: Final = 1 << 20
 
 
 class ContentEncodingMiddleware:
-    """Decodes gzip and deflate bodies; answers 415 to unknown encodings."""
+    """Decodes gzip and deflate bodies; answers 415 to unsupported encodings."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

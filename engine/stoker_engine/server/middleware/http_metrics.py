@@ -21,7 +21,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"
 
 
 class HTTPMetricsMiddleware:
-    """Records each request when it has ended."""
+    """Records requests when they have ended."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app

@@ -13,7 +13,7 @@ from stoker_engine.server.unavailable import NotStartedError
 
 
 class InFlightMiddleware:
-    """Reports requests to `lifecycle`, or refuses them if the server is closed; except for `OPEN_PATHS`."""
+    """Reports requests to `lifecycle`, or refuses them if the server is closed. `OPEN_PATHS` are exempt."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle, max_request_bytes: int) -> None:
         self._app = app

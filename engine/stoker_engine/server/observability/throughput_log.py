@@ -15,7 +15,7 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLog:
-    """Sums up the steps of all engines. The first step after each line starts the timer for the next.
+    """Sums up the steps of all engines between two lines. The first step starts the timer.
 
     Args:
         clock: returns seconds; only differences are used.

@@ -115,7 +115,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def template_tools(self) -> Sequence[PlainTool]:
-        """The tools in the prompt, including those that `tool_choice` forbids, except with "allowed_tools"."""
+        """The tools in the prompt: the allowed ones if `tool_choice` is "allowed_tools", else all."""
         return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else super().template_tools
 
     @property
@@ -135,12 +135,12 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of likeliest candidates per position, with logprobs; None without logprobs."""
+        """Number of likeliest candidates per position; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the prompt. If unset, `echo` requests the answer's number, except in streams."""
+        """Like `num_logprobs`, for the prompt. With `echo` the default is `num_logprobs`, except in streams."""
         if self.prompt_logprobs is None and self.echo and not self.stream:
             return self.num_logprobs
         return self.prompt_logprobs
