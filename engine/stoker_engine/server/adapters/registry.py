@@ -35,7 +35,7 @@ LOADS_AT_ONCE: Final = 8
 
 
 class Origin(StrEnum):
-    """Flag or path by which an adapter is loaded."""
+    """Flag or endpoint by which an adapter is loaded."""
 
     MODULES = "--lora-modules"
     CONFIG = "--lora-config"

@@ -199,7 +199,7 @@ class Server(uvicorn.Server):
         """Restart an engine, repeatedly if it dies while loading.
 
         If no restart is allowed, the engine stays dead if others serve. If none serves, this waits until another engine
-        is restarted and tries again, or raises the death if none will be, if memory ran out or if it was stuck.
+        is restarted and tries again, or raises the death if none will be, or if memory ran out or the engine was stuck.
 
         Returns:
             Whether the engine serves again.

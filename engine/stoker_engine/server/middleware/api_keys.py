@@ -1,8 +1,8 @@
 """API keys: compared in constant time and never logged.
 
-Every path requires a key, except `OPEN_PATHS` and CORS preflights; `ADMIN_PATHS` require an admin key instead. Keys come from
-``--api-key`` and ``--api-key-file``, or, if neither is given, from the environment variables STOKER_API_KEY and
-VLLM_API_KEY. If none is set, the server is open.
+Every path requires a key, except `OPEN_PATHS` and CORS preflights; `ADMIN_PATHS` require an admin key instead. Keys
+come from ``--api-key`` and ``--api-key-file``, or, if neither is given, from the environment variables STOKER_API_KEY
+and VLLM_API_KEY. If none is set, the server is open.
 
 ``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. A mounted
 Secret changes in place, so each request checks the file and rereads it if it has changed. If it cannot be reread, the
