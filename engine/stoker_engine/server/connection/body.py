@@ -27,7 +27,7 @@ class JSONRoute(APIRoute):
     """A route that parses its body with `JSONRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, called with a `JSONRequest`."""
+        """Return FastAPI's handler, wrapped to receive a `JSONRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:

@@ -166,7 +166,7 @@ class EngineClient(Protocol):
         ...
 
     def info_of(self, engine: int) -> EngineInfo:
-        """Facts about an engine as last loaded."""
+        """Return the facts about an engine from its last load."""
         ...
 
     @property

@@ -101,7 +101,7 @@ class Restarts:
 
 
 async def wait_any(restarts: Sequence[Restarts], is_ready: Callable[[], bool]) -> bool:
-    """Wait until any of several engines is ready again; see `Restarts.wait`.
+    """Wait until any of several engines is ready again, or none can be; see `Restarts.wait`.
 
     Returns:
         Whether an engine is ready.

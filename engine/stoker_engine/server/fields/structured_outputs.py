@@ -62,7 +62,7 @@ def answer_format(of_format: Mapping[str, Any], structured: StructuredOutputsFie
     if fields and not of_format and all(map(is_option, fields)):
         raise RequestError(
             f"structured_outputs.{next(iter(fields))} is an option of JSON output, which the request does not ask for; "
-            'add structured_outputs.json, or a response_format of type "json_schema" or "json_object"',
+            "add structured_outputs.json or structured_outputs.json_object",
             "structured_outputs",
         )
     return StructuredOutputs(**of_format, **fields)

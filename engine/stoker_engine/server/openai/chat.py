@@ -48,7 +48,7 @@ def routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Create a chat completion."""
         base_id = request_id(request, body.request_id)
-        # In a thread, so that the event loop is not blocked by a body with very many messages.
+        # In a thread, because many messages would block the event loop.
         chat = await asyncio.to_thread(body.to_request)
         run = await ChatRun.prepare(chat, service, request.receive, f"chatcmpl-{base_id}")
         logprobs = logprob_writer(service, body.num_logprobs, body.return_tokens_as_token_ids)

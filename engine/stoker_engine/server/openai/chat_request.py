@@ -40,7 +40,7 @@ class ChatRendering(StrictModel):
         return self
 
     def conversation(self, messages: Sequence[Message], add_special_tokens: bool | None) -> Conversation:
-        """Return the conversation of `messages`."""
+        """Return a conversation with `messages`."""
         return Conversation(
             [message.to_message() for message in messages],
             self.template_tools,
