@@ -35,7 +35,7 @@ def create_app(service: Service) -> FastAPI:
     """Return the ASGI application of `service`.
 
     Raises:
-        ArgumentError: a key file cannot be read; or runtime adapter loading is enabled without a flag that it requires.
+        ArgumentError: a key file cannot be used; or runtime adapter loading is enabled without a flag that it requires.
     """
     args = service.args.frontend
     app = FastAPI(

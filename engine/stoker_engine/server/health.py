@@ -1,11 +1,11 @@
 """Endpoints for probes and monitoring: /health, /ready, /live, /ping, /load, /version, /metrics, /copies.
 
 path              200 means
-/live             loading or stepping progresses: the process needs no restart
-/health, /ping    loaded, and progressing
-/ready            as /health, adapters are loaded and the server is not stopping: it may receive requests
+/live             an engine's process runs and is not stuck: the server needs no restart
+/health, /ping    all engines have been loaded, and one serves
+/ready            as /health, configured adapters are loaded or have failed, and the server is not stopping
 
-With several engines, one that satisfies the condition is enough; the response describes each engine.
+With several engines, the response describes each engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker_engine.server.unavailable import UnavailableError
 
 
 class ServerLoad(BaseModel):
-    """Response of /load: number of requests being generated."""
+    """Response of /load: number of admitted requests that have not ended."""
 
     server_load: int
 
@@ -49,19 +49,19 @@ def routes(service: Service) -> APIRouter:
     @router.head("/live", include_in_schema=False)
     @router.get("/live", response_class=Response)
     async def live() -> Response:
-        """200 from the start of the process, while loading or stepping progresses."""
+        """200 while an engine is loading or serving, and is not stuck."""
         return check(client.is_live)
 
     @router.head("/health", include_in_schema=False)
     @router.get("/health", response_class=Response)
     async def health() -> Response:
-        """200 while requests make progress, 503 when they cannot."""
+        """200 while an engine serves, else 503."""
         return check(client.is_ready)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", response_class=Response)
     async def ready() -> Response:
-        """200 while requests may be sent."""
+        """200 while the server should receive requests."""
         if lifecycle.leaving:
             raise UnavailableError("the server is stopping")
         if client.is_ready and not service.has_adapters:
@@ -81,7 +81,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/load")
     async def load() -> ServerLoad:
-        """Number of requests being generated."""
+        """Number of admitted requests that have not ended."""
         return ServerLoad(server_load=len(service.running))
 
     @router.get("/version")

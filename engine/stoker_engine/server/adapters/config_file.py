@@ -7,9 +7,9 @@
         path: /adapters/support-v3
 
 New adapters are loaded; removed ones are unloaded; one whose entry has changed is reloaded in place. An adapter that
-cannot be loaded, or that a restarted engine could not load again, is reported and retried when the file changes; a load
-that an engine's death interrupted is retried at the next check. The other adapters are served meanwhile. A file that
-cannot be read, or is malformed, changes nothing.
+cannot be loaded, or that restarted engines could not load again, is reported and retried when the file changes; a load
+that an engine's death interrupted is retried at the next check. The other adapters are served meanwhile. A new version
+of the file that cannot be read, or is invalid, is ignored.
 """
 
 from __future__ import annotations
@@ -28,26 +28,23 @@ from stoker_engine.server.adapters.registry import LOADS_AT_ONCE, AdapterRegistr
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between checks of the file. It is polled, because few file watchers follow the symlinks of a mounted
+#: Seconds between checks of the file, which is polled because few file watchers follow the symlinks of a mounted
 #: ConfigMap.
 INTERVAL_S: Final = 1.0
-#: Maximum size of the file in bytes: some thousand adapters.
+#: Maximum size of the file in bytes.
 _MAX_BYTES: Final = 4 * 1024**2
 
 _Stamp = tuple[int, int, int, int]
 
 
 class AdapterConfigFile:
-    """Applies the file to the registry.
-
-    Args:
-        interval_s: seconds between checks of the file.
+    """Loads and unloads the adapters of ``--lora-config``.
 
     Raises:
-        ArgumentError: the file cannot be read, or is malformed.
+        ArgumentError: the file cannot be read, or is invalid.
 
     Attributes:
-        is_settled: whether each adapter of the file's first version has been loaded or has failed.
+        is_settled: whether the file has been applied once without an `EngineDeadError`.
     """
 
     def __init__(
@@ -60,14 +57,14 @@ class AdapterConfigFile:
         self._interval_s = interval_s
         self._stamp: _Stamp | None = None
         self._complaint: str | None = None
-        self._lost = False  # whether adapters could not be loaded because an engine died
+        self._lost = False  # whether an engine's death interrupted a load
         try:
             self._modules = self._read()
         except (OSError, ValueError) as error:
             raise ArgumentError("--lora-config", f"cannot read {file}: {error}") from error
 
     async def watch(self) -> None:
-        """Apply the file and its changes, forever."""
+        """Apply the file and its changes until cancelled."""
         while True:
             try:
                 await self.apply()
@@ -77,14 +74,14 @@ class AdapterConfigFile:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until the file has changed, or a load that an engine's death interrupted can be retried."""
+        """Wait until the file has a new valid version; after an `EngineDeadError` only until the next check."""
         while True:
             await asyncio.sleep(self._interval_s)
             if await asyncio.to_thread(self._has_changed) or self._lost:
                 return
 
     async def apply(self) -> None:
-        """Load and unload adapters as the file demands."""
+        """Load and unload adapters according to the last valid version of the file."""
         self._lost = False
         listed = {module.name: module for module in self._modules}
         for name in [name for name in self._served_names() if name not in listed]:
@@ -131,7 +128,7 @@ class AdapterConfigFile:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file is malformed.
+            ValueError: the file is invalid.
         """
         stamp = _stamp(self._file)
         with self._file.open("rb") as file:
@@ -144,10 +141,10 @@ class AdapterConfigFile:
 
 
 def parse(content: bytes) -> list[LoRAModule]:
-    """Return the adapters that a file lists.
+    """Return the adapters that the content of a file lists.
 
     Raises:
-        ValueError: the content is malformed; the message says where.
+        ValueError: the content is invalid; the message says why.
     """
     try:
         loaded: Any = yaml.safe_load(content)

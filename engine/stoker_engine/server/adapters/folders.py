@@ -1,4 +1,4 @@
-"""Folders from which adapters may be loaded: ``--lora-dir``."""
+"""``--lora-dir``: folders from which requests and ``--lora-config`` may load adapters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class AdapterFolders:
-    """The folders that contain all adapters which requests and ``--lora-config`` may load.
+    """Checks that adapters are within the allowed folders.
 
     Args:
-        folders: paths as given; they may be created later.
+        folders: the allowed folders, which may be created later.
     """
 
     def __init__(self, folders: Sequence[str]) -> None:
@@ -28,8 +28,8 @@ class AdapterFolders:
         """Return the real path of an adapter's folder, with symbolic links resolved.
 
         Raises:
-            ForbiddenError: the folder, or one of its files, is outside the allowed folders.
-            NotFoundError: the folder does not exist.
+            ForbiddenError: the folder, or one of `FILES` in it, is outside the allowed folders.
+            NotFoundError: there is no such folder.
             RequestError: the path is invalid.
         """
         return await asyncio.to_thread(self._resolve, path)
@@ -41,7 +41,7 @@ class AdapterFolders:
             for real in (folder, *((folder / name).resolve() for name in FILES)):
                 if not any(real.is_relative_to(each) for each in allowed):
                     raise ForbiddenError(
-                        f"{path[:300]!r} is outside the folders from which adapters may be loaded (--lora-dir)",
+                        f"{path[:300]!r} or a file in it is outside the allowed folders (--lora-dir)",
                         "lora_path",
                     )
             is_folder = folder.is_dir()

@@ -2,7 +2,7 @@
 
     load ──► loading ──► served ──unload──► drains ──the last request ended──► removed from the engines
                 │           └──load in place──► the old number drains, new requests use the new one
-                └──► refused, or recorded as failed if its config lists it
+                └──► refused, or recorded as failed if --lora-config lists it
 
 A request holds its adapter from submission to its end (`hold`), so a number is never removed while in use. Operations
 on one name run one after the other; operations on different names run concurrently.
@@ -30,12 +30,12 @@ from stoker_engine.server.unavailable import NotStartedError
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of concurrent loads.
+#: Maximum number of concurrent loads of ``--lora-modules`` or ``--lora-config``.
 LOADS_AT_ONCE: Final = 8
 
 
 class Origin(StrEnum):
-    """Source of the request for an adapter."""
+    """Flag or endpoint by which an adapter is loaded."""
 
     MODULES = "--lora-modules"
     CONFIG = "--lora-config"
@@ -43,7 +43,7 @@ class Origin(StrEnum):
 
 
 class AdapterState(StrEnum):
-    """State of a configured adapter; a label of ``stoker:lora_adapters``."""
+    """State of an adapter; the label ``state`` of ``stoker:lora_adapters``."""
 
     LOADED = "loaded"
     LOADING = "loading"
@@ -52,14 +52,14 @@ class AdapterState(StrEnum):
 
 @dataclass(eq=False)
 class RegisteredAdapter:
-    """One load of an adapter that is served or draining.
+    """A load of an adapter, which is served or draining.
 
     Attributes:
-        module: name and path as given.
-        source: number, name and folder by which the engines know the adapter.
-        loaded: facts that the engines found in its files.
+        module: the adapter as the user specified it.
+        source: the adapter as the engines load it.
+        loaded: properties that the engines reported.
         num_requests: number of requests that hold it.
-        created: load time in Unix seconds.
+        created: end of the load, in Unix seconds.
     """
 
     module: LoRAModule
@@ -83,16 +83,16 @@ class AdapterRegistry:
     _served: dict[str, RegisteredAdapter] = field(default_factory=dict)
     _draining: set[RegisteredAdapter] = field(default_factory=set)
     _loading: list[tuple[str, Origin]] = field(default_factory=list)  # loads in progress
-    _failed: dict[str, str] = field(default_factory=dict)  # configured adapters whose last load failed → reason
+    _failed: dict[str, str] = field(default_factory=dict)  # adapters of --lora-config that could not be loaded → reason
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __iter__(self) -> Iterator[RegisteredAdapter]:
-        """Iterate over the served adapters in load order."""
+        """Iterate over the served adapters."""
         return iter(list(self._served.values()))
 
     def get(self, name: str) -> RegisteredAdapter | None:
-        """Return the adapter that is served under a name."""
+        """Return the adapter that is served under a name, or None."""
         return self._served.get(name)
 
     def count(self, state: AdapterState) -> int:
@@ -109,8 +109,8 @@ class AdapterRegistry:
         """Check that requests may name an adapter now.
 
         Raises:
-            NotFoundError: no adapter has that name.
-            NotStartedError: the adapter is configured, but is still loading or has failed.
+            NotFoundError: no adapter of that name is served or configured.
+            NotStartedError: the adapter has failed, or is configured and still loading.
         """
         if (adapter := self._served.get(name)) is not None:
             if (error := self.error_of(adapter)) is not None:
@@ -124,7 +124,7 @@ class AdapterRegistry:
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[int]:
-        """Hold an adapter, or the model itself, while a request uses it.
+        """Keep an adapter loaded while a request uses it. Names of the model are valid, too.
 
         Yields:
             The adapter's number; `NO_ADAPTER` for the model.
@@ -150,12 +150,12 @@ class AdapterRegistry:
         """Load an adapter and serve it.
 
         Args:
-            folder: real path of its files, if it differs from the given path.
-            in_place: whether it replaces an adapter of the same name once it is loaded.
+            folder: real path of its files; None: `module.path`.
+            in_place: whether it may replace an adapter of the same name.
 
         Raises:
-            RequestError: the name is the model's, or another adapter's.
-            AdapterError: the adapter cannot be loaded; an adapter that it should replace stays.
+            RequestError: the name is the model's, or that of an adapter that must not be replaced.
+            AdapterError: the adapter cannot be loaded; the adapter that it should replace stays.
             EngineDeadError: the engine died.
         """
         name = module.name
@@ -192,8 +192,8 @@ class AdapterRegistry:
         """Stop serving an adapter. Requests that use it finish.
 
         Raises:
-            NotFoundError: no adapter has that name.
-            RequestError: ``--lora-config`` lists it, and `origin` is another.
+            NotFoundError: no adapter of that name is served.
+            RequestError: either `origin` or the adapter's origin, but not both, is ``--lora-config``.
         """
         async with self._lock(name):
             self._check_owner(name, origin)
@@ -226,19 +226,19 @@ class AdapterRegistry:
         self._served = dict(sorted(self._served.items(), key=lambda item: order.get(item[0], len(order))))
 
     def fail(self, name: str, reason: str) -> None:
-        """Record why a configured adapter is not served."""
+        """Record why an adapter of ``--lora-config`` could not be loaded."""
         self._failed[name] = reason
 
     def keep_failures(self, names: Container[str]) -> None:
-        """Forget failures of adapters that are no longer configured."""
+        """Forget the failures of all adapters except `names`."""
         self._failed = {name: reason for name, reason in self._failed.items() if name in names}
 
     def error_of(self, adapter: RegisteredAdapter) -> str | None:
-        """Return why a loaded adapter is unavailable (a restarted engine cannot load it); None if it is available."""
+        """Return the error if no serving engine could load an adapter again, else None."""
         return self.client.adapter_error(adapter.source.number)
 
     def _check_owner(self, name: str, origin: Origin) -> None:
-        """Check that only ``--lora-config`` changes its adapters, served or failed, so that both always agree."""
+        """Check that only ``--lora-config`` changes its adapters, served or failed, and that it changes no others."""
         adapter = self._served.get(name)
         if adapter is not None:
             owner = adapter.origin

@@ -26,7 +26,7 @@ class TextBlock(BaseModel):
 
 
 class ThinkingBlock(BaseModel):
-    """The model's reasoning. Clients send it back with its signature; some only send blocks with a signature."""
+    """The model's reasoning. Clients send it back with its signature; some omit blocks without one."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str = ""
@@ -46,13 +46,13 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class OutputTokensDetails(BaseModel):
-    """Output tokens by kind."""
+    """Parts of `output_tokens`."""
 
     thinking_tokens: int
 
 
 class AnthropicUsage(BaseModel):
-    """Token counts. As at Anthropic, prompt tokens reported as found in the prefix cache do not count as input."""
+    """Token counts. As at Anthropic, `input_tokens` excludes prompt tokens that are reported as cached."""
 
     input_tokens: int
     cache_creation_input_tokens: Extra[int] = None
@@ -67,7 +67,7 @@ class AnthropicUsage(BaseModel):
         if usage.cached_tokens is not None:
             counted.input_tokens -= usage.cached_tokens
             counted.cache_read_input_tokens = usage.cached_tokens
-            counted.cache_creation_input_tokens = 0  # filling the prefix cache has no cost
+            counted.cache_creation_input_tokens = 0  # filling the prefix cache is free
         if usage.reasoning_tokens is not None:
             counted.output_tokens_details = OutputTokensDetails(thinking_tokens=usage.reasoning_tokens)
         return counted
@@ -114,7 +114,7 @@ def content_blocks(parts: Sequence[Part], *, show_thinking: bool) -> list[Block]
 
 
 def signature(thinking: str) -> str:
-    """Return a hash in place of Anthropic's signature."""
+    """Return the SHA-256 hash of a thinking block's text, in place of Anthropic's signature."""
     return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
 
 
@@ -126,11 +126,11 @@ def new_tool_use_id() -> str:
 def stop_reason(
     finish_reason: FinishReason | None, stopped_by: int | str | None, *, calls: bool, bent: bool
 ) -> tuple[StopReason, str | None]:
-    """Return why an answer ended, and the stop sequence if one ended it.
+    """Return the reason for an answer's end, and the stop sequence if that is the reason.
 
     Args:
-        stopped_by: stop string or token that ended it.
-        calls: whether it ends with a complete tool call.
+        stopped_by: stop string or token that ended it, if any.
+        calls: see `ChatRun.ends_with_call`.
         bent: whether the context left room for fewer tokens than `max_tokens`.
     """
     if finish_reason == FinishReason.LENGTH:

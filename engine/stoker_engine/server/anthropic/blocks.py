@@ -1,6 +1,6 @@
 """Content blocks of messages, and their conversion to parts of a conversation.
 
-https://docs.anthropic.com/en/api/messages. A string is short for one text block everywhere.
+https://docs.anthropic.com/en/api/messages. A string stands for one text block.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stoker_engine.server.fields.field_types import StrictModel
 from stoker_engine.server.fields.unsupported import Absent, NoList, OnlyValue
 from stoker_engine.server.parsers.parts import Reasoning
 
-#: Hint where to cache the prompt. It is ignored, because the prefix cache covers all shared prefixes.
+#: Hint where to cache the prompt; ignored, because the prefix cache needs none.
 CacheHint = dict[str, Any] | None
 
-#: Prefix of a system block that Claude Code adds for Anthropic's billing. It is dropped: it is not meant for the model,
-#: and it differs between requests, so that they would share no prefix.
+#: Start of a system block that Claude Code adds for Anthropic's billing. The block is dropped: it is not meant for the
+#: model, and with it requests would share no prefix.
 _BILLING: Final = "x-anthropic-billing-header:"
 
 
@@ -43,7 +43,7 @@ class TextBlockParam(StrictModel):
 
 
 class ThinkingBlockParam(StrictModel):
-    """The assistant's reasoning, as received. The signature is not checked, because nothing depends on it."""
+    """The assistant's reasoning. The signature is not checked, because nothing depends on it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -52,7 +52,7 @@ class ThinkingBlockParam(StrictModel):
 
 
 class RedactedThinkingBlockParam(StrictModel):
-    """Encrypted reasoning of another server's assistant; dropped from the prompt."""
+    """Encrypted reasoning from another server; omitted from the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -71,7 +71,7 @@ class ToolUseBlockParam(StrictModel):
 
 
 def of_types(*types: str) -> BeforeValidator:
-    """Return a validator that refuses blocks of other types with an error that names the type."""
+    """Return a validator that refuses blocks of types other than `types`, with an error that names the type."""
 
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
@@ -107,7 +107,7 @@ class ToolResultBlockParam(StrictModel):
     cache_control: CacheHint = None
 
     def to_part(self) -> ToolResult:
-        """Return the result as part of a `Conversation`. Templates have no error flag, so the text starts with it."""
+        """Return the result for a `Conversation`. Templates have no error flag, so an error's text states it."""
         texts = [block.text for block in self.content or ()] or [""]
         if self.is_error and not texts[0].lower().startswith("error"):
             texts[0] = f"Error: {texts[0]}" if texts[0] or len(texts) > 1 else "Error"
@@ -166,10 +166,10 @@ def plain_messages(
 ) -> list[Message]:
     """Return the messages of a conversation.
 
-    Consecutive messages of one role are joined, with their texts as parts; each tool result becomes its own message.
+    Consecutive messages of one role are joined, with their texts as parts; each tool result becomes a message.
 
     Args:
-        system_anywhere: whether system messages keep their position; else they are merged into one at the start.
+        system_anywhere: whether system messages keep their position; else they are merged with `system`.
     """
     instructions = _for_model(system)
     if not system_anywhere:

@@ -36,13 +36,13 @@ class MessageStart(BaseModel):
 
 
 class Ping(BaseModel):
-    """A keep-alive without content."""
+    """An event without content, which Anthropic also sends after the start."""
 
     type: Literal["ping"] = "ping"
 
 
 class ContentBlockStart(BaseModel):
-    """Start of a block, which is empty."""
+    """Start of a block, whose content follows."""
 
     type: Literal["content_block_start"] = "content_block_start"
     index: int
@@ -71,7 +71,7 @@ class SignatureDelta(BaseModel):
 
 
 class InputJSONDelta(BaseModel):
-    """The next piece of a call's input."""
+    """The next piece of the JSON of a call's input."""
 
     type: Literal["input_json_delta"] = "input_json_delta"
     partial_json: str
@@ -93,14 +93,14 @@ class ContentBlockStop(BaseModel):
 
 
 class Stopped(BaseModel):
-    """Reason for the end of a message."""
+    """Reason for the end of a message, and the stop sequence if that is the reason."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(BaseModel):
-    """End of a message."""
+    """Why a message ended, and its token counts."""
 
     type: Literal["message_delta"] = "message_delta"
     delta: Stopped
@@ -108,13 +108,13 @@ class MessageDelta(BaseModel):
 
 
 class MessageStop(BaseModel):
-    """The last event."""
+    """The last event of a message."""
 
     type: Literal["message_stop"] = "message_stop"
 
 
 class BlockEvents:
-    """Converts parts to events of blocks; one block is open at a time.
+    """Converts parts to events of blocks; at most one block is open.
 
     Args:
         show_thinking: whether thinking blocks contain their text, and not only a signature.

@@ -1,7 +1,7 @@
 """Bodies of /v1/messages and /v1/messages/count_tokens, and their conversion to requests.
 
-https://docs.anthropic.com/en/api/messages. Unsupported fields are accepted with their neutral values, and otherwise
-refused with an error that names the field.
+https://docs.anthropic.com/en/api/messages. Unsupported fields are accepted only with neutral values;
+see `fields.unsupported`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _is_custom(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "custom":
         context = {"kind": kind[:50]}
-        sentence = "{kind} is a tool that Anthropic defines; only custom tools are supported"
+        sentence = "tools of type {kind} are not supported, only custom tools"
         raise PydanticCustomError("unsupported", sentence, context)
     return value
 
@@ -78,7 +78,7 @@ class ToolParam(StrictModel):
 
 
 class ToolChoiceParam(StrictModel):
-    """Whether the model must call a tool, and which one."""
+    """Whether the model may or must call tools, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -98,7 +98,7 @@ class ToolChoiceParam(StrictModel):
 
 
 class ThinkingConfig(StrictModel):
-    """Whether the model reasons before it answers.
+    """Whether the model should reason before it answers.
 
     The budget is checked and otherwise ignored: `max_tokens` limits reasoning and answer together.
     """
@@ -132,7 +132,7 @@ class OutputConfig(StrictModel):
 
 
 def _keeps_all(value: Any) -> Any:
-    """Accept edits that keep all thinking, which coding agents always send and which have no effect."""
+    """Refuse all edits except those that keep all thinking, which coding agents send and which have no effect."""
     edits = value.get("edits", []) if isinstance(value, dict) and value.keys() <= {"edits"} else value
     keep_all = {"type": "clear_thinking_20251015", "keep": "all"}
     if edits is not None and not (isinstance(edits, list) and all(edit == keep_all for edit in edits)):
@@ -148,7 +148,7 @@ def _no_thread(value: Any) -> None:
 
 
 class ConversationBody(StrictModel):
-    """The fields that both bodies share, including all that determine the prompt."""
+    """The fields that the bodies of both endpoints share, including all that determine the prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)]
@@ -182,7 +182,7 @@ class ConversationBody(StrictModel):
         return self
 
     def _check_final(self) -> None:
-        """Check a final message of the assistant, which the answer continues."""
+        """Check the last message if it is the assistant's: the answer continues it."""
         if not self.is_continued:
             return
         if any(isinstance(block, ToolUseBlockParam) for block in self.messages[-1].blocks):
@@ -201,7 +201,7 @@ class ConversationBody(StrictModel):
 
     @property
     def has_later_system(self) -> bool:
-        """Whether `messages` contains system messages, in addition to `system`."""
+        """Whether `messages` contains system messages."""
         return any(message.role == "system" for message in self.messages)
 
     def to_request(self, *, system_anywhere: bool) -> ChatRequest:
@@ -211,7 +211,7 @@ class ConversationBody(StrictModel):
             system_anywhere: whether the chat template accepts system messages anywhere.
 
         Raises:
-            RequestError: the model does not support the request.
+            RequestError: the request is invalid.
         """
         messages = plain_messages(self.system or (), self.messages, system_anywhere=system_anywhere)
         if not messages:

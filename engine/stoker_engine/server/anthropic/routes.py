@@ -80,7 +80,7 @@ class _Chats:
         """Return the request of `body`.
 
         Raises:
-            RequestError: the model does not support the request, or is unavailable.
+            RequestError: the request is invalid, or the model is unavailable.
         """
         await self._service.wait_ready()
         if body.has_later_system and self._system_anywhere is None:
@@ -122,7 +122,7 @@ class _Writer:
                 yield [each for _, delta in step for each in self._events(delta)]
 
     def _events(self, delta: AnswerDelta) -> Iterator[BaseModel]:
-        if not self._has_started:  # not before the engine accepts the request
+        if not self._has_started:  # sent only after the engine has accepted the request
             self._has_started = True
             yield MessageStart(message=self._message())
             yield Ping()
@@ -147,5 +147,5 @@ class _Writer:
 
 
 def _error(name: str, error: Exception) -> bytes:
-    """Return the event that ends a failing stream."""
+    """Return the event that ends a failed stream."""
     return event(anthropic.encode(describe(error), name), "error")

@@ -1,4 +1,4 @@
-"""Whether a chat template supports system messages after the first. Many reject a later one, and some drop it."""
+"""Whether a chat template supports system messages after the first message. Many reject them, and some drop them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request bodies. Python's `json` accepts more than JSON: NaN, and lone surrogates, which tokenizers cannot encode."""
+"""Strict parsing of bodies. Python's `json` also accepts NaN, and lone surrogates, which tokenizers cannot encode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JSONRoute(APIRoute):
     """A route that parses its body with `JSONRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, called with a `JSONRequest`."""
+        """Return FastAPI's handler, wrapped to receive a `JSONRequest`."""
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:

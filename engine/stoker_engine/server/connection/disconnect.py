@@ -1,6 +1,6 @@
 """Cancel work when its client disconnects.
 
-After a request's body, the next message of the ASGI server is the disconnect. So waiting for it costs nothing, and
+After a request's body, the next message of the ASGI server is the disconnect. So waiting for it loses no data, and
 works the same way for streams and complete responses.
 """
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client disconnected; there is no recipient for a response."""
+    """The client disconnected, so there is no recipient for a response."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Run `work`, or cancel it when the client disconnects.
 
-    In both cases `work` has ended on return, so that its resources are free.
+    `work` has ended in both cases, so its resources are free.
 
     Raises:
         ClientGoneError: the client disconnected first.

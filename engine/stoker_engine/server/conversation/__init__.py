@@ -1,1 +1,1 @@
-"""API-independent conversations: a request, its run, and the parts of the answer."""
+"""API-independent conversations: requests, their prompts and runs, and event streams."""

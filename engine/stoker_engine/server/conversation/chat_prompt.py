@@ -1,4 +1,4 @@
-"""Conversations → prompts, through the model's chat template."""
+"""Conversations → prompts, through a chat template."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ChatPrompt:
 
 
 async def render(conversation: Conversation, service: Service, *, cut: bool = False) -> ChatPrompt:
-    """Render a conversation with the model's chat template.
+    """Render a conversation with its own or the server's chat template, and tokenize it.
 
     Args:
-        cut: whether the prompt will be truncated to the model's context, so that any length is allowed.
+        cut: whether any length is allowed, because the prompt will be truncated or only counted.
 
     Raises:
         RequestError: the template rejects the conversation, the prompt is too long, or the conversation has its own
@@ -35,7 +35,7 @@ async def render(conversation: Conversation, service: Service, *, cut: bool = Fa
             "chat_template",
         )
     text = await tokenizer.chat_text(
-        # In a thread, because very many messages would block the event loop.
+        # In a thread, because many messages would block the event loop.
         await asyncio.to_thread(lambda: [message.for_template() for message in conversation.messages]),
         tools=[tool.for_template() for tool in conversation.tools] or None,
         documents=conversation.documents or None,

@@ -32,10 +32,10 @@ from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """Addition to one choice.
+    """The next piece of one choice.
 
     Attributes:
-        parts: the parsed output, as far as it is final.
+        parts: the output that is final now, parsed.
         token_ids, logprobs: the tokens of this delta; their parts may follow in a later delta.
         finish_reason: set on the last delta of a choice.
     """
@@ -81,10 +81,10 @@ class Answer:
 
 
 class ChatRun:
-    """Answer to a conversation, with n choices. Iterate `deltas` once, or call `collect`.
+    """The answers to a chat request, `n` choices. Iterate `deltas` or call `collect`, once.
 
     Attributes:
-        generation: the underlying generation.
+        generation: its engine request.
     """
 
     def __init__(self, request: ChatRequest, generation: Generation, parsing: Parsing) -> None:
@@ -97,7 +97,7 @@ class ChatRun:
         """Validate and tokenize a request; nothing is generated before `deltas` or `collect`.
 
         Args:
-            receive: ASGI channel of the client, which may disconnect meanwhile.
+            receive: the ASGI channel that reports the client's disconnect.
             answer_id: id of the answer, from which the ids of the engine's requests are derived.
 
         Raises:
@@ -189,7 +189,7 @@ class ChatRun:
         return sum(choice.reasoning_tokens for choice in self._choices)
 
     def ends_with_call(self, choice: int) -> bool:
-        """Return whether a choice ends with a complete tool call; an incomplete one must not be run."""
+        """Return whether a choice has tool calls and the last one is complete; an incomplete call must not be run."""
         return self._choices[choice].ends_with_call
 
     def usage(self, choice: int | None = None) -> Usage:
@@ -219,11 +219,11 @@ class _Choice:
 
     @property
     def ends_with_call(self) -> bool:
-        """Whether there are tool calls so far, and the last one is complete."""
+        """See `ChatRun.ends_with_call`."""
         return self._num_calls > 0 and not self._parser.is_within_call
 
     def parsed(self, delta: OutputDelta) -> AnswerDelta:
-        """Parse a delta."""
+        """Parse the choice's next delta."""
         parts: Sequence[Part] = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             parts = merged([*parts, *self._parser.end()])
@@ -243,10 +243,10 @@ class _Choice:
 
 
 async def rendered_prompt(request: ChatRequest, service: Service) -> ChatPrompt:
-    """Return the rendered prompt.
+    """Return the rendered prompt of a request.
 
     Raises:
-        RequestError: the chat template rejects the conversation, or it is too long.
+        RequestError: see `render`.
     """
     conversation = request.conversation
     if request.tool_use.mode == "none" and service.args.frontend.exclude_tools_when_tool_choice_none:

@@ -20,12 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def constraint(request: ChatRequest, parsers: Parsers) -> StructuredOutputs | None:
-    """Return the constraint; None if the answer's format is all of it. May take long for very many tools.
+    """Return the constraint that the tools require, or None. May take long for very many tools.
 
     As with OpenAI, a format applies to answers without calls, so it has no effect if calls are forced.
 
     Raises:
-        RequestError: this model's tool call format is unknown, or cannot be combined with the answer's format.
+        RequestError: the model's tool call format is unknown, or the answer's format is invalid or cannot be combined
+            with it.
     """
     use, answer_format = request.tool_use, request.answer_format
     if parsers.forces_own_calls(use):

@@ -25,7 +25,7 @@ from stoker_engine.tokens.prompt_tokens import PromptTokens
 
 @contextmanager
 def renamed(field_names: Mapping[str, str]) -> Iterator[None]:
-    """Translate the engine's field names in errors to the client's."""
+    """Translate the names of fields in errors to the client's."""
     try:
         yield
     except RequestError as error:
@@ -33,7 +33,7 @@ def renamed(field_names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-#: Makes ids of engine requests unique, because clients choose their own ids and may repeat them.
+#: Makes ids of engine requests unique, because clients may choose their own ids and repeat them.
 _serial = itertools.count()
 
 
@@ -50,20 +50,20 @@ class Output:
 
 @dataclass(eq=False)
 class Generation:
-    """The engine requests of one HTTP request. Iterate `deltas` once, or call `collect`.
+    """The engine requests of one HTTP request. Iterate `deltas` or call `collect`, once.
 
     Choice ``prompt × n + i`` is the i-th sequence of a prompt.
 
     Attributes:
-        wait_ready: waits for the restart of an engine that died after the prompts were tokenized or submitted.
+        wait_ready: waits until an engine is ready; see `Service.wait_ready`.
         hold_adapter: keeps the named adapter loaded and yields its number; see `AdapterRegistry.hold`.
         id: id of the answer, from which the ids of the engine's requests are derived.
         model: name in the answer: the model's, or the adapter's.
         running: set that contains this object while it runs.
         field_names: the engine's field names → the client's, for errors.
         report_cached: whether usage reports prompt tokens found in the prefix cache.
-        report_output: whether generated tokens are returned and counted in usage; else only prompt tokens are.
-        created: Unix time in seconds.
+        report_output: whether usage reports generated tokens.
+        created: time of creation, in Unix seconds.
         prompt_logprobs: index of a prompt → its logprobs, if requested and received.
     """
 
@@ -89,21 +89,21 @@ class Generation:
     _adapter: int = NO_ADAPTER
     _stream: OutputStream = field(default_factory=OutputStream)
     _prompts_of: dict[str, int] = field(default_factory=dict)  # id of an engine request → index of its prompt
-    _unfinished: dict[int, int] = field(default_factory=dict)  # prompt → number of running sequences
-    _started: set[int] = field(default_factory=set)  # prompts with a first delta
+    _unfinished: dict[int, int] = field(default_factory=dict)  # index of a prompt → number of unfinished sequences
+    _started: set[int] = field(default_factory=set)  # indices of prompts with output
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
-        """Yield new output as soon as it is available: (index of a choice, delta), at most one per choice and step.
+        """Yield new output as soon as it is available: (index of a choice, delta), at most one per choice.
 
-        The first error that is raised ends all choices. Closing the generator aborts choices that are still running.
+        A raised error ends all choices. Closing the generator aborts choices that are still running.
 
         Raises:
-            NotStartedError: the engine died before the submission, and no engine is ready in time.
+            NotStartedError: no engine was ready in time for the submission, or the adapter is unavailable.
             NotFoundError: the adapter was unloaded before the submission.
             OverloadedError: a queue limit is reached.
-            RequestError: the engine refused a prompt.
-            EngineDeadError: an engine died that had generated tokens of a running prompt, or engines died repeatedly.
-            UnavailableError: an engine died after the submission, and no engine was ready again in time.
+            RequestError: the engine refused a prompt, or failed at it.
+            EngineDeadError: an engine died after the first tokens of a running prompt, or engines crashed repeatedly.
+            UnavailableError: after a death no engine was ready again in time, or the server is stopping.
         """
         await self.wait_ready()
         with self.hold_adapter(self.model) as self._adapter:
@@ -117,9 +117,9 @@ class Generation:
                     try:
                         deltas = await self._stream.get()
                     except EngineDeadError as death:
-                        # Prompts without any sent token are resubmitted, to another engine or after a restart. Unless
-                        # the engine was killed by a signal from outside, a prompt may be the cause, so they are
-                        # resubmitted only once.
+                        # If none of the lost prompts has output, all are resubmitted, to another engine or after a
+                        # restart. Unless a signal from outside killed the engine, a prompt may have crashed it, so the
+                        # second crash ends the choices.
                         crashes += not isinstance(death, EngineKilledError)
                         if crashes > 1 or not self._started.isdisjoint(self._forget_lost()):
                             raise
@@ -214,11 +214,11 @@ class Generation:
         return set(lost.values())
 
     async def _resubmit(self) -> None:
-        """Submit again, to another engine or after a restart."""
+        """Wait until an engine is ready, and submit the lost prompts again."""
         try:
             await self.wait_ready()
         except NotStartedError as error:
-            self._stream.fail(UnavailableError(error.message))  # not NotStartedError: the dead engine had started it
+            self._stream.fail(UnavailableError(error.message))  # not NotStartedError: it was submitted before
         except Exception as error:
             self._stream.fail(error)
         else:

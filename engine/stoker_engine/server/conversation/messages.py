@@ -1,7 +1,6 @@
 """API-independent messages of a conversation, made of parts.
 
-Images and audio would be other kinds of parts. No supported model reads them, so each API refuses them with its own
-error.
+No supported model reads images or audio, so each API refuses them with its own error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Text:
     """A piece of text.
 
     Attributes:
-        listed: whether it came in a list of parts. It matters for a single part: some templates render a list of one
+        listed: whether it came in a list of parts. This matters for a single part: some templates render a list of one
             differently from a string.
     """
 
@@ -64,7 +63,7 @@ Part = Text | Reasoning | ToolCall | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message.
+    """A message of a conversation.
 
     Attributes:
         parts: `Reasoning` and `ToolCall` only for the role ``assistant``; one `ToolResult` for the role ``tool``.
@@ -108,7 +107,7 @@ _OPTIONAL = ("tool_calls", "reasoning", "reasoning_content", "name", "tool_call_
 
 
 def _content(texts: Sequence[Text]) -> str | list[dict[str, str]]:
-    """Return the content; never null, because templates concatenate it."""
+    """Return the content; never None, because templates concatenate it."""
     if not texts:
         return ""
     if len(texts) == 1 and not texts[0].listed:

@@ -13,9 +13,6 @@ class ReasoningTokens:
     Args:
         ends: token sequences after any of which the answer begins.
         is_reasoning: whether the output may begin with reasoning.
-
-    Attributes:
-        count: reasoning tokens so far.
     """
 
     def __init__(self, ends: Sequence[Sequence[int]], is_reasoning: bool) -> None:
@@ -27,7 +24,7 @@ class ReasoningTokens:
         self._has_any = False
 
     def add(self, token_ids: Sequence[int], parts: Sequence[Part], is_reasoning: bool) -> None:
-        """Add a delta: its tokens, its parts, and whether the answer has still not started after it."""
+        """Add a delta: its tokens, its parts, and whether it ends before the answer."""
         if self._is_over:
             return
         window = [*self._last, *token_ids]
@@ -35,7 +32,7 @@ class ReasoningTokens:
         self._seen += len(token_ids)
         found = [end_index for end in self._ends if (end_index := _end_of(end, window)) is not None]
         self._has_any = self._has_any or bool(found) or any(isinstance(part, Reasoning) for part in parts)
-        # The end tokens count immediately, although the parser may need more text to detect the answer.
+        # The tokens of the end are counted immediately, although the parser may need more text to detect the answer.
         self._is_over = bool(found) or not is_reasoning
         if found:
             self.count = begin + min(found)

@@ -1,4 +1,4 @@
-"""API-independent request to continue a conversation, which each API builds from its body."""
+"""API-independent request to continue a conversation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.conversation.messages import Message
 from stoker_engine.server.parsers.tool_use import Tool, ToolUse
 
-#: Reserved variables of a chat template.
+#: Variables of a chat template that clients must not set.
 _OWN_FIELDS: Final = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
@@ -24,9 +24,9 @@ class Conversation:
     """The contents of the prompt.
 
     Attributes:
-        tools: tools in the prompt, including those that `tool_choice` forbids.
+        tools: tools in the prompt, whether or not the answer may call them.
         documents: documents that the answer may cite.
-        chat_template: template of the request itself.
+        chat_template: template of the request itself; None: the server's.
         template_kwargs: variables for the chat template; see `template_variables`.
         begins_message: whether the prompt ends with the generation prompt, so that the answer is a new message.
         continue_final_message: whether the answer continues the last message.
@@ -50,14 +50,11 @@ class ChatRequest:
     Attributes:
         model: requested model name, if any.
         tool_use: which tools the answer may call, and whether it must call one.
-        answer_format: constraint on the answer's format.
-        include_reasoning: whether the answer includes the reasoning.
         n: number of choices; `sampling` contains it too, if the client sets it.
         max_tokens: maximum number of tokens per choice; None for the model's recommended maximum, limited by the
             context, or else the rest of the context.
         shortens: whether `max_tokens` is reduced to the rest of the context; else larger values are refused.
         truncate_prompt_tokens: number of prompt tokens to keep (-1: as many as the context allows; None: all).
-        truncation_side: side on which the prompt is truncated.
         sampling: other fields of `SamplingParams` by name; None for the model's recommended value.
         beam_search: fields of `BeamSearchParams`, instead of `sampling`.
         priority, cache_salt: see `EngineClient.add_request`.
@@ -85,7 +82,7 @@ class ChatRequest:
         """Return the parameters for a prompt that leaves `room` tokens of the context.
 
         Args:
-            defaults: the model's recommended values; unused by beam search.
+            defaults: the model's recommended values; beam search uses only `max_tokens` of them.
 
         Raises:
             RequestError: a value is out of range.
@@ -105,7 +102,7 @@ def request_params(
     sampling: Mapping[str, Any],
     beam_search: Mapping[str, Any] | None,
 ) -> RequestParams:
-    """Return parameters for at most `max_tokens` tokens (None: to the end of the context); see `ChatRequest`.
+    """Return parameters for at most `max_tokens` tokens (None: the rest of the context); see `ChatRequest`.
 
     Raises:
         RequestError: a value is out of range.

@@ -40,17 +40,15 @@ class Service:
     """One served model and its adapters. Used from the event loop only.
 
     Raises:
-        ArgumentError: the file of ``--lora-config`` cannot be read.
+        ArgumentError: the file of ``--lora-config`` cannot be read, or is invalid.
 
     Attributes:
-        model_names: names of the model; responses and metrics report the first.
-        adapters: the served adapters.
-        adapter_folders: folders that paths of clients and of ``--lora-config`` must stay in.
+        model_names: names of the model; responses and metrics use the first.
+        adapter_folders: the folders of ``--lora-dir``.
         adapter_config: the file of ``--lora-config``, or None.
-        registry: all metrics.
-        running: the running generations.
+        registry: the process's metrics.
+        running: generations that are admitted and have not ended.
         created: start of the server, in Unix seconds.
-        restarts: restarts of each engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient) -> None:
@@ -78,7 +76,7 @@ class Service:
 
     @property
     def model_name(self) -> str:
-        """The name that responses and metrics carry."""
+        """The model's name in responses and metrics."""
         return self.model_names[0]
 
     @functools.cached_property
@@ -88,11 +86,11 @@ class Service:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the engine has been loaded."""
+        """Whether all engines have been loaded once."""
         return self._metrics is not None
 
     def on_loaded(self, info: EngineInfo) -> None:
-        """Create the metrics and log the model's licence, once the engines are loaded."""
+        """Create the metrics and log facts about the model, once the engines are loaded."""
         client = self.client
         infos = [client.info_of(engine) for engine in range(client.num_engines)]
         self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
@@ -120,7 +118,7 @@ class Service:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether each configured adapter is loaded or has failed for a reported reason."""
+        """Whether ``--lora-modules`` are loaded, and ``--lora-config`` has been applied."""
         return self._has_modules and (self.adapter_config is None or self.adapter_config.is_settled)
 
     def on_death(self, engine: int) -> None:
@@ -144,7 +142,7 @@ class Service:
         """Wait until an engine is ready, if restarts may achieve that.
 
         Raises:
-            NotStartedError: the model is unavailable.
+            NotStartedError: no engine is or becomes ready.
         """
         client = self.client
         if client.is_ready:
@@ -175,7 +173,7 @@ class Service:
         return name
 
     def check_length(self, text: str) -> None:
-        """Refuse a text that is too long, before any other work on it.
+        """Refuse a text that is certainly too long, before it is tokenized.
 
         Raises:
             RequestError: the text exceeds the model's context however it is tokenized.
@@ -189,7 +187,7 @@ class Service:
             Name of the model, or the adapter, in the answer.
 
         Raises:
-            RequestError: the request cannot be served.
+            RequestError: the model is not available, or the server ignores priorities.
         """
         name = self.check_model(model)
         if priority and self.args.engine.scheduling_policy != "priority":
@@ -215,7 +213,7 @@ class Service:
         return Parsing(parsers, prompt, tools, visible, begins_after, num_calls, continued)
 
     async def _answer_begins_after(self) -> Sequence[tuple[int, ...]]:
-        """Return the token sequences that mark the end of reasoning."""
+        """Return the token sequences after any of which the answer begins, if the model reasons."""
         if self._begins_after is None:
             texts = () if self.parsers.reasoning is None else self.parsers.reasoning.answer_begins_after
             encoded = await self.client.tokenizer.encode(texts, False) if texts else []
@@ -235,7 +233,7 @@ class Service:
         field_names: Mapping[str, str],
         report_output: bool = True,
     ) -> Generation:
-        """Return the generation of a request, ready to run.
+        """Log a request, and return its generation, which has not started.
 
         Args:
             model: name returned by `check`.

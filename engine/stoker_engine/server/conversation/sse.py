@@ -1,12 +1,10 @@
 """Server-sent events: ``data: {json}`` for each event, and an API-specific end of the stream.
 
-Status and headers are sent with the first event, so that a request that the engine refuses still gets status 400. After
-that an error can only be sent as an event. The stream then lacks its usual end, so that clients see that the answer is
-incomplete.
+Status and headers are sent with the first event, so that a request that the engine refuses still gets an error status.
+Later errors are sent as events. The stream then lacks its usual end, so that clients see that the answer is incomplete.
 
-With the request header ``X-Stoker-Usage: 1`` the last event of each chunk carries the token counts so far, so that they
-are known even for a stream that breaks off: ``"stoker_usage": {"prompt_tokens", "completion_tokens",
-"cached_tokens"}``.
+With the request header ``X-Stoker-Usage: 1`` the last event of each chunk carries the token counts so far, for streams
+that break off: ``"stoker_usage": {"prompt_tokens", "completion_tokens", "cached_tokens"}``.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Framing:
     Attributes:
         named: whether each event has a line with its name, which is its `type`.
         last: bytes after the last event of a complete answer.
-        error: encodes the event that ends a failing stream.
+        error: encodes the event that ends a failed stream.
     """
 
     named: bool
@@ -52,7 +50,7 @@ class Framing:
 
 
 class EventStream(Response):
-    """Sends `events` as they arrive, all events of a step in one chunk; closes `events` when the client disconnects.
+    """Sends `events` as they arrive, each list in one chunk; closes `events` when the client disconnects.
 
     Args:
         usage: returns the token counts so far, over all choices.
@@ -95,7 +93,7 @@ class EventStream(Response):
                             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                         )
                     data = [each.model_dump_json().encode() for each in some]
-                    if tells_usage:  # once per step
+                    if tells_usage:  # once per chunk
                         data[-1] = data[-1][:-1] + self._counted()
                     framed = map(self._framed, some, data)
                     await _send_body(send, b"".join(framed), more=True)

@@ -11,7 +11,7 @@ class Usage:
 
     Attributes:
         cached_tokens: prompt tokens found in the prefix cache; None if not reported.
-        reasoning_tokens: generated tokens before the answer; None without a reasoning parser.
+        reasoning_tokens: generated tokens of the reasoning, including markers; None without a reasoning parser.
     """
 
     prompt_tokens: int

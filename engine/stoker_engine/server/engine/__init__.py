@@ -1,1 +1,1 @@
-"""The server's view of the engine: client protocol, admission, restarts, shutdown."""
+"""Interface of the engine, admission, restarts, shutdown."""

@@ -1,8 +1,8 @@
-"""Backpressure: requests are refused before they queue, by vLLM's two limits.
+"""Backpressure: requests are refused by vLLM's two limits, before they queue.
 
 limit                     counts
 max_num_queued_reqs       sequences in flight, waiting or running; a request with n > 1 counts n times for each prompt
-max_num_queued_tokens     prompt tokens of requests that wait for their first token. A request is admitted while the
+max_num_queued_tokens     tokens of prompts that wait for their first output token. A request is admitted while the
                           sum is below the limit, so that a prompt longer than the limit can be served alone
 """
 
@@ -19,7 +19,7 @@ class Ticket:
     """One admitted HTTP request.
 
     Attributes:
-        waiting: prompt index → prompt tokens, of the prompts that wait for their first token.
+        waiting: index → number of tokens, of the prompts that wait for their first output token.
     """
 
     num_sequences: int
@@ -65,11 +65,11 @@ class Admission:
         return ticket
 
     def on_first_token(self, ticket: Ticket, prompt: int) -> None:
-        """Record that a prompt has its first token; later calls for the same prompt do nothing."""
+        """Record the first output token of a prompt; later calls for the same prompt do nothing."""
         self.num_waiting_tokens -= ticket.waiting.pop(prompt, 0)
 
     def release(self, ticket: Ticket) -> None:
-        """Record the end of the request."""
+        """Record the end of an admitted request."""
         self.num_sequences -= ticket.num_sequences
         self.num_waiting_tokens -= sum(ticket.waiting.values())
         ticket.num_sequences, ticket.waiting = 0, {}

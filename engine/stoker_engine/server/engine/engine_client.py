@@ -1,4 +1,4 @@
-"""The engine as the server uses it: `AsyncLLM` implements it, and tests provide fakes.
+"""Interface of the engine for the server, which `AsyncLLM` and the tests' fakes implement.
 
 Life cycle: constructed (the engine starts to load) → `load` awaited in the event loop → serving → dead. `load` restarts
 a dead engine; `shutdown` ends the life cycle in any state. Properties return the current state and are cheap: probes
@@ -26,7 +26,7 @@ class TokenTexts(Protocol):
     """Texts of tokens. Thread-safe.
 
     Attributes:
-        chat_template: the model's chat template; None if the model has none.
+        chat_template: the chat template in use, if any.
     """
 
     chat_template: str | None
@@ -65,7 +65,7 @@ class PromptTokenizer(Protocol):
 
     @property
     def vocabulary(self) -> TokenTexts:
-        """Texts of single tokens."""
+        """Texts of tokens."""
         ...
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -92,10 +92,10 @@ class PromptTokenizer(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """Render a chat with the template.
+        """Render a chat with a template.
 
         Args:
-            chat_template: template of the request, which is untrusted; None: the model's.
+            chat_template: template of the request, which is untrusted; None: the server's.
 
         Raises:
             RequestError: there is no template, it rejects these messages, or the request's template exceeds its limits.
@@ -137,7 +137,7 @@ class EngineClient(Protocol):
 
     @property
     def status(self) -> str:
-        """What the engine does, or why it died, for example "loading: reading weights"."""
+        """What each engine does, or why it died, for example "loading: reading weights"."""
         ...
 
     @property
@@ -147,17 +147,17 @@ class EngineClient(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Whether loading or stepping progresses, in any engine."""
+        """Whether an engine's process runs and is not stuck."""
         ...
 
     @property
     def is_stuck(self) -> bool:
-        """Whether every engine that is not dead is stuck: it makes no progress, and may never answer again."""
+        """Whether at least one engine is stuck, that is, makes no progress, and all others are stuck or dead."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model is loaded and at least one engine is live."""
+        """Whether all engines have been loaded once, and at least one serves."""
         ...
 
     @property
@@ -166,7 +166,7 @@ class EngineClient(Protocol):
         ...
 
     def info_of(self, engine: int) -> EngineInfo:
-        """Facts about an engine as last loaded."""
+        """Return the facts about an engine from its last load."""
         ...
 
     @property
@@ -185,7 +185,7 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> int:
-        """Start a request, whose deltas go to `stream`. The caller must always call `abort` in the end.
+        """Start a request, whose deltas go to `stream`. After success the caller must call `abort` in the end.
 
         Args:
             adapter: number of the LoRA adapter, or `NO_ADAPTER`.
@@ -195,12 +195,12 @@ class EngineClient(Protocol):
 
         Raises:
             RequestError: the request cannot be served.
-            EngineDeadError: the engine is dead. If it dies later, the stream raises it.
+            EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
         """
         ...
 
     def has(self, request_id: str) -> bool:
-        """Whether a request has been added, has not been aborted, and its engine is alive."""
+        """Whether a request has been added, has not been aborted, and has not been lost with an engine."""
         ...
 
     def abort(self, request_id: str) -> None:
@@ -223,9 +223,9 @@ class EngineClient(Protocol):
         ...
 
     def adapter_error(self, number: int) -> str | None:
-        """Return why a loaded adapter can no longer be used: a restarted engine could not load it. Thread-safe."""
+        """Return the error if no serving engine could load an adapter again, else None. Thread-safe."""
         ...
 
     def shutdown(self) -> None:
-        """Stop the engine; requests in flight end with `EngineDeadError`."""
+        """Stop all engines; requests in flight end with `EngineDeadError`."""
         ...

@@ -1,12 +1,12 @@
-"""Stages of the server's shutdown. No request is lost while clients still use the server's address.
+"""Stages of the server's shutdown.
 
     serving ──SIGTERM──► leaving ──grace over──► closed ──all answered, or out of time──► the process ends
     /ready 200           /ready 503              /ready 503
                          requests are served,    new requests get 503;
                          connections closed      those in flight finish
 
-A cluster takes some seconds to remove a pod from its endpoints; until then new requests arrive and are served. A
-request late in the grace period shows that the pod is not removed yet, so it restarts the grace period.
+The grace period covers the seconds that a cluster takes to remove a pod from its endpoints. A request in this period
+shows that the pod has not been removed yet, so it restarts the period, within a limit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Lifecycle:
     """Stage of the shutdown. Used from the event loop only.
 
     Attributes:
-        leaving: the server has been asked to stop.
-        closed: it accepts no new requests.
-        in_flight: number of requests being answered, except probes.
-        last_came: event loop time at which the newest request arrived.
+        leaving: whether the server has been asked to stop.
+        closed: whether the server refuses new requests.
+        in_flight: number of requests being answered, except for `OPEN_PATHS`.
+        last_came: arrival of the newest of these requests, in event loop time.
     """
 
     leaving: bool = False

@@ -5,13 +5,13 @@
                                  requests whose answer has started fail at once;
                                  others, and new ones, wait
 
-If the server ended with its engine, it would refuse connections until the last client has learned of it, which takes
-seconds in a cluster. Above a number of deaths per hour the server ends with its engine, and its supervisor decides what
-to do. It also ends if a new process would not help: if memory ran out, or the engine was stuck, perhaps because of its
-hardware.
+If the server ended with its engine, connections would be refused until all clients had learned of it, which takes
+seconds in a cluster. After the allowed number of restarts per hour the server ends with its engine, and its supervisor
+decides what to do. The server also ends if a new process would not help: if memory ran out, or the engine was stuck,
+perhaps because of its hardware.
 
 Data-parallel engines fail and restart independently. While others serve, an engine is restarted whatever the cause of
-its death, up to the allowed number of times per hour, but at least up to `BESIDE_OTHERS` times; after that it stays
+its death, up to the allowed number of times per hour or `BESIDE_OTHERS` times, if that is more; after that it stays
 dead. If no other engine serves, an engine that has died too often waits until another engine is restarted. The server
 ends if no such restart is possible, or if memory ran out or the engine was stuck.
 """
@@ -27,7 +27,7 @@ from typing import Final
 
 from stoker_common.errors import EngineDeadError, EngineOutOfMemoryError, EngineStuckError
 
-#: Seconds for which a request waits for a restarting engine: a little less than common proxy timeouts.
+#: Maximum seconds for which a request waits for a restarting engine: a little less than common proxy timeouts.
 PATIENCE_S: Final = 55.0
 
 #: Number of restarts per hour that are allowed while other engines serve, even if `max_restarts` is smaller.
@@ -40,7 +40,7 @@ class Restarts:
     """The restarts of one engine. Used from the event loop only.
 
     Args:
-        max_restarts: maximum number of restarts per hour.
+        max_restarts: maximum number of restarts per hour while no other engine serves.
 
     Attributes:
         given_up: whether no further restart follows, at least until another engine serves.
@@ -55,11 +55,7 @@ class Restarts:
         self.given_up = False
 
     def allowed(self, death: EngineDeadError, others_serve: bool = False) -> bool:
-        """Return whether an engine that died of `death` may be restarted.
-
-        Args:
-            others_serve: whether other engines of the model serve.
-        """
+        """Return whether an engine that died of `death` may be restarted."""
         while self._began and self._began[0] <= self._clock() - _HOUR_S:
             self._began.popleft()
         if others_serve:
@@ -86,9 +82,9 @@ class Restarts:
         self._over.set()
 
     async def wait(self, is_ready: Callable[[], bool] = lambda: True) -> bool:
-        """Wait for a current or imminent restart, and for further restarts until the engine is ready or given up.
+        """Wait for a current or imminent restart, and for further ones until the engine is ready or given up.
 
-        Waits at most `PATIENCE_S`. Call it when the engine is dead, even if its death is not yet detected: a process
+        Waits at most `PATIENCE_S`. Called when the engine is dead, even if its death is not yet detected: a process
         with much memory takes a while to exit.
 
         Returns:
@@ -105,7 +101,7 @@ class Restarts:
 
 
 async def wait_any(restarts: Sequence[Restarts], is_ready: Callable[[], bool]) -> bool:
-    """Wait until any of several engines is ready again; see `Restarts.wait`.
+    """Wait until any of several engines is ready again, or none can be; see `Restarts.wait`.
 
     Returns:
         Whether an engine is ready.

@@ -15,10 +15,10 @@ from stoker_engine.server.errors.description import ErrorDescription
 from stoker_engine.server.fields.field_types import Extra
 from stoker_engine.server.paths import route_path
 
-#: Header of every response that carries the request's id.
+#: Response header with the request's id.
 HEADER: Final = "request-id"
 
-#: Anthropic's error types by HTTP status. Anthropic reports overload as 529; this server uses HTTP's 503.
+#: Anthropic's error types by HTTP status. For overloaded_error Anthropic uses 529; this server uses HTTP's 503.
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -48,7 +48,7 @@ class AnthropicError(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """Body of every response with a status from 400 on, and of the `error` event of a failing stream."""
+    """Body of every response with a status from 400 on, and of the `error` event of a failed stream."""
 
     type: Literal["error"] = "error"
     error: AnthropicError

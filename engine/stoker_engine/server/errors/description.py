@@ -5,6 +5,7 @@ invalid JSON, or a body that fails validation   400      (FastAPI's default is 4
 a RequestError                                  its own: 400, 401, 403, 404, 413, 429, 500, 503
 unknown path, wrong method                      404, 405
 any other HTTPException                         its own
+disconnected client                             499      for the log only
 any other exception                             500      the traceback is logged and never sent to the client
 """
 
@@ -24,7 +25,7 @@ from stoker_engine.server.connection.disconnect import ClientGoneError
 
 logger = logging.getLogger(__name__)
 
-#: OpenAI's error codes for pydantic's error types.
+#: Types of validation errors → OpenAI's error codes.
 _CODES = {
     "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
@@ -38,7 +39,6 @@ class ErrorDescription:
     """An error as reported to a client.
 
     Attributes:
-        status: HTTP status.
         type, code: OpenAI's identifiers, for programs.
         param: path of the invalid field.
     """
@@ -70,7 +70,7 @@ def describe(error: Exception) -> ErrorDescription:
 
 
 def _invalid(errors: Sequence[Any]) -> ErrorDescription:
-    """Describe the first validation error; clients show one sentence."""
+    """Describe the first validation error."""
     first = errors[0]
     kind, where = first["type"], first["loc"][1:]
     if not where:
@@ -90,6 +90,6 @@ def _path(where: Sequence[str | int]) -> str:
 
 
 def log_unexpected(error: Exception) -> None:
-    """Log an internal error. A `RequestError` is reported to the client, and its cause is logged where it is raised."""
+    """Log an error, except a `RequestError`, whose message the client receives."""
     if not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)

@@ -42,7 +42,7 @@ def response(error: Exception, scope: Mapping[str, Any] | None) -> Response:
     if isinstance(error, UnavailableError | OverloadedError):
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, UnavailableError | EngineDeadError):
-        headers["connection"] = "close"  # the next request reaches another server
+        headers["connection"] = "close"  # for the next request to reach another server
     if isinstance(error, NotStartedError):
         headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthorizedError):

@@ -19,7 +19,7 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Body of every response with a status from 400 on, and the last event of a failing stream."""
+    """Body of every response with a status from 400 on, and the last event of a failed stream."""
 
     error: ErrorInfo
 

@@ -1,7 +1,7 @@
 """Types of the fields of request bodies.
 
-Bodies may be large and are validated in the event loop. So lists fail at their first invalid element, and only one
-unknown name is reported, instead of collecting millions of errors of which one is shown.
+Bodies may be large and are validated in the event loop. So lists fail at their first invalid element, and few
+unknown names are collected, instead of millions of errors of which one is shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from stoker_engine.core.sampling_params import MAX_LOGIT_BIAS, MAX_N
 
-#: Maximum number of stop strings; each is searched in every new piece of text.
+#: Maximum number of stop strings; every new piece of text is searched for each.
 MAX_STOPS: Final = 16
 #: Maximum number of bad words; each is checked at every step.
 MAX_BAD_WORDS: Final = 256
@@ -42,7 +42,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Keep only one unknown name: collecting errors for a million of them would take seconds."""
+        """Limit the number of unknown names: collecting errors for a million of them would take seconds."""
         fields = cls.__pydantic_fields__  # `model_fields` takes a microsecond, and a body may have very many messages
         if not isinstance(data, dict) or len(data) <= len(fields):
             return data

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 _SPACE: Final = " \t\n\r"
 
-#: Maximum nesting depth; clients' parsers, and this server's parsers of returned values, support hardly more.
+#: Maximum nesting depth; some parsers, including pydantic's, support hardly more.
 _DEEPEST: Final = 200
 
 _SPACES: Final = re.compile(f"[{_SPACE}]*")
@@ -31,13 +31,13 @@ class _Expects(enum.Enum):
 
 
 class NotJSONError(ValueError):
-    """The text is not JSON, or not the beginning of JSON."""
+    """The text is not JSON, not the beginning of JSON, or exceeds a limit."""
 
 
 class JSONScanner:
     """Finds the end of an object or array whose text arrives in pieces, in linear time.
 
-    An invalid character is detected at once, except within numbers, words and escapes: for these use `parsed`.
+    An invalid character is detected at once, except within numbers, literals and escapes: for these use `parsed`.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class JSONScanner:
 
     def _structure(self, text: str, at: int) -> int:
         expects = self._expects
-        if self._in_scalar:  # which may continue in this piece
+        if self._in_scalar:  # it may continue in this piece
             at = _end(_SCALAR, text, at)
             self._in_scalar = at == len(text)
         at = _end(_SPACES, text, at)

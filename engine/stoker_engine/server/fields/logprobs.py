@@ -25,7 +25,7 @@ class TokenLogprob(BaseModel):
 
 
 class ContentLogprob(TokenLogprob):
-    """One token of the answer and its likeliest alternatives."""
+    """One token of the answer, and the likeliest candidates for its position."""
 
     top_logprobs: list[TokenLogprob]
 
@@ -54,7 +54,7 @@ class LogprobWriter:
         ]
 
     def likeliest(self, candidates: PositionLogprobs) -> list[tuple[int, Logprob]]:
-        """Return the `top` likeliest candidates, best first. The actual token is included only if it is among them."""
+        """Return the `top` likeliest candidates, best first. The actual token may be missing."""
         best_first = sorted(candidates.items(), key=lambda item: -item[1].logprob)
         return best_first if self.top == -1 else best_first[: self.top]
 

@@ -11,7 +11,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.server.fields.field_types import StrictModel, or_else
 
-#: Maximum number of strings of a choice.
+#: Maximum number of strings of `choice`.
 MAX_CHOICE: Final = 10_000
 
 _SchemaOrText = Annotated[
@@ -49,7 +49,7 @@ def answer_format(of_format: Mapping[str, Any], structured: StructuredOutputsFie
         of_format: constraints of the API's own format field, by the names of `StructuredOutputs`.
 
     Raises:
-        RequestError: the format is constrained twice, or an option is set without a constraint.
+        RequestError: not exactly one constraint is set, or an option does not apply to it.
     """
     fields = {} if structured is None else structured.stated
     if not of_format and structured is None:
@@ -62,7 +62,7 @@ def answer_format(of_format: Mapping[str, Any], structured: StructuredOutputsFie
     if fields and not of_format and all(map(is_option, fields)):
         raise RequestError(
             f"structured_outputs.{next(iter(fields))} is an option of JSON output, which the request does not ask for; "
-            'add structured_outputs.json, or a response_format of type "json_schema" or "json_object"',
+            "add structured_outputs.json or structured_outputs.json_object",
             "structured_outputs",
         )
     return StructuredOutputs(**of_format, **fields)

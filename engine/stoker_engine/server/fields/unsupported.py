@@ -20,7 +20,7 @@ class OnlyValue:
         self.neutral = neutral
 
     def check(self, value: Any) -> Any:
-        """Refuse any other value."""
+        """Refuse all other values."""
         if value is None or any(_same(value, neutral) for neutral in self.neutral):
             return value
         allowed = " or ".join(json.dumps(neutral) for neutral in (*self.neutral, None))
@@ -31,7 +31,7 @@ class OnlyValue:
         return core_schema.no_info_plain_validator_function(self.check)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Describe the accepted values to clients."""
+        """Describe the accepted values in the OpenAPI schema."""
         return {"enum": [*self.neutral, None]}
 
 

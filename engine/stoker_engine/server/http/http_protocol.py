@@ -189,7 +189,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             if not self.transport.can_write_eof():
                 self.transport.close()
                 return
-            # Closing a socket with unread bytes resets the connection, and the client loses the response.
+            # Closing a socket with unread bytes resets the connection, and the client may lose the response.
             self.transport.write_eof()
             self.loop.call_later(_LINGER_S, self.transport.close)
 
@@ -197,7 +197,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             return self._received
 
         def _num_taken(self) -> int:
-            """Return a counter that grows as the client reads, while nothing is written."""
+            """Return the negated number of pending bytes: it grows as the client reads, while nothing is written."""
             return -self.transport.get_write_buffer_size() - _unsent(self.transport.get_extra_info("socket"))
 
         def _on_head(self) -> None:

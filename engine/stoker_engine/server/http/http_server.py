@@ -1,7 +1,7 @@
-"""The server process: socket, loading, signals, exit code.
+"""The server process: socket, loading, restarts, signals.
 
-The server listens before the engine is loaded, so that probes are answered from the start. Then it waits, without
-polling, until the engine is loaded, the engine dies or a signal arrives.
+The server listens before the engine is loaded, so that probes are answered from the start. Events drive it, such as the
+end of loading, the death of an engine and signals; it does not poll.
 
 SIGTERM starts the shutdown that `lifecycle` describes. SIGINT, which a person types, skips the grace period; a second
 signal skips all waiting.
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 #: Seconds for which an idle connection stays open. Longer than the limits of most clients and proxies, so that the
 #: server does not close a connection just as they use it.
 _KEEP_ALIVE_S = 75
-#: Seconds for which clients may read the rest of their responses, once all requests are answered.
+#: Maximum seconds for which clients may read the rest of their responses, once all requests have ended.
 _LAST_WORDS_S = 5
 
 
@@ -87,12 +87,12 @@ def _has_ipv6() -> bool:
 
 
 def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
-    """Serve `client` on a socket from `bind`, until SIGTERM or SIGINT.
+    """Serve `client` on a socket from `bind`, until SIGTERM, SIGINT or an error.
 
     Raises:
         ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
-        EngineDeadError: the engine died.
-        StokerError: another process listens on the address.
+        EngineDeadError: an engine's death ended the server.
+        StokerError: the server cannot listen on the address.
     """
     service = Service(args, client)
     config = uvicorn_config(service)
@@ -125,7 +125,7 @@ class Server(uvicorn.Server):
         self._serves_again = asyncio.Event()  # set briefly whenever a restarted engine serves
 
     async def main_loop(self) -> None:
-        """Serve until there is a reason to stop, then shut down."""
+        """Serve until a signal or an error, then shut down."""
         engine = asyncio.create_task(self._engine())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -168,7 +168,7 @@ class Server(uvicorn.Server):
                 signal.signal(signum, handler)
 
     async def _engine(self) -> None:
-        """Load the engines and restart them when they die; raise the death that ends the server."""
+        """Load the engines and restart them when they die; raise the error that ends the server."""
         service = self._service
         info = await service.client.load()
         service.on_loaded(info)
@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
                 restarts.give_up()
 
     async def _keep(self, engine: int) -> None:
-        """Restart an engine whenever it dies, until it stays dead; raise its death if the server must end."""
+        """Restart an engine whenever it dies, until it stays dead; raise the error if the server must end."""
         while True:
             death = await self._service.client.wait_dead(engine)
             if not await self._load_again(engine, type(death)(f"the engine died: {death}")):
@@ -196,10 +196,10 @@ class Server(uvicorn.Server):
             self._serves_again.clear()
 
     async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
-        """Restart an engine, and again if it dies while loading, as long as restarts are left.
+        """Restart an engine, repeatedly if it dies while loading.
 
-        Then it stays dead if other engines serve. If none serves, it waits until another engine is restarted, or raises
-        its death if none will be, if memory ran out, or if the engine was stuck.
+        If no restart is allowed, the engine stays dead if others serve. If none serves, this waits until another engine
+        is restarted and tries again, or raises the death if none will be, or if memory ran out or the engine was stuck.
 
         Returns:
             Whether the engine serves again.
@@ -240,7 +240,7 @@ class Server(uvicorn.Server):
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serve during the grace period, then wait for requests in flight.
 
-        Both together take at most the grace period plus the shutdown timeout. Late requests restart the grace period,
+        Both together take at most the grace period plus the shutdown timeout. Requests in the grace period restart it,
         but extend it by at most half of the shutdown timeout.
         """
         service, lifecycle = self._service, self._service.lifecycle
@@ -291,7 +291,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     """Return uvicorn's configuration for `service`.
 
     Raises:
-        ArgumentError: the certificate or the file of API keys cannot be read.
+        ArgumentError: the TLS files cannot be loaded; or see `create_app`.
     """
     args = service.args.frontend
     skip_paths(args.disable_access_log_for_endpoints)

@@ -4,7 +4,7 @@ uvicorn may change any of these without notice. A test compares the tables with 
 if uvicorn changes a listed part, if the package uses an unlisted one, and if a listed one is no longer used.
 
 - `Server`: `main_loop` waits for events and shuts down in stages (`engine/lifecycle.py`), whereas uvicorn polls a flag
-  ten times a second and then closes all connections at once.
+  ten times a second and has no grace period.
 - `H11Protocol`: connections have limits, and a refused connection ends at shutdown like the others.
 """
 
@@ -24,7 +24,7 @@ SERVER: Final[Mapping[str, str]] = {
 #: Parts of `uvicorn.protocols.http.h11_impl.H11Protocol`: name → purpose.
 CONNECTION: Final[Mapping[str, str]] = {
     "conn": "h11's connection, replaced by one that limits headers",
-    "cycle": "cycle of the current request; one that is refused during its response ends as if the client had gone",
+    "cycle": "cycle of the current request; a request refused during its response ends as if the client had gone",
     "client": "address of the peer, for the log",
     "transport": "transport of the connection; uvicorn sets it when the connection is made",
     "loop": "event loop, for timers",
@@ -34,8 +34,8 @@ CONNECTION: Final[Mapping[str, str]] = {
     "shutdown": "overridden for refused connections; else uvicorn's, which completes the current response",
     "timeout_keep_alive": "how long an idle connection is kept, also before its first request",
     "timeout_keep_alive_handler": "closes an idle connection",
-    "timeout_keep_alive_task": "timer that calls it",
-    "_unset_keepalive_if_required": "stops that timer",
+    "timeout_keep_alive_task": "timer that calls `timeout_keep_alive_handler`",
+    "_unset_keepalive_if_required": "stops the timer of an idle connection",
 }
 
 #: Parts of `uvicorn.protocols.http.h11_impl.RequestResponseCycle`: name → purpose.

@@ -1,4 +1,4 @@
-"""Loading and unloading adapters requires ``--allow-runtime-lora-updating`` and a key of ``--admin-api-key-file``.
+"""Access to `ADMIN_PATHS`: only if runtime loading is enabled, and with a key of ``--admin-api-key-file``.
 
 Keys are checked before the body is read.
 """
@@ -27,7 +27,7 @@ def admin_keys(args: FrontendArgs, environment: Mapping[str, str] = os.environ) 
 
     Raises:
         ArgumentError: the environment enables runtime loading without a flag that it requires; or the file cannot be
-            read, or holds no key.
+            used; see `APIKeys`.
     """
     allowed = args.allow_runtime_lora_updating
     if not allowed and environment.get(_VARIABLE, "").strip().lower() in ("1", "true"):
@@ -56,7 +56,7 @@ class AdminKeyMiddleware:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] == "http" and route_path(scope) in ADMIN_PATHS:
             try:
                 if self._keys is None:

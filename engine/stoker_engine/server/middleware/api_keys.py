@@ -1,12 +1,12 @@
 """API keys: compared in constant time and never logged.
 
-Every path requires a key, except `OPEN_PATHS` and CORS preflights, which browsers send without credentials. Keys come
-from ``--api-key`` and ``--api-key-file``, or, if neither is given, from the environment variables STOKER_API_KEY and
-VLLM_API_KEY. Without any key the server is open.
+Every path requires a key, except `OPEN_PATHS` and CORS preflights; `ADMIN_PATHS` require an admin key instead. Keys
+come from ``--api-key`` and ``--api-key-file``, or, if neither is given, from the environment variables STOKER_API_KEY
+and VLLM_API_KEY. If none is set, the server is open.
 
 ``--api-key-file`` is a file, or a folder of such files: a mounted Secret has a file for each of its keys. A mounted
-Secret changes in place, so each request checks the file and rereads it if it has changed. If it can no longer be read,
-the previous keys stay valid; if it holds no key, only the keys given by ``--api-key`` are valid.
+Secret changes in place, so each request checks the file and rereads it if it has changed. If it cannot be reread, the
+previous keys stay valid; if it holds no key, only keys of ``--api-key`` are valid.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class APIKeys:
 
     Args:
         keys: keys given on the command line or by the environment.
-        file: file with more keys, one a line; or a folder of such files, which may be empty at first.
+        file: file with more keys, one a line; or a folder of such files, which may hold no key at first.
         flag: the flag that names the file, for errors.
         refusal: the message for requests without a valid key.
 
     Raises:
-        ArgumentError: `file` cannot be read, or is a file without a key.
+        ArgumentError: `file` cannot be read, or is not a folder and holds no key.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class APIKeys:
         """Return the keys of the flags, or without such flags those of the environment.
 
         Raises:
-            ArgumentError: the file cannot be read, or holds no key.
+            ArgumentError: the file cannot be used; see `APIKeys`.
         """
         if args.api_key or args.api_key_file is not None:
             return cls(args.api_key, None if args.api_key_file is None else Path(args.api_key_file))
@@ -96,7 +96,7 @@ class APIKeys:
         scheme, _, bearer = (authorization or b"").partition(b" ")
         presented = [bearer if scheme.lower() == b"bearer" else b"", x_api_key or b""]
         self._refresh()
-        # Every key is compared, and digests have equal lengths: timing reveals nothing.
+        # Every key is compared, and digests have equal lengths, so timing does not reveal keys.
         digests = [hashlib.sha256(key.strip()).digest() for key in presented]
         known = (*self._fixed, *self._from_file)
         valid = [each for digest in digests for each in known if hmac.compare_digest(digest, each)]
@@ -128,7 +128,7 @@ class APIKeys:
         elif self._fixed:
             logger.warning("%s holds no API key; only the keys of --api-key are valid", file)
         else:
-            logger.warning("%s holds no API key; all requests are refused until it does", file)
+            logger.warning("%s holds no API key; requests that need one are refused", file)
 
 
 class APIKeyMiddleware:
@@ -144,7 +144,7 @@ class APIKeyMiddleware:
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] == "http" and route_path(scope) not in self._open_paths:
             try:
                 scope.setdefault("state", {})["api_key"] = self._keys.check(*credentials(scope))
@@ -165,7 +165,7 @@ def credentials(scope: Scope) -> tuple[bytes | None, bytes | None]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the file, or the files of a folder except hidden ones, where a mounted Secret keeps its versions."""
+    """Return the file, or a folder's files except hidden ones: mounted Secrets keep versions in hidden folders."""
     if not path.is_dir():
         return [path]
     return sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())

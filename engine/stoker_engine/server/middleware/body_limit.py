@@ -18,7 +18,7 @@ class BodyLimitMiddleware:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -34,16 +34,16 @@ class BodyLimitMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit:
-                raise HTTPException(TooLargeError.status, sentence)  # FastAPI propagates no other error while reading
+                raise HTTPException(TooLargeError.status, sentence)  # FastAPI replaces other errors while reading
             return message
 
         await self._app(scope, receive_limited, send)
 
 
 async def discard(receive: Receive, limit: int) -> None:
-    """Read and discard a body of at most `limit` bytes.
+    """Read and discard a body, until it exceeds `limit` bytes.
 
-    Closing a connection with unread bytes resets it, and the client loses the response.
+    Closing a connection with unread bytes resets it, and the client may lose the response.
     """
     received = 0
     while received <= limit:

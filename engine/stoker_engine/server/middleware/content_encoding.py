@@ -19,13 +19,13 @@ _PIECE: Final = 1 << 20
 
 
 class ContentEncodingMiddleware:
-    """Decodes gzip and deflate bodies; answers 415 to other encodings."""
+    """Decodes gzip and deflate bodies; answers 415 to unsupported encodings."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         encoding = (
             Headers(scope=scope).get(HEADER, "identity").strip().lower() if scope["type"] == "http" else "identity"
         )

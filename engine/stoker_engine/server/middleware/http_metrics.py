@@ -21,7 +21,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"
 
 
 class HTTPMetricsMiddleware:
-    """Records each request when it has been answered."""
+    """Records requests when they have ended."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class HTTPMetricsMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http" or route_path(scope) in _EXCLUDED:
             await self._app(scope, receive, send)
             return

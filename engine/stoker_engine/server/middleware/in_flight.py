@@ -1,4 +1,4 @@
-"""Requests in flight are counted; during shutdown they are answered with ``Connection: close``, or refused."""
+"""Counts requests in flight. In a shutdown responses have ``Connection: close``; later, requests are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_engine.server.unavailable import NotStartedError
 
 
 class InFlightMiddleware:
-    """Reports requests to `lifecycle`; refuses them once the server is closed. Probes are always served, uncounted."""
+    """Reports requests to `lifecycle`, or refuses them if the server is closed. `OPEN_PATHS` are exempt."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle, max_request_bytes: int) -> None:
         self._app = app
@@ -21,14 +21,14 @@ class InFlightMiddleware:
         self._max_request_bytes = max_request_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
         async def send_last(message: Message) -> None:
             if message["type"] == "http.response.start" and self._lifecycle.leaving:
-                MutableHeaders(scope=message)["connection"] = "close"  # the next request reaches another server
+                MutableHeaders(scope=message)["connection"] = "close"  # for the next request to reach another server
             await send(message)
 
         if route_path(scope) in OPEN_PATHS:

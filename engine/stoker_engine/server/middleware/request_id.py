@@ -25,13 +25,13 @@ def request_id(request: Request, requested: str | None) -> str:
 
 
 class RequestIdMiddleware:
-    """Gives each request its id. Invalid headers are ignored, because some proxies write them."""
+    """Gives each request its id. Invalid ids are ignored, because some proxies send them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

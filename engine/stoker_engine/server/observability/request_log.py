@@ -1,4 +1,4 @@
-"""One log line per finished request with its token counts and durations. Prompts are logged only on demand."""
+"""One log line per finished engine request with its token counts and durations; optionally prompts are logged, too."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ logger = logging.getLogger("stoker_engine.requests")
 
 
 class RequestLog:
-    """Logs requests.
+    """Logs the requests of all engines.
 
     Args:
-        log_prompts: whether each request's prompt and parameters are logged on arrival.
+        log_prompts: whether prompts and parameters are logged on arrival.
         max_log_len: maximum number of logged characters of a prompt; None for no limit.
     """
 
@@ -30,7 +30,7 @@ class RequestLog:
         params: RequestParams,
         tokenizer: TokenTexts,
     ) -> None:
-        """Log a prompt that has arrived."""
+        """Log a prompt that has arrived, if prompts are logged."""
         if self._log_prompts:
             prompt = tokenizer.decode(prompt_token_ids, skip_special_tokens=False)[: self._max_log_len]
             logger.info("received %s: %s prompt %r", request_id, params, prompt, extra={"prompt": prompt})

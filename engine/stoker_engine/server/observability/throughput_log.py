@@ -15,10 +15,10 @@ INTERVAL_S = 10.0
 
 
 class ThroughputLog:
-    """Sums up the steps of all engines of the model. The first step after a pause starts the timer.
+    """Sums up the steps of all engines between two lines. The first step starts the timer.
 
     Args:
-        clock: seconds; only differences are used.
+        clock: returns seconds; only differences are used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

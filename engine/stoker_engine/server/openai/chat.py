@@ -48,7 +48,7 @@ def routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Create a chat completion."""
         base_id = request_id(request, body.request_id)
-        # In a thread, so that the event loop is not blocked by a body with very many messages.
+        # In a thread, because many messages would block the event loop.
         chat = await asyncio.to_thread(body.to_request)
         run = await ChatRun.prepare(chat, service, request.receive, f"chatcmpl-{base_id}")
         logprobs = logprob_writer(service, body.num_logprobs, body.return_tokens_as_token_ids)
@@ -137,7 +137,7 @@ class _Writer:
         for piece in pieces[:-1]:
             yield self._event(choices=[ChatChunkChoice(index=index, delta=piece)], usage=usage)
         if not (delta.parts or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
-            return  # a partial character, or text that a parser holds back: sent with a later delta
+            return  # for example a partial character, which a later delta completes
         choice = ChatChunkChoice(
             index=index,
             delta=pieces[-1],

@@ -40,7 +40,7 @@ class ChatRendering(StrictModel):
         return self
 
     def conversation(self, messages: Sequence[Message], add_special_tokens: bool | None) -> Conversation:
-        """Return the conversation of `messages`."""
+        """Return a conversation with `messages`."""
         return Conversation(
             [message.to_message() for message in messages],
             self.template_tools,
@@ -115,7 +115,7 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def template_tools(self) -> Sequence[PlainTool]:
-        """The tools in the prompt, including those that `tool_choice` forbids, except with "allowed_tools"."""
+        """The tools in the prompt: the allowed ones if `tool_choice` is "allowed_tools", else all."""
         return self._tool_use.tools if isinstance(self.tool_choice, AllowedToolChoice) else super().template_tools
 
     @property
@@ -130,24 +130,24 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
 
     @property
     def logprobs_neutral_for_beams(self) -> Mapping[str, Sequence[Any]]:
-        """Values of `logprobs` that request none, because beam search returns no logprobs of tokens."""
+        """`logprobs` and its neutral values; beam search returns no logprobs of tokens."""
         return {"logprobs": (False,)}
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of logprobs per position; None if none are requested."""
+        """Number of likeliest candidates per position; None: no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Number of logprobs per prompt position, or None. Except in streams, `echo` requests as many as the answer."""
+        """Like `num_logprobs`, for the prompt. With `echo` the default is `num_logprobs`, except in streams."""
         if self.prompt_logprobs is None and self.echo and not self.stream:
             return self.num_logprobs
         return self.prompt_logprobs
 
     @property
     def echoed(self) -> str:
-        """The last message's text, which `echo` puts before the answer; empty if the answer has another role."""
+        """The last message's text, if `echo` puts it before the answer; empty otherwise."""
         last = self.messages[-1]
         return last.text if self.echo and (last.role == "assistant" or not self.begins_message) else ""
 
