@@ -33,7 +33,7 @@ class NormConfig:
 
     Attributes:
         weight, bias: whether the norm has weights and biases.
-        wide: the weights stay float32, and the result is rounded after the multiplication (Gemma, OLMo 2).
+        wide: the weights are float32, and the result is rounded after the multiplication (Gemma, OLMo 2).
     """
 
     kind: Literal["rms", "layer"]

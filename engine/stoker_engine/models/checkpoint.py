@@ -49,13 +49,12 @@ class Loader(Protocol):
         """Load the model, or this rank's shard of it.
 
         Args:
-            build: how layers are built.
-            max_model_len: longest sequence, in tokens.
+            max_model_len: maximum length of a sequence in tokens.
             on_progress: called while loading; see `OnProgress`.
 
         Raises:
             WeightsError: tensors are missing, unused, duplicated, not finite, or have the wrong shape.
-            ModelError: the model needs an unsupported operation.
+            ModelError: the model is not supported, or not with the settings in `build`.
         """
         ...
 
@@ -75,7 +74,6 @@ class Checkpoint:
 
     Attributes:
         path: Hugging Face folder or GGUF file.
-        card: the model's own metadata.
         method: quantization method that config.json states; empty if it states none, and for GGUF files.
     """
 
