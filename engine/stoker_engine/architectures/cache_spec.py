@@ -47,7 +47,7 @@ class StateTensor:
 
     Attributes:
         name: the layer's name of the tensor, such as ``conv`` or ``ssm``.
-        shape: shape for one sequence.
+        shape: unsharded shape for one sequence.
         dtype: None: the model's dtype.
         shard_dim: dimension that is split across tensor-parallel ranks; None: replicated on every rank.
     """

@@ -103,7 +103,7 @@ class MLPConfig:
 
     Attributes:
         size: inner size.
-        act: activation; `ClampedSwiGLU` requires `gated`, and includes the multiplication by up(x).
+        act: activation; `ClampedSwiGLU` requires `gated`, and itself combines gate and up.
         gated: down(act(gate(x)) × up(x)) instead of down(act(up(x))).
     """
 

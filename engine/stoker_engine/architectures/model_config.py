@@ -31,8 +31,8 @@ class ModelConfig:
     """Shape of a decoder-only language model; names are those of ``config.json``.
 
     Attributes:
-        max_position_embeddings: as stated in the config: the longest sequence before or after RoPE scaling, depending
-            on the family.
+        max_position_embeddings: as the config states it: the context length before or after RoPE scaling, depending on
+            the family.
         dtype: the dtype that the config states, as spelled there; ``float32`` if it states none.
         decoder: parts of the decoder.
         num_weights: number of weight elements, if they cannot be counted from the parts (Transformers backend);

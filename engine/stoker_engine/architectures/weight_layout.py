@@ -79,7 +79,8 @@ class Fused:
     Attributes:
         parts: names of the parameters, like the keys of `WeightNames.names`.
         split: arrangement of the parameters.
-        for_each: the tensor has `parts` for each of this many experts or heads, whose index is ``{j}`` in the names.
+        for_each: the tensor has `parts` for each of this many experts or heads, whose index is ``{j}`` in the names;
+            None: once.
         transposed: whether each expert's matrices are stored as [inputs, outputs].
     """
 
@@ -89,7 +90,7 @@ class Fused:
     transposed: bool = False
 
     def param_names(self, config: ModelConfig) -> list[str]:
-        """Return the parameters' names in the tensor's order."""
+        """Return the parameters' names, in the order of the split tensors."""
         if self.for_each is None:
             return list(self.parts)
         count: int = getattr(config, self.for_each)

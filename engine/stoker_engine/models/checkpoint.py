@@ -63,14 +63,13 @@ class Loader(Protocol):
         ...
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
-        """Return the checkpoint's KV-cache scales by layer; empty if ``--kv-cache-dtype`` uses none
-        (`models.loading.kv_scales`)."""
+        """Return the checkpoint's KV-cache scales that `kv_cache_dtype` uses, by layer (`models.loading.kv_scales`)."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a model whose weights are not loaded yet.
+    """The files of a model, and how to load it.
 
     Attributes:
         path: Hugging Face folder or GGUF file.

@@ -140,8 +140,8 @@ class DecoderLayer(nn.Module):
         """Return the residual stream after the layer.
 
         Args:
-            rows: tokens to compute after attention; None: all. Given only for the last layer, whose outputs no other
-                token attends to.
+            rows: tokens to compute after attention; None: all. Given only for the model's last layer, whose outputs no
+                other token attends to.
         """
         x, normed = stream.normed(self.input_norm)
         attended = self.attention.attend(normed, rotation, plan, cache)

@@ -128,7 +128,6 @@ class _LargeFiles:
         name: repository id.
         commit: commit hash.
         folder: the cache's ``blobs`` folder.
-        files: the large files to download.
     """
 
     def __init__(self, name: str, commit: str, folder: Path, files: Sequence[RepoFile]) -> None:
@@ -143,7 +142,7 @@ class _LargeFiles:
 
         Raises:
             DownloadError: the disk has too little free space.
-            OSError, httpx's errors: the download failed.
+            HUB_ERRORS: the download failed.
         """
         missing = [file for file in self._files if not self._blob(file).exists()]
         if not missing:
