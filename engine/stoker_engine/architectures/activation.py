@@ -1,4 +1,4 @@
-"""Activations of the MLP, as named in a config."""
+"""Activations of MLPs and experts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class ClampedSwiGLU:
-    """gpt-oss's gate: g σ(α g) × (u + 1), with g = min(gate, limit) and u = up clamped to ± limit.
-
-    Attributes:
-        alpha: α.
-        limit: clamping limit.
-    """
+    """gpt-oss's gated activation: g σ(alpha g) × (u + 1), with g = min(gate, limit) and u = up clamped to ± limit."""
 
     alpha: float
     limit: float

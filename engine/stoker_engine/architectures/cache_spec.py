@@ -47,8 +47,8 @@ class StateTensor:
 
     Attributes:
         name: the layer's name of the tensor, such as ``conv`` or ``ssm``.
-        shape: shape for one sequence.
-        dtype: dtype; None: the model's.
+        shape: unsharded shape for one sequence.
+        dtype: None: the model's dtype.
         shard_dim: dimension that is split across tensor-parallel ranks; None: replicated on every rank.
     """
 
@@ -60,7 +60,7 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """Cache of a layer that keeps one state per sequence, overwritten by every token (vLLM's MambaSpec).
+    """Cache of a layer that keeps one state per sequence, updated by every token (vLLM's MambaSpec).
 
     Mamba (Gu & Dao, 2023)    conv [kernel - 1, channels], ssm [channels, state size]
     Mamba-2 (2024)            conv [kernel - 1, channels + 2 × groups × state size], ssm [heads, head size, state size]
@@ -72,5 +72,5 @@ class StateSpec:
     tensors: tuple[StateTensor, ...]
 
 
-#: Cache of a layer; the attribute `kind` says which.
+#: Cache of a layer; `kind` tells the classes apart.
 LayerCache = CacheSpec | StateSpec

@@ -1,9 +1,9 @@
 """Quantization and dtype from other files of a checkpoint, for a config.json that does not state them.
 
     hf_quant_config.json      quantization, as older versions of Model Optimizer write it
-    safetensors headers       dtype of most elements in the first file by name
+    safetensors headers       most common compute dtype in the first file by name
 
-The engine and the planner complete a config in the same way, from a folder or from a hub.
+The engine and the planner complete a config in the same way, from a folder or the hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker_engine.contract.json_file import read_json_object
 
 QUANTIZATION: Final = "hf_quant_config.json"
 INDEX: Final = "model.safetensors.index.json"
-#: Largest accepted safetensors header in bytes. A header with tens of thousands of tensors takes a few MB.
+#: Maximum size of a safetensors header in bytes. A header with tens of thousands of tensors takes a few MB.
 _LARGEST_HEADER: Final = 16 << 20
 #: Compute dtypes: safetensors' name → config.json's name.
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -32,7 +32,7 @@ class CheckpointFiles(Protocol):
     """The files of a checkpoint.
 
     Attributes:
-        weights: names of the safetensors files, for checkpoints without an index.
+        weights: possible names of safetensors files, for checkpoints without an index.
     """
 
     @property
@@ -82,7 +82,7 @@ def complete_config(config: Mapping[str, Any], files: CheckpointFiles) -> dict[s
     """Return a parsed config.json, completed with the quantization and the dtype from the checkpoint's other files.
 
     Raises:
-        ModelError: one of the files, or ``quantization_config``, is invalid.
+        ModelError: a JSON file, or ``quantization_config``, is invalid.
     """
     completed = dict(config)
     if stated_quantization(config) is None and (beside := files.json(QUANTIZATION)) is not None:
@@ -97,7 +97,7 @@ def complete_config(config: Mapping[str, Any], files: CheckpointFiles) -> dict[s
 
 
 def read_header(file: BinaryIO) -> Mapping[str, Any] | None:
-    """Return the header at the start of a safetensors file, or None if it has no valid one.
+    """Return the header at the start of a safetensors file, or None if the header is invalid.
 
     Raises:
         OSError: the file cannot be read.
@@ -129,8 +129,8 @@ def _dtype(files: CheckpointFiles) -> str | None:
 
 
 def _most_common(header: Mapping[str, Any]) -> str | None:
-    """Return the compute dtype that most elements have; None if no tensor has a compute dtype. Codes of quantized
-    matrices have other dtypes, and scales are few."""
+    """Return the compute dtype with the most elements, or None if no tensor has one. Codes of quantized matrices have
+    other dtypes, and scales are few."""
     numbers: Counter[str] = Counter()
     for tensor in header.values():
         if not isinstance(tensor, Mapping) or str(tensor.get("dtype")) not in _DTYPES:

@@ -8,11 +8,11 @@ from stoker_engine.contract.names import DTYPES
 def compute_dtype(requested: str | None, stored: str, *, quantized: bool, on_cpu: bool) -> str:
     """Return the dtype of activations and of weights that are not quantized.
 
-    A float16 checkpoint with quantized matrices is computed in bfloat16 on CPUs, whose kernels do not support float16.
-    Its embedding, head and norms keep their size in bytes, and its matrices keep their format.
+    By default this is the checkpoint's dtype. But a float16 checkpoint with quantized matrices is computed in bfloat16
+    on CPUs, which lack float16 kernels for quantized matrices. All weights keep their size in bytes.
 
     Args:
-        requested: value of ``--dtype``; None and ``auto``: the checkpoint's dtype.
+        requested: value of ``--dtype``; None and ``auto``: the default.
         stored: the checkpoint's dtype, as in config.json (``bfloat16``, ``torch.bfloat16``).
         quantized: whether the matrices are quantized, in the checkpoint or on load.
         on_cpu: whether the model runs on a CPU.

@@ -1,6 +1,6 @@
 """Fields of a config.json, under any of their names, with the family's defaults.
 
-Files omit values that equal their family's default, and the same field has several names (``hidden_size``,
+Files may omit values that equal their family's default, and the same field has several names (``hidden_size``,
 ``n_embd``, ``d_model``). The code uses transformers' general name. An explicit null overrides the default
 (``"sliding_window": null`` means no window).
 """
@@ -16,15 +16,15 @@ from stoker_common.errors import ModelError
 
 T = TypeVar("T")
 
-#: Approximately the largest and the smallest positive float32 value. Larger values would overflow; smaller ones would
-#: become 0, by which the code divides.
+#: Approximately the largest float32 value and the smallest normal one. Larger values would overflow; smaller divisors
+#: may become 0.
 _LARGEST: Final = 3.4e38
 MIN_POSITIVE: Final = 1.2e-38
 
-#: Largest accepted integer. No count or size in a model is larger, so a larger value is an error.
+#: Maximum integer by default: no count or size in a model is larger.
 _MOST: Final = 2**31 - 1
 
-#: Longest accepted string in characters.
+#: Maximum length of a string in characters.
 _LONGEST_WORD: Final = 200
 
 #: General name → other names of the field in files.
@@ -47,7 +47,7 @@ _OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Fields:
-    """A parsed config.json whose values are not validated yet.
+    """A parsed config.json, whose values are validated when they are read. A field with a default is never missing.
 
     All methods except `get` raise `ModelError` if the value has the wrong type or is out of range.
 
@@ -68,10 +68,8 @@ class Fields:
         self._stated, self._defaults, self._names, self._file = stated, defaults, names or {}, file
 
     def get(self, name: str) -> Any:
-        """Return the field's value under any of its names, or the default if the file has none of these names.
-
-        A null overrides the default, so None is returned. But a value under another name takes precedence over a null.
-        """
+        """Return the field's first value that is not null under any of its names; None if there are only nulls; the
+        default if the file has none of these names."""
         names = (self._names.get(name, name), name, *_OTHER_NAMES.get(name, ()))
         stated = [self._stated[alias] for alias in names if alias in self._stated]
         if not stated:

@@ -1,6 +1,6 @@
 """Parts of a decoder, as data.
 
-    tokens → embedding → (+ positions) → (norm) → layers → norm → head → logits
+    tokens → embedding → (+ positions) → (norm) → layers → (norm) → head → logits
 
     one layer, by residual layout:
 
@@ -8,9 +8,9 @@
       parallel     x = x + attention(n) + mlp(n')               n = input_norm(x), n' = n or pre_mlp_norm(x)
       post-norm    x = norm(x + attention(x))                   x = norm(x + mlp(x))
 
-In the sequential layout *before* and *after* are the identity where a layer has no norm: with norms only before it is
-pre-norm (Llama), only after it is OLMo 2's layout, and both are sandwich norms (Gemma 2). Each family selects among
-these parts (`architectures.families`); `models.decoder` builds them and `sizing.weight_sizes` computes their sizes.
+In the sequential layout, *before* and *after* are norms, or the identity: pre-norm layers have only *before* (Llama),
+OLMo 2's only *after*, and sandwich norms are both (Gemma 2). Each family selects parts (`architectures.families`),
+`models.decoder` builds them, and `sizing.weight_sizes` computes their sizes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class NormConfig:
     """A normalisation.
 
     Attributes:
-        kind: RMS norm or layer norm.
         weight, bias: whether the norm has weights and biases.
-        wide: the weights stay float32, and the result is rounded after the multiplication (Gemma, OLMo 2).
+        wide: the weights are float32, and the result is rounded after the multiplication (Gemma, OLMo 2).
     """
 
     kind: Literal["rms", "layer"]
@@ -68,11 +67,10 @@ class AttentionConfig:
         sliding_window: number of visible tokens, including the current one; None: all.
         logits_soft_cap: scores s become cap × tanh(s / cap); None: no cap.
         clip_qkv: queries and keys (after their norms) and values are clamped to ± this value; None: not clamped.
-        sinks: each head has a learned score without a value that takes part in the softmax (gpt-oss).
+        sinks: the softmax of each head includes a learned score, which has no value (gpt-oss).
         latent: latent attention, which stores one latent per token and defines the heads' sizes; None: ordinary
             attention.
-        value_head_dim: size of a value head; None: the same as a key head. Only the Transformers backend uses other
-            sizes.
+        value_head_dim: size of a value head; None: the same as a key head. Only the Transformers backend sets it.
     """
 
     num_heads: int
@@ -105,7 +103,7 @@ class MLPConfig:
 
     Attributes:
         size: inner size.
-        act: activation; `ClampedSwiGLU` requires `gated`.
+        act: activation; `ClampedSwiGLU` requires `gated`, and itself combines gate and up.
         gated: down(act(gate(x)) × up(x)) instead of down(act(up(x))).
     """
 
@@ -149,7 +147,7 @@ class ResidualConfig:
 
     Attributes:
         norms: norms of each layer.
-        multiplier: factor of the attention and MLP outputs (Granite).
+        multiplier: m (Granite).
     """
 
     kind: Literal["sequential", "parallel", "post-norm"] = "sequential"
@@ -166,8 +164,8 @@ class EmbeddingConfig:
         size: size of a vector; None: the hidden size. Vectors of another size are projected to the hidden size, and
             back before the head.
         norm: whether the vectors are normalised (BLOOM).
-        positions: number of learned position embeddings, which are added to the vectors; 0: none.
-        position_offset: row of position 0 in the table of positions (OPT: 2).
+        positions: rows in the table of learned positions, which are added to the vectors; 0: there is no table.
+        position_offset: row of position 0 in the table (OPT: 2).
     """
 
     multiplier: float = 1.0
@@ -182,7 +180,6 @@ class HeadConfig:
     """Output head.
 
     Attributes:
-        bias: whether the head has a bias.
         multiplier: factor of the logits.
         soft_cap: logits l become cap × tanh(l / cap), after the multiplication; None: no cap.
     """
@@ -197,7 +194,7 @@ class DecoderConfig:
     """All parts of one decoder.
 
     Attributes:
-        norm: configuration of all norms except those of queries and keys.
+        norm: configuration of all norms except those within attention.
         final_norm: whether there is a norm after the last layer.
     """
 

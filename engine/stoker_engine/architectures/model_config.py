@@ -2,8 +2,8 @@
 
 Both common spellings are supported: the hub's older one (``rope_theta``, ``rope_scaling``, ``n_embd``,
 ``torch_dtype``) and transformers 5's (``rope_parameters``, ``layer_types``, ``dtype``). Of a multimodal config,
-``text_config`` is read, and from the outer config ``eos_token_id`` and, if ``text_config`` has none, the dtype.
-`architectures.families` defines each family's defaults and the parts of its decoder.
+``text_config`` is read. The outer config's ``eos_token_id`` takes precedence, and its dtype is used if ``text_config``
+has none. `architectures.families` defines each family's defaults and the parts of its decoder.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ModelConfig:
     """Shape of a decoder-only language model; names are those of ``config.json``.
 
     Attributes:
-        max_position_embeddings: as stated in the config: the longest sequence before or after RoPE scaling, depending
-            on the family.
+        max_position_embeddings: as the config states it: the context length before or after RoPE scaling, depending on
+            the family.
         dtype: the dtype that the config states, as spelled there; ``float32`` if it states none.
         decoder: parts of the decoder.
         num_weights: number of weight elements, if they cannot be counted from the parts (Transformers backend);
@@ -90,7 +90,7 @@ class ModelConfig:
 
     @property
     def longest_model_len(self) -> int:
-        """Largest ``--max-model-len`` in tokens: the context length after RoPE scaling, as in vLLM. YaRN scales the
+        """Maximum ``--max-model-len`` in tokens: the context length after RoPE scaling, as in vLLM. YaRN scales the
         original length."""
         ropes = [layer.rope for layer in self.layers if layer.rope is not None]
         yarn = next((rope for rope in ropes if rope.rope_type == "yarn"), None)
@@ -98,15 +98,15 @@ class ModelConfig:
             return int(yarn.original_max_position_embeddings * max(yarn.factor, 1.0))
         stretched = max((rope.factor for rope in ropes if rope.rope_type in ("linear", "dynamic")), default=1.0)
         if self.model_type.startswith("gemma3"):
-            stretched = 1.0  # its max_position_embeddings already is the scaled length
+            stretched = 1.0  # max_position_embeddings already is the scaled length
         return int(self.max_position_embeddings * stretched)
 
     @property
     def default_model_len(self) -> int:
         """Default of ``--max-model-len`` in tokens.
 
-        With ``longrope`` and ``dynamic`` it is the original length: a larger limit would also change the results of
-        short sequences (`layers.rotary`).
+        With ``longrope`` and ``dynamic`` it is at most the original length: a larger limit would also change the
+        results of short sequences (`layers.rotary`).
         """
         for layer in self.layers:
             if layer.rope is not None and layer.rope.rope_type in ("longrope", "dynamic"):
@@ -118,7 +118,7 @@ class ModelConfig:
         """Read a parsed ``config.json`` of either spelling.
 
         Raises:
-            ModelError: the architecture is not supported, or a field is missing or invalid; the message names it.
+            ModelError: the model is not supported, or a field is missing or invalid.
         """
         top = Fields(config, {})
         architectures = top.items("architectures", str)
@@ -156,8 +156,8 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json`` of `folder`, with the end-of-sequence tokens of ``generation_config.json``, and complete it
-    from other files (`checkpoint_files`).
+    """Read ``config.json`` of `folder`, with the end-of-sequence tokens that ``generation_config.json`` states, and
+    complete it from other files (`checkpoint_files`).
 
     Raises:
         ModelError: config.json is missing, or one of the files is invalid.

@@ -1,7 +1,7 @@
 """Map from Stoker's module names to those in checkpoints, which are transformers' names.
 
-Stoker's names (see `models.decoder`) are the same in all families. The map is used to find the modules that a
-``quantization_config`` names before the weight files are read.
+Stoker's names (see `models.decoder`) are the same in all families. With the map, the modules that a
+``quantization_config`` names are found without reading weight files.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.families.shared_weight_names import expert_names, expert_stacks
 from stoker_engine.architectures.weight_names import WeightNames
 
-#: Names for architectures that are neither a supported family nor in `_OTHERS`: Llama's names, with DeepSeek's experts
-#: and attention.
+#: Names for architectures that are neither in `FAMILIES` nor in `_OTHERS`: Llama's names, with DeepSeek's experts and
+#: attention.
 _DEFAULT: Final = FAMILIES["DeepseekV3ForCausalLM"].weight_names
 _FEED_FORWARD: Final = "model.layers.{i}.feed_forward"
 _LLAMA4: Final = WeightNames(

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from stoker_common.errors import ModelError
 
-#: Limit on the experts of one layer; a config.json with more is taken to be damaged.
+#: Maximum number of experts of a layer; a config.json with more is rejected.
 MOST_EXPERTS: Final = 10_000
 
 
@@ -61,7 +61,7 @@ class MoEConfig:
         """Check the sizes.
 
         Raises:
-            ModelError: the sizes are inconsistent.
+            ModelError: the sizes are inconsistent, or there are too many experts.
         """
         if self.num_experts > MOST_EXPERTS:
             raise ModelError(f"a layer of {self.num_experts} experts; {MOST_EXPERTS} is the maximum")

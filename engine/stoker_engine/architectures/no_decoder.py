@@ -31,7 +31,7 @@ def why_no_decoder(config: Mapping[str, Any]) -> str | None:
     """Return why a parsed config.json is not an autoregressive decoder of text, or None if it may be one.
 
     Raises:
-        ModelError: ``architectures`` is not a list of names.
+        ModelError: ``architectures`` or ``auto_map`` has the wrong type.
     """
     if config.get("is_encoder_decoder"):
         return "it is an encoder-decoder, not an autoregressive decoder"

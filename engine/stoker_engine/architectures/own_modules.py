@@ -1,4 +1,4 @@
-"""Architectures that only the Transformers backend runs. It does not load quantized weights.
+"""Architectures that only the Transformers backend runs, which does not load quantized weights.
 
 The engine rejects their quantized checkpoints at startup, and the planner before a pod is created.
 """
@@ -17,8 +17,8 @@ UNQUANTIZED_ONE = "use the unquantized model"
 
 
 def own_modules(config: Mapping[str, Any]) -> str:
-    """Return the architectures of a parsed config.json if the Transformers backend runs them. Return an empty string if
-    a supported family describes one of them, or if there are none.
+    """Return the architectures of a parsed config.json, separated by commas; empty if there are none, or one is in
+    `FAMILIES`.
 
     Raises:
         ModelError: ``architectures`` is not a list of names.

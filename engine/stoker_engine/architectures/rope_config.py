@@ -25,7 +25,7 @@ class RopeParameters:
     """Rotary embedding of one layer, and its scaling to longer contexts.
 
     Attributes:
-        rotary_dim: number of rotated elements of each head, its first ones; an odd number is rounded up.
+        rotary_dim: number of rotated elements at the start of each head; an odd number is rounded up.
         interleaved: pairs are adjacent elements (GPT-J) instead of rotary_dim / 2 apart (GPT-NeoX).
         rope_type: one of `ROPE_TYPES`.
         rope_theta: base of the frequencies.

@@ -6,6 +6,7 @@ without decoding them.
 
     a row of GGUF's Q8_0     │ d q q … q │ d q q … q │ …      blocks as in the file
     a row in groups          │ s z c c … c │ s z c c … c │ …  w = (c - z) × s: common form of GPTQ, AWQ, FP8 …
+                                                              (order of the bytes: `kernels.group_blocks`)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class GGUFFormat:
         return self.numbers
 
     def row_bytes(self, inner: int) -> int:
-        """Return the bytes of a row of `inner` elements, a multiple of the block."""
+        """Return the bytes of a row of `inner` elements, which fill whole blocks."""
         return inner // self.numbers * self.bytes
 
     def order_bytes(self, inner: int) -> int:
@@ -49,7 +50,7 @@ class GGUFFormat:
 #: A float16 scale and 32 8-bit integers.
 Q8_0: Final = GGUFFormat("Q8_0", 32, 34)
 
-#: Formats with GEMM kernels, by name; files' other types are dequantized on load.
+#: Formats with GEMM kernels, by name; tensors of other types are dequantized on load.
 GGUF_FORMATS: Final = {
     each.name: each
     for each in (
@@ -87,13 +88,13 @@ _SCALE_BYTES: Final[dict[Scale, int]] = {"float32": 4, "float16": 2, "bfloat16":
 #: Codes are stored in units of this many elements; the last unit of a row is padded.
 UNIT: Final = 32
 
-#: Largest group size in elements: more than any row has, and within the range of the kernels' integers.
+#: Maximum group size in elements: more than any row has, and within the range of the kernels' integers.
 LARGEST_GROUP: Final = 1_000_000
 
 
 @dataclass(frozen=True)
 class GroupFormat:
-    """Elements in groups that share a scale. `kernels.group_blocks` draws the bytes.
+    """Elements in groups that share a scale.
 
     Attributes:
         code: encoding of each element.
@@ -161,8 +162,8 @@ class GroupFormat:
 
 @dataclass(frozen=True)
 class FileFormat(GroupFormat):
-    """A format as in files and in other engines, used to compute sizes. Rows may share scales, and `row_scale` is one
-    factor for the whole matrix instead of one per row.
+    """A format as in files and in other engines, used to compute sizes. Rows may share scales, and `row_scale` is a
+    single factor for the whole matrix.
 
     Attributes:
         rows: rows per scale; 0: all.

@@ -47,7 +47,7 @@ class ToRow:
 
 Operation = Transpose | AddOne | HalfSplitPairs | ToRow
 
-#: Operation for matrices that are stored with inputs as rows instead of outputs (GPT-2's Conv1D).
+#: Operation for matrices stored as [inputs, outputs] (GPT-2's Conv1D).
 CONV1D = Transpose(0, 1)
 
 
@@ -79,8 +79,9 @@ class Fused:
     Attributes:
         parts: names of the parameters, like the keys of `WeightNames.names`.
         split: arrangement of the parameters.
-        for_each: the tensor has `parts` for each of this many experts or heads, whose index is ``{j}`` in the names.
-        transposed: whether each expert's matrices have inputs as rows instead of outputs.
+        for_each: the tensor has `parts` for each of this many experts or heads, whose index is ``{j}`` in the names;
+            None: once.
+        transposed: whether each expert's matrices are stored as [inputs, outputs].
     """
 
     parts: tuple[str, ...]
@@ -89,7 +90,7 @@ class Fused:
     transposed: bool = False
 
     def param_names(self, config: ModelConfig) -> list[str]:
-        """Return the parameters' names in the tensor's order."""
+        """Return the parameters' names, in the order of the split tensors."""
         if self.for_each is None:
             return list(self.parts)
         count: int = getattr(config, self.for_each)
@@ -104,6 +105,6 @@ class Fused:
 
     @property
     def is_by_expert(self) -> bool:
-        """Whether the experts are consecutive parts of equal size along the first dimension, so that a rank can read
-        only its own experts."""
+        """Whether a rank can read only its own experts, which are consecutive parts of equal size along the first
+        dimension."""
         return self.split in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS, Split.FLAT_EXPERTS)

@@ -46,13 +46,13 @@ class WeightNames:
     """Names of a family's weights in one file format.
 
     Attributes:
-        names: Stoker's name → file's name. Both omit the suffix ``.weight``, ``.bias`` or, for quantized matrices,
-            ``.columns``. A name may also be complete, with or without suffix.
+        names: Stoker's name → file's name: either both complete, or both without the suffix ``.weight``, ``.bias`` or,
+            for quantized matrices, ``.columns``.
         fused: file's name (in the same form) → the parameters in that tensor.
         renames: (pattern, replacement) pairs that are first applied to the files' names, for prefixes and other parts
             that differ between files.
-        operations: pattern of the files' names → operation to apply to these tensors.
-        ignored: patterns of tensors in the files that are not needed.
+        operations: pattern of canonical names → operation to apply to these tensors.
+        ignored: patterns of canonical names of tensors that are not needed.
         layer: pattern of layers' tensors, with the layer index as its group. Tensors of layers after the last one are
             ignored (DeepSeek-V3's multi-token prediction). None: no tensors are ignored for this reason.
     """
@@ -91,10 +91,9 @@ class WeightNames:
         return past_the_last or any(re.search(pattern, name) for pattern in self.ignored)
 
     def stored_in(self, module: str) -> str | None:
-        """Return the canonical name, without ``.weight``, of the tensor that contains the matrix of Stoker's `module`;
-        None if the family has no such module. If there are several, fused modules take precedence, and stacks of
-        experts come last. `destination` describes the tensor's layout.
-        """
+        """Return the canonical name, as in `names` and `fused`, of the tensor that contains the matrix of Stoker's
+        `module`; None if the family has no such module. Fused modules are preferred, then `names`, then stacks of
+        experts."""
         letters = iter("ij")
         general = re.sub(_NUMBER, lambda number: f"{{{next(letters)}}}", module)
         modules = (theirs for theirs, fused in self.fused.items() if general in fused.parts)
@@ -115,7 +114,7 @@ class WeightNames:
     @cached_property
     def _by_shape(self) -> dict[str, list[str | Fused]]:
         """File's name with # for every number → candidates: parameter names or `Fused`s. A model has the parameters of
-        one candidate."""
+        at most one candidate."""
         table: dict[str, list[str | Fused]] = {}
         for ours, theirs in self.names.items():
             table.setdefault(_shape(theirs), []).append(ours)

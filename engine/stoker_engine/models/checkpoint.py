@@ -49,13 +49,12 @@ class Loader(Protocol):
         """Load the model, or this rank's shard of it.
 
         Args:
-            build: how layers are built.
-            max_model_len: longest sequence, in tokens.
+            max_model_len: maximum length of a sequence in tokens.
             on_progress: called while loading; see `OnProgress`.
 
         Raises:
             WeightsError: tensors are missing, unused, duplicated, not finite, or have the wrong shape.
-            ModelError: the model needs an unsupported operation.
+            ModelError: the model is not supported, or not with the settings in `build`.
         """
         ...
 
@@ -64,18 +63,16 @@ class Loader(Protocol):
         ...
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
-        """Return the checkpoint's KV-cache scales by layer; empty if ``--kv-cache-dtype`` uses none
-        (`models.loading.kv_scales`)."""
+        """Return the checkpoint's KV-cache scales that `kv_cache_dtype` uses, by layer (`models.loading.kv_scales`)."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a model whose weights are not loaded yet.
+    """The files of a model, and how to load it.
 
     Attributes:
         path: Hugging Face folder or GGUF file.
-        card: the model's own metadata.
         method: quantization method that config.json states; empty if it states none, and for GGUF files.
     """
 

@@ -1,13 +1,14 @@
 """Decoder built from the parts that its config names.
 
-The batch is flat: [tokens, hidden], the tokens of all sequences concatenated. Only the attention backend knows the
-sequences' boundaries. `architectures.decoder_config` draws the parts and how they are connected.
+The batch is flat: [tokens, hidden], the tokens of all sequences concatenated. Only attention depends on the sequences'
+boundaries. `architectures.decoder_config` draws the parts and how they are connected.
 
-Names of the parameters, to which a family's weight names map the checkpoint's tensors:
+Names of the parameters without .weight, .bias or .columns, to which a family's weight names map the files' tensors:
 
-    embed  embed_norm  positions  project_in  project_out  final_norm  lm_head         each .weight and, if any, .bias
+    embed  embed_norm  positions  project_in  project_out  final_norm  lm_head
     layers.{i}.{input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm}
     layers.{i}.{q, k, v, o, q_norm, k_norm, sinks}, or those of `layers.mla`
+    layers.{i}.{q_norm.{j}, k_norm.{j}}, if each head has its own norms
     layers.{i}.{gate, up, down}, or those of `layers.moe`
 
 A pipeline stage has its own layers, named by their index in the whole model. The first stage also has the parts before
@@ -102,7 +103,7 @@ class DecoderLayer(nn.Module):
         such a call does not support. Call this after all weights are loaded and prepacked.
 
         Args:
-            cos_sin: index of the layer's rotary embedding among the model's; None: no rotation.
+            cos_sin: index of the layer's rotary embedding among this stage's; None: no rotation.
         """
         attention, mlp = self.attention, self.mlp
         norms = {name: getattr(self, name) for name in self.norms}
@@ -139,8 +140,8 @@ class DecoderLayer(nn.Module):
         """Return the residual stream after the layer.
 
         Args:
-            rows: tokens to compute after attention; None: all. Given only for the last layer, whose outputs no other
-                token attends to.
+            rows: tokens to compute after attention; None: all. Given only for the model's last layer, whose outputs no
+                other token attends to.
         """
         x, normed = stream.normed(self.input_norm)
         attended = self.attention.attend(normed, rotation, plan, cache)
@@ -197,10 +198,10 @@ class Decoder(nn.Module):
 
     Args:
         build: settings of the layers. Each rank holds its shard of the model, each pipeline stage its layers.
-        max_model_len: longest sequence in tokens; determines the scaling of rotary embeddings.
+        max_model_len: maximum length of a sequence in tokens; some rotary embeddings depend on it.
 
     Attributes:
-        runs: the layers, grouped into runs that are computed together.
+        runs: consecutive runs of this stage's layers.
 
     Raises:
         ModelError: an activation is not supported, or a dimension cannot be split across the ranks.
@@ -308,13 +309,13 @@ class Decoder(nn.Module):
         return x if self.project_out is None else self.project_out(x)
 
     def _keep_hidden(self, inputs: StepInputs, index: int, stream: ResidualStream) -> None:
-        """Store a copy of the residual stream after layer `index` of this stage, if `Build.hidden_after` has it."""
+        """If layer `index` of this stage is in `Build.hidden_after`, store a copy of the residual stream after it."""
         if self._first + index in self._hidden_after:
             inputs.hidden_states[self._first + index] = stream.total.clone()  # calls of whole layers update it in place
 
     def _batch_rows(self, rows: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the input-batch rows of all tokens, None without adapters; and of the tokens in `rows`, None if all
-        are kept."""
+        """Return the input-batch rows of all tokens, and of the tokens in `rows` (None: all); both None without
+        adapters."""
         if self._rows is None:
             return None, None
         return self._rows[RowSpace.TOKENS], None if rows is None else self._rows[RowSpace.KEPT]

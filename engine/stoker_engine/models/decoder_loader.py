@@ -35,7 +35,7 @@ class DecoderLoader:
     Attributes:
         weight_names: map from the files' tensor names to parameters.
         weights: tensors of the checkpoint.
-        on_load: format that matrices are quantized to while loading; None: they keep their format.
+        on_load: format that matrices are quantized to while loading; None: no quantization.
         kv_cache: see `architectures.quantization.read.kv_cache_of`.
     """
 
@@ -79,7 +79,7 @@ class DecoderLoader:
 
 
 def settle(model: Decoder) -> None:
-    """Prepack the weights and fuse layers, once all weights are loaded."""
+    """Prepack the loaded weights and fuse layers."""
     packed = [module for module in model.modules() if isinstance(module, Packable)]
     for module in packed:
         module.pack()

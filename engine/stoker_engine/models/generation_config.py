@@ -27,11 +27,11 @@ def sampling_defaults(argument: str, model: Path) -> dict[str, Any]:
 
     Args:
         argument: ``auto``: the model's own file, if it exists; ``vllm``: no file; otherwise a folder with the file.
-        model: folder or GGUF file of the model; a GGUF file has no defaults.
+        model: folder of the model, or its GGUF file, which states no defaults.
 
     Raises:
         ArgumentError: the folder does not contain the file.
-        ModelError: the file cannot be read, or a value is out of range.
+        ModelError: the file cannot be read, or a value is invalid.
     """
     if argument == "vllm" or (argument == "auto" and not (model / "generation_config.json").is_file()):
         return {}

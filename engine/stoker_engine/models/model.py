@@ -19,8 +19,7 @@ class StepInputs:
         token_ids, positions: [tokens] int64.
         attention: the step's plan, made by the attention backend.
         caches: KV cache of each layer of this pipeline stage.
-        rows: int64 [rows], ascending: tokens that need logits; None: all. In the last layer, other tokens are
-            computed only up to attention.
+        rows: int64 [rows], ascending: tokens whose results are needed; None: all.
         hidden_states: output: layer index → residual stream after that layer, [tokens, hidden], for the layers in
             `layers.build.Build.hidden_after`; after the last layer only `rows`, if given.
     """
@@ -50,8 +49,7 @@ class Model(Protocol):
             hidden: [tokens, hidden], output of the previous pipeline stage; None on the first stage.
 
         Returns:
-            [rows, hidden], normalised, the input of `logits`; before the last stage [tokens, hidden], the input of the
-            next one.
+            [rows, hidden], the input of `logits`; before the last stage [tokens, hidden], the input of the next one.
         """
         ...
 

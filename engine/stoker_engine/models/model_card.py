@@ -21,8 +21,8 @@ class ModelCard:
     """Licence and title; None if not stated.
 
     Attributes:
-        licence: name, with the link in parentheses if there is one.
-        title: heading of the card, with the card's path in parentheses; for GGUF the model's name, with its URL.
+        licence: name with the link, or first line of a licence file with the file's name.
+        title: heading and path of the card; for GGUF the model's name and URL.
     """
 
     licence: str | None = None

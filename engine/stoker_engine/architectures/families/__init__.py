@@ -2,6 +2,5 @@
 
 A family (`family.Family`) consists of a function from a config's fields to the decoder's parts, the defaults of fields
 that a config may omit (those of transformers' config class; a test compares them), the names of weights in its files,
-and the differences in its GGUF files. All modules are free of torch. Families that differ only in a flag share a
-function.
+and the differences in its GGUF files.
 """

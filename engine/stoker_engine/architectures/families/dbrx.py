@@ -20,8 +20,8 @@ from stoker_engine.architectures.weight_names import WeightNames
 def _dbrx(c: Fields) -> DecoderConfig:
     inner, experts = _part(c, "attn_config"), _part(c, "ffn_config")
     heads, size = num_heads(c), head_dim(c)
-    # Files on the hub state the base in attn_config, which takes precedence: transformers 5's conversion of these files
-    # adds a default base to the outer config.
+    # Files on the hub state rope_theta in attn_config, which takes precedence: transformers 5's conversion of these
+    # files adds a default to the outer config.
     stated = Fields({"rope_theta": inner.get("rope_theta")}, {})
     rope = read_rope(c if inner.get("rope_theta") is None else stated, size)
     sees = AttentionConfig(

@@ -26,7 +26,7 @@ from stoker_engine.architectures.weight_names import WeightNames
 
 
 def _v2(c: Fields) -> DecoderConfig:
-    # norm_topk_prob is not supported, because the model's own code and transformers interpret it differently.
+    # A true norm_topk_prob is not supported: the model's own code and transformers interpret it differently.
     refuse(c, norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1, mlp_bias=False)
     method = c.text("topk_method")
     if method not in ("greedy", "group_limited_greedy"):
@@ -68,7 +68,7 @@ def _attention(c: Fields, interleaved: bool) -> AttentionConfig:
     )
     rope = read_rope(c, latent.qk_rope_head_dim, interleaved=interleaved)
     scale = latent.qk_head_dim**-0.5
-    # YaRN's attention scaling applies to queries and keys, so it is squared. The rest is in the factor of cos and sin.
+    # YaRN's scaling applies to queries and keys, so it is squared. cos and sin have another factor (`rope_config`).
     stated = Fields(c.object("rope_parameters") or c.object("rope_scaling"), {})
     if rope.rope_type != "default" and (all_dim := stated.optional("mscale_all_dim")):
         scale *= yarn_mscale(rope.factor, all_dim) ** 2

@@ -63,7 +63,7 @@ FALCON_NAMES: Final = {
     "final_norm": "transformer.ln_f",
     "lm_head": "lm_head",
 }
-#: Old Falcon files have one key and value head for all queries: the same arrangement, with one group.
+#: With ``multi_query``, all query heads share one key and value head: the same arrangement, with one group.
 FALCON_FUSED: Final = {"transformer.h.{i}.self_attention.query_key_value": Fused(QKV, Split.KV_HEADS)}
 
 _WEIGHTS: Final = WeightNames(

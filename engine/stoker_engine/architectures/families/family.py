@@ -19,8 +19,8 @@ class GGUFFamily:
 
     Attributes:
         name: GGUF's name of the architecture.
-        architecture: the name in config.json's ``architectures``.
-        config: returns additional fields of config.json, from the metadata.
+        architecture: the corresponding name in config.json's ``architectures``.
+        config: returns fields of config.json to add or replace, from the metadata.
         rotated: whether llama.cpp's converter reorders the rows of queries and keys to adjacent rotary pairs
             (`gguf_names`).
         names: returns the weights' names that differ from those in `gguf_names`: Stoker's name → file's name.
@@ -43,11 +43,11 @@ class Family:
 
     Attributes:
         model_type: transformers' ``model_type``.
-        read: returns the decoder's parts; raises `ModelError` for an unsupported option.
+        read: returns the decoder's parts; raises `ModelError`.
         defaults: values of config fields that may be omitted.
         weight_names: names of weights in safetensors files.
         field_names: general name of a config field → the family's own name, which takes precedence.
-        gguf: description of the family's GGUF files; None: GGUF is not supported.
+        gguf: the family's GGUF architecture; None: it has none of its own.
     """
 
     model_type: str

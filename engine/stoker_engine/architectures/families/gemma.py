@@ -1,7 +1,7 @@
 """Gemma 1 to 3: float32 norms, an embedding scaled by √hidden size; since Gemma 2 norms before and after each block.
 
-Stored norm weights are smaller by 1 than the applied ones. Multimodal checkpoints wrap the decoder, with different
-prefixes in transformers 4 and 5.
+Safetensors files store norm weights minus 1. Multimodal checkpoints wrap the decoder, with different prefixes in
+transformers 4 and 5.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _GEMMA3_WEIGHTS: Final = WeightNames(
 
 
 def _gguf_scale(layers_of_27b: int) -> Callable[[Metadata], dict[str, Any]]:
-    """Return a function that returns ``query_pre_attn_scalar``: the head size, but hidden size / heads in the 27B
+    """Return a `GGUFFamily.config` with ``query_pre_attn_scalar``: the head size, but hidden size / heads in the 27B
     model."""
 
     def config(metadata: Metadata) -> dict[str, Any]:

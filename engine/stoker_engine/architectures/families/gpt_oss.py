@@ -1,6 +1,6 @@
-"""gpt-oss: attention sinks, sliding windows in every other layer, and a mixture with biases and a clamped gate.
+"""gpt-oss: attention sinks, sliding windows in every other layer, and a mixture with biases and a clamped SwiGLU.
 
-Experts are stacked: unquantized with inputs as rows, or in MXFP4 blocks with outputs as rows.
+Experts are stacked: unquantized as [inputs, outputs], or in MXFP4 blocks as [outputs, inputs].
 """
 
 from __future__ import annotations

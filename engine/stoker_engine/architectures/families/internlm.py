@@ -1,4 +1,4 @@
-"""InternLM 2 and 3: Llama with biases; InternLM 2 fuses queries, keys and values."""
+"""InternLM 2 and 3: Llama with optional biases; InternLM 2 fuses queries, keys and values."""
 
 from __future__ import annotations
 

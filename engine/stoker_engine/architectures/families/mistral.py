@@ -1,5 +1,5 @@
-"""Mistral: Llama with a sliding window in every layer, unless ``sliding_window`` is null. Mixtral: the
-same with mixtures of experts."""
+"""Mistral: Llama with a sliding window in every layer, unless ``sliding_window`` is null. Mixtral: with mixtures of
+experts, and by default no window."""
 
 from __future__ import annotations
 

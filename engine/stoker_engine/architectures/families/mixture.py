@@ -18,7 +18,7 @@ def sparse(
 
 
 def sigmoid_moe(c: Fields) -> MoEConfig:
-    """Return DeepSeek-V3's mixture: sigmoid scores, a correction bias, groups, shared experts."""
+    """Return a mixture like DeepSeek-V3's: sigmoid scores, a correction bias, groups, shared experts."""
     groups = c.optional_integer("n_group") or 1
     return MoEConfig(
         num_experts=c.integer("n_routed_experts"),

@@ -1,4 +1,4 @@
-"""Phi-1.5 and 2: attention and MLP in parallel, part of each head rotated. Phi-3 to 4: Llama with fused weights."""
+"""Phi-1.5 and 2: attention and MLP in parallel, part of each head rotated. Phi-3 and 4: Llama with fused weights."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def _qwen1(c: Fields) -> DecoderConfig:
 
 
 def _layers(c: Fields, heads: AttentionConfig, dense: MLPConfig) -> tuple[LayerConfig, ...]:
-    """Return the layers of Qwen 2 and 3. With ``use_sliding_window``, the layers from ``max_window_layers`` on have a
-    sliding window, or those that ``layer_types`` states."""
+    """Return the layers of Qwen 2 and 3. With ``use_sliding_window``, the layers that ``layer_types`` states, or else
+    those from ``max_window_layers`` on, have a sliding window."""
     heads = replace(heads, rope=read_rope(c, heads.head_dim))
     slides = c.flag("use_sliding_window") and c.get("sliding_window") is not None
     kinds = layer_kinds(c, lambda index: slides and index >= c.integer("max_window_layers", lower=0))
@@ -108,7 +108,7 @@ _QWEN: Final = {
     "eos_token_id": None,
 }
 
-#: Defaults of Qwen 2 and 3; those of their mixtures of experts extend them.
+#: Defaults of Qwen 2 and 3, extended for their mixtures of experts.
 _QWEN2: Final = {
     **_QWEN,
     "num_key_value_heads": 32,

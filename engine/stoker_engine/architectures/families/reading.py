@@ -19,7 +19,7 @@ from stoker_engine.architectures.decoder_config import (
 )
 from stoker_engine.architectures.rope_config import read_rope
 
-#: Upper limits, several times the largest models' values. A larger value is an error that would be found late.
+#: Upper limits, several times the largest models' values.
 MOST_LAYERS: Final = 10_000
 MOST_HEADS: Final = 100_000
 
@@ -62,7 +62,7 @@ def head_dim(c: Fields) -> int:
 
 
 def attention(c: Fields, *, qkv_bias: bool = False, out_bias: bool = False) -> AttentionConfig:
-    """Return the attention config without positions; add these with `dataclasses.replace`.
+    """Return the attention config without RoPE, ALiBi or a window; add these with `dataclasses.replace`.
 
     Raises:
         ModelError: the number of query heads is not a multiple of the number of key and value heads.
@@ -81,7 +81,7 @@ def rotated(c: Fields, heads: AttentionConfig) -> AttentionConfig:
 
 
 def mlp(c: Fields, *, gated: bool = True, bias: bool = False) -> MLPConfig:
-    """Return the MLP's config; the default size is four times the hidden size."""
+    """Return the MLP's config; a missing size is four times the hidden size."""
     size = c.optional_integer("intermediate_size") or 4 * c.integer("hidden_size")
     return MLPConfig(size, c.text("hidden_act"), gated, bias)
 
@@ -119,7 +119,7 @@ def layer_kinds(c: Fields, otherwise: Callable[[int], bool]) -> list[str]:
 
 
 def windowed(c: Fields, attention: AttentionConfig, kind: str) -> AttentionConfig:
-    """Return `attention`, with the config's sliding window, if any, if `kind` is ``sliding_attention``."""
+    """Return `attention`, with the config's sliding window, if it has one and `kind` is ``sliding_attention``."""
     if kind != "sliding_attention":
         return attention
     window = c.optional_integer("sliding_window", lower=1)
@@ -141,10 +141,10 @@ def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
 
 
 def refuse(c: Fields, **supported: object) -> None:
-    """Check that the config's options, if stated, have the `supported` values.
+    """Check that the config's options, if not null, have the `supported` values.
 
     Raises:
-        ModelError: an option has another value; the message names the first one.
+        ModelError: an option has another value.
     """
     for name, value in supported.items():
         stated = c.get(name)

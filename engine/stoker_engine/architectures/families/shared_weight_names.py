@@ -40,14 +40,14 @@ LLAMA_WEIGHTS: Final = WeightNames(names=LLAMA_NAMES, ignored=IGNORED)
 QKV: Final = ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v")
 GATE_UP: Final = ("layers.{i}.gate", "layers.{i}.up")
 
-#: Gate and up projection in one tensor, in GGUF (Phi-3, GLM-4).
+#: GGUF tensor with the gate and up projections (Phi-3, GLM-4).
 GGUF_GATE_UP: Final = {"blk.{i}.ffn_up": Fused(GATE_UP, Split.ROWS)}
 
 _MLP: Final = "model.layers.{i}.mlp"
 
 
 def head_norms(q: str, k: str) -> dict[str, Fused]:
-    """Return how tensors `q` and `k` are split, which contain each head's own norm weights for queries and keys."""
+    """Return the contents of the tensors `q` and `k`: norm weights of each query and key head."""
     counts: tuple[Count, Count] = ("num_attention_heads", "num_key_value_heads")
     return {
         theirs: Fused((f"layers.{{i}}.{norm}.{{j}}",), Split.EACH_ROW, count)
@@ -68,7 +68,7 @@ def expert_names(block: str, gate: str, up: str, down: str) -> dict[str, str]:
 
 
 def expert_stack(*parts: str, split: Split = Split.EXPERTS, of: str = "weight", transposed: bool = False) -> Fused:
-    """Return a tensor with `parts` of every expert, expert by expert.
+    """Describe a tensor with `parts` of every expert, expert by expert.
 
     Args:
         of: ``weight`` or ``bias``.
@@ -79,13 +79,13 @@ def expert_stack(*parts: str, split: Split = Split.EXPERTS, of: str = "weight", 
 
 
 def expert_stacks(block: str) -> dict[str, Fused]:
-    """Return the tensors with stacked experts in `block`, by their complete names: unquantized, and MXFP4 blocks."""
+    """Describe the tensors with stacked experts in `block`, by their complete names: unquantized, and MXFP4 blocks."""
     gates, downs = expert_stack("gate", "up"), expert_stack("down")
     gate_up, down = f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj"
     return {gate_up: gates, f"{gate_up}_blocks": gates, down: downs, f"{down}_blocks": downs}
 
 
-#: Llama's names with a mixture of experts instead of the MLP, as in Qwen and many others.
+#: Llama's names and those of a mixture of experts, as in Qwen and many others.
 MOE_NAMES: Final = {
     **LLAMA_NAMES,
     "layers.{i}.router": f"{_MLP}.gate",
@@ -93,7 +93,7 @@ MOE_NAMES: Final = {
 }
 MOE_STACKS: Final = expert_stacks(_MLP)
 
-#: The same with norms of queries and keys (Qwen3-MoE, OLMoE).
+#: With norms of queries and keys (Qwen3-MoE, OLMoE).
 QK_NORM_MOE_WEIGHTS: Final = WeightNames(names=MOE_NAMES | QK_NORMS, fused=MOE_STACKS, ignored=IGNORED)
 
 #: DeepSeek's names of the shared experts and of the correction bias.

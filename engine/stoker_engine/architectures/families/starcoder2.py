@@ -1,4 +1,4 @@
-"""StarCoder 2: rotary embeddings, sliding windows, layer norms, an MLP without gate."""
+"""StarCoder 2: rotary embeddings, optional sliding windows, layer norms, an MLP without gate."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def gguf_config(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
     """Return the config.json that corresponds to a file's metadata.
 
     Raises:
-        ModelError: a key is missing, layers differ in size, or the RoPE scaling is not supported.
+        ModelError: a required key is missing, layers differ, or the RoPE scaling is not supported.
     """
     for key in ("block_count", "embedding_length", "attention.head_count"):
         if not metadata.get(key):
@@ -69,7 +69,7 @@ def gguf_config(family: GGUFFamily, metadata: Metadata) -> dict[str, Any]:
 
 
 def gguf_family(name: str, metadata: Metadata) -> GGUFFamily:
-    """Return the family of GGUF's architecture `name`.
+    """Return the family of a file with GGUF's architecture `name`.
 
     Raises:
         ModelError: the architecture is not supported.

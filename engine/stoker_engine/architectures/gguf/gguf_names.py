@@ -1,4 +1,4 @@
-"""Names of weights in GGUF files: the same for all families (those of the ``gguf`` library's tensor name maps).
+"""Names of weights in GGUF files: those of the ``gguf`` library's tensor name maps.
 
 Two changes of llama.cpp's converter are reverted: for Llama and related families it reorders the rows of queries and
 keys from half-split to adjacent pairs, and it splits or concatenates matrices. Its addition of 1 to Gemma's norm
@@ -60,7 +60,7 @@ _FUSED: Final = {
     },
 }
 
-#: Tensors that are read as part of the config, not as weights.
+#: Tensors that belong to the config.
 _IGNORED: Final = (r"^rope_freqs\.weight$", r"^rope_factors_(long|short)\.weight$")
 
 _OPERATIONS: Final[dict[str, Operation]] = {

@@ -1,1 +1,1 @@
-"""Quantization of a checkpoint's weights, read from its config.json: one file per method."""
+"""Quantization of weights: as config.json states it, and on load."""

@@ -19,7 +19,7 @@ from stoker_engine.architectures.stored_formats import GroupFormat
 
 METHOD: Final = "bitsandbytes"
 
-#: Elements per scale, unless the checkpoint's tensors state another number.
+#: Elements per 4-bit block, unless the checkpoint's tensors state another number.
 BLOCK: Final = 64
 
 _FIELD: Final = "config.json: quantization_config"
@@ -58,7 +58,7 @@ class BitsAndBytes:
 
 def nf4_format(inner: int, block: int) -> GroupFormat | None:
     """Return the format of rows of `inner` elements in blocks of `block` elements, which may cross the ends of rows.
-    Return None if the groups would not be a multiple of 16."""
+    Return None if the group size would not be a multiple of 16."""
     group = math.gcd(inner, block)
     if group % 16:
         return None

@@ -16,7 +16,7 @@ from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, Grou
 
 METHOD: Final = "compressed-tensors"
 
-#: ``format`` if weights are not quantized, only activations or the KV cache.
+#: ``format`` of unquantized weights; activations or the KV cache may be quantized.
 _DENSE: Final = "dense"
 
 #: Supported values of ``format``, of the whole config and of a group. The tensors determine the
@@ -27,7 +27,7 @@ _FORMATS: Final = (
 )  # fmt: skip
 _AGAIN: Final = "quantize the model again with llm-compressor, to W4A16, W8A16, W8A8 or FP8_DYNAMIC"
 
-#: Number of bits → narrowest code for such integers.
+#: Number of bits → narrowest code for such integers; others have 8 bits.
 _INTEGERS: Final[dict[int, Code]] = {1: "uint2", 2: "uint2", 3: "uint3", 4: "uint4"}
 _SCALES: Final[dict[str, Scale]] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of all groups: either those that are names, or those that are patterns.
+    """Targets of all groups that are regular expressions, or all other targets.
 
     Attributes:
         listed: the targets.
@@ -74,7 +74,7 @@ class Targets:
 
     @classmethod
     def of(cls, groups: tuple[Group, ...], are_patterns: bool) -> Targets:
-        """Collect the targets that are regular expressions, or those that are not.
+        """Collect the targets of one kind.
 
         Raises:
             ModelError: see `ListedModules`.
@@ -95,8 +95,8 @@ class CompressedTensors:
 
     Attributes:
         groups: the groups, in the file's order.
-        names: targets of the groups that are names of modules.
-        patterns: targets of the groups that are regular expressions.
+        names: targets that are not regular expressions.
+        patterns: targets that are regular expressions.
         ignored: modules that are not quantized although a target matches them.
         activations: description of the first scheme that quantizes activations; empty if none does.
     """
@@ -189,7 +189,7 @@ def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) ->
 
     Args:
         numbers: see `_scheme`.
-        dense: whether no weights are quantized.
+        dense: whether the whole checkpoint is unquantized.
     """
     fields = Fields(group, {}, file=f"config.json: {where}")
     _check_format(fields, where)

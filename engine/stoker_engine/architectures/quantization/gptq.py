@@ -57,10 +57,9 @@ class GPTQ:
 
     Attributes:
         settings: settings of modules without an override.
-        named: patterns of modules with an override; the first pattern that matches counts.
+        named: patterns of modules with an override; the first match is used.
         overrides: settings for each pattern of `named`; None: not quantized.
-        parts: only modules whose names contain one of these are quantized, except the head; empty: all matrices of
-            layers are.
+        parts: the name of a quantized module, except the head, contains one of these; empty: any name.
         head: whether the language-model head is quantized.
         zeros_less_one: whether stored zero points are smaller by 1, as in the first version of the format.
         zeros_by_word: whether the 1 was subtracted from packed words, so that a zero point of 0 borrows from the next
@@ -151,7 +150,7 @@ def _override(pattern: str, stated: Any, settings: Settings) -> Settings | None:
 
 
 def _settings(fields: Fields, otherwise: Settings) -> Settings:
-    """Return the settings in `fields`, with the defaults `otherwise`. If the default of `bits` is 0, it is required."""
+    """Return the settings in `fields`, with the defaults `otherwise`; a default of 0 `bits` means required."""
     bits = otherwise.bits if otherwise.bits and fields.get("bits") is None else fields.integer("bits")
     if bits not in _CODES:
         raise ModelError(

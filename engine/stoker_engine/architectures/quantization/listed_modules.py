@@ -17,15 +17,14 @@ from typing import Final
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.quantization.name_patterns import NamePatterns
 
-#: Largest number of components of a module's name that are compared; no model has more.
+#: Maximum number of components of a module's name that are compared; no model has more.
 _MOST_WORDS: Final = 50
 
 #: Last components of the names of embeddings in all families; all other matrices are linear layers.
 _EMBEDDINGS: Final = ("embed_tokens", "embed_in", "wte", "wpe", "word_embeddings", "tok_embeddings", "embed_positions")
 
 
-#: Last components of the names of heads and routers. Methods without a list of modules quantize neither these nor
-#: embeddings.
+#: Last components of the names of heads and routers.
 _HEADS: Final = ("lm_head", "embed_out", "output")
 _ROUTERS: Final = ("gate", "router", "shared_expert_gate")
 
@@ -50,7 +49,7 @@ class ListedModules:
     """A parsed list of names and patterns.
 
     Attributes:
-        names: name without ``*`` → its index in the list.
+        names: name that is not a pattern → its index in the list.
         patterns: all other entries, as patterns of full names.
         pattern_indexes: for each pattern, its index in the list.
         classes: all entries, if they may be names of classes; otherwise empty.
@@ -70,7 +69,7 @@ class ListedModules:
             with_classes: whether names may also be module classes.
 
         Raises:
-            ModelError: a regular expression is invalid or not supported.
+            ModelError: a pattern is invalid or not supported, or there are too many.
         """
         indices: dict[str, int] = {}
         for index, name in enumerate(names):
@@ -91,8 +90,7 @@ class ListedModules:
         )
 
     def first(self, module: str) -> int | None:
-        """Return the index of the first entry that matches the module's full name; None if none does. Classes are not
-        considered."""
+        """Return the index of the first entry that matches the module's full name, not its class; None if none does."""
         words = module.split(".")[:_MOST_WORDS]
         parts = (".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
         found = [self.names[part] for part in parts if part in self.names] if self.names else []

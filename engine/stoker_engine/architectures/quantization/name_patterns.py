@@ -1,4 +1,4 @@
-r"""Regular expressions for module names, with matching time bounded by the length of expression and name.
+r"""Regular expressions for module names, with matching time bounded by the lengths of expressions and name.
 
 `re` may need exponential time for an untrusted expression. The expressions in checkpoints are simple:
 
@@ -21,10 +21,10 @@ from functools import lru_cache
 from itertools import product
 from typing import Final
 
-#: Largest number of elements in all expressions of a list, after expanding alternatives. Real lists have some hundreds.
+#: Maximum number of elements in all expressions of a list, after expanding alternatives. Real lists have some hundreds.
 MOST_ELEMENTS: Final = 10_000
 
-#: A single-character element with its quantifier. A lazy quantifier is equivalent, because only the match counts.
+#: A single-character element with its quantifier. A lazy quantifier matches the same names.
 _ELEMENT: Final = re.compile(r"(\\d|\\[^\w\s]|\[\^?-?[\w.]+(?:-[\w.]+)*-?\]|[^][\\(){}|*+?^$])(?:([*+?])\??)?")
 _GROUP: Final = re.compile(r"\((?:\?:)?([^()]*)\)(\??)(?![*+?])")
 
@@ -67,7 +67,7 @@ class NamePatterns:
         return hash(self.expressions)
 
     def _add(self, index: int, sequence: _Sequence, ends: bool, first: int) -> None:
-        """Add the sequence of expression `index`. Its elements get the bits from `first` on; the bit before is its
+        """Add a sequence of expression `index`. Its elements get the bits from `first` on; the bit before is its
         start state."""
         self._starts |= 1 << (first - 1)
         for bit, (atom, times) in enumerate(sequence, first):

@@ -1,9 +1,8 @@
 """Quantization on load: matrices and formats of ``--quantization`` for an unquantized checkpoint.
 
-The matrices of attention, MLP and experts are quantized. Embedding, head, routers and norms are not quantized. Nor are
-latent attention's ``k_b`` and ``v_b``: one tensor of the checkpoint contains both, and ``k_b`` is used transposed. The
-group size is one unit of codes (`stored_formats.UNIT`), so small that tensor parallelism can split most rows between
-groups.
+Only the matrices of attention, MLP and experts are quantized, except latent attention's ``k_b`` and ``v_b``: one tensor
+of most checkpoints contains both, and ``k_b`` is used transposed. The group size is one unit of codes
+(`stored_formats.UNIT`), so small that tensor parallelism can split most rows between groups.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ON_LOAD: Final = {
     "fp8": GroupFormat("fp8_e4m3", 32, "bfloat16"),
 }
 
-#: Quantized matrices of a layer, by the names of their weights within the layer.
+#: Quantized matrices of a layer: their parameter names without layer, expert index and ``.weight``.
 MATRICES: Final = frozenset(
     {"q", "k", "v", "o", "q_a", "q_b", "kv_a"}
     | {f"{mlp}{part}" for mlp in ("", "experts.", "shared.") for part in ("gate", "up", "down")}

@@ -27,7 +27,7 @@ class QuantizationConfig(Protocol):
             outputs, inner: shape of the matrix.
 
         Returns:
-            The format; None: not quantized.
+            None: not quantized.
 
         Raises:
             ModelError: the format is not supported; the message states the remedy.

@@ -1,4 +1,4 @@
-"""Parse config.json's ``quantization_config``; each quantization method has its own parser."""
+"""Parse config.json's ``quantization_config``, by its quantization method."""
 
 from __future__ import annotations
 

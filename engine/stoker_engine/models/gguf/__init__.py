@@ -1,1 +1,1 @@
-"""GGUF files: header, tensors, names, and the families that they describe."""
+"""GGUF files: header, config and tensors."""

@@ -92,7 +92,7 @@ class GGUFFile:
 
     def _dtype(self) -> str:
         """Return the compute dtype, which GGUF does not state: float32 if all matrices are float32 or float64, else
-        bfloat16, which is fastest on CPUs and GPUs and more precise than the 8-bit activations of llama.cpp."""
+        bfloat16, which is fast on CPUs and GPUs and more precise than the 8-bit activations of llama.cpp."""
         wide = ("F32", "F64")
         return "float32" if all(t.kind.name in wide for t in self._tensors.values() if len(t.shape) > 1) else "bfloat16"
 
@@ -127,7 +127,7 @@ class GGUFFile:
 
     def quantized_as(self) -> str | None:
         """Return the most frequent ggml type of the layers' quantized matrices, or None if there are none. Embedding
-        and head do not count: their type often differs, and in small models they outweigh the layers."""
+        and head, whose types often differ, are not counted."""
         types = Counter(
             tensor.kind.name
             for name, tensor in self._tensors.items()

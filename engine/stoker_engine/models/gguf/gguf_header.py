@@ -4,7 +4,7 @@
 
 The header is scanned once, and values are decoded on access: creating Python objects for a vocabulary of 262,144 tokens
 takes longer than everything else, and only a tokenizer needs them. The file may be damaged or malicious, so counts are
-checked against the size of the file. Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md
+limited and offsets checked. Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GGUFHeader:
         return self._value(*self._values[key])[0] if key in self._values else default
 
     def stored(self) -> dict[str, tuple[int, bytes]]:
-        """Return the raw metadata: for each key the number of the value's type, and its bytes."""
+        """Return the raw metadata: for each key the number of the value's type, and the value's bytes."""
         return {key: (kind, self._data[at : self._past(kind, at)]) for key, (kind, at) in self._values.items()}
 
     def _pass_over(self) -> None:

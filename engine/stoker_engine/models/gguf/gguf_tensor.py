@@ -24,7 +24,7 @@ from stoker_common.errors import ModelError, WeightsError
 from stoker_engine.models.gguf.gguf_header import GGUFHeader
 from stoker_engine.models.loading.weight_source import Part
 
-#: Approximate number of elements dequantized at a time.
+#: Approximate number of elements read at a time.
 _PIECE: Final = 1 << 18
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -50,7 +50,7 @@ class StoredTensor:
         return tuple(slice(0, size) for size in self.shape)
 
     def dequantize(self, part: Part, target: torch.Tensor, threads: ThreadPoolExecutor) -> None:
-        """Dequantize `part` into the contiguous `target`, in its dtype.
+        """Dequantize `part` into the contiguous `target`, converted to its dtype.
 
         The library processes 16 rows at a time, so for a vocabulary's many short rows the calls would dominate.
         Therefore several rows are passed as one long row, small enough to stay in the CPU cache.
@@ -90,8 +90,8 @@ class StoredTensor:
         self._each(part, take, threads)
 
     def _each(self, part: Part, take: Callable[[int, Bytes], None], threads: ThreadPoolExecutor) -> None:
-        """Call `take` for each chunk of the rows of `part`, with the index of the chunk's first row within the part
-        and, as uint8 [rows, bytes], the blocks that contain the part's columns."""
+        """Call `take` in threads for each chunk of the rows of `part`, with the index of the chunk's first row within
+        the part and, as uint8 [rows, bytes], the blocks that contain the part's columns."""
         block, block_bytes = GGML_QUANT_SIZES[self.kind]
         columns = part[-1] if part else slice(0, 1)
         row_bytes = (self.shape[-1] if self.shape else 1) // block * block_bytes

@@ -39,9 +39,9 @@ from stoker_engine.models.hub.hub_errors import HUB_ERRORS, explain, first_line,
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait after each failed attempt.
+#: Pauses between attempts in seconds.
 _BACK_OFF_S: Final = (1, 2, 4)
-#: Read timeout in seconds; the library has none.
+#: Timeout of network operations in seconds; the library has none.
 _TIMEOUT_S: Final = 30
 _REPORT_EVERY_S: Final = 10
 _WORKERS: Final = 8
@@ -113,8 +113,8 @@ def _complete(name: str, revision: str, patterns: Sequence[str]) -> Path | None:
 
 
 def _cached(name: str, revision: str | None, patterns: Sequence[str]) -> Path | None:
-    """Return the folder, or None if the cache lacks the revision or a file that its file list contains. Makes no
-    network requests."""
+    """Return the folder, or None if the cache lacks the revision or a file of its list that matches `patterns`. Makes
+    no network requests."""
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns), local_files_only=True))
     except (LocalEntryNotFoundError, ValueError):
@@ -128,7 +128,6 @@ class _LargeFiles:
         name: repository id.
         commit: commit hash.
         folder: the cache's ``blobs`` folder.
-        files: the large files to download.
     """
 
     def __init__(self, name: str, commit: str, folder: Path, files: Sequence[RepoFile]) -> None:
@@ -143,7 +142,7 @@ class _LargeFiles:
 
         Raises:
             DownloadError: the disk has too little free space.
-            OSError, httpx's errors: the download failed.
+            HUB_ERRORS: the download failed.
         """
         missing = [file for file in self._files if not self._blob(file).exists()]
         if not missing:

@@ -1,7 +1,7 @@
 """Lock between processes on a shared file system.
 
-The kernel releases the lock when the process ends, for whatever reason. On NFS the server holds it, also between
-machines. On a file system without locks the lock is a no-op, so the guarded code must be correct without it.
+The kernel releases the lock when the process ends, for whatever reason. On NFS it also works between machines. On a
+file system without locks the lock is a no-op, so the guarded code must be correct without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def file_lock(file: Path, on_waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of `file`, which is created if missing.
 
     Args:
-        on_waiting: called at once and every 10 s while another process holds the lock.
+        on_waiting: called at once and about every 10 s while another process holds the lock.
 
     Raises:
         OSError: the file cannot be created, or locking fails for another reason than missing support.

@@ -67,7 +67,7 @@ def explain(error: Exception, name: str, revision: str | None) -> ModelError:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a retry may succeed: the error is a temporary one of the network or the hub."""
+    """Whether a retry may succeed: the error is not known to be permanent."""
     error = _cause(error)
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500

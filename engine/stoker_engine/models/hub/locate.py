@@ -16,7 +16,7 @@ def locate_model(args: EngineArgs) -> Path:
     """Return MODEL's folder or GGUF file: a local path, ``demo://NAME``, or a hub id, which is downloaded.
 
     Raises:
-        ModelError: the model cannot be found.
+        ModelError: the model cannot be found or downloaded.
         ArgumentError: ``--revision`` for a model that is not from the hub.
     """
     if args.revision is not None and not _is_hub_id(args.model):
@@ -29,7 +29,7 @@ def locate_tokenizer(args: EngineArgs, model: Path) -> Path:
     """Return the folder or GGUF file of the tokenizer: ``--tokenizer``, or else `model`.
 
     Raises:
-        ModelError: the tokenizer cannot be found.
+        ModelError: the tokenizer cannot be found or downloaded.
     """
     return model if args.tokenizer is None else _locate(args.tokenizer, None, _TOKENIZER_FILES)
 

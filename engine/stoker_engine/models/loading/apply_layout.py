@@ -32,8 +32,8 @@ def split_fused(
     """Split a fused tensor into its parts.
 
     Args:
-        targets: targets of the parts that `tensor` holds, whose full shapes are used. `tensor` may hold only some
-            experts of a stack.
+        targets: targets of the parts that `tensor` holds, possibly only some experts of a stack. Only the targets'
+            number and full shapes are used.
 
     Raises:
         WeightsError: the number of rows or experts is wrong.

@@ -82,8 +82,8 @@ class QuantizedFolder:
 
 
 def _tensor_name(name: str, module: StoredModule) -> str:
-    """Return the name of a module's matrix: its weight; for a stack of experts the name of the tensor, which may be
-    the module's name or that of the blocks (MXFP4)."""
+    """Return the name of a module's matrix: ``{name}.weight``; for a stack of experts without this tensor
+    ``{name}_blocks`` (MXFP4) or `name`."""
     weight, blocks = f"{name}.weight", f"{name}_blocks"
     if len(module.shape) == 2 or weight in module.tensors:
         return weight

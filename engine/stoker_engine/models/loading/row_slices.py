@@ -1,7 +1,7 @@
 """Read only this rank's rows of a tensor that several targets share or whose rows must be reordered.
 
-Splitting such a tensor only moves rows (`Destination.moves_rows`). Applied to row indices instead of rows, the same
-operations yield the file's rows that a target needs, in the target's order:
+The operations on such a tensor only move rows (`Destination.moves_rows`). Applied to row indices instead of rows, they
+yield the file's rows that a target needs, in the target's order:
 
     rows of the file      0 1 2 3 4 5 6 7         half-split pairs of one head, and the upper half of them:
     of the whole target     0 2 4 6 1 3 5 7

@@ -21,6 +21,7 @@ class RawTensors:
     """Tensors of any dtype, found through the index file if there is one; see `quant.checkpoints.module.Tensors`.
 
     Raises:
+        ModelError: the index is invalid.
         WeightsError: the folder has no safetensors, lacks a file that the index names, or has an unreadable file.
     """
 
@@ -123,7 +124,7 @@ class SafetensorsFolder:
 
 
 def not_floating(name: str, dtype: str) -> WeightsError:
-    """Return the error for an integer tensor, which would otherwise be used as if it were unquantized weights."""
+    """Return the error for a tensor that is not floating-point but would be used as unquantized weights."""
     return WeightsError(
         f"{name} holds {dtype}, not floating-point numbers, but config.json has no quantization_config; "
         "convert the model to bfloat16: load it with the library that quantized it, dequantize and save it"

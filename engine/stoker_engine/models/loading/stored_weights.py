@@ -27,7 +27,7 @@ def stored_weights(
     source: WeightSource, weight_names: WeightNames, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> WeightFormats:
     """Return the formats of the weights in memory, for a model of `dtype` on `device`. Weights keep their blocks if
-    kernels support them; others are dequantized while loading."""
+    possible; others are dequantized while loading."""
     formats = {name: _usable(source.stored(name), dtype, device) for name in source.names()}
     if not any(formats.values()):
         return ALL_NUMBERS

@@ -16,7 +16,7 @@ class WeightSource(Protocol):
     """Reads tensors one at a time, so that loading needs little memory beyond the model itself."""
 
     def names(self) -> list[str]:
-        """Return all tensor names in the files."""
+        """Return the names of all tensors."""
         ...
 
     def shape(self, name: str) -> torch.Size:
@@ -24,7 +24,7 @@ class WeightSource(Protocol):
         ...
 
     def stored(self, name: str) -> StoredFormat | None:
-        """Return the block format of a tensor, or None if it is unquantized."""
+        """Return the block format in which `read` returns a tensor without quantizing it; None if there is none."""
         ...
 
     def read(self, name: str, part: Part | None = None, stored: StoredFormat | None = None) -> torch.Tensor:
@@ -32,8 +32,7 @@ class WeightSource(Protocol):
 
         Args:
             part: slices of the tensor; None: all of it.
-            stored: the tensor's block format, to read its blocks: uint8 rows, `part` cut between blocks; None: read
-                its dequantized values.
+            stored: block format of the result, uint8 rows; `part` must be cut between blocks. None: return values.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Strict loading: every parameter of the model is filled exactly once, and every tensor of the files is accounted for.
 
 A missing tensor is an error. An unexpected tensor is also an error, unless the family ignores it or it is known not to
-be needed (KV-cache scales, a copy of the tied head, biases of zeros).
+be needed (such as KV-cache scales, a copy of the tied head, and biases of zeros).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_weights(
 
     Args:
         progress: counts the loaded bytes.
-        elsewhere: parameters that only other ranks hold (other pipeline stages, the head); their tensors are not read.
+        elsewhere: parameters of the whole model; tensors for those that `model` lacks are not read.
 
     Raises:
         WeightsError: tensors are missing, unused, duplicated, not finite, or have the wrong shape; the message names
@@ -126,7 +126,7 @@ def _local_part(
 
 
 def check_finite(name: str, weights: torch.Tensor) -> None:
-    """Check that all weights are finite: a single NaN would make every output NaN.
+    """Check that all weights are finite: a single NaN may make every output NaN.
 
     Raises:
         WeightsError: the weights contain NaN or infinity.
@@ -199,7 +199,7 @@ def _fill(
             if target.is_empty:
                 continue
             numbers = target.part_of(part)
-            # The operations changed the rows, so their blocks in the file cannot be reused: quantize the rows again.
+            # The operations may change rows, so blocks of the file cannot be used: quantize the values.
             assert target.stored is None or isinstance(target.stored, GroupFormat)
             target.tensor.copy_(numbers if target.stored is None else quantized(name, numbers, target.stored))
 
@@ -221,5 +221,5 @@ def _is_bias_of_zeros(name: str, stored: Collection[str], source: WeightSource) 
 
 
 def _is_tied_head(name: str, weight_names: WeightNames, config: ModelConfig) -> bool:
-    """Whether the tensor is a copy of the embedding that serves as the tied head."""
+    """Whether the tensor is a tied head, by its name: a copy of the embedding."""
     return config.tie_word_embeddings and name == f"{weight_names.names.get('lm_head')}.weight"

@@ -7,6 +7,6 @@ passed as one sequence [1, tokens] with the positions of its tokens, because onl
     decoder   token ids, positions → hidden states, normalised        (`TransformersModel.forward`)
     head      hidden states → logits, with scale, soft cap …          (`TransformersModel.logits`)
 
-The config does not fully describe what a model computes. So one token is run before the first request, and models with
+The config does not fully describe what a model computes. So one token is run when a model is loaded, and models with
 unsupported attention features are rejected with an error that names the feature.
 """

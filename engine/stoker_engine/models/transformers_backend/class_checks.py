@@ -18,7 +18,7 @@ def model_class(config: PreTrainedConfig, architecture: str) -> type[PreTrainedM
     """Return transformers' class for `architecture`.
 
     Raises:
-        ModelError: the model is not a decoder, or cannot run on paged attention; the message states why.
+        ModelError: the model is not a text decoder, or cannot run on paged attention; the message states why.
     """
     if config.is_encoder_decoder:
         raise ModelError(f"{architecture} is an encoder-decoder; this engine serves decoder-only language models")

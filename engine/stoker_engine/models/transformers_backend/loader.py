@@ -1,4 +1,4 @@
-"""Loader of models that transformers supports and that have no native family."""
+"""Loader of models without a native family."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TransformersLoader:
         return cls(folder, config, model, True)
 
     def model_config(self) -> ModelConfig:
-        """Return the model's shape, with only the facts that the cache and the memory arithmetic need."""
+        """Return the model's shape. Norms, activations and biases are placeholders."""
         given, config = self.config.to_dict(), self.config
         c = Fields(given, {})
         act = MLPConfig(getattr(config, "intermediate_size", None) or 4 * config.hidden_size, "")
@@ -214,7 +214,7 @@ def _unknown(architecture: str, model_type: object, remote: str | None) -> str:
 
 
 def _rope(c: Fields, head_dim: int) -> RopeParameters | None:
-    """Return the rotary parameters, or None if the config states them in an unknown way."""
+    """Return the rotary parameters, or None if those of the config are invalid or unsupported."""
     try:
         return read_rope(c, head_dim)
     except ModelError:

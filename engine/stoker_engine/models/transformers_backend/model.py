@@ -28,7 +28,7 @@ class TransformersModel(nn.Module):
 
     Args:
         language_model: loaded model on its device, created with the attention implementation `IMPLEMENTATION`.
-        max_model_len: longest sequence in tokens; rotary embeddings that depend on the length are computed for it.
+        max_model_len: maximum length of a sequence in tokens; some rotary embeddings are computed for this length.
 
     Raises:
         ModelError: the model needs an attention feature that is not supported.
