@@ -1,5 +1,4 @@
-"""A node's description of itself, which node 0 compares with its own: version, model and most arguments must be equal.
-"""
+"""A node's description of itself, which node 0 compares with its own. All but some arguments must be equal."""
 
 from __future__ import annotations
 
