@@ -1,4 +1,4 @@
-"""Supervision of the rank processes of an engine."""
+"""Supervision of an engine's ranks."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class DPEngine:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it was loaded and `serve` was called, it is not known to be dead, and not shut down."""
+        """Whether it is loaded, not known to be dead, and not shut down."""
         return self._serving and not self._closed
 
     @property
@@ -242,7 +242,7 @@ class DPEngine:
         self.watchdog.watch(self.process, self._death)
 
     def abort(self, request_id: str) -> None:
-        """Abort a request if it is running here, and forget it. Unknown ids are ignored."""
+        """Abort a request if it is running here, and forget it."""
         if self.streams.pop(request_id, None) is None:
             return
         assert self.outputs is not None
