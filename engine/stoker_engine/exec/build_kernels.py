@@ -104,7 +104,6 @@ def build_kernels(
     """Compile the kernels for one rank of a model.
 
     Args:
-        formats: storage formats of the weights.
         on_launch: see `compile_only`.
 
     Returns:

@@ -12,7 +12,7 @@ from stoker_engine.parallel.device import resolve_device
 from stoker_engine.sizing.sharding import objection, tensor_sizes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 
-#: Flag that causes a problem, by `sizing.sharding.Objection.reason`; other reasons concern the tensor-parallel size.
+#: Flag that causes a problem, for some values of `sizing.sharding.Objection.reason`.
 _FLAGS: Final = {"TooFewLayers": "--pipeline-parallel-size", "NotMixtureOfExperts": "--enable-expert-parallel"}
 
 

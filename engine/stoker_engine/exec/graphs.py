@@ -51,7 +51,6 @@ class StepShape(NamedTuple):
     """Shape of the steps that a graph is captured for.
 
     Attributes:
-        sequences: number of sequences.
         tokens: number of tokens that each sequence computes.
         has_adapters: whether sequences may use adapters.
     """
@@ -125,11 +124,10 @@ class GraphInputs:
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """The captured forward pass of steps of one shape, with sequences up to planned lengths.
+    """The captured forward pass of steps of one shape.
 
     Attributes:
         planned: int32 [sequences], length in tokens of each sequence for which attention was planned.
-        inputs: the inputs that it reads.
         hidden: [sequences, hidden], the hidden states that it writes.
         states: hidden states of inner layers that it writes, see `StepInputs.hidden_states`.
     """

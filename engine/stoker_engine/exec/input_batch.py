@@ -159,8 +159,8 @@ class InputBatch:
         )
 
     def prompt_positions(self, row: int, start: int, end: int) -> range:
-        """Return the positions from `start` to `end` whose logits give requested log-probabilities of prompt tokens that
-        are not computed yet."""
+        """Return the positions from `start` to before `end` whose logits give prompt log-probabilities that are still
+        needed."""
         state = self.states[row]
         params = state.new.spec.params
         if params.prompt_logprobs is None:

@@ -74,12 +74,11 @@ def plan_kv_cache(
 ) -> KVCachePlan:
     """Compute the size of the KV cache; see `sizing.memory`.
 
-    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. Ranks
-    that share a model all have as many blocks as fit on the smallest.
+    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. All
+    ranks use the smallest number of blocks that any of them can hold.
 
     Args:
         groups: groups of the ranks that share the model, all of which call this function; None: a single rank.
-        formats: storage formats of the weights.
 
     Raises:
         OutOfMemoryError: the model, or a sequence of `--max-model-len` tokens, does not fit; with the remedy.

@@ -102,7 +102,6 @@ class RankExecutor:
         args: the engine's arguments, which determine the number of ranks and how these split the model.
         checkpoint: the model; every rank reads its part of the files.
         on_progress: called regularly while ranks load, with the loaded and total bytes of all; see `OnProgress`.
-        supervision: how the ranks are supervised.
         head: the engine's head; None: all ranks are processes of this node.
         program: see `RankProcess`.
 
@@ -231,7 +230,7 @@ class RankExecutor:
         """Dismiss the other nodes if another attempt would fail in the same way, or (Ctrl-C) if no attempt follows."""
         if self._head is not None and isinstance(error, ArgumentError | ModelError):
             self._head.dismiss(str(error))
-        elif self._head is not None and not isinstance(error, Exception):  # Ctrl-C
+        elif self._head is not None and not isinstance(error, Exception):
             self._head.dismiss()
 
     def _close(self) -> None:
@@ -451,7 +450,7 @@ class RankExecutor:
 
 
 def _ran(since: float) -> float:
-    """Return the seconds since `since`, limited because the rest is time in which this process did not run."""
+    """Return the seconds since `since`, at most 2 × `_LOOK_S`: in the rest this process did not run."""
     return min(time.monotonic() - since, 2 * _LOOK_S)
 
 

@@ -92,7 +92,6 @@ class Prepared:
     """A grammar was compiled, or failed to compile.
 
     Attributes:
-        number: number from `Prepare`.
         error: error message; None: it was compiled.
     """
 

@@ -22,10 +22,6 @@ _START_TIMEOUT_S: Final = 60.0
 class RemoteRank(Rank):
     """A rank's process on another node. It starts immediately, and loads when it gets the engine's arguments.
 
-    Args:
-        setup: settings of the rank.
-        node: the node that starts it.
-
     Raises:
         EngineDeadError: the node cannot start it in time.
     """

@@ -51,8 +51,6 @@ class Runner:
         plan: size of the KV cache.
         batch: the running sequences.
         rows: rows of the batch in the form that the model's operations read.
-        finish: processes hidden states.
-        grammars: the compiled grammars.
         pipeline: the previous and next stages.
         graphs: captured graphs; None: every step runs kernel by kernel.
         adapters: the LoRA adapters; None: LoRA is off.

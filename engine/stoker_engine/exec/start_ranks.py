@@ -31,10 +31,8 @@ def start_ranks(
     """Start all ranks. The rendezvous exists until the context ends.
 
     Args:
-        args: the engine's arguments.
         ranks: list to append each started rank to, so that the caller can end them after an error.
         timeout_s: how long a rank waits for another, in seconds.
-        supervision: how the ranks are supervised.
         head: the engine's head; None: all ranks are processes of this node.
         program: program of local ranks; see `RankProcess`.
         on_wait: called regularly while other nodes connect and start ranks.

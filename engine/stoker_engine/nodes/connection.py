@@ -18,8 +18,8 @@ from typing import Any, Final
 #: Maximum size of a received message, in bytes.
 _MAX_BYTES: Final = 1 << 16
 
-#: Time after which a node that does not respond on the network counts as lost, in seconds, approximately. Its kernel
-#: responds, so a busy node, or one with stopped processes, is not lost.
+#: Approximate seconds after which a node that does not respond on the network counts as lost. Its kernel responds, so a
+#: busy node, or one with stopped processes, is not lost.
 UNREACHABLE_S: Final = 4
 
 

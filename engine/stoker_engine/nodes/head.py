@@ -40,7 +40,7 @@ _LOG_INTERVAL_S: Final = 5.0
 #: Maximum wait until the port of an engine that has just died is free, in seconds.
 _PORT_S: Final = 10.0
 
-#: Maximum timeout for which the deadline in messages is computed, in seconds; dates have a limit.
+#: Maximum timeout from which the deadline in messages is computed, in seconds.
 _LONGEST_S: Final = 10**9
 
 #: Maximum time that `dismiss` waits for missing nodes, in seconds: running nodes retry more often.
@@ -51,14 +51,11 @@ class Head:
     """The head of an engine. Listens from its construction on.
 
     Args:
-        args: the engine's arguments.
         model: path of the model's files on this node.
-        engine: the index of the engine.
         on_waiting: called by `nodes` with a message whenever the missing nodes change, and with an empty one when all
             have connected.
 
     Attributes:
-        placement: the placement of ranks on nodes.
         engine: the index of the engine.
         address: the address by which other nodes reach this one.
 
@@ -229,7 +226,7 @@ class Head:
             logger.warning("rejected %s: it has another key; set the same %s", connection.address, VARIABLE)
             connection.close()
         except Exception as error:  # other programs may send anything
-            logger.info("closed a connection that is not of a node: %s: %s", type(error).__name__, error)
+            logger.info("closed a connection whose handshake failed: %s: %s", type(error).__name__, error)
             if connection is not None:
                 connection.close()
             else:

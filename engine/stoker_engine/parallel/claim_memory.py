@@ -20,10 +20,10 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
-    """Populate the pages of `tensor` from its start, for about `within_s` seconds. Its content does not change.
+    """Populate the pages of `tensor` from its start, for at most about `within_s` seconds. Its content does not change.
 
     Returns:
-        Number of bytes populated until the time was over or the system refused; 0 on other devices than the CPU.
+        Number of populated bytes; 0 on other devices than the CPU.
     """
     if sys.platform != "linux" or tensor.device.type != "cpu":
         return 0

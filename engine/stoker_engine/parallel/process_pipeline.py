@@ -22,7 +22,6 @@ class ProcessPipeline:
 
     Args:
         members: the ranks with the same index in each stage, from the first stage to the last.
-        rank: this process's rank.
         group: the process group of `members`.
     """
 

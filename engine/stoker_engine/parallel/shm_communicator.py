@@ -86,7 +86,6 @@ class ShmCommunicator:
     """See `parallel.communicator.Communicator`; tensors are on the CPU. Not thread-safe.
 
     Args:
-        rank: this process's rank.
         size: number of ranks, 2 … `MAX_RANKS`.
         fd: file descriptor of the memory, see `SharedMemory`; it may be closed afterwards.
         timeout_s: seconds after which a rank that does not join an operation counts as lost.

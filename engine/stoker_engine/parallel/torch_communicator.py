@@ -80,10 +80,8 @@ class World:
     """All ranks of an engine. The constructor waits until all ranks have joined.
 
     Args:
-        rank: this process's rank.
-        size: number of ranks.
-        rendezvous: URL of the rendezvous: ``file://PATH`` of an empty file used by these ranks only; or, for ranks on
-            several machines, ``tcp://HOST:PORT`` of a `TCPStore`.
+        rendezvous: ``file://PATH`` of an empty file used by these ranks only; or, for ranks on several machines,
+            ``tcp://HOST:PORT`` of a `TCPStore`.
         timeout_s: seconds after which a rank that does not join an operation counts as lost.
 
     Raises:

@@ -7,5 +7,5 @@
                      └ heartbeat: since when is it busy? ◄────┘
 
 Neither side polls for messages: the engine sleeps on its inbox, the server on its socket. Each side detects the other's
-death by the end of the pipe. An engine that does not respond is detected by its heartbeat in shared memory.
+death by the end of the pipe. A stuck engine is detected by its heartbeat in shared memory.
 """

@@ -19,8 +19,8 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def assign_devices(args: EngineArgs, engine: int) -> None:
-    """Hide other engines' accelerators from this process, or limit it to its share of the processors. Does nothing if
-    the engine does not share node 0 with another one.
+    """Hide other engines' accelerators from this process; without accelerators, limit the process of an engine with one
+    rank to its share of the processors. Does nothing if the engine does not share node 0 with another one.
 
     Must be called on node 0, before CUDA or compute threads start.
 

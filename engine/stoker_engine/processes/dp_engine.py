@@ -89,7 +89,7 @@ class DPEngine:
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
-        """Wait until the engine is loaded; `serve` must follow. Called once, and after each death, which also starts
+        """Wait until the engine is loaded; `serve` must follow. Called once, and after each death: it then starts
         another process.
 
         Args:
@@ -125,7 +125,7 @@ class DPEngine:
         """Accept requests from now on.
 
         Raises:
-            EngineDeadError: it has died since its process loaded.
+            EngineDeadError: it has died since `load` returned.
         """
         if self._dead_of is not None:
             raise type(self._dead_of)(f"the engine died while it loaded: {self._dead_of}")
@@ -146,7 +146,7 @@ class DPEngine:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is not known to be dead, but its process is stopped, or exceeds a timeout of `Watchdog`."""
+        """Whether its process is stopped or exceeds a timeout of `Watchdog`, and is not known to be dead."""
         return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
 
     @property
@@ -181,7 +181,7 @@ class DPEngine:
 
     @property
     def state(self) -> EngineState:
-        """State of the engine. Its message has no durations, because the operator copies it into a status."""
+        """State of the engine. Its message changes only with the state, because the operator copies it."""
         info = self._info
         if self.is_ready:
             message = "serving"
@@ -332,7 +332,7 @@ class DPEngine:
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the event loop is closed
+        except RuntimeError:
             logger.debug("dropped a message of the engine after the event loop was closed")
 
     def _on_outputs(self, to_wake: Sequence[OutputStream], outputs: StepOutputs) -> None:

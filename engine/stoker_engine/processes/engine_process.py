@@ -145,7 +145,7 @@ class EngineProcess:
             logger.debug("the engine has already ended")
 
     def close(self) -> None:
-        """Ask the engine to end, and kill it if it does not."""
+        """Ask the engine to end, wait until it has, and kill it after a timeout."""
         self.ask_to_end()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)

@@ -48,8 +48,7 @@ class NodeAgent:
     """Runs this node's ranks.
 
     Args:
-        args: the engine's arguments.
-        log_format: format of the ranks' logs; see `logs.configure`.
+        log_format: see `logs.configure`.
         program: interpreter arguments of a rank's program; tests replace it.
     """
 
@@ -58,7 +57,7 @@ class NodeAgent:
         self._placement = RankPlacement.of(args)
         self._stop, self._because = threading.Event(), ""
         self._wake, self._wake_end = socket.socketpair()
-        self._contact = time.monotonic()  # last time at which any head was connected, or the start
+        self._contact = time.monotonic()  # time of the last contact with any head; at first, the start
         self._in_touch: set[int] = set()  # engines whose heads are connected
         self._errors: list[BaseException] = []
 

@@ -54,7 +54,7 @@ class NodeEngine:
     Args:
         connection: connection to the head, which has accepted this node.
         dial: connects to the head for a rank.
-        log_format: format of the ranks' logs; see `logs.configure`.
+        log_format: see `logs.configure`.
         program: interpreter arguments of a rank's program; tests replace it.
     """
 
