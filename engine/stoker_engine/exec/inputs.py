@@ -28,8 +28,8 @@ class Inputs:
     Attributes:
         token_rows: [tokens] int64, the row of each token; with padding, `PADDING` after the step's tokens.
         token_ids, positions: [tokens] int64; empty if a graph gathers them.
-        logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token of each
-            sequence that samples, and its draft.
+        logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token and the draft
+            of each sequence that samples.
         ends: [sequences], index in the step after each sequence's last token.
     """
 

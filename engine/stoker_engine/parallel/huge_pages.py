@@ -19,12 +19,12 @@ _MADV_COLLAPSE: Final = 25
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Request huge pages for tensors on the CPU that are not yet written."""
+    """Request huge pages for tensors on the CPU, before the first write to them."""
     _advise(tensors, _MADV_HUGEPAGE)
 
 
 def collapse_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Move written tensors on the CPU from small pages to huge pages. Does nothing before Linux 6.1."""
+    """Move tensors on the CPU, after they are written, to huge pages. Does nothing before Linux 6.1."""
     _advise(tensors, _MADV_COLLAPSE)
 
 

@@ -149,7 +149,7 @@ class DPRouter:
         self._engines[engine].was_full = stats.num_waiting > 0 and stats.kv_cache_usage >= FULL
 
     def forget(self, engine: int) -> None:
-        """Reset the record of an engine whose process is replaced, and remove its requests."""
+        """Reset the record of an engine that has a new process, and remove its requests."""
         for request_id in [name for name, request in self._requests.items() if request.engine == engine]:
             self.end(request_id)
         self._engines[engine].seen.clear()

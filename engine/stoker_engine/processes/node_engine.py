@@ -114,7 +114,7 @@ class NodeEngine:
         elif message.get("farewell"):
             raise ModelError(f"node 0 could not serve: {message['farewell']}")
         elif "farewell" in message:
-            logger.info("the head has ended; this node ends, too")
+            logger.info("the head has ended; the engine's ranks on this node end, too")
             self._wait(_CLOSE_S)
             return True
         return False
