@@ -1,1 +1,1 @@
-"""Runs batches on the device."""
+"""Runs steps on devices, in this process or in rank processes."""

@@ -15,7 +15,7 @@ class Adapters(Protocol):
     """The LoRA adapters of this rank."""
 
     def load(self, source: AdapterSource) -> LoadedAdapter:
-        """Read an adapter's files. Thread-safe; may run during a step.
+        """Load an adapter into memory. Thread-safe; may run during a step.
 
         Raises:
             AdapterError: the files cannot be loaded, or do not match `source`.
@@ -27,7 +27,7 @@ class Adapters(Protocol):
         ...
 
     def activate(self, slot: int, number: int) -> None:
-        """Assign a loaded adapter to a slot, from the next step on."""
+        """Assign a loaded adapter to a slot. Called between steps."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Compiles the kernels of a model ahead of time, without a GPU.
 
 The model consists of fake tensors (shapes without data) and runs the steps of `exec.warm_up`; see
-`kernels.triton.compile.compile_only`. The kernels that a pod needs at its start are then already in Triton's cache.
+`kernels.triton.compile.compile_only`. An engine that starts with Triton's cache then need not compile these kernels.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CACHE_BYTES: Final = 8 << 30
 
 
 def build_kernels_of(args: EngineArgs, targets: Sequence[str]) -> None:
-    """Compile the kernels of the model in `args`, with progress in the log.
+    """Compile the kernels of the model in `args` and, for NVIDIA's targets, Triton's driver; log the results.
 
     Args:
         targets: names from `TARGETS`.
@@ -104,7 +104,6 @@ def build_kernels(
     """Compile the kernels for one rank of a model.
 
     Args:
-        formats: storage formats of the weights.
         on_launch: see `compile_only`.
 
     Returns:
@@ -157,7 +156,7 @@ def _sample(logits: torch.Tensor) -> None:
 
 
 class _FakeCommunicator:
-    """Communicator of rank 0 of `size` ranks, for shapes only: every rank is treated as if it had the same values."""
+    """Communicator of rank 0 of `size` ranks, for shapes only: results contain the values of rank 0 alone."""
 
     rank = 0
 

@@ -1,4 +1,4 @@
-"""Builds a runner: loads the model and its KV cache onto the device, runs the warm-up and captures graphs."""
+"""Builds a runner: loads the model, allocates its KV cache and, on GPUs, runs the warm-up and captures graphs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ MakeFinish = Callable[[Model, InputBatch], Finish]
 #: Tokens per row beyond the longest sequence, for tokens that a step in flight samples after a sequence's last token.
 _SPARE_TOKENS: Final = 16
 
-#: Upper bound of a chunk of greedy logits on a CPU, in bytes. glibc returns larger allocations to the system each time,
-#: so each step would page-fault them again.
+#: Maximum size of a chunk of greedy bfloat16 logits on a CPU, in bytes. glibc returns larger allocations to the system
+#: each time, so each step would page-fault them again.
 _KEPT_BYTES: Final = 32 << 20
 
 
@@ -77,14 +77,14 @@ def build_runner(
 
     Args:
         on_progress: called whenever loading progresses; see `OnProgress`.
-        groups: communicators of the ranks that share the model; None: a single rank.
+        groups: the groups of the ranks that share the model; None: a single rank.
         adapt: modifies how the layers are built, for example extends them or omits the head.
         make_finish: creates the finish of the last stage; None: sampling.
         lap: called with the name of each part of loading when it ends.
 
     Raises:
-        ArgumentError: the device or dtype is not available.
-        ModelError: the weights do not match, or the model does not fit.
+        ArgumentError: an argument is not supported on this device or with this model.
+        ModelError: the model cannot be loaded, for example because it does not fit.
     """
     device = resolve_device(args)
     if device.type == "cpu":
@@ -187,7 +187,7 @@ def _load(
     device: torch.device,
     on_progress: OnProgress,
 ) -> tuple[Model, KVCachePool]:
-    """Load the model and its KV cache."""
+    """Load the model, and allocate its KV cache."""
     scales = checkpoint.kv_scales(args.kv_cache_dtype, build)
     started = time.monotonic()
     with torch.inference_mode():
@@ -235,8 +235,7 @@ def _sampling(
 
 
 def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: OnProgress) -> None:
-    """Run warm-up steps on a GPU, so that kernels are compiled before the first request. Compiled kernels are
-    cached."""
+    """Run warm-up steps on a GPU, so that kernels are compiled before the first request."""
     started = time.monotonic()
     use_prebuilt()
     limits = args.max_num_seqs, args.max_num_batched_tokens, runner.plan.max_model_len
@@ -247,7 +246,7 @@ def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: On
             on_progress(0, 0)
         _constrain_nothing(runner, kernels)
     runner.batch.clear()
-    logger.info("ran each kernel once in %.1f s, %d of them compiled", time.monotonic() - started, len(compiled))
+    logger.info("warm-up took %.1f s; %d kernels were compiled", time.monotonic() - started, len(compiled))
 
 
 def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
@@ -260,8 +259,8 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
 
 def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bool:
     """Whether decodes can be captured as CUDA graphs. Not supported: several ranks, models that keep a state per
-    sequence, models of the Transformers backend, attention backends that cannot be captured, and adapters for which the
-    host waits within a step (those without grouped kernels, and those of experts)."""
+    sequence, models of the Transformers backend, attention backends that cannot be captured, and LoRA if the host waits
+    within a step for adapters (without grouped kernels, or if experts may have adapters)."""
     waits = runner.adapters is not None and (kernels.lora is None or runner.rows.extends_experts)
     is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and not waits
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)

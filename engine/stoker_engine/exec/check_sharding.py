@@ -1,4 +1,4 @@
-"""Checks that ranks can split a model, before any of them starts. The planner's rules are in `sizing.sharding`."""
+"""Checks that ranks can split a model, before any rank starts. `sizing.sharding` has the rules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stoker_engine.parallel.device import resolve_device
 from stoker_engine.sizing.sharding import objection, tensor_sizes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
 
-#: Flag that causes a problem, by `sizing.sharding.Objection.reason`; for other reasons it is --tensor-parallel-size.
+#: Flag that causes a problem, for some values of `sizing.sharding.Objection.reason`.
 _FLAGS: Final = {"TooFewLayers": "--pipeline-parallel-size", "NotMixtureOfExperts": "--enable-expert-parallel"}
 
 
 def refuse_indivisible(args: EngineArgs, checkpoint: Checkpoint) -> None:
-    """Refuse parallel sizes that cannot split the model.
+    """Check that the parallel sizes can split the model.
 
     Raises:
-        ArgumentError: the sizes cannot split the model; the message names the flag and the remedy.
+        ArgumentError: they cannot; the message names the flag and the remedy.
     """
     config, tensor, pipeline = checkpoint.config, args.tensor_parallel_size, args.pipeline_parallel_size
     whole = args.enable_expert_parallel

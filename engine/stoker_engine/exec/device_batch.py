@@ -4,9 +4,9 @@
                                                   ▲ a step's changes
     for each token of a step                  its row ──► token id, position, adapter, …
 
-A CUDA graph reads only the rows of a step's tokens from its inputs and gathers the other values, so it is valid for any
-sequences in these rows. The last entry is for padding: a token in row -1 (`layers.batch_rows.PADDING`) reads token 0 at
-position 0, without an adapter. On a CPU the per-row values are the input batch's own arrays.
+A CUDA graph gets the rows of a step's tokens and gathers their values, so it is valid for any sequences in these rows.
+The last entry is for padding: a token in row -1 (`layers.batch_rows.PADDING`) reads token 0 at position 0, without an
+adapter. On a CPU the per-row values are the input batch's own arrays.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DeviceBatch:
         """Return the token ids of a step and their positions, int64 [tokens].
 
         Args:
-            rows: int64 [tokens], the row of each, or `layers.batch_rows.PADDING`.
+            rows: int64 [tokens], each token's row, or `layers.batch_rows.PADDING`.
             token_ids: int64 [tokens], if known on the host; None: each row's last token.
             offsets: int64 [tokens], position of each token relative to its row's first uncomputed token; None: 0.
         """

@@ -36,8 +36,8 @@ def stored_as(args: EngineArgs, checkpoint: Checkpoint, device: torch.device | s
 
 
 def resolve_dtype(args: EngineArgs, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """Return the dtype of activations and unquantized weights. ``auto`` is the checkpoint's own dtype, or another one
-    if `device` has no kernels for it.
+    """Return the dtype of activations and unquantized weights. ``--dtype auto`` is the checkpoint's own dtype, or
+    another one if `device` has no kernels for it.
 
     Raises:
         ModelError: the checkpoint's dtype is not supported.

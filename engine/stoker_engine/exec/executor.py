@@ -1,7 +1,7 @@
 """Interface between the engine and the processes and devices that run the model.
 
 Each process runs steps one after the other, in the order of their launch. Several steps may be launched before the
-first is collected; the host's work on one step then overlaps with the model's work on the next.
+first is collected; scheduling and the processing of results can then overlap with the model's work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Executor(Protocol):
         """Wait for the oldest launched step and return its result.
 
         Raises:
-            Exception: the error of the step. Call `discard_in_flight` before the next launch.
+            Exception: the step failed. `discard_in_flight` must be called before the next launch.
         """
         ...
 
@@ -51,17 +51,17 @@ class Executor(Protocol):
         ...
 
     def prepare(self, grammar: Grammar) -> Future[object]:
-        """Start to compile a grammar, concurrently with the steps. The future returns its `Grammar.compiled`, or raises
-        `GrammarError`."""
+        """Start to compile a grammar, concurrently with the steps. The future returns the value for `Grammar.compiled`,
+        or raises `GrammarError`."""
         ...
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """Start to load a LoRA adapter on all ranks, concurrently with the steps. If a rank fails, the future raises
-        `AdapterError`, and no rank keeps the adapter."""
+        """Start to load a LoRA adapter on all ranks, concurrently with the steps. If a rank cannot load it, the future
+        raises `AdapterError`, and no rank keeps it."""
         ...
 
     def drop_adapter(self, number: int) -> None:
-        """Free the memory of a loaded adapter after the launched steps have run; later steps do not use it."""
+        """Free the memory of a loaded adapter after the launched steps have run. Later steps must not use it."""
         ...
 
     def shutdown(self) -> None:
@@ -129,7 +129,7 @@ class LocalExecutor:
 
     def _load_adapter(self, source: AdapterSource, after: Future[None] | None) -> LoadedAdapter:
         if after is not None:
-            after.result()  # the load needs the freed memory
+            after.result()  # the load may need the freed memory
         return load_adapter(self.runner.adapters, source)
 
     def shutdown(self) -> None:

@@ -43,7 +43,7 @@ _SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 32
 #: Tokens per sequence of the shortest graphs, and the factor from one length to the next.
 _SHORTEST, _LONGER = 1024, 4
 
-#: Captures a computation → its result at a fixed address, and a function that replays it.
+#: Captures a computation. Returns its result at a fixed address, and a function that replays it.
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
 
 
@@ -51,8 +51,7 @@ class StepShape(NamedTuple):
     """Shape of the steps that a graph is captured for.
 
     Attributes:
-        sequences: number of sequences.
-        tokens: number of tokens each sequence computes.
+        tokens: number of tokens that each sequence computes.
         has_adapters: whether sequences may use adapters.
     """
 
@@ -70,12 +69,12 @@ class StepShape(NamedTuple):
 
 
 class GraphInputs:
-    """Fixed addresses of a step's inputs, shared by all graphs: sequences' metadata and the rows of tokens. The graphs
+    """Fixed addresses of a step's inputs, shared by all graphs: attention metadata and the rows of tokens. The graphs
     gather the other inputs from the per-row values on the device.
 
     Args:
-        max_seqs: largest number of sequences.
-        max_blocks: largest number of blocks per sequence and group.
+        max_seqs: maximum number of sequences.
+        max_blocks: maximum number of blocks per sequence and group.
     """
 
     def __init__(self, max_seqs: int, max_blocks: int, plan: KVCachePlan, device: torch.device) -> None:
@@ -95,7 +94,7 @@ class GraphInputs:
         return self._token_rows[:size]
 
     def metadata(self, planned: np.ndarray) -> AttentionMetadata:
-        """Return the attention metadata of `len(planned)` decodes."""
+        """Return attention metadata at the fixed addresses; see `StepGraph.planned`."""
         size = len(planned)
         groups = [
             BlockTables(tables[:size], slots[:size], group.sliding_window, group.kind)
@@ -112,7 +111,7 @@ class GraphInputs:
         )
 
     def fill(self, inputs: Inputs) -> None:
-        """Copy a step's inputs."""
+        """Copy a step's inputs to the fixed addresses."""
         size, groups = len(inputs.token_rows), inputs.metadata.groups
         torch._foreach_copy_(
             [self._token_rows[:size], *(slots[:size] for slots in self._slots)],
@@ -129,7 +128,6 @@ class StepGraph:
 
     Attributes:
         planned: int32 [sequences], length in tokens of each sequence for which attention was planned.
-        inputs: the inputs that it reads.
         hidden: [sequences, hidden], the hidden states that it writes.
         states: hidden states of inner layers that it writes, see `StepInputs.hidden_states`.
     """
@@ -153,13 +151,13 @@ class StepGraph:
 
 
 class StepGraphs:
-    """All graphs of a model, for decodes only: no attention backend can capture the plan of longer steps yet.
+    """All graphs of a model, for decodes only: no attention backend can capture other steps yet.
 
     Args:
         batch: the per-row values on the device, from which graphs gather.
         rows: the rows that the model's operations read, see `layers.build.Build.rows`.
-        max_seqs: largest number of sequences in a step.
-        max_blocks: largest number of blocks per sequence.
+        max_seqs: maximum number of sequences in a step.
+        max_blocks: maximum number of blocks per sequence.
         has_adapters: whether to capture graphs with adapters, too.
 
     Attributes:
@@ -191,8 +189,8 @@ class StepGraphs:
                 on_captured()
 
     def find(self, step: Step, has_adapters: bool = False) -> StepGraph | None:
-        """Return the smallest graph that fits a step. None: there is none, or the step uses adapters and the engine
-        accepts adapters of experts, for which the host waits.
+        """Return the smallest graph that fits a step. None: no graph fits, or the step uses adapters and experts may
+        have adapters, for which the host waits.
 
         Args:
             has_adapters: whether a sequence of the step uses an adapter.
@@ -210,8 +208,8 @@ class StepGraphs:
 
     def _plans(self, size: int) -> list[np.ndarray]:
         """Return the lengths to capture for `size` sequences, the shortest last, without lengths that the plan for a
-        shorter one covers. Their sum is limited to twice the cache's tokens, since more tokens occur only with shared
-        prefixes."""
+        shorter one covers. The sequences' total length is limited to about twice the cache's tokens: only shared
+        prefixes allow more than the cache's tokens."""
         tokens = 2 * self._plan.num_blocks * self._plan.block_size
         longest = min(self._plan.max_model_len, -(-tokens // size))
         plans: list[np.ndarray] = []

@@ -5,7 +5,7 @@
      1    t0 t1 t2 …                    5 1 0 …                     temperature 0.7, seed 5, …
 
 Tokens and block tables are NumPy arrays, which each step updates in place. A step's inputs are built by a few array
-operations, regardless of the rows' content. Memory that no sequence has needed yet is never touched.
+operations, regardless of the rows' content. Memory that no sequence has needed yet is not touched.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class BatchRow:
     """State of a row besides tokens and blocks.
 
     Attributes:
-        new: the message that started the row or, if the row was forked, its parent.
-        rules: changes of its logits; None: none.
-        counts: counts of its tokens, if penalties need them.
-        num_prompt_logprobs: number of prompt tokens whose log-probabilities are computed.
+        new: the message that started the row or, if the row was forked, the row from which it descends.
+        index: index of the sequence in its request.
+        rules: changes of the sequence's logits; None: none.
+        counts: counts of its tokens; None: no penalty needs them.
+        num_prompt_logprobs: number of prompt tokens whose log-probabilities are already computed.
         is_plain: whether its next token is the most likely one, without log-probabilities, rules or grammar.
         matcher: state of its grammar; None: no grammar, or not used yet.
     """
@@ -58,8 +59,8 @@ class InputBatch:
     """The rows of the running sequences.
 
     Args:
-        num_rows: largest number of running sequences.
-        num_tokens: largest number of tokens per sequence, including drafts.
+        num_rows: maximum number of running sequences.
+        num_tokens: maximum number of tokens per sequence, including drafts.
         block_size: tokens per block.
         groups: groups of layers; a sequence has a block table for each.
 
@@ -94,7 +95,7 @@ class InputBatch:
             rows.clear()
 
     def apply(self, step: Step) -> None:
-        """Apply the changes of a step."""
+        """Apply a step's changes to the rows."""
         for fork in step.forks:
             self._fork(fork)
         for new in step.new:
@@ -111,7 +112,7 @@ class InputBatch:
                 self._num_blocks[row] = max(self._num_blocks[row], last + 1)
 
     def append(self, row: int, position: int, token_ids: list[int]) -> None:
-        """Write tokens of the output from `position` on, and count them."""
+        """Write tokens of the output from `position` on, and count them if penalties need counts."""
         self.token_ids[row, position : position + len(token_ids)] = token_ids
         counts = self.states[row].counts
         if counts is not None:
@@ -132,7 +133,7 @@ class InputBatch:
         """Return how the token at `position` is chosen; None: it is the most likely one.
 
         Args:
-            drafted: preceding draft tokens, which are not in the row yet.
+            drafted: preceding draft tokens, which are not counted in the row.
             mask: tokens that the row's grammar allows.
         """
         if row not in self.asking and num_samples == 1:
@@ -158,7 +159,8 @@ class InputBatch:
         )
 
     def prompt_positions(self, row: int, start: int, end: int) -> range:
-        """Return the computed positions whose logits give requested log-probabilities of prompt tokens."""
+        """Return the positions from `start` to before `end` whose logits give prompt log-probabilities that are still
+        needed."""
         state = self.states[row]
         params = state.new.spec.params
         if params.prompt_logprobs is None:

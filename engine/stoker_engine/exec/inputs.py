@@ -28,9 +28,9 @@ class Inputs:
     Attributes:
         token_rows: [tokens] int64, the row of each token; with padding, `PADDING` after the step's tokens.
         token_ids, positions: [tokens] int64; empty if a graph gathers them.
-        logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token of each
-            sequence that samples, and its draft.
-        ends: [sequences], index after each sequence's last token.
+        logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token and the draft
+            of each sequence that samples.
+        ends: [sequences], index in the step after each sequence's last token.
     """
 
     token_rows: torch.Tensor
@@ -59,11 +59,11 @@ class InputBuilder:
     gathers: bool
 
     def build(self, step: Step, size: int | None = None) -> Inputs:
-        """Build the inputs of one step, in the batch's order: decodes first, then chunks.
+        """Build the inputs of one step, in its order: decodes first, then chunks.
 
         Args:
-            size: for a step of decodes that a graph runs, the number of sequences to pad it to. Padding sequences have
-                no tokens in the cache and compute none.
+            size: number of sequences to which a step of decodes is padded for a graph. Padding sequences have no keys.
+                None: no graph runs the step.
         """
         batch = self.batch
         row = np.array(step.rows, dtype=np.int64)

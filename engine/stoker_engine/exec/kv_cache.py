@@ -41,7 +41,7 @@ from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
 
-#: Longest time that memory is claimed in the background, in seconds, so that the first prompts need not wait for it.
+#: Maximum time for which memory is claimed in the background, in seconds.
 _CLAIM_S = 0.5
 
 
@@ -52,8 +52,8 @@ class KVCachePlan:
     Attributes:
         kv: storage format of keys and values.
         num_blocks: number of blocks, including the null block.
-        max_model_len: largest number of tokens of a sequence, prompt and output.
-        step_tokens: largest number of tokens of a sequence that one step computes.
+        max_model_len: maximum number of tokens of a sequence, prompt and output.
+        step_tokens: maximum number of tokens that one step computes.
     """
 
     kv: KVFormat
@@ -72,14 +72,13 @@ def plan_kv_cache(
     groups: RankGroups | None = None,
     formats: WeightFormats = ALL_NUMBERS,
 ) -> KVCachePlan:
-    """Compute the size of the KV cache by the contract's memory arithmetic.
+    """Compute the size of the KV cache; see `sizing.memory`.
 
-    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. Ranks
-    that share a model use the smallest number of blocks that fits any of them.
+    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. All
+    ranks use the smallest number of blocks that any of them can hold.
 
     Args:
-        groups: communicators of the ranks that share the model, each of which calls this function; None: a single rank.
-        formats: storage formats of the weights.
+        groups: groups of the ranks that share the model, all of which call this function; None: a single rank.
 
     Raises:
         OutOfMemoryError: the model, or a sequence of `--max-model-len` tokens, does not fit; with the remedy.
@@ -128,7 +127,7 @@ class KVCachePool:
 
     Args:
         specs: cache contents of each layer of the model, on one of the ranks that share it.
-        dtype: dtype of the model and of its states.
+        dtype: dtype of the model, and of states whose spec has none.
         scales: scales by layer, for layers that have their own; others use 1.
         stage: the pipeline stage whose layers are allocated.
 
@@ -262,8 +261,7 @@ def allocate(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
                 f"the KV cache needs {_gib(math.prod(shape))}, but only {_gib(free)} of the GPU's {_gib(whole)} are "
                 "free; stop other processes on this GPU, or reduce --gpu-memory-utilization"
             ) from error
-    # NumPy requests huge pages if the kernel supports them. Memory is claimed from the first block on, which is used
-    # first.
+    # NumPy requests huge pages if the kernel supports them. Memory is claimed in the order in which blocks are used.
     pool = torch.from_numpy(np.empty(math.prod(shape), dtype=np.uint8)).view(shape)
     claim_in_background(pool, within_s=_CLAIM_S)
     return pool

@@ -26,8 +26,8 @@ class Rank(ABC):
     Args:
         name: for example "rank 1 of 2".
         pipe: this end.
-        setup: the rank's identity, which is sent to it. `timeout_s` also limits how long a send or receive of this
-            object waits for the rank.
+        setup: the rank's settings, which are sent to it. `setup.timeout_s` also limits how long this object's sends and
+            receives wait for the rank.
         model: path of the model's files for the rank; None: the same as the executor's.
 
     Attributes:
@@ -55,7 +55,7 @@ class Rank(ABC):
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Whether the rank's process is alive and currently stopped (SIGSTOP)."""
+        """Whether the rank's process is alive but stopped (SIGSTOP)."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
@@ -74,8 +74,8 @@ class Rank(ABC):
         """Send a pickled message.
 
         Raises:
-            BlockingIOError: the rank does not read.
-            OSError: the rank has ended.
+            BlockingIOError: the rank does not read in time.
+            OSError: the rank has ended, or its node is lost.
         """
         self.connection.send_bytes(data)
 
@@ -83,8 +83,8 @@ class Rank(ABC):
         """Return the next message. None: it was the rank's last one (`Lost`, `Died` or `LoadFailed`), which is stored.
 
         Raises:
-            EOFError, OSError: the rank has ended.
-            BlockingIOError: the rank stalls in the middle of a message.
+            EOFError, OSError: the rank has ended, or its node is lost.
+            BlockingIOError: the rank does not send a whole message in time.
             Exception: the message cannot be unpickled.
         """
         with self._reading:

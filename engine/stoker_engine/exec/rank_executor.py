@@ -9,7 +9,7 @@ last stage, samples and sends results.
 
 If one rank ends, all ranks are ended. A thread monitors them, even while no step runs: when a rank has ended, or was
 stopped for `_STOPPED_S`, all ranks are killed. The first cause, determined from all last messages and exit codes, is
-raised by the next call and reported to the supervisor.
+raised by later calls and reported to the supervisor.
 
 A hanging rank is detected by a process that waits for it. The timeouts are staggered, so that the process with the most
 specific information reports first: other ranks know which rank they wait for, this executor knows which rank did not
@@ -78,16 +78,15 @@ logger = logging.getLogger(__name__)
 _RANKS_WAIT: Final = 0.6
 _EXECUTOR_WAITS: Final = 0.8
 
-#: Minimum limit for the start of the ranks' processes, in seconds, for any step timeout: many processes load torch at
-#: once.
+#: Minimum of the timeout for the start of the ranks' processes, in seconds: many processes load torch at once.
 _START_S: Final = 60.0
 
-#: Seconds between two checks of the ranks, and after which a stopped rank is killed.
+#: Maximum seconds between two checks of the ranks, and until a stopped rank is killed.
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 3.0
 
-#: Seconds for ranks to end after they lost another rank, to end on request, and to disappear after a kill. The first
-#: and the last are limited by the step timeout, since a frozen node cannot kill its ranks.
+#: Maximum seconds for ranks to end after they lost another rank, to end on request, and to disappear after a kill. The
+#: step timeout limits the first and the last, since a frozen node cannot kill its ranks.
 _GRACE_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _KILL_S: Final = 5.0
@@ -102,9 +101,8 @@ class RankExecutor:
     Args:
         args: the engine's arguments, which determine the number of ranks and how these split the model.
         checkpoint: the model; every rank reads its part of the files.
-        on_progress: called whenever loading progresses in any rank, with the total bytes of all.
-        supervision: how the ranks are supervised.
-        head: connections to the ranks of other nodes; None: all ranks are processes of this node.
+        on_progress: called regularly while ranks load, with the loaded and total bytes of all; see `OnProgress`.
+        head: the engine's head; None: all ranks are processes of this node.
         program: see `RankProcess`.
 
     Raises:
@@ -173,7 +171,7 @@ class RankExecutor:
         """See `Executor`.
 
         Raises:
-            EngineDeadError: the ranks have ended; the error is the reason of the first one.
+            EngineDeadError: a rank has ended, or gave no result in time.
         """
         waited = 0.0
         while True:
@@ -232,7 +230,7 @@ class RankExecutor:
         """Dismiss the other nodes if another attempt would fail in the same way, or (Ctrl-C) if no attempt follows."""
         if self._head is not None and isinstance(error, ArgumentError | ModelError):
             self._head.dismiss(str(error))
-        elif self._head is not None and not isinstance(error, Exception):  # Ctrl-C
+        elif self._head is not None and not isinstance(error, Exception):
             self._head.dismiss()
 
     def _close(self) -> None:
@@ -415,10 +413,10 @@ class RankExecutor:
             self._on_death(error)
 
     def _end(self, because: StokerError | None = None) -> StokerError:
-        """End all ranks.
+        """End all ranks, unless they have been ended.
 
         Returns:
-            The error to raise: `because`, or the reason why the first rank ended.
+            The error to raise: the first call's `because` or, without it, the reason why the first rank ended.
         """
         with self._lock:
             if self._error is None:
@@ -452,7 +450,7 @@ class RankExecutor:
 
 
 def _ran(since: float) -> float:
-    """Return the seconds since `since`, without time in which this process did not run."""
+    """Return the seconds since `since`, at most 2 × `_LOOK_S`: in the rest this process did not run."""
     return min(time.monotonic() - since, 2 * _LOOK_S)
 
 

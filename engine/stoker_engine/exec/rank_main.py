@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     connection = Connection(pipe)
     setup: Setup = pickle.loads(connection.recv_bytes())
     rank, layout = setup.rank, setup.layout
-    # All ranks log the same information, so only rank 0 does. Warnings may concern any rank.
+    # All ranks would log the same information, so only rank 0 logs it. Warnings may concern any rank.
     logs.configure(log_format, logging.INFO if rank == 0 else logging.WARNING, **setup.labels, rank=rank)
     sys.setswitchinterval(_SWITCH_S)
     share = take_share(*setup.neighbours, on_cpu=setup.on_cpu)  # before torch and the kernels start threads
@@ -168,13 +168,13 @@ def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) 
 
 
 def _report_prepared(connection: Connection, grammar_id: int, prepared: Future[object]) -> None:
-    """Send the result of a compilation. Runs in the thread that has compiled the grammar."""
+    """Send whether a grammar was compiled. May run in the thread that compiled it."""
     error = prepared.exception()
     _send(connection, Prepared(grammar_id, None if error is None else str(error)))
 
 
 def _load_adapter(connection: Connection, runner: Runner, source: AdapterSource) -> None:
-    """Load an adapter, in the loader's thread. Any error affects only this adapter."""
+    """Load an adapter, in the loader's thread, and report the result. Any error affects only this adapter."""
     try:
         answer = AdapterLoaded(source.number, load_adapter(runner.adapters, source))
     except AdapterError as error:

@@ -2,9 +2,9 @@
 
 To a rank: first `Setup` and `EngineArgs`; `AllLoaded`; then one `Step` at a time, and between steps `LoadAdapter` and
 `DropAdapter`. To the answering rank only: a `TokenTable` before the first grammar, then a `Prepare` for each grammar.
-From a rank: `Progress` while it loads, then `Loaded` or `LoadFailed`; an `AdapterLoaded` for each adapter; finally
-`Lost` or `Died`, if it can still send. From the answering rank only: a `StepResult` for each step, and a `Prepared`
-for each grammar.
+From a rank: `Progress` while it loads, then `Loaded` or `LoadFailed`; an `AdapterLoaded` for each `LoadAdapter`; after
+a fatal error `Lost` or `Died`, if it can still send. From the answering rank only: a `StepResult` for each step, and a
+`Prepared` for each grammar.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """Identity of a rank.
+    """Identity and settings of a rank.
 
     Attributes:
-        rank: its number.
+        rank: its index in the engine.
         layout: how the ranks split the model.
         rendezvous: URL at which the ranks find each other; see `parallel.torch_communicator.World`.
         timeout_s: how long the rank waits for another rank, in seconds.
@@ -92,7 +92,6 @@ class Prepared:
     """A grammar was compiled, or failed to compile.
 
     Attributes:
-        number: number from `Prepare`.
         error: error message; None: it was compiled.
     """
 

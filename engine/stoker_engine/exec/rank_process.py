@@ -26,7 +26,6 @@ class RankProcess(Rank):
     """A rank's process. It starts immediately, and loads when it gets the engine's arguments.
 
     Args:
-        setup: identity of the rank.
         inherited: file descriptors shared with other ranks.
         log_format: see `logs.configure`.
         program: interpreter arguments of the program; tests replace it.

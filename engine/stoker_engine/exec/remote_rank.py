@@ -15,19 +15,15 @@ from stoker_engine.exec.rank import Rank
 from stoker_engine.exec.rank_messages import Setup
 from stoker_engine.nodes.node import Node
 
-#: Time for a node to start a rank's process, in seconds; limited by the ranks' timeout.
+#: Maximum time for a node to start a rank's process, in seconds; also limited by the ranks' timeout.
 _START_TIMEOUT_S: Final = 60.0
 
 
 class RemoteRank(Rank):
     """A rank's process on another node. It starts immediately, and loads when it gets the engine's arguments.
 
-    Args:
-        setup: identity of the rank.
-        node: the node that starts it.
-
     Raises:
-        EngineDeadError: the node cannot start it.
+        EngineDeadError: the node cannot start it in time.
     """
 
     def __init__(self, setup: Setup, node: Node) -> None:

@@ -51,8 +51,6 @@ class Runner:
         plan: size of the KV cache.
         batch: the running sequences.
         rows: rows of the batch in the form that the model's operations read.
-        finish: processes hidden states.
-        grammars: the compiled grammars.
         pipeline: the previous and next stages.
         graphs: captured graphs; None: every step runs kernel by kernel.
         adapters: the LoRA adapters; None: LoRA is off.
@@ -75,8 +73,8 @@ class Runner:
     num_torch_threads: int | None = None
 
     def run(self, step: Step) -> StepResult:
-        """Run a step. If the pipeline has a single stage, the sampled tokens of each sequence are then written into its
-        row. Only the rank with `RankGroups.samples` has complete results."""
+        """Run a step. With a single stage, sampled tokens are also written into the rows. Only the rank with
+        `RankGroups.samples` returns complete results."""
         with torch.inference_mode(), torch_threads(self.num_torch_threads):
             started = time.monotonic()
             prepared = self._prepare(step)

@@ -31,16 +31,14 @@ def start_ranks(
     """Start all ranks. The rendezvous exists until the context ends.
 
     Args:
-        args: the engine's arguments.
         ranks: list to append each started rank to, so that the caller can end them after an error.
         timeout_s: how long a rank waits for another, in seconds.
-        supervision: how the ranks are supervised.
-        head: connections to other nodes; None: all ranks are processes of this node.
+        head: the engine's head; None: all ranks are processes of this node.
         program: program of local ranks; see `RankProcess`.
-        on_wait: called periodically while waiting for other nodes.
+        on_wait: called regularly while other nodes connect and start ranks.
 
     Raises:
-        ArgumentError: another node does not match.
+        ArgumentError: this node has too few devices, or another node does not match.
         EngineDeadError: other nodes did not connect in time, or cannot start a rank.
         OSError: the system has no processes or memory left.
     """

@@ -20,11 +20,7 @@ MasksByBatchIndex = dict[int, list[Mask]]
 
 
 class StepMasks:
-    """Computes the masks of steps, one step at a time.
-
-    Args:
-        grammars: the engine's grammars.
-    """
+    """Computes the masks of steps, one step at a time."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
@@ -53,7 +49,7 @@ class StepMasks:
         found: MasksByBatchIndex = {}
         matchers: list[Matcher] = []
         ignores_eos: list[bool] = []
-        matched: list[tuple[int, int]] = []  # batch index, number of accepted draft tokens
+        matched: list[tuple[int, int]] = []  # batch index, number of preceding draft tokens
         for batch_index in batch_indices:
             row, draft = step.rows[batch_index], drafts.get(batch_index, [])
             params = rows.states[row].new.spec.params
@@ -80,8 +76,7 @@ class StepMasks:
         return found
 
     def _find_again(self, rows: InputBatch, row: int, worn: Matcher, drafted: list[int]) -> Mask:
-        """Compute the mask after a row's output and the draft tokens `drafted` again, because the matcher `worn` is
-        exhausted."""
+        """Compute the mask after a row's output and the draft tokens `drafted` again; see `Matcher.is_worn`."""
         state = rows.states[row]
         spec, matcher = state.new.spec, state.matcher
         assert spec.grammar is not None and matcher is not None

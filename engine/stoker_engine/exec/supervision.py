@@ -1,4 +1,4 @@
-"""Supervision of the rank processes of an engine."""
+"""Supervision of an engine's ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Supervision:
 
     Attributes:
         step_timeout: seconds after which a step, or loading without progress, counts as stuck.
-        log_format: format of the ranks' logs; see `logs.configure`.
+        log_format: see `logs.configure`.
         engine: index of the data-parallel engine; None: the only one.
         on_death: called in a separate thread with the reason when the ranks have ended without request, even if no step
             runs.

@@ -1,6 +1,6 @@
 """Steps that run before the first request, since kernels are compiled at their first launch.
 
-Compiled variants must not depend on the number or length of sequences, so a few steps are enough.
+Compiled variants depend on the number and length of sequences only as in `_MORE_TOKENS`, so a few steps are enough.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import NewSequence, Step
 
-#: Tokens of each prompt.
+#: Maximum tokens of prompts, except those of `_MORE_TOKENS`.
 _LENGTH: Final = 5
 
 #: Token counts just above 16, 32 and 64, where some kernels change the width of their tiles.
 _MORE_TOKENS: Final = (17, 33, 65)
 
-#: Greedy, and random sampling with all options.
+#: Greedy, and random sampling with options.
 _PARAMS: Final = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1),
@@ -38,7 +38,7 @@ def warm_up_steps(
     keys and values go to the null block, whose content affects no request.
 
     Args:
-        max_model_len: largest number of tokens of a sequence.
+        max_model_len: maximum number of tokens of a sequence.
         groups: number of groups of layers, each with its own block tables.
         adapter_slot: slot of all sequences; kernels of adapters run even if the slot is empty.
     """

@@ -1,4 +1,4 @@
-"""The address at which this machine listens for other nodes, and the network interface that reaches them."""
+"""The address at which this machine listens for other nodes, and the network interface that reaches a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on TCP at `host`, or at all addresses if `host` does not resolve to an address of this machine.
+    """Listen on TCP at `host`, or at all addresses of one IP version if `host` is not an address of this machine.
 
     Args:
         port: 0: any free port.
@@ -24,7 +24,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:  # the name may only resolve once this node is ready
+    except socket.gaierror:  # in Kubernetes the name may not resolve until this pod is ready
         family, address = socket.AF_INET, ("", port)
     try:
         return socket.create_server((str(address[0]), port), family=family, backlog=128)
@@ -38,8 +38,7 @@ def interface_towards(host: str) -> str:
     """Return the network interface by which this machine reaches `host`, which may be this machine.
 
     Raises:
-        OSError: the host does not resolve, there is no route to it, or no interface has the route's source address as
-            its first address.
+        OSError: the host does not resolve, there is no route to it, or the route's interface is not found.
     """
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as sock:
@@ -57,7 +56,7 @@ def _ipv4_addresses(name: str, sock: socket.socket) -> list[str]:
     try:
         found = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name.encode()))
     except OSError:
-        return []  # the interface has no address
+        return []  # the interface has no IPv4 address
     return [socket.inet_ntoa(found[20:24])]
 
 

@@ -1,6 +1,6 @@
 """A TCP connection between two nodes, which exchange JSON objects.
 
-Before the first message, both sides prove that they know the same key (`handshake`). Messages are not pickled, so a
+Before the first object, both sides prove that they know the same key (`handshake`). Messages are not pickled, so a
 malicious one cannot run code.
 """
 
@@ -15,16 +15,16 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-#: Largest message, in bytes.
+#: Maximum size of a received message, in bytes.
 _MAX_BYTES: Final = 1 << 16
 
-#: Seconds after which a node that does not respond on the network counts as lost. Its kernel responds, so a busy node,
-#: or one with stopped processes, is not lost.
+#: Approximate seconds after which a node that does not respond on the network counts as lost. Its kernel responds, so a
+#: busy node, or one with stopped processes, is not lost.
 UNREACHABLE_S: Final = 4
 
 
 class NodeConnection:
-    """A connection, which takes ownership of `sock`. Several threads may send.
+    """A connection to another node, which takes ownership of `sock`. Several threads may send.
 
     Attributes:
         address: IP address of the peer.
@@ -46,7 +46,7 @@ class NodeConnection:
         """Send a message.
 
         Raises:
-            OSError: the connection is closed.
+            OSError: it cannot be sent.
         """
         with self._sending:
             self._connection.send_bytes(data)
@@ -55,23 +55,19 @@ class NodeConnection:
         """Receive a message.
 
         Raises:
-            EOFError, OSError: the connection is closed, or the message is too long.
+            EOFError, OSError: no message can be received, or it is too long.
         """
         return self._connection.recv_bytes(_MAX_BYTES)
 
     def send(self, **message: Any) -> None:
-        """Send a JSON object.
-
-        Raises:
-            OSError: the connection is closed.
-        """
+        """Send a JSON object. Raises the same errors as `send_bytes`."""
         self.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any]:
         """Receive a JSON object.
 
         Raises:
-            EOFError, OSError: the connection is closed, or the message is too long.
+            EOFError, OSError: see `receive_bytes`.
             ValueError: the message is not a JSON object.
         """
         message = json.loads(self.receive_bytes())
@@ -80,11 +76,11 @@ class NodeConnection:
         return message
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set the timeout of later reads and writes, in seconds; 0: none."""
+        """See the function `wait_at_most`."""
         wait_at_most(self._socket, seconds)
 
     def release(self) -> socket.socket:
-        """Return the socket; the caller takes ownership."""
+        """Return the socket, which the caller then owns. The connection can no longer be used."""
         self._connection.close()
         return self._socket
 
@@ -98,7 +94,8 @@ class NodeConnection:
 
 
 def notice_unreachable(sock: socket.socket) -> None:
-    """Make the kernel close a connection whose peer does not respond. Also disable the delay of small messages."""
+    """Let the kernel end a connection whose peer is unreachable, see `UNREACHABLE_S`. Also disable the delay of small
+    messages."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -112,12 +109,12 @@ def notice_unreachable(sock: socket.socket) -> None:
 
 
 def wait_at_most(sock: socket.socket, seconds: float) -> None:
-    """Set the timeout of one read or write of a blocking socket, in seconds; 0: none."""
+    """Set the timeout of each later read or write of a blocking socket, in whole seconds; 0: none."""
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Send a reset when the socket is closed or the process exits, so that the peer gets an error immediately, as with
-    socket pairs. By default the peer only reads an end of file."""
+    """Let the kernel send a reset when the socket is closed or the process exits, so that the peer's reads and writes
+    fail immediately. By default the peer only reads an end of file."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -5,7 +5,7 @@
     head ──► node   HMAC(key, "head", both nonces), or an error if the node's HMAC is wrong
 
 HMAC-SHA256 (RFC 2104). Later messages are neither encrypted nor signed. The key only protects against attackers who can
-reach the port, not against those who can modify packets between the nodes.
+reach the port, not against those who can read or modify packets between the nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from stoker_engine.nodes.connection import NodeConnection
 
-#: The environment variable with the key, equal on all nodes.
+#: Name of the environment variable with the key, which must be equal on all nodes.
 VARIABLE: Final = "STOKER_NODE_KEY"
 
 _GREETING: Final = b"stoker-node-1 "
@@ -25,11 +25,11 @@ _NUMBER_BYTES: Final = 32
 
 
 class WrongKeyError(Exception):
-    """The peer has another key, or none."""
+    """The keys of this node and its peer differ."""
 
 
 class NoNodeError(Exception):
-    """The peer is not a Stoker node."""
+    """The peer is not a Stoker node, or does not accept this node yet."""
 
 
 def node_key() -> bytes:
@@ -42,7 +42,7 @@ def greet_node(connection: NodeConnection, key: bytes) -> None:
 
     Raises:
         WrongKeyError, NoNodeError: authentication failed.
-        EOFError, OSError: the connection is closed.
+        EOFError, OSError: no message can be exchanged.
     """
     head_nonce = os.urandom(_NUMBER_BYTES)
     connection.send_bytes(_GREETING + head_nonce)

@@ -1,8 +1,8 @@
 """Node 0's side of an engine: listens for the other nodes that have ranks of this engine.
 
 It listens as long as the engine lives. A node that is already connected, or was connected when the engine started, is
-turned away, and connections from other programs are closed, without effect on the engine. A connection that does not
-complete the handshake is closed after `_GREETING_S`; if there are more than `_MAX_GREETINGS`, the oldest are closed.
+turned away, and connections from other programs are closed, without effect on the engine. Each handshake has a timeout
+of `_GREETING_S`; if more than `_MAX_GREETINGS` are in progress, the oldest ones are ended.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from stoker_engine.nodes.placement import RankPlacement
 
 logger = logging.getLogger(__name__)
 
-#: Timeout of a handshake, in seconds, and largest number of concurrent handshakes.
+#: Timeout of a handshake, in seconds, and maximum number of concurrent handshakes.
 _GREETING_S: Final = 10.0
 _MAX_GREETINGS: Final = 64
 
 #: Seconds between log lines about missing nodes.
 _LOG_INTERVAL_S: Final = 5.0
 
-#: Seconds to wait until the port of an engine that has just died is free.
+#: Maximum wait until the port of an engine that has just died is free, in seconds.
 _PORT_S: Final = 10.0
 
-#: Upper limit of the timeout, in seconds, in the printed deadline.
+#: Maximum timeout from which the deadline in messages is computed, in seconds.
 _LONGEST_S: Final = 10**9
 
-#: Time that `dismiss` waits for missing nodes, in seconds: running nodes retry more often, so they connect within it.
+#: Maximum time that `dismiss` waits for missing nodes, in seconds: running nodes retry more often.
 _COME_S: Final = 2.0
 
 
@@ -51,13 +51,11 @@ class Head:
     """The head of an engine. Listens from its construction on.
 
     Args:
-        args: the engine's arguments.
         model: path of the model's files on this node.
-        engine: the index of the engine.
-        on_waiting: called with a message about missing nodes whenever it changes, and with an empty one at the end.
+        on_waiting: called by `nodes` with a message whenever the missing nodes change, and with an empty one when all
+            have connected.
 
     Attributes:
-        placement: the placement of ranks on nodes.
         engine: the index of the engine.
         address: the address by which other nodes reach this one.
 
@@ -77,7 +75,7 @@ class Head:
         self._on_waiting = on_waiting
         self._nodes: dict[int, Node] = {}
         self._news = threading.Condition()  # protects the state of nodes; notified of changes
-        self._complete = False  # all nodes have connected, and the engine uses them
+        self._complete = False  # whether `nodes` has returned all nodes
         self._refused: ArgumentError | None = None
         self._greetings: dict[socket.socket, float] = {}  # deadlines of handshakes, the oldest first
         self._greeting = threading.Lock()  # protects `_greetings`
@@ -111,7 +109,7 @@ class Head:
         """Wait until all other nodes with ranks of this engine have connected, and return them by index.
 
         Raises:
-            ArgumentError: a node was rejected.
+            ArgumentError: a node with the right key was rejected.
             EngineDeadError: some nodes did not connect in time.
         """
         began = last_logged = time.monotonic()
@@ -149,8 +147,8 @@ class Head:
         """Tell the nodes that this head will not return, so that they exit.
 
         Args:
-            because: why the head could not serve; nodes that are about to connect receive this reason, too. Empty: a
-                normal shutdown.
+            because: why the engine could not serve; nodes that connect within `_COME_S` receive this reason, too.
+                Empty: a normal shutdown.
         """
         with self._news:
             if because and not self._complete and self._refused is None:
@@ -160,7 +158,7 @@ class Head:
             node.dismiss(because)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Stop listening, and close the connections to all nodes."""
         atexit.unregister(self.dismiss)
         self._closed = True
         self._wake.close()
@@ -176,7 +174,7 @@ class Head:
         ]
 
     def _accept(self) -> None:
-        """Accept connections, each in its own thread."""
+        """Accept connections until `close`, and handle each in its own thread."""
         poll = select.poll()
         poll.register(self._listening.fileno(), select.POLLIN)
         poll.register(self._wake_end.fileno(), 0)
@@ -188,7 +186,7 @@ class Head:
                 sock, _ = self._listening.accept()
             except BlockingIOError:
                 continue
-            except OSError as error:  # the connection is already closed, or there are no free file descriptors
+            except OSError as error:  # for example, the connection is already closed, or no file descriptors are free
                 logger.warning("cannot accept a connection of another node: %s", error)
                 time.sleep(0.1)
                 continue
@@ -200,8 +198,8 @@ class Head:
         self._wake_end.close()
 
     def _end_greetings(self, before: float = 0.0, max_greetings: int = _MAX_GREETINGS) -> bool:
-        """Shut down handshakes whose deadline is before `before`, and the oldest beyond `max_greetings`; their threads
-        close them. Return whether any remain."""
+        """Shut down the sockets of handshakes whose deadline is before `before`, and of the oldest ones beyond
+        `max_greetings`; their threads close them. Return whether handshakes remain."""
         with self._greeting:
             for sock, until in list(self._greetings.items()):
                 if until < before or len(self._greetings) > max_greetings:
@@ -211,7 +209,7 @@ class Head:
             return bool(self._greetings)
 
     def _greet(self, sock: socket.socket) -> None:
-        """Authenticate a connection and handle it."""
+        """Authenticate a connection, and admit its node or rank, or close it."""
         connection: NodeConnection | None = None
         try:
             connection = NodeConnection(sock)
@@ -228,7 +226,7 @@ class Head:
             logger.warning("rejected %s: it has another key; set the same %s", connection.address, VARIABLE)
             connection.close()
         except Exception as error:  # other programs may send anything
-            logger.info("closed a connection that is not of a node: %s: %s", type(error).__name__, error)
+            logger.info("closed a connection whose handshake failed: %s: %s", type(error).__name__, error)
             if connection is not None:
                 connection.close()
             else:
@@ -266,7 +264,7 @@ class Head:
         node.listen()
 
     def _refuse(self, connection: NodeConnection, name: str, refusal: ArgumentError) -> None:
-        """Send the reason to the node, and raise it in `nodes`."""
+        """Send the reason to the node, and let `nodes` raise it."""
         logger.error("rejected %s: %s", name, refusal)
         connection.send(refused=refusal.message, argument=refusal.argument)
         connection.close()
@@ -305,6 +303,6 @@ def _names(nodes: list[int]) -> str:
 
 
 def _named(address: Sequence[Any]) -> str:
-    """Return the usual text of a socket's address."""
+    """Return a socket's address as HOST:PORT."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""The head's handle of another node: starts and kills ranks there, and receives their states."""
+"""The head's handle of another node: starts and kills one engine's ranks there, and receives their states."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class RankState:
     """The last reported state of a rank on a node.
 
     Attributes:
-        pipe: the connection to the rank, until `Node.start` returns it.
-        is_stopped: whether its process is alive and stopped (SIGSTOP).
-        code: its exit code; None while it runs.
-        killed_for_memory: whether the node's kernel killed a process for lack of memory while the rank ran.
-        error: why it could not be started.
+        pipe: the connection to the rank, from its arrival until `Node.start` returns it; otherwise None.
+        is_stopped: whether its process is stopped (SIGSTOP), or was when it ended.
+        code: its exit code; None: it has not exited.
+        killed_for_memory: whether the rank has exited, and the node's kernel killed a process for lack of memory while
+            it ran.
+        error: why it could not be started; None: no error is known.
     """
 
     pipe: socket.socket | None = None
@@ -44,13 +45,11 @@ class Node:
     """A connected node.
 
     Args:
-        node_index: the node's index.
-        connection: the connection to it.
         model: path of the model's files on the node.
 
     Attributes:
         name: such as "node 1 (10.0.0.2)".
-        cause_of_loss: why the node is lost; None: it is connected.
+        cause_of_loss: why the node is lost or is about to end; None: it is connected.
     """
 
     def __init__(self, node_index: int, connection: NodeConnection, model: str) -> None:
@@ -67,7 +66,7 @@ class Node:
             Its state, which is updated by the node's reports, and the connection to it.
 
         Raises:
-            EngineDeadError: the rank could not be started.
+            EngineDeadError: the rank could not be started within `timeout_s`.
         """
         state = self._ranks[rank] = RankState()
         self._send(start=rank)
@@ -80,21 +79,20 @@ class Node:
         return state, pipe
 
     def kill(self, rank: int) -> None:
-        """Kill a rank on the node."""
+        """Tell the node to kill a rank, without waiting."""
         self._send(kill=rank)
 
     def dismiss(self, because: str) -> None:
-        """Tell the node that the head will not return; `because` says why it could not serve."""
+        """Tell the node that the head will not return; see `Head.dismiss`."""
         self._send(farewell=because)
 
     def wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until the node's reports make `condition` true, or the node is lost. Return False if neither happens
-        within `timeout_s`."""
+        """Wait until `condition` is true or the node is lost. Return False if neither happens within `timeout_s`."""
         with self._news:
             return self._news.wait_for(lambda: condition() or self.cause_of_loss is not None, max(0.0, timeout_s))
 
     def awaits(self, rank: int) -> bool:
-        """Whether the connection of a rank is expected."""
+        """Whether a connection of the rank can be delivered to `start`."""
         state = self._ranks.get(rank)
         return state is not None and state.pipe is None and not state.has_ended
 
@@ -113,7 +111,7 @@ class Node:
             cause = f"it did not respond for {UNREACHABLE_S} s; check the network and the machine"
         except (EOFError, ConnectionResetError):
             cause = "its `stoker serve … --headless` has ended"
-        except Exception as error:  # an invalid message
+        except Exception as error:  # for example an invalid message
             cause = f"{type(error).__name__}: {error}"
         with self._news:
             self.cause_of_loss = self.cause_of_loss or cause

@@ -1,4 +1,4 @@
-"""A node's description of itself, and its check against node 0: all nodes must run the same model and arguments."""
+"""A node's description of itself, which node 0 compares with its own. All but some arguments must be equal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from stoker_common.errors import ArgumentError
 from stoker_engine.contract.argv import flag_name
 from stoker_engine.contract.engine_args import EngineArgs
 
-#: Arguments that may differ between nodes: the node's index, the sources of the model, the address of the head, and the
-#: timeout of the connection. `long_prefill_token_threshold` and `max_itl_ms` may differ, too: only the head's scheduler
-#: reads them, and their offline defaults differ from the server's.
+#: Arguments that may differ between nodes. Only node 0 uses `long_prefill_token_threshold` and `max_itl_ms`, which have
+#: other defaults offline than in the server.
 _MAY_DIFFER: Final = frozenset(
     {
         "model",
@@ -39,7 +38,7 @@ class NodeInfo:
     Attributes:
         version: version of Stoker.
         arguments: arguments that must be equal on all nodes, name → text.
-        model: digest that identifies the model.
+        model: digest of the model's files, see `_digest`.
     """
 
     version: str
@@ -48,7 +47,7 @@ class NodeInfo:
 
     @classmethod
     def of(cls, args: EngineArgs, model: Path) -> NodeInfo:
-        """Return the description of this node, whose model is at `model`."""
+        """Return the description of this node, whose model's files are at `model`."""
         arguments = {
             field.name: str(getattr(args, field.name))
             for field in dataclasses.fields(args)
@@ -58,7 +57,7 @@ class NodeInfo:
 
     @classmethod
     def read(cls, message: dict[str, Any]) -> NodeInfo:
-        """Return another node's description, from a message. Missing fields are empty."""
+        """Read another node's description from a message. Missing fields are empty."""
         arguments = message.get("arguments")
         return cls(
             str(message.get("version", "")),
@@ -67,7 +66,11 @@ class NodeInfo:
         )
 
     def refusal(self, other: NodeInfo, name: str) -> ArgumentError | None:
-        """Return why this head must reject a node called `name`; None: it is accepted."""
+        """Return why node 0, described by this object, must reject another node; None: it is accepted.
+
+        Args:
+            name: the other node's name in messages.
+        """
         if other.version != self.version:
             versions = f"{name} has Stoker {other.version or '(unknown version)'}, and node 0 has {self.version}"
             return ArgumentError("--nnodes", f"{versions}; run the same version on all nodes")
@@ -86,8 +89,8 @@ class NodeInfo:
 
 
 def _digest(model: Path) -> str:
-    """Return a quick digest of a model: of its config.json and its safetensors files' names and sizes, or of the size
-    of a model that is a single file."""
+    """Return a quick digest of a model: of its safetensors files' names and sizes and its config.json, if it exists;
+    or of the size of a model that is a single file."""
     digest = hashlib.sha256()
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     for file in files:

@@ -1,12 +1,12 @@
 """The placement of ranks on nodes.
 
-All ranks of all engines, one engine after the other, are divided into equal parts:
+All ranks of all engines, one engine after the other, are divided into equal parts, one for each node:
 
     2 engines of 2 ranks, 2 nodes      node 0: engine 0        node 1: engine 1
     1 engine of 2 stages × 2, 2 nodes   node 0: stage 0       node 1: stage 1
     1 engine of 1 stage × 4, 2 nodes    node 0: ranks 0, 1    node 1: ranks 2, 3 of the same layers
 
-If all ranks of an engine are in one part, the engine is on a single node. Otherwise its ranks are on consecutive nodes.
+An engine's ranks are therefore on one node or on consecutive nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """The placement of ranks.
+    """The numbers that determine the placement of ranks.
 
     Attributes:
         nodes: number of nodes; divides the number of all ranks.

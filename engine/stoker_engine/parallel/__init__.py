@@ -1,1 +1,1 @@
-"""The device, communication between the ranks of an engine, and transfers between host and device."""
+"""A rank's device, processors and memory, its transfers to the device, and its communication with other ranks."""

@@ -1,4 +1,4 @@
-"""Populates memory before its first use.
+"""Populates pages of memory before they are written.
 
 By default each page is allocated at the first write to it. On a virtual machine, whose host must then allocate pages
 too, this took a tenth of the time of a prompt that wrote its keys and values to new pages.
@@ -20,10 +20,10 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
-    """Populate the pages of `tensor` from its start, for at most `within_s` seconds. Its content does not change.
+    """Populate the pages of `tensor` from its start, for at most about `within_s` seconds. Its content does not change.
 
     Returns:
-        The number of populated bytes; 0 if the system does not support it (Linux before 5.14) or has no free memory.
+        Number of populated bytes; 0 on other devices than the CPU.
     """
     if sys.platform != "linux" or tensor.device.type != "cpu":
         return 0
@@ -38,5 +38,5 @@ def claim_memory(tensor: torch.Tensor, within_s: float) -> int:
 
 
 def claim_in_background(tensor: torch.Tensor, within_s: float) -> None:
-    """Populate the pages of `tensor` in a thread, which keeps it alive, while it is used; see `claim_memory`."""
+    """Run `claim_memory` in a thread, which keeps `tensor` alive. The tensor may be used meanwhile."""
     threading.Thread(target=claim_memory, args=(tensor, within_s), name="claim-memory", daemon=True).start()

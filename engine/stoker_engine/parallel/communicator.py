@@ -1,8 +1,4 @@
-"""Collective operations between the ranks that compute a model together, as used by its layers.
-
-All ranks run the same program on the same tokens, each with its shard of the weights. They synchronize only in the
-operations below. All ranks must call each operation, in the same order.
-"""
+"""Collective operations between the ranks of a group, all of which must call the same operations in the same order."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ import torch
 
 
 class RankLostError(RuntimeError):
-    """Another rank has died, or did not join an operation in time."""
+    """An operation between ranks failed, for example because another rank has died."""
 
 
 class Communicator(Protocol):
-    """A group of ranks that share the work of each layer (tensor parallelism, Shoeybi et al., 2019).
+    """A group of ranks, such as those that share layers (tensor parallelism, Shoeybi et al., 2019).
 
     Attributes:
         rank: this process's rank in the group, 0 … size - 1.
@@ -35,8 +31,8 @@ class Communicator(Protocol):
         """Return all ranks' `x`, concatenated along the last dimension in the order of ranks.
 
         Args:
-            x: this rank's tensor; between ranks only the size of the last dimension may differ.
-            widths: size of each rank's last dimension; None: all equal.
+            x: this rank's tensor; all have the same dtype, and the same shape except for the last dimension.
+            widths: size of the last dimension of each rank's tensor; None: all equal.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The device that this process computes on, its memory, and the number of threads."""
+"""The device that this process computes on, its memory, and torch's number of threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stoker_engine.parallel.processors import cpu_quota
 
 
 def resolve_device(args: EngineArgs) -> torch.device:
-    """Return the device for `args`.
+    """Return the device that `--device` selects.
 
     Raises:
-        ArgumentError: no CUDA device is visible.
+        ArgumentError: CUDA is requested, and no CUDA device is visible.
     """
     name = args.device
     if name == "auto":
@@ -29,10 +29,10 @@ def resolve_device(args: EngineArgs) -> torch.device:
 
 
 def check_devices(device: torch.device, count: int) -> None:
-    """Check that each of `count` ranks on `device` has its own accelerator.
+    """Check that `count` accelerators are visible, unless `device` is the CPU.
 
     Raises:
-        ArgumentError: fewer than `count` accelerators are visible.
+        ArgumentError: fewer are visible.
     """
     if device.type == "cuda" and (visible := torch.cuda.device_count()) < count:
         raise ArgumentError(
@@ -43,10 +43,10 @@ def check_devices(device: torch.device, count: int) -> None:
 
 
 def use_device(device: torch.device, index: int) -> None:
-    """Select the visible accelerator number `index` for this process.
+    """Select the visible accelerator number `index` for this process, unless `device` is the CPU.
 
     Raises:
-        ArgumentError: it does not exist.
+        ArgumentError: there is no such accelerator.
     """
     check_devices(device, index + 1)
     if device.type == "cuda":
@@ -69,11 +69,11 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
 def limit_threads(limit: int | None = None) -> None:
     """Limit torch's threads to the container's CPU limit, or to `limit` if that is lower.
 
-    torch starts one thread per core of the machine. If the container's limit is lower, the kernel throttles all of them
-    for the rest of each period, and every GEMM waits for its slowest thread.
+    By default torch starts one thread per core of the machine. If the container's limit is lower, the kernel throttles
+    them for the rest of each period, and every GEMM waits for its slowest thread.
 
     Args:
-        limit: number of threads for this process if several processes compute concurrently.
+        limit: maximum number of threads; None: only the container's limit applies.
     """
     count = usable_threads() if limit is None else min(usable_threads(), limit)
     if count != torch.get_num_threads():
@@ -81,7 +81,7 @@ def limit_threads(limit: int | None = None) -> None:
 
 
 def usable_threads() -> int:
-    """Return torch's number of threads, limited to the container's CPU limit."""
+    """Return torch's number of threads or, if lower, the container's CPU limit, rounded up."""
     count, quota = torch.get_num_threads(), cpu_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 
@@ -90,8 +90,8 @@ def usable_threads() -> int:
 def torch_threads(count: int | None) -> Iterator[None]:
     """Set the number of threads of torch's operators within the block; None changes nothing.
 
-    The CPU kernels have their own threads. torch's OpenMP threads spin for milliseconds after each operator, and would
-    compete with them for the cores.
+    torch's OpenMP threads spin for milliseconds after each operator, and would compete with the threads of the CPU
+    kernels for the cores.
     """
     before = torch.get_num_threads()
     if count is None or count == before:

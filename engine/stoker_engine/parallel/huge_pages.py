@@ -1,7 +1,7 @@
 """Requests huge pages (2 MiB instead of 4 KiB) from the system.
 
-Each step reads all weights sequentially. With small pages the processor translates an address every 64 cache lines,
-which reduces the read bandwidth by up to a third.
+Steps read weights sequentially. With small pages the processor translates an address every 64 cache lines, which
+reduced the read bandwidth by up to a third.
 """
 
 from __future__ import annotations
@@ -19,22 +19,17 @@ _MADV_COLLAPSE: Final = 25
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Request huge pages for tensors before the first write to them. Only whole huge pages within ranges of adjacent
-    tensors change."""
+    """Request huge pages for tensors on the CPU, before the first write to them."""
     _advise(tensors, _MADV_HUGEPAGE)
 
 
 def collapse_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """Move tensors that are already written from small pages to huge pages.
-
-    Does nothing before Linux 6.1.
-    """
+    """Move tensors on the CPU, after they are written, to huge pages. Does nothing before Linux 6.1."""
     _advise(tensors, _MADV_COLLAPSE)
 
 
 def _advise(tensors: Iterable[torch.Tensor], advice: int) -> None:
-    """Call madvise for each whole huge page. Errors are ignored: a system without huge pages continues with small
-    ones."""
+    """Call madvise for each whole huge page in the tensors' ranges. Errors are ignored, so small pages stay in use."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -44,8 +39,8 @@ def _advise(tensors: Iterable[torch.Tensor], advice: int) -> None:
 
 
 def _runs(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Yield the address ranges (start, end) of tensors with less than a huge page between them. Tensors of small models
-    are smaller than a page or two, and share pages."""
+    """Yield the address ranges (start, end) of tensors; ranges with less than a huge page between them are merged,
+    because small tensors share pages."""
     begin = end = 0
     for first, size in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors):
         if first - end >= _PAGE:

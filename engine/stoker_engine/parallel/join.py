@@ -26,8 +26,8 @@ class Joined:
     _world: World
 
     def settle(self) -> None:
-        """Close the connections of torch.distributed, once all ranks have loaded, if steps use only shared memory.
-        gloo's thread would wake up a hundred times per second, even while the engine is idle."""
+        """Close the connections of torch.distributed if steps use only shared memory: gloo's thread would wake up a
+        hundred times per second, even while the engine is idle. Must be called after all ranks have loaded."""
         if isinstance(self.groups.tensor, ShmCommunicator) and self.groups.pipeline.stage.count == 1:
             self.close()
 
@@ -39,14 +39,13 @@ class Joined:
 def join(
     rank: int, layout: RankLayout, rendezvous: str, timeout_s: float, shared: SharedMemory | None = None
 ) -> Joined:
-    """Wait until all ranks of an engine have joined.
+    """Connect this rank to the other ranks of its engine, and wait until all have joined.
 
     Args:
         rank: this process's rank in the engine.
-        layout: the layout of all ranks.
         rendezvous: URL of the rendezvous; see `World`.
-        timeout_s: seconds that a rank waits for another one.
-        shared: shared memory of the ranks that share layers; None: they share no memory.
+        timeout_s: timeout of joining and of each operation, in seconds.
+        shared: memory of the ranks that share layers with this one; None: they share no memory.
 
     Raises:
         RankLostError: not all ranks joined in time.
@@ -68,7 +67,7 @@ def _tensor_group(
     if shared is None or layout.tensor > MAX_RANKS:
         return world.ranks(layout.tensor_groups())
     library = shared.library
-    # A rank of another build, or without enough memory, may lack the kernels; then no rank uses them.
+    # If a rank lacks the CPU kernels, all ranks communicate by torch.distributed.
     is_everywhere = bool(engine.all_gather(torch.tensor([library is not None])).all())
     if library is None or not is_everywhere:
         return world.ranks(layout.tensor_groups())

@@ -23,7 +23,7 @@ class RankLayout:
     Attributes:
         tensor: number of ranks that share each layer.
         pipeline: number of pipeline stages.
-        expert: whether each rank of a stage has whole experts (expert parallelism), instead of shards of all.
+        expert: whether each rank of a stage has whole experts (expert parallelism), instead of a shard of each.
     """
 
     tensor: int = 1
@@ -63,7 +63,7 @@ class RankLayout:
         return [list(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor)]
 
     def pipelines(self) -> list[list[int]]:
-        """Return for each index in a stage the ranks from the first stage to the last, which pass on hidden states."""
+        """Return for each index in a stage the ranks with this index, from the first stage to the last."""
         return [list(range(tensor_rank, self.size, self.tensor)) for tensor_rank in range(self.tensor)]
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Pipeline stages as processes: each sends its results to the next one, over gloo or NCCL.
 
-A tensor is transferred while its sender computes the next step. The sender keeps it until it has arrived, because gloo
-reads it in place. The engine has at most one step per stage plus one in flight, so the oldest of that many tensors has
-already arrived, and waiting for it does not block.
+A tensor is transferred while its sender computes the next step. The sender keeps the last tensors, because gloo reads
+them in place. The engine has at most one step per stage plus one in flight, so a tensor that was sent that many steps
+ago has arrived, and waiting for it does not block.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class ProcessPipeline:
 
     Args:
         members: the ranks with the same index in each stage, from the first stage to the last.
-        rank: this process's rank.
-        group: the process group of `members`, used only for these transfers.
+        group: the process group of `members`.
     """
 
     def __init__(self, members: Sequence[int], rank: int, group: distributed.ProcessGroup) -> None:

@@ -1,9 +1,8 @@
 """CPU affinity and number of threads of each process that computes on a machine.
 
-Ranks are distributed over the machine's NUMA nodes, each rank on a single node if possible, so that its weights are in
-node-local memory. Within a node ranks are not bound to cores, because containers often see all processors of the
-machine, and all would choose the first ones. Instead, the ranks of a node together have at most as many threads as it
-has cores, or one thread each if there are more ranks than cores.
+If there are enough cores, each process is bound to one or more NUMA nodes, so that its weights are in node-local
+memory. It is not bound to cores of a node, because containers often see all processors of the machine, and all would
+choose the first ones. Instead, each process has at most an equal part of the cores as threads, and at least one thread.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ class Machine:
 
     @classmethod
     def current(cls, system: Path = _SYSTEM) -> Machine:
-        """Return the machine of this process.
+        """Return the processors available to this process.
 
         Args:
-            system: the kernel's folder that describes the machine.
+            system: a folder with the contents of /sys/devices/system.
         """
         allowed = frozenset(os.sched_getaffinity(0))
         cores = {_read(system / f"cpu/cpu{number}/topology/thread_siblings_list") for number in allowed}
@@ -61,13 +60,14 @@ class Machine:
         )
 
     def num_cores(self, processors: Processors) -> int:
-        """Return the number of distinct cores of these processors."""
+        """Return the number of cores to which these processors belong."""
         shared = [core & processors for core in self.cores if core & processors]
         return len(shared) + len(processors.difference(*shared))
 
     @property
     def time(self) -> int:
-        """Number of threads that can compute concurrently, one per core: hyperthreads of a core share its units."""
+        """Number of threads that can compute concurrently: one per core, because hyperthreads of a core share its
+        units, and at most the CPU limit, rounded up."""
         cores = self.num_cores(self.allowed)
         return cores if self.quota is None else max(1, min(cores, math.ceil(self.quota)))
 
@@ -77,9 +77,9 @@ class ProcessorShare:
     """The processors of one of several processes.
 
     Attributes:
-        processors: its CPU affinity; other processes on the same NUMA node may have the same.
-        threads: number of threads that compute.
-        is_crowded: whether there are fewer cores than processes, or the CPU limit is lower than one core per process.
+        processors: its CPU affinity; other processes may have the same.
+        threads: number of its threads that compute.
+        is_crowded: whether the processes are more than the cores, or than the CPU limit rounded up.
     """
 
     processors: Processors
@@ -99,13 +99,13 @@ def deal(machine: Machine, count: int) -> list[ProcessorShare]:
 
 
 def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
-    """Return the share of one of `count` processes of this machine. On the CPU, the first process logs a warning if
-    there are too few processors.
+    """Return the share of this process.
 
     Args:
-        count: number of processes.
+        count: number of processes that share the machine.
         number: index of this process.
-        on_cpu: whether the CPU computes the model. If so, this thread and threads started by it are bound to the share.
+        on_cpu: whether the CPU computes the model. If so, this thread and threads that it starts are bound to the
+            share, and the first process logs a warning if processes are crowded.
     """
     machine = Machine.current()
     share = deal(machine, count)[number]
@@ -117,7 +117,7 @@ def take_share(count: int, number: int, on_cpu: bool) -> ProcessorShare:
 
 
 def crowding(machine: Machine, count: int) -> str | None:
-    """Return a warning if more processes compute than there are cores; None: there are enough."""
+    """Return a warning if `count` processes are crowded, see `ProcessorShare`; otherwise None."""
     if count <= machine.time:
         return None
     limit = f" with a CPU limit of {machine.quota:g}" if machine.quota is not None else ""
@@ -128,8 +128,7 @@ def crowding(machine: Machine, count: int) -> str | None:
 
 
 def bind(share: ProcessorShare) -> None:
-    """Bind this thread, and threads started by it afterwards, to the processors of `share`. If the system forbids that,
-    the affinity stays unchanged."""
+    """Bind this thread, and threads started by it afterwards, to the processors of `share`, if the system permits."""
     try:
         os.sched_setaffinity(0, share.processors)
     except OSError:
@@ -137,7 +136,7 @@ def bind(share: ProcessorShare) -> None:
 
 
 def cpu_quota() -> float | None:
-    """Return the CPU limit of this container, in processors; None: no limit."""
+    """Return the CPU limit of this container, in processors; None if it has no limit or the limit is unknown."""
     for files in _CPU_QUOTAS:
         if all(Path(file).is_file() for file in files):
             words = [word for file in files for word in Path(file).read_text().split()]
@@ -159,7 +158,8 @@ def _read(file: Path) -> Processors:
 
 
 def _placements(machine: Machine, count: int) -> list[tuple[Processors, int]]:
-    """Return for each of `count` processes its processors, and the number of processes that share them."""
+    """Return for each of `count` processes, at most one per core, its processors, and the number of processes that
+    share them."""
     nodes = _nodes(machine)
     if count < len(nodes):
         return [(frozenset().union(*group), 1) for group in _nodes_of_each(machine, nodes, count)]
@@ -170,7 +170,8 @@ def _placements(machine: Machine, count: int) -> list[tuple[Processors, int]]:
 
 
 def _nodes(machine: Machine) -> list[Processors]:
-    """Return the allowed processors grouped by NUMA node. No group is empty, and groups are disjoint."""
+    """Return the allowed processors, grouped by NUMA node; the last group may be those of unknown nodes. No group is
+    empty, and groups are disjoint."""
     remaining, nodes = machine.allowed, []
     for node in (*machine.nodes, machine.allowed):
         if usable := remaining & node:
@@ -180,7 +181,7 @@ def _nodes(machine: Machine) -> list[Processors]:
 
 
 def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> list[list[Processors]]:
-    """Assign whole nodes to fewer processes: the largest node first, each to the process with the fewest cores."""
+    """Assign each node to one of fewer processes: the largest node first, each to the process with the fewest cores."""
     dealt: list[list[Processors]] = [[] for _ in range(count)]
     for node in sorted(nodes, key=machine.num_cores, reverse=True):
         min(dealt, key=lambda few: sum(map(machine.num_cores, few))).append(node)
@@ -188,8 +189,8 @@ def _nodes_of_each(machine: Machine, nodes: list[Processors], count: int) -> lis
 
 
 def _counts_of_each(sizes: list[int], count: int) -> list[int]:
-    """Return the number of processes of each node, at most its number of cores. Each process is assigned to the node
-    with the most cores per process (D'Hondt); of equal nodes, to the one with the fewest processes."""
+    """Return the number of processes of each node, for at most one process per core. Each process is assigned to the
+    node that then has the most cores per process (D'Hondt); of equal nodes, to the one with the fewest processes."""
     counts = [0] * len(sizes)
     for _ in range(count):
         counts[max(range(len(sizes)), key=lambda node: (sizes[node] / (counts[node] + 1), -counts[node]))] += 1

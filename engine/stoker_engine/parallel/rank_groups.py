@@ -21,11 +21,11 @@ class Pipeline(Protocol):
     stage: Stage
 
     def send(self, x: torch.Tensor) -> None:
-        """Send `x` to the next stage. Returns before it has arrived, so `x` must not be modified afterwards."""
+        """Send `x` to the next stage. May return before `x` has arrived, so it must not be modified afterwards."""
         ...
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Receive a tensor from the previous stage, in the order of sending."""
+        """Receive the previous stage's next tensor, in the order of sending."""
         ...
 
 
@@ -48,9 +48,9 @@ class RankGroups:
     """The groups of one of the ranks that compute a model together.
 
     Attributes:
-        tensor: ranks that share its layers.
-        pipeline: the ranks of the previous and the next stage with the same index.
-        engine: all ranks of the engine; usable only while the model loads.
+        tensor: ranks of this rank's stage, which share its layers.
+        pipeline: the ranks with the same index in the previous and the next stage.
+        engine: all ranks of the engine; must be used only while the model loads.
     """
 
     tensor: Communicator = field(default_factory=SingleRank)

@@ -16,7 +16,7 @@ def rendezvous_at(address: str) -> Iterator[str]:
     `parallel.torch_communicator.World`.
 
     Raises:
-        OSError: the port cannot be opened.
+        OSError: no port can be opened.
     """
     listening = listen(address, 0)
     host, port = listening.getsockname()[:2]

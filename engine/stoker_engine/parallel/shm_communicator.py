@@ -1,10 +1,11 @@
 """Communication between ranks on the CPUs of one machine, by shared memory.
 
-The collectives are in ``kernels/cpu/csrc/comm/shm_collectives.h``. A reduction is one call with one or two waits, each
-of about a microsecond if no rank is late. By default a waiting rank spins for 50 µs and then sleeps until the others
-arrive. The memory is anonymous, and is freed when the last process closes it.
+The collectives are in ``kernels/cpu/csrc/comm/shm_collectives.h``. A wait takes about a microsecond if no rank is late.
+By default a waiting rank spins for 50 µs and then sleeps until the others arrive. The memory is anonymous, and is freed
+when the last process closes it.
 
-Sums are computed in float32 in the order of ranks, as in `parallel.torch_communicator`: both give the same bits.
+Values are added in the order of ranks, narrow dtypes in float32, as in `parallel.torch_communicator`: both give the
+same bits.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import torch
 
 from stoker_engine.parallel.communicator import RankLostError
 
-#: Largest number of ranks with shared memory.
+#: Maximum number of ranks with shared memory.
 MAX_RANKS: Final = 64
 
-#: Bytes that a rank contributes to one wait; larger tensors are split. The memory has two slots per rank.
+#: Maximum bytes of a rank's data between two waits; larger tensors are split. The memory has two slots per rank.
 _SLOT_BYTES: Final = 256 * 1024
 _HEADER_BYTES: Final = 128
 
@@ -71,7 +72,7 @@ class SharedMemory:
     """Shared memory of ranks on the CPUs of one machine.
 
     Attributes:
-        fd: file descriptor of the memory; empty at first, and used by these ranks only.
+        fd: file descriptor of the memory; initially empty, and used by these ranks only.
         library: the CPU kernels; None: not available.
         spin_us: microseconds that a waiting rank spins before it sleeps; 0 if ranks share processors.
     """
@@ -85,7 +86,6 @@ class ShmCommunicator:
     """See `parallel.communicator.Communicator`; tensors are on the CPU. Not thread-safe.
 
     Args:
-        rank: this process's rank.
         size: number of ranks, 2 … `MAX_RANKS`.
         fd: file descriptor of the memory, see `SharedMemory`; it may be closed afterwards.
         timeout_s: seconds after which a rank that does not join an operation counts as lost.
@@ -127,8 +127,8 @@ class ShmCommunicator:
         return x
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Communicator`. Ranks exchange their actual widths, which takes a microsecond: with wrong `widths` a rank
-        would read beyond the others' data.
+        """See `Communicator`. Instead of using `widths`, ranks exchange their tensors' widths, which takes a
+        microsecond: with wrong ones a rank would read beyond the others' data.
 
         Raises:
             RankLostError: another rank did not join in time, or calls another operation.
@@ -154,7 +154,7 @@ class ShmCommunicator:
         return x
 
     def _sum_of_parts(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum for dtypes that the kernels do not support."""
+        """Return the sum for dtypes that the kernels cannot add."""
         parts = x.new_empty(self.size, *x.shape)
         self._widths[:] = [x.nbytes] * self.size
         self._gather(_PARTS, x, 1, parts)

@@ -1,9 +1,8 @@
 """Communication between rank processes by torch.distributed.
 
-On the CPU, sums are computed here, in float32 in the order of ranks. The backend's all-reduce would split tensors and
-sum the ranks in another order for each piece. A row's sum therefore has the same bits on every rank, in every run and
-in every batch.
-Tensors are transferred as bytes, so that all dtypes are supported.
+On the CPU, sums are computed here in the order of ranks, so that a row's sum has the same bits on every rank, in every
+run and in every batch. The backend's all-reduce would split tensors and add each piece in another order.
+Except for NCCL's sums, tensors are transferred as bytes, so that all dtypes are supported.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class TorchCommunicator:
         self._first, self._group = members[0], group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Communicator`. On accelerators NCCL computes the sum. Its order, and so the last bit, depends on the
+        """See `Communicator`. On accelerators NCCL computes the sum. Its order, and so the last bits, may depend on the
         size of `x`."""
         if x.is_cuda:
             x = x.contiguous()
@@ -51,7 +50,7 @@ class TorchCommunicator:
         return total.to(x.dtype)
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
-        """See `Communicator`. Narrower tensors are padded with zeros."""
+        """See `Communicator`. Narrower tensors are padded for the transfer."""
         widths = widths or [x.shape[-1]] * self.size
         x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = self._gather(x, "all_gather").unbind()
@@ -81,10 +80,8 @@ class World:
     """All ranks of an engine. The constructor waits until all ranks have joined.
 
     Args:
-        rank: this process's rank.
-        size: number of ranks.
-        rendezvous: URL of the rendezvous: ``file://PATH`` of an empty file used by these ranks only; or, for ranks on
-            several machines, ``tcp://HOST:PORT`` of a `TCPStore`.
+        rendezvous: ``file://PATH`` of an empty file used by these ranks only; or, for ranks on several machines,
+            ``tcp://HOST:PORT`` of a `TCPStore`.
         timeout_s: seconds after which a rank that does not join an operation counts as lost.
 
     Raises:
@@ -98,7 +95,7 @@ class World:
         with waiting(rank, size, "joining the others"):
             if url.scheme == "tcp":
                 host, port = str(url.hostname), int(url.port or 0)
-                # The store resolves each address to a name, which takes 20 s each if no name server answers.
+                # TCPStore resolves addresses to names, which takes 20 s each if no name server answers.
                 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
                 if "GLOO_SOCKET_IFNAME" not in os.environ:
                     os.environ["GLOO_SOCKET_IFNAME"] = interface_towards(host)
@@ -125,7 +122,7 @@ class World:
         return own_group, made[own_group]
 
     def close(self) -> None:
-        """Leave the other ranks. The communicators can no longer be used."""
+        """Disconnect from the other ranks. The communicators can no longer be used."""
         for ranks in self._made:
             del ranks._group  # a remaining reference would keep the process group alive
         self._made.clear()
@@ -145,7 +142,7 @@ class World:
 
 @contextmanager
 def waiting(rank: int, size: int, operation: str) -> Iterator[None]:
-    """Convert torch's errors in the block: they mean that another rank is lost.
+    """Convert torch's errors in the block, because most mean that another rank is lost.
 
     Raises:
         RankLostError: torch raised a RuntimeError.

@@ -1,7 +1,6 @@
 """Transfers of a step's values between host and device.
 
-`to_host` waits for the device, the other functions do not. `sampling.logits` also calls it where it branches on
-computed values.
+Only `to_host` waits for the device.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _ALIGNMENT: Final = 16
 def to_device(
     numbers: np.ndarray | Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return values of the host as a tensor; on the CPU it shares an array's memory, unless `dtype` differs. Does not
-    wait for the copy."""
+    """Return values of the host as a tensor on `device`; on the CPU it shares an array's memory, unless `dtype`
+    differs."""
     tensor = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else torch.tensor(numbers, dtype=dtype)
     if dtype is not None:
         tensor = tensor.to(dtype)
@@ -29,7 +28,8 @@ def to_device(
 
 
 def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Return arrays of the host as tensors, copied in one transfer; on the CPU each shares its array's memory."""
+    """Return arrays of the host as tensors on `device`, copied in one transfer; on the CPU each shares its array's
+    memory."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
     sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]

@@ -1,5 +1,5 @@
 """Assigns parts of this machine to the engines of the model: to each as many accelerators as it has ranks here, in the
-order of engines, or a share of the processors. The ranks of an engine with several ranks take their shares of the
+order of engines, or a share of the processors. If an engine has several ranks, these take their shares of the
 processors themselves."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def assign_devices(args: EngineArgs, engine: int) -> None:
-    """Hide other engines' accelerators from this process, or limit it to its share of the processors. Does nothing if
-    this machine has a single engine.
+    """Hide other engines' accelerators from this process; without accelerators, limit the process of an engine with one
+    rank to its share of the processors. Does nothing if the engine does not share node 0 with another one.
 
-    Must be called before CUDA or compute threads start.
+    Must be called on node 0, before CUDA or compute threads start.
 
     Raises:
-        ArgumentError: there are accelerators, but fewer than all engines need.
+        ArgumentError: there are accelerators, but fewer than node 0 has ranks.
     """
     placement = RankPlacement.of(args)
     local_engines = placement.engines_on(0)

@@ -22,7 +22,7 @@ class DPAdapter:
     Attributes:
         source: its source, with the digest that all engines must find.
         loaded_by: by engine, the process that has loaded the adapter, or has an error in `errors`.
-        errors: by engine, why its process could not load the adapter again.
+        errors: by engine, why its process could not load the adapter in `DPAdapters.reload`.
     """
 
     source: AdapterSource
@@ -32,11 +32,10 @@ class DPAdapter:
 
 
 class DPAdapters:
-    """The adapters of all engines. Lives in one event loop.
+    """The adapters of all engines, for one event loop.
 
     Args:
-        engines: the engines of the model.
-        check_serving: raises `EngineDeadError` if no engine serves or will serve.
+        check_serving: raises `EngineDeadError` if no engine takes requests.
 
     Attributes:
         by_number: the adapters that requests may use, by number.
@@ -65,7 +64,7 @@ class DPAdapters:
 
     async def reload(self, engine: DPEngine) -> None:
         """Load all adapters into an engine that was loaded, for the first time or again. The error of an adapter that
-        cannot be loaded is logged and kept.
+        cannot be loaded is logged, and added to its `errors`.
 
         Raises:
             EngineDeadError: the engine died meanwhile.
@@ -102,10 +101,10 @@ class DPAdapters:
     async def _load_into(
         self, engines: Sequence[DPEngine], adapter: DPAdapter | None, source: AdapterSource
     ) -> DPAdapter:
-        """Load an adapter into some engines, and return it. Engines that die meanwhile load it when they are reloaded.
+        """Load an adapter into engines, and return it. Engines that die meanwhile are skipped.
 
         Args:
-            adapter: the adapter as loaded by other engines; None: these engines are the first.
+            adapter: the adapter as loaded by other engines; None: no engine has loaded it yet.
         """
         processes = [engine.process for engine in engines]
         expected = source if adapter is None else adapter.source
@@ -124,6 +123,6 @@ class DPAdapters:
                     f"the files of LoRA adapter {source.name} in {source.path} changed while it was loaded"
                 )
             adapter.loaded_by[engine.number] = process
-        if adapter is None:  # all of them died
+        if adapter is None:  # all engines died
             raise next(error for error in results if isinstance(error, EngineDeadError))
         return adapter

@@ -1,7 +1,7 @@
-"""The client's view of one engine of the model: its process, its requests, and the replacement of a dead process.
+"""The server's handle of one engine of the model: its process, its requests, and the replacement of a dead process.
 
-Liveness is determined on request from reliable sources: the state of the process, and the start time of its current
-step. While requests or loads wait for the engine, a `Watchdog` checks it, too.
+Each query of the engine's state reads reliable sources: the state of the process, and its heartbeat. While requests or
+loads wait for the engine, a `Watchdog` checks it, too.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class DPEngine:
         number: index of the engine.
         name: name in messages and logs; empty: the only engine.
         ranks: number of its ranks.
-        start: starts a process.
+        start: starts a process of the engine.
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
-        on_step: called in the event loop with the new tokens of each step and its report.
+        on_step: called in the event loop with the new tokens and the report of each step that has either.
 
     Attributes:
         process: the newest process.
         streams: destinations of deltas, by id of the engine's requests.
-        outputs: converts tokens to text; set while the engine serves.
+        outputs: converts tokens to text; None before the first `serve`.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class DPEngine:
         self._token_table_sent_to: EngineProcess | None = None  # the process that has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
         self._died_of: EngineDeadError | None = None  # error of the previous process, until this one serves
-        self._waiting = ""  # the reason why loading waits
+        self._waiting = ""  # the reason why loading waits for other nodes; empty: it does not
         self._adapter_loads: dict[int, asyncio.Future[LoadedAdapter]] = {}
         self._closed = False
 
     async def load(self, args: asyncio.Future[EngineArgs]) -> EngineInfo:
-        """Wait until the engine is loaded; `serve` must follow. Called once, and after each death of the engine, to
-        start another process.
+        """Wait until the engine is loaded; `serve` must follow. Called once, and after each death: it then starts
+        another process.
 
         Args:
             args: future of the engine's arguments with the path of the model's files.
@@ -125,7 +125,7 @@ class DPEngine:
         """Accept requests from now on.
 
         Raises:
-            EngineDeadError: it has died since it was loaded.
+            EngineDeadError: it has died since `load` returned.
         """
         if self._dead_of is not None:
             raise type(self._dead_of)(f"the engine died while it loaded: {self._dead_of}")
@@ -136,7 +136,7 @@ class DPEngine:
 
     @property
     def is_live(self) -> bool:
-        """Whether its process runs, and neither a step nor a phase of loading exceeds the timeout."""
+        """Whether it is neither dead, shut down, stopped nor stuck."""
         return self._dead_of is None and not self._closed and self.process.is_running and self._standstill is None
 
     @property
@@ -146,7 +146,7 @@ class DPEngine:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its process is stopped, or a step or a phase of loading exceeds the timeout."""
+        """Whether its process is stopped or exceeds a timeout of `Watchdog`, and is not known to be dead."""
         return self._dead_of is None and (self.process.is_stopped or self._standstill is not None)
 
     @property
@@ -156,12 +156,12 @@ class DPEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is loaded and live."""
+        """Whether it takes requests and is live."""
         return self._serving and self.is_live
 
     @property
     def status(self) -> str:
-        """Sentence on its current state or the cause of its death."""
+        """Text on its current state or the cause of its death."""
         if self._dead_of is not None:
             return f"the engine is dead: {self._dead_of}"
         if self._closed:
@@ -181,7 +181,7 @@ class DPEngine:
 
     @property
     def state(self) -> EngineState:
-        """State of the engine. The message changes only if the state changes, because it is copied into a status."""
+        """State of the engine. Its message changes only with the state, because the operator copies it."""
         info = self._info
         if self.is_ready:
             message = "serving"
@@ -200,7 +200,7 @@ class DPEngine:
         )
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until it is dead, and return the cause. Never returns after `shutdown`."""
+        """Wait until the current process is dead, and return the cause. Never returns if `shutdown` is called first."""
         return await asyncio.shield(self._death)
 
     def die(self, cause: EngineDeadError) -> None:
@@ -209,26 +209,26 @@ class DPEngine:
         self._die(self.process, cause)
 
     def watch_if_stopped(self) -> None:
-        """Watch the process if it is stopped. It is killed if it stays stopped, even if no request waits for it: new
-        requests go to other engines."""
+        """Watch the process if it is stopped, even if no request waits for it: new requests go to other engines. If it
+        stays stopped, it is killed."""
         if self.takes_requests and self.process.is_stopped:
             self.watchdog.watch(self.process, self._death)
 
     def shutdown(self) -> None:
-        """Shut down the engine; requests in flight end with `EngineDeadError`. `close` waits for the process."""
+        """End requests in flight and loads of adapters with `EngineDeadError`. `close` must follow."""
         self._closed = True
         self.watchdog.stop()
         self._end_streams()
 
     def close(self) -> None:
-        """Wait until the process has ended. Called after `shutdown`."""
+        """End the process. Called after `shutdown`."""
         self.process.close()
 
     def begin(self, stream: OutputStream, request: EngineRequest) -> None:
         """Start a request, whose deltas go to `stream`. The caller must call `abort` in the end.
 
         Raises:
-            EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
+            EngineDeadError: the engine does not take requests. If it dies later, the stream raises this error.
         """
         self.check_serving()
         assert self.outputs is not None
@@ -254,7 +254,7 @@ class DPEngine:
 
         Raises:
             AdapterError: the adapter cannot be loaded.
-            EngineDeadError: the engine is dead, or died meanwhile.
+            EngineDeadError: the engine is dead or shut down, or this happened meanwhile.
         """
         if self._dead_of is not None or self._closed:
             raise EngineDeadError(DEAD)
@@ -268,8 +268,8 @@ class DPEngine:
             self._adapter_loads.pop(source.number, None)
 
     def remove_adapter(self, number: int) -> None:
-        """Refuse new requests for an adapter; current ones continue. A process that is still loading has no
-        adapters."""
+        """Refuse new requests for an adapter; current ones continue. Does nothing while no process is loaded, since it
+        has no adapters then."""
         if self._is_loaded:
             self.process.send(RemoveAdapter(number))
 
@@ -288,7 +288,7 @@ class DPEngine:
         """Check that the engine takes requests.
 
         Raises:
-            EngineDeadError: the engine is dead, shut down, or was never loaded.
+            EngineDeadError: the engine does not take requests.
         """
         if not self.takes_requests:
             raise EngineDeadError(DEAD)
@@ -296,7 +296,7 @@ class DPEngine:
     def _receive(self, process: EngineProcess, message: Any) -> None:
         """Process a message of the engine, in the reading thread. An exception here kills the engine."""
         if process is not self.process or self._dead_of is not None:
-            return  # the process was abandoned, although it could not be killed
+            return  # the process was abandoned
         if isinstance(message, StepOutputs):
             self._call(self._on_outputs, self._put(process, message.deltas), message)
         elif isinstance(message, AdapterReply):
@@ -332,7 +332,7 @@ class DPEngine:
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the event loop is closed
+        except RuntimeError:
             logger.debug("dropped a message of the engine after the event loop was closed")
 
     def _on_outputs(self, to_wake: Sequence[OutputStream], outputs: StepOutputs) -> None:
@@ -369,7 +369,8 @@ class DPEngine:
         self._death.set_result(cause)
 
     def _for_clients(self, cause: EngineDeadError) -> str:
-        """Return the error for clients: how the process ended, but no details of an internal exception."""
+        """Return the message for clients. A plain `EngineDeadError` may contain an internal exception, so its text is
+        omitted."""
         return DEAD if type(cause) is EngineDeadError else f"{self.name or 'the engine'} has stopped: {cause}"
 
     def _end_streams(self, kind: type[EngineDeadError] = EngineDeadError, message: str = DEAD) -> None:

@@ -1,4 +1,4 @@
-"""Data-parallel engines driven by a script's own thread. `LLM` uses them like a single engine.
+"""Data-parallel engines that a script's own thread drives. `LLM` uses them like an `Engine`.
 
 Each engine runs in its own process. All messages arrive in one queue, which `step` waits for, so results are processed
 in the order of arrival. Requests are distributed by the same router as in the server.
@@ -56,7 +56,7 @@ class DPEngines:
         program: see `EngineProcess`.
 
     Attributes:
-        info: properties that callers need to build requests: what each engine can serve.
+        info: properties that callers need to build requests: what all engines can serve.
 
     Raises:
         ArgumentError, ModelError: an engine cannot be loaded.
@@ -93,7 +93,7 @@ class DPEngines:
         while len(infos) < len(self._processes):
             engine, message = self._next(lambda: set(range(len(self._processes))) - infos.keys())
             if isinstance(message, WaitingForNodes | MissingRanks):
-                continue  # these are already logged
+                continue  # only a server reports these
             if isinstance(message, LoadFailed):
                 raise message.error()
             if isinstance(message, EngineDeadError):
@@ -107,7 +107,7 @@ class DPEngines:
         )
 
     def _next(self, waited_for: Callable[[], Collection[int]]) -> tuple[int, Any]:
-        """Return the index of an engine and its next message. The engines in `waited_for` are checked meanwhile: a
+        """Return the index of an engine and its next message. The engines `waited_for()` are checked meanwhile: a
         stopped or stuck one is killed, and its `EngineDeadError` is then a message."""
         while True:
             if (now := time.monotonic()) >= self._next_check:
@@ -131,7 +131,7 @@ class DPEngines:
         return bool(self._unfinished or self._adapter_loads)
 
     def set_token_table(self, table: TokenTable) -> None:
-        """Set the vocabulary as bytes. Called before the first request with a grammar."""
+        """Set the vocabulary as bytes. Must be called before the first request with a grammar."""
         for process in self._processes:
             process.send(table)
 
@@ -179,19 +179,18 @@ class DPEngines:
             self._processes[engine].send(Abort(request_id))
 
     def stop(self, request_id: str, index: int) -> None:
-        """End a sequence at a stop string in its text; unknown ones are ignored."""
+        """End a sequence at a stop string in its text; unknown requests are ignored."""
         if request_id in self._unfinished:
             engine, _ = self._unfinished[request_id]
             self._processes[engine].send(Stop(request_id, index))
             self._ended(request_id, index)
 
     def step(self) -> StepOutputs:
-        """Wait for a step of any engine, and return its outputs. The outputs are empty if an answer to a load of an
-        adapter arrives instead.
+        """Wait for a step of any engine, and return its outputs for unfinished requests. The outputs are empty if an
+        answer to a load of an adapter arrives instead.
 
         Raises:
-            EngineDeadError: an engine died, or was stuck and killed. All requests are then dropped, because their state
-                is unknown.
+            EngineDeadError: an engine died, or was killed. All engines are then ended, and all requests are dropped.
         """
         engine, message = self._next(self._engines_at_work)
         if isinstance(message, EngineDeadError):
@@ -257,7 +256,7 @@ def _name(engine: int) -> str:
 
 
 def _put_message(news: _News, engine: int, message: Any) -> None:
-    """Queue a message. Runs in an engine's reading thread, and must not keep the engines object alive."""
+    """Queue a message. Runs in an engine's reading thread, and must not keep the `DPEngines` alive."""
     news.put((engine, message))
 
 

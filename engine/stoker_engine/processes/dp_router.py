@@ -6,15 +6,15 @@
 
 The engine with the longest prefix wins, unless its additional load exceeds what the prefix saves. A conversation
 therefore stays where its keys and values are, and a prefix shared by all requests spreads over as many engines as the
-load needs. Engines without capacity come last: if the request's sequences would exceed the largest number of sequences
-in a step, or if the KV cache was full and sequences waited at the last report. Ties go to the engine whose last request
-is the oldest.
+load needs. Engines without capacity come last: if the request's sequences would exceed the maximum number of sequences
+in a step, or if the KV cache was full and sequences waited at the last report. Ties go to the engine that was not
+chosen for the longest time.
 
-An engine's seen prefixes are recorded by the contract's block-hash chain over chunks of `CHUNK_TOKENS` or a block, so
-that a prompt needs few hashes. The number of chunks corresponds to the size of its KV cache, with LRU eviction as in
-the engine. The record is an estimate: an error costs time, but does not change results.
+An engine's seen prefixes are recorded as a hash chain (`stoker_common.block_hash`) over chunks of up to `CHUNK_TOKENS`,
+at least a block, so that a prompt needs few hashes. As many chunks are recorded as fit the engine's KV cache, with LRU
+eviction as in the engine. The record is an estimate: an error costs time, but does not change results.
 
-SGLang's cache-aware router and NVIDIA Dynamo's router weigh prefixes against load in the same way.
+SGLang's cache-aware router and NVIDIA Dynamo's router also weigh prefixes against load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHUNK_TOKENS: Final = 64
 #: Number of prompt tokens whose computation slows a new request as much as one running sequence does.
 SEQUENCE_TOKENS: Final = 64
 
-#: Usage of the KV cache from which it counts as full if sequences wait.
+#: Usage of the KV cache, as a fraction, from which it counts as full if sequences wait.
 FULL: Final = 0.95
 
 
@@ -43,7 +43,7 @@ class _Request:
     """A request in flight at an engine.
 
     Attributes:
-        waiting: prompt tokens to compute before its first token.
+        waiting: number of prompt tokens to compute before its first token; 0 afterwards.
     """
 
     engine: int
@@ -57,9 +57,9 @@ class _Engine:
 
     Attributes:
         seen: hashes of the chunks of prompts sent to it, in LRU order with the most recent last.
-        sequences, waiting: sequences in flight, and prompt tokens to compute for them.
+        sequences, waiting: number of sequences in flight, and of prompt tokens to compute before first tokens.
         was_full: whether its KV cache was full and sequences waited at the last report.
-        chosen: value of the choice counter when it was last chosen.
+        chosen: value of the choice counter when it was last chosen; 0: never.
     """
 
     seen: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
@@ -69,7 +69,7 @@ class _Engine:
     chosen: int = 0
 
     def num_seen(self, chunks: Sequence[BlockHash]) -> int:
-        """Return how many of a prompt's first chunks were sent to the engine before."""
+        """Return how many of a prompt's first chunks the engine has seen."""
         seen = self.seen
         for index, chunk in enumerate(chunks):
             if chunk not in seen:
@@ -81,10 +81,9 @@ class DPRouter:
     """Chooses engines, and tracks their load. Not thread-safe.
 
     Args:
-        num_engines: number of engines.
-        block_size: tokens per block of their KV caches.
+        block_size: tokens per block of the KV caches.
         num_blocks: blocks per engine.
-        max_num_seqs: largest number of sequences in a step of an engine.
+        max_num_seqs: maximum number of sequences in a step of an engine.
     """
 
     def __init__(self, num_engines: int, block_size: int, num_blocks: int, max_num_seqs: int) -> None:
@@ -104,12 +103,12 @@ class DPRouter:
         *,
         among: Sequence[int],
     ) -> int:
-        """Choose an engine for a request, and count the request there until `end`.
+        """Choose an engine for a request, count the request there until `end`, and return the engine's index.
 
         Args:
-            sequences: number of its sequences.
+            sequences: number of the request's sequences.
             keys: keys that separate its prefix from others.
-            among: the engines that accept requests, at least one.
+            among: indices of the engines to choose from, at least one.
         """
         chunks = self._chunks(prompt_token_ids, keys)
         length = len(prompt_token_ids)
@@ -146,23 +145,23 @@ class DPRouter:
             self._engines[request.engine].waiting -= request.waiting
 
     def report(self, engine: int, stats: SchedulerStats) -> None:
-        """Record an engine's statistics."""
+        """Record whether an engine's KV cache is full and sequences wait."""
         self._engines[engine].was_full = stats.num_waiting > 0 and stats.kv_cache_usage >= FULL
 
     def forget(self, engine: int) -> None:
-        """Reset the record of an engine that has died, and remove its requests. Its successor starts empty."""
+        """Reset the record of an engine that has a new process, and remove its requests."""
         for request_id in [name for name, request in self._requests.items() if request.engine == engine]:
             self.end(request_id)
         self._engines[engine].seen.clear()
         self._engines[engine].was_full = False
 
     def load(self, engine: int) -> tuple[int, int]:
-        """Return an engine's sequences in flight and prompt tokens to compute."""
+        """Return an engine's number of sequences in flight, and of prompt tokens to compute before first tokens."""
         return self._engines[engine].sequences, self._engines[engine].waiting
 
     def _chunks(self, token_ids: Sequence[int], keys: CacheKeys) -> list[BlockHash]:
-        """Return the hashes of a prompt's full chunks. A chunk that includes the prompt's last token is excluded,
-        because that token must be computed, and with it its block."""
+        """Return the hashes of a prompt's full chunks, except a chunk with the prompt's last token: that token must be
+        computed, and with it its block."""
         chunks = list[BlockHash]()
         extend_chain(chunks, token_ids, self.chunk_tokens, max(len(token_ids) - 1, 0) // self.chunk_tokens, keys)
         return chunks

@@ -36,8 +36,8 @@ class EngineProcess:
     Args:
         log_format: see `logs.configure`.
         program: interpreter arguments of the program; tests replace it.
-        step_timeout: seconds after which its ranks count as stuck, if it has several; see `exec.supervision`.
-        engine: index of the model's engine; None: the only one.
+        step_timeout: see `exec.supervision`.
+        engine: index of the engine; None: the only one.
 
     Raises:
         OSError: the system has no processes or memory left.
@@ -74,7 +74,7 @@ class EngineProcess:
                         "" if engine is None else str(engine),
                     ],
                     pass_fds=(child_socket.fileno(), self.status.fd),
-                    process_group=0,  # the server handles Ctrl-C in a terminal, and ends the engine itself
+                    process_group=0,  # this process handles Ctrl-C in a terminal, and ends the engine itself
                 )
         finally:
             os.close(self.status.fd)  # the memory exists as long as one of the processes maps it
@@ -84,7 +84,7 @@ class EngineProcess:
         """Start the threads that read and write the pipe.
 
         Args:
-            on_message: called with each message in the reading thread. An exception from it kills the engine.
+            on_message: called in the reading thread with each message but `Died`. If it raises, the engine is killed.
             on_death: called exactly once in the reading thread, at its end, with the cause of the engine's death.
         """
         threading.Thread(target=self._read, args=(on_message, on_death), name="from-engine", daemon=True).start()
@@ -100,19 +100,19 @@ class EngineProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is alive and not currently stopped."""
+        """Whether the process is alive and not stopped."""
         return self._state() not in (b"T", b"t", b"Z", b"X", b"x")
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process is alive and currently stopped (SIGSTOP, a debugger, a frozen container)."""
+        """Whether the process is alive but stopped (SIGSTOP or a debugger)."""
         return is_stopped(self._state())
 
     @property
     def busy_for(self) -> float:
         """Seconds since the engine's current work started or made progress (`Heartbeat.busy_for`); 0 while it waits.
-        The engine cannot finish sending while this side does not read, so only time in which this side reads counts for
-        sending."""
+        The engine cannot finish sending while this side does not read, so its time of sending is limited to the time of
+        the current read."""
         busy_for, reading_since = self.status.busy_for, self._reading_since
         if self.status.phase is not Phase.SENDING:
             return busy_for
@@ -125,14 +125,14 @@ class EngineProcess:
         return 0.0 if since is None else time.monotonic() - since
 
     def _state(self) -> bytes:
-        """Return the process state as in Linux's /proc; X also if the process does not exist."""
+        """Return the process state as in Linux's /proc; X also if the process does not exist. Other systems: R or X."""
         state = process_state(self.pid)
         if state is None:
             return b"R" if sys.platform != "linux" and self._process.poll() is None else b"X"
         return state
 
     def kill(self, because: EngineDeadError) -> None:
-        """Kill the process in any state. The `because` of the first call is then reported as its cause of death."""
+        """Kill the process in any state. The first call's `because` is reported as its cause of death."""
         self._killed_because = self._killed_because or because
         self._process.kill()
 
@@ -145,7 +145,7 @@ class EngineProcess:
             logger.debug("the engine has already ended")
 
     def close(self) -> None:
-        """Ask the engine to end, and wait until it has."""
+        """Ask the engine to end, wait until it has, and kill it after a timeout."""
         self.ask_to_end()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
@@ -196,7 +196,7 @@ class EngineProcess:
             self.kill(EngineDeadError(f"it could not be written to: {type(error).__name__}: {error}"))
 
     def _wait(self) -> EngineDeadError:
-        """Wait for the end of a process whose pipe is closed, and return the cause of death."""
+        """Wait for the end of a process whose pipe is closed, kill it if necessary, and return the cause of death."""
         try:
             return self._cause(self._process.wait(_CLOSE_TIMEOUT_S))
         except subprocess.TimeoutExpired:  # still alive, but useless without a pipe

@@ -1,8 +1,7 @@
-"""The current phase of the engine process and its start time, in memory shared by both processes.
+"""The current phase of the engine process and the time of its start or last progress, in memory shared with the parent.
 
-A hanging engine cannot report that it hangs, but other processes can read how long its current phase has lasted. The
-memory consists of two aligned words that are written atomically. A reader may see one word updated before the other,
-for nanoseconds.
+A hanging engine cannot report that it hangs, but its parent can read since when. The memory consists of two aligned
+words, each of which is written atomically. A reader may see one word updated before the other, for nanoseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Phase(enum.IntEnum):
 
     @property
     def is_work(self) -> bool:
-        """Whether the phase must end by itself, rather than wait for other processes."""
+        """Whether the phase must end or make progress within the step timeout."""
         return self not in (Phase.WAITING, Phase.IDLE)
 
 
@@ -44,7 +43,8 @@ PHASE_LABELS: Final = {
 
 
 class Heartbeat:
-    """A phase and its start time (seconds on the monotonic clock, which all processes of a machine share).
+    """A phase and the time of its start or last progress (seconds on the monotonic clock, which all processes of a
+    machine share).
 
     Args:
         fd: file descriptor of another process's `Heartbeat`; None: allocate memory.

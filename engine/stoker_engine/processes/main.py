@@ -1,7 +1,8 @@
 """The engine process: loads the model, runs steps while there is work, and otherwise sleeps on its inbox.
 
-It ends when the pipe is closed, because the server has closed it or has ended. Signals are handled by the server. An
-error in a step ends the process, which the server detects and reports: no request is answered from an undefined state.
+"The server" below is the parent, which may also be a script. The process ends when the pipe is closed, because the
+server has closed it or has ended; the server also handles SIGINT and SIGTERM. An error in a step ends the process,
+which the server detects and reports: no request is answered from an undefined state.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
 
     Args:
         argv: file descriptors of the pipe and of the heartbeat; format of the log; pid of the process to die with (0:
-            none); seconds after which a rank counts as stuck; index of the engine (empty: the only one).
+            none); step timeout in seconds; index of the engine (empty: the only one).
     """
     pipe, heartbeat_fd, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
     step_timeout, engine_index = float(argv[4]), int(argv[5]) if argv[5] else None
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
             return 2
         _run(engine, connection, inbox, status)
     except BaseException as error:
-        if not isinstance(error, EngineDeadError):  # otherwise its ranks died, and the server reports the cause
+        if not isinstance(error, EngineDeadError):  # otherwise another process failed, which the server reports
             logger.exception("the engine failed with an error")
         with contextlib.suppress(Exception):
             _send(connection, status, Died.of(error))
@@ -110,8 +111,8 @@ def _load(
     supervision: Supervision,
     at_end: list[Callable[[], None]],
 ) -> Engine | None:
-    """Load the engine. None: it failed, and the error was sent to the server. Functions appended to `at_end` are called
-    when a living server closes its side of the pipe."""
+    """Load the engine. None: it failed, and the error was sent to the server. Appends functions to `at_end`, see
+    `_receive`."""
     laps = Laps()
     laps.ended.append(("server", process_start()))
     with collector_off():
@@ -218,7 +219,7 @@ def _report_missing_ranks(connection: Connection, status: Heartbeat, ranks: Sequ
 
 
 def _send(connection: Connection, status: Heartbeat, message: Any) -> None:
-    """Send a message. Waits while the pipe is full because the server does not read."""
+    """Send a message, and wait while the pipe is full. Ends this process if the pipe is closed."""
     status.enter(Phase.SENDING)
     try:
         connection.send(message)
@@ -233,12 +234,13 @@ def _unexpected(message: Any) -> BaseException:
 
 
 def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], None]]) -> None:
-    """Move messages into the inbox, so that the server never waits for a step."""
+    """Move messages into the inbox, so that the server never waits for a step. When the pipe is closed, end this
+    process; if the server is alive, call the functions in `at_end` before."""
     while True:
         try:
             data = connection.recv_bytes()
         except (EOFError, OSError):
-            if not has_hung_up(connection.fileno()):  # the server is alive and has closed its sending side
+            if not has_hung_up(connection.fileno()):
                 for call in at_end:
                     call()
             os._exit(0)  # immediately, even in the middle of a step: the results are not needed any more

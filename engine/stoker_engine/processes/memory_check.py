@@ -1,4 +1,4 @@
-"""Checks that this machine has memory for the processes of its engines, before any of them is started."""
+"""Checks that this machine has memory for the processes of its engines, before any of these is started."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from stoker_common.errors import ArgumentError
 from stoker_common.subprocesses.host_memory import host_memory
 from stoker_engine.contract.engine_args import EngineArgs
 
-#: Host memory of a compute process (Python and torch) for any model and device, in bytes.
+#: Minimum host memory of a compute process (Python and torch) for any model and device, in bytes.
 PROCESS_BYTES: Final = 256 << 20
 
 
 def check_memory(args: EngineArgs) -> None:
-    """Refuse to start more engines than memory permits, for a model of any size.
+    """Refuse to start more engines than this machine's memory permits even without a model.
 
     Raises:
         ArgumentError: there are too many engines; the message names the number that fits.

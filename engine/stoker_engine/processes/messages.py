@@ -3,8 +3,8 @@
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, `LoadAdapter`, `RemoveAdapter`, and a
 `TokenTable` before the first request with a grammar.
 From the engine: `WaitingForNodes` and `MissingRanks` while it loads; then `EngineInfo` or `LoadFailed`; then
-`StepOutputs`, and an `AdapterReply` for each `LoadAdapter`; finally `Died` (`stoker_common.subprocesses`), if it can
-still send.
+`StepOutputs`, and an `AdapterReply` for each `LoadAdapter`; after a fatal error `Died` (`stoker_common.subprocesses`),
+if it can still send.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a sequence because its text contains a stop string."""
+    """End the sequence with this index in its request, because its text contains a stop string."""
 
     request_id: str
     index: int

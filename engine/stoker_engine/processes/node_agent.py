@@ -2,11 +2,11 @@
 
     reach the head ──► run commands ──the head says farewell──► end
          ▲               │
-         └─ connection lost: end its ranks at once, retry for a while
+         └─ connection lost: end the engine's ranks at once, retry for a while
 
-A thread per engine with ranks on this node starts their processes, which end with the thread in any case
-(`stoker_common.subprocesses.lifeline`). An error that prevents an engine from being served ends this node only if it
-serves no other engine.
+A thread per engine starts the processes of the engine's ranks on this node, which end with the thread in any case
+(`stoker_common.subprocesses.lifeline`). An error that prevents an engine from being served ends this agent only if no
+other engine's head is connected.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 _RETRY_S: Final = 0.5
 _LOG_INTERVAL_S: Final = 5.0
 
-#: Timeout for a connection to a head, and for its answer, in seconds.
+#: Timeout for a connection to a head, and for each of its answers, in seconds.
 _GREETING_S: Final = 10.0
 
-#: Longest time for the end of all threads, in seconds, since a thread may be connecting to an unresponsive head.
+#: Maximum wait for the end of all threads, in seconds, since a thread may be connecting to an unresponsive head.
 _LEAVE_S: Final = 2.0
 
 
@@ -48,8 +48,7 @@ class NodeAgent:
     """Runs this node's ranks.
 
     Args:
-        args: the engine's arguments.
-        log_format: format of the ranks' logs; see `logs.configure`.
+        log_format: see `logs.configure`.
         program: interpreter arguments of a rank's program; tests replace it.
     """
 
@@ -58,7 +57,7 @@ class NodeAgent:
         self._placement = RankPlacement.of(args)
         self._stop, self._because = threading.Event(), ""
         self._wake, self._wake_end = socket.socketpair()
-        self._contact = time.monotonic()  # time of the last contact with a head
+        self._contact = time.monotonic()  # time of the last contact with any head; at first, the start
         self._in_touch: set[int] = set()  # engines whose heads are connected
         self._errors: list[BaseException] = []
 
@@ -66,7 +65,7 @@ class NodeAgent:
         """Serve until the heads of all engines have said farewell, or until `stop`.
 
         Raises:
-            ArgumentError, ModelError: this node cannot serve together with the others.
+            ArgumentError, ModelError: the model cannot be found, or an engine cannot be served together with node 0.
             EngineDeadError: no head was reached in time.
         """
         with self._wake_end:
@@ -82,8 +81,8 @@ class NodeAgent:
         self._wake.close()
 
     def _located(self) -> Path | None:
-        """Return the path of the model's files, or None after `stop`. Uses a daemon thread, so that a download of hours
-        does not delay the end of the process."""
+        """Find the model's files in a daemon thread, so that a download of hours does not delay the end of the process.
+        Return their path, or None after `stop`."""
         found: queue.SimpleQueue[Path | BaseException] = queue.SimpleQueue()
 
         def locate() -> None:
@@ -146,7 +145,7 @@ class NodeAgent:
             self._in_touch.discard(engine)
 
     def _on_contact(self) -> str | None:
-        """Record the contact with a head. Returns the reason to end this node, or None."""
+        """Record the contact with a head. Return the reason to end this agent, or None."""
         self._contact = time.monotonic()
         return self._because if self._stop.is_set() else None
 
@@ -157,11 +156,12 @@ class NodeAgent:
         """Return a connection to an engine's head that has accepted this node; None after `stop`.
 
         Args:
-            failed: error that prevented the engine from being served; raised once this node serves no other engine.
+            failed: error that prevented the engine from being served; raised once no other engine's head is connected.
+                None: no error.
 
         Raises:
             ArgumentError: the head rejects this node.
-            EngineDeadError: the head was not reached before the timeout.
+            EngineDeadError: no head was connected for `--distributed-timeout-seconds`.
         """
         last_logged = time.monotonic()
         info = {"node": self._args.node_rank, "path": str(model), **dataclasses.asdict(NodeInfo.of(self._args, model))}
@@ -192,7 +192,7 @@ class NodeAgent:
 
         Raises:
             ArgumentError: the head rejects this node.
-            OSError, EOFError, ValueError, NoNodeError: there is no head, or it is not ready.
+            OSError, EOFError, ValueError, NoNodeError: there is no head, or it does not accept this node yet.
         """
         address = (str(self._args.master_addr), self._args.master_port + engine)
         connection = NodeConnection(socket.create_connection(address, _GREETING_S))

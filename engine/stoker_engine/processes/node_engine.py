@@ -1,7 +1,7 @@
 """A node's ranks of one engine, while the engine's head is connected.
 
 from the head    {"start": 2}, {"kill": 2}, {"farewell": ""}
-to it            {"rank": 2, "code": -9, "killed_for_memory": false}, {"rank": 2, "stopped": true},
+to the head      {"rank": 2, "code": -9, "killed_for_memory": false}, {"rank": 2, "stopped": true},
                  {"rank": 2, "error": "no memory left"}, {"leaving": "SIGTERM"}
 """
 
@@ -30,16 +30,17 @@ logger = logging.getLogger(__name__)
 #: Arguments of the interpreter for a rank. `-P` prevents imports from the working directory.
 PROGRAM: Final = ("-P", "-m", "stoker_engine.exec.rank_main")
 
-#: Interval between two checks of the ranks, in seconds.
+#: Maximum interval between two checks of the ranks, in seconds.
 _CHECK_INTERVAL_S: Final = 0.5
 
-#: Time for ranks to end by themselves after the head's farewell, in seconds.
+#: Maximum time for ranks to end by themselves after the head's farewell, in seconds.
 _CLOSE_S: Final = 5.0
 
 
 @dataclass
 class _Started:
-    """A rank's process, its pidfd, the machine's OOM kills at its start, and the state last reported to the head."""
+    """A rank's process, its pidfd, the number of OOM kills before its start, and whether it was last reported as
+    stopped."""
 
     process: subprocess.Popen[bytes]
     end: int
@@ -53,7 +54,7 @@ class NodeEngine:
     Args:
         connection: connection to the head, which has accepted this node.
         dial: connects to the head for a rank.
-        log_format: format of the ranks' logs; see `logs.configure`.
+        log_format: see `logs.configure`.
         program: interpreter arguments of a rank's program; tests replace it.
     """
 
@@ -70,18 +71,18 @@ class NodeEngine:
         self._poll.register(connection.fileno(), select.POLLIN)
 
     def run_commands(self, wake: socket.socket, on_contact: Callable[[], str | None]) -> bool:
-        """Execute the head's commands in the calling thread; ranks are killed if the thread ends. All ranks have ended
-        when this returns.
+        """Execute the head's commands until the end. Then all ranks have ended, also after an error. Ranks are killed
+        if the calling thread ends.
 
         Args:
             wake: socket that is closed to end this function.
             on_contact: called periodically; returns the reason to end, or None.
 
         Returns:
-            True if the head or `on_contact` has ended it; False if the connection to the head was lost.
+            True if the head said farewell or `on_contact` returned a reason; False if the connection was lost.
 
         Raises:
-            ModelError: the head could not serve.
+            ModelError: the head said farewell because it could not serve.
         """
         self._poll.register(wake.fileno(), 0)
         try:
@@ -104,7 +105,7 @@ class NodeEngine:
             self._connection.close()
 
     def _handle_message(self, message: dict[str, Any]) -> bool:
-        """Execute a command. Returns whether it is the last one."""
+        """Execute a command. Return whether it is the last one."""
         if "start" in message:
             self._start(int(message["start"]))
         elif "kill" in message:
@@ -113,13 +114,13 @@ class NodeEngine:
         elif message.get("farewell"):
             raise ModelError(f"node 0 could not serve: {message['farewell']}")
         elif "farewell" in message:
-            logger.info("the head has ended; this node ends, too")
+            logger.info("the head has ended; the engine's ranks on this node end, too")
             self._wait(_CLOSE_S)
             return True
         return False
 
     def _start(self, rank: int) -> None:
-        """Start a rank, whose pipe is a connection to the head."""
+        """Start a rank, whose pipe is a connection to the head. Report an error to the head."""
         before = oom_kills()
         try:
             with self._dial(rank).release() as pipe:
@@ -136,7 +137,7 @@ class NodeEngine:
         self._poll.register(started.end, select.POLLIN)
 
     def _check_ranks(self) -> None:
-        """Report ended and stopped ranks to the head."""
+        """Report to the head which ranks have ended, were stopped or continued."""
         for rank, started in list(self._ranks.items()):
             if (code := started.process.poll()) is not None:
                 self._forget(rank)

@@ -1,7 +1,7 @@
 """Kills an engine that is stopped or stuck while requests or loads wait for it, so that these end with an error.
 
-It relies on information that a hanging process cannot falsify: the state of the process, and the start time of its
-current step. The watchdog runs only while something waits for the engine (`has_waiters`).
+It relies on information that a hanging process cannot falsify: the state of the process, and its heartbeat. The
+watchdog runs only while `has_waiters` returns true.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stoker_common.errors import EngineDeadError, EngineStuckError
 from stoker_engine.processes.engine_process import EngineProcess
 from stoker_engine.processes.heartbeat import PHASE_LABELS
 
-#: Longest time for which an engine may be stopped while requests wait for it, in seconds.
+#: Time after which a watched engine that is stopped is killed, in seconds.
 STOPPED_TIMEOUT_S: Final = 3.0
 
-#: Longest time for the server to handle one message of the engine, in seconds.
+#: Maximum time for this process to handle one message of the engine, in seconds.
 HANDLING_TIMEOUT_S: Final = 300.0
 
-#: Time for a killed engine to end, in seconds.
+#: Maximum time for a killed engine to end, in seconds.
 KILL_TIMEOUT_S: Final = 15.0
 
 #: Interval between two checks, in seconds.
@@ -33,9 +33,6 @@ class StuckDetector:
 
     Time in which this process itself did not run is not counted: the engine may have been stopped too, or have waited
     for this process.
-
-    Args:
-        process: the process to check; time counts from now on.
     """
 
     def __init__(self, process: EngineProcess) -> None:
@@ -60,8 +57,8 @@ class StuckDetector:
 
 
 def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
-    """Describe the work of a process, or this side's handling of its message, that exceeds its timeout; None: neither
-    does. `lost` seconds do not count."""
+    """Describe the work of a process, or this process's handling of its message, that exceeds its timeout; None:
+    neither does. `lost` seconds do not count."""
     if (seconds := process.busy_for - lost) > step_timeout:
         return f"{PHASE_LABELS[process.status.phase]}, for {seconds:.0f} s"
     if (seconds := process.handling_for - lost) > HANDLING_TIMEOUT_S:
@@ -91,11 +88,11 @@ class Watchdog:
         self._watching: asyncio.Task[None] | None = None
 
     def standstill(self, process: EngineProcess) -> str | None:
-        """Return what takes too long, or None."""
+        """See the function `standstill`."""
         return standstill(process, self.step_timeout)
 
     def watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
-        """Watch `process` until nothing waits for it or `death` is done. It may already be watched."""
+        """Watch `process`, unless it is already watched, until `has_waiters` returns false or `death` is done."""
         if process is not self._process or self._watching is None or self._watching.done():
             self.stop()
             self._process = process

@@ -18,8 +18,8 @@ class Logits:
 
     Attributes:
         ranks: the ranks that split the vocabulary.
-        widths: size of each rank's part.
-        rows: the rows that the model's head may read.
+        widths: size of each rank's part of the vocabulary.
+        rows: maps rows of logits to rows of the input batch, for the model's head.
     """
 
     model: Model
@@ -32,7 +32,7 @@ class Logits:
         """[count, hidden] → [count, this rank's part of the vocabulary] float32, or bfloat16 if `argmax` supports it.
 
         Args:
-            tokens: int64 [count], indices of these tokens in the step.
+            tokens: int64 [count], index in the step of each token.
         """
         self.rows.select(RowSpace.LOGITS, RowSpace.TOKENS, tokens)
         logits = self.model.logits(hidden)

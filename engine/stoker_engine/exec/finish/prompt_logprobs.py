@@ -20,7 +20,7 @@ class PromptLogprobs:
     """Computes log-probabilities of prompts, a few rows of logits at a time to bound memory.
 
     Attributes:
-        rows_at_once: largest number of rows of logits.
+        rows_at_once: maximum number of rows of logits.
         samples: whether this rank returns the results.
     """
 
@@ -30,12 +30,12 @@ class PromptLogprobs:
     samples: bool
 
     def are_requested(self, step: Step) -> bool:
-        """Whether a request of the step asks for them."""
+        """Whether a request of the step asks for prompt log-probabilities."""
         return not self.batch.wants_prompt_logprobs.isdisjoint(step.rows)
 
     def find(self, hidden: torch.Tensor, inputs: Inputs, step: Step) -> dict[int, list[TokenLogprobs] | None]:
-        """Return the log-probabilities by batch index, for requests that ask for them; see `StepResult`. Lists are
-        empty on ranks other than the sampling one.
+        """Return `StepResult.prompt_logprobs`, and count them in the rows. Lists are empty on ranks other than the
+        sampling one.
 
         Args:
             hidden: hidden states of all the step's tokens.
@@ -50,8 +50,8 @@ class PromptLogprobs:
         return found
 
     def _find(self, hidden: torch.Tensor, first: int, row: int, positions: range) -> list[TokenLogprobs] | None:
-        """Log-probabilities of the prompt tokens after `positions`; position 0 is token `first` of the step. None if
-        logits are NaN or infinite."""
+        """Log-probabilities of the prompt tokens after `positions`; position p is token `first` + p of the step. None
+        if logits are NaN or infinite."""
         params = self.batch.states[row].new.spec.params
         assert params.prompt_logprobs is not None
         found: list[TokenLogprobs] = []

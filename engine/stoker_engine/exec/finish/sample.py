@@ -31,8 +31,8 @@ class Sampling:
 
     Attributes:
         vocabulary: this rank's part of the vocabulary.
-        rows_at_once: largest number of rows of logits per call of the sampler.
-        logits_at_once: largest number of rows of logits computed at once if each sequence needs only its most likely
+        rows_at_once: maximum number of rows of logits that the sampler processes at once.
+        logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
             token.
         samples: whether this rank returns the results; other ranks compute only logits and the most likely tokens.
         keeps_sampled: whether sampled tokens are written into the rows. In a pipeline the scheduler sends them instead.
@@ -92,7 +92,7 @@ class StepSampling:
         return StepResult(sampled, prompt_logprobs, sample_time=time.monotonic() - computed)
 
     def _is_plain(self) -> bool:
-        """Whether each sequence that samples needs only its most likely token."""
+        """Whether sequences sample, without drafts, and each needs only its most likely token."""
         step, asking = self._step, self._of.batch.asking
         if step.drafts or max(step.num_samples, default=0) != 1:
             return False
@@ -101,8 +101,8 @@ class StepSampling:
         return not any(num and row in asking for row, num in zip(step.rows, step.num_samples, strict=True))
 
     def _sample(self, logits: torch.Tensor, masks: MasksByBatchIndex) -> list[Sampled]:
-        """Draw the tokens of each sequence that samples, and verify drafts. If ranks split the vocabulary, only the
-        sampling rank has the tokens of sequences that need more than the most likely token."""
+        """Draw the tokens of each sequence that samples, and verify drafts. Other ranks than the sampling one return
+        the most likely tokens."""
         step = self._step
         choices: list[SamplingMetadata | None] = []
         shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
@@ -125,8 +125,8 @@ class StepSampling:
         return verified
 
     def _draw(self, logits: torch.Tensor, choices: list[SamplingMetadata | None]) -> list[Sampled]:
-        """Draw a token for each row of this rank's part of the logits. The other parts are gathered only for rows that
-        need more than the most likely token."""
+        """Draw tokens for each row, from this rank's part of the logits. The other parts are gathered only for rows
+        that need more than the most likely token."""
         of, ranks, kernels = self._of, self._of.logits.ranks, self._of.logits.kernels
         if ranks.size == 1:
             return sample(logits, choices, of.rows_at_once, kernels)
@@ -167,8 +167,8 @@ class StepSampling:
         )
 
     def _from_first_rank(self, tokens: list[list[int]], batch_indices: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of the sequences at `batch_indices`, on all ranks. Tokens that are not simply the most
-        likely ones are broadcast from the first rank."""
+        """Return the tokens of the sequences at `batch_indices`, on all ranks. Tokens of sequences that need more than
+        the most likely one are broadcast from the first rank."""
         step, batch = self._step, self._of.batch
         asking = [
             index

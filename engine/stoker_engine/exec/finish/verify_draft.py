@@ -7,14 +7,15 @@ from stoker_engine.core.step import Sampled
 
 
 def verify_draft(drawn: list[Sampled], draft: list[int], errors: list[str | None]) -> Sampled:
-    """Return the longest prefix of the draft that equals the sampled tokens, and the token sampled after it.
+    """Return the longest prefix of the draft that equals the sampled tokens, and the token sampled after it; or the
+    error or NaN that prevents this.
 
     Each row was sampled as if the preceding drafted tokens were correct. Draws depend only on seed and position, so the
     output is the same as without a draft.
 
     Args:
         drawn: result of each row, one more than drafted tokens.
-        errors: errors of the grammar, by row.
+        errors: error of the grammar for each row; None: no error.
     """
     if errors[0] is not None:
         return Sampled([], error=errors[0])
