@@ -1,8 +1,8 @@
 """Token sequences that must not appear in the output.
 
 The tokens that would complete a bad word are found by walking backwards from the end of the output through a tree. The
-tree holds all words without their last tokens, reversed. The number of steps is at most the length of the longest word,
-independent of the number of words.
+tree holds all words without their last tokens, reversed. The walk is shorter than the longest word, independent of the
+number of words.
 
     bad words  a b X,  b X,  c Y        tree   ├─ b: X ── a: X
     output     … a b                           └─ c: Y

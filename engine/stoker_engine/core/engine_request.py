@@ -16,7 +16,7 @@ class EngineRequest:
     """One prompt and the parameters of its outputs.
 
     Attributes:
-        max_tokens: largest number of tokens of each output; prompt and output fit the model's length.
+        max_tokens: maximum number of tokens of each output.
         seed: seed of the sampler; sequence i draws with seed + i.
         eos_token_ids: tokens that end a sequence, unless the parameters ignore them.
         bad_words: token sequences that must not appear in the output.
@@ -27,7 +27,7 @@ class EngineRequest:
         adapter: number of the request's LoRA adapter (`AdapterSource`), or `NO_ADAPTER`. `cache_keys.root_key` must be
             set if an adapter is.
         arrival_time: arrival in seconds of the monotonic clock, which all processes of a machine share.
-        http_request_id: id of the HTTP request that it belongs to, for log lines; None: not from HTTP.
+        http_request_id: id of the client's HTTP request, for log lines; None: not from HTTP.
     """
 
     id: str

@@ -13,10 +13,10 @@ from stoker_engine.sched.adapters import AdapterTable
 
 logger = logging.getLogger(__name__)
 
-#: Longest wait for a load, in seconds, when nothing else can run; requests and aborts may arrive meanwhile.
+#: Maximum seconds to wait for a load when nothing else can run; requests and aborts may arrive meanwhile.
 _WAIT_S: Final = 0.01
 
-#: Error of a registration whose adapter was removed before its load ended.
+#: Error of a registration whose adapter was removed before its load started.
 _REMOVED: Final = "LoRA adapter {name} was removed before it was loaded"
 
 
@@ -58,7 +58,7 @@ class AdapterLoads:
 
         Returns:
             Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded (the adapter is then
-            unregistered), or if the adapter is removed before its load ends.
+            unregistered), or if the adapter is removed before its load starts.
         """
         ready = Future[LoadedAdapter]()
         self._table.register(source)
