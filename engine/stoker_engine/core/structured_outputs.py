@@ -31,7 +31,7 @@ class StructuredOutputs:
         json_object: the output is any JSON object.
         structural_tag: description, in vLLM's format, of JSON between tags within free text: an object, or its text.
         disable_any_whitespace: JSON has no whitespace outside strings.
-        disable_additional_properties: objects have only the properties that the schema names.
+        disable_additional_properties: objects with named properties have no others by default.
         whitespace_pattern: regular expression for the whitespace of JSON.
         begins_after: regular expression (Python's). The constraint applies after its first match in the output, so that
             reasoning before it is unconstrained. Special tokens match by their spelling. None: it applies from the

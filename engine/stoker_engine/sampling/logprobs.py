@@ -12,7 +12,7 @@ from stoker_engine.parallel.transfer import to_device, to_host
 def token_logprobs(
     logits: torch.Tensor, token_ids: list[int], counts: list[int], logprobs: Logprobs
 ) -> list[TokenLogprobs]:
-    """Return the log-probabilities of each row's token and of its `counts` most likely ones.
+    """Return the log-probabilities of each row's token in `token_ids` and of the row's `counts` most likely tokens.
 
     Args:
         logits: [rows, vocabulary] float32, unmodified logits of the model.
