@@ -1,6 +1,6 @@
-"""LoRA adapters as they are identified between processes.
+"""LoRA adapters in messages between processes.
 
-source     an adapter to load: the server assigns its number, the engine and its ranks load it
+source     an adapter to load, with a serial number
 loaded     properties of a loaded adapter
 slot       index of an adapter in a step; assigned by the scheduler
 """
@@ -20,7 +20,7 @@ class AdapterSource:
 
     Attributes:
         number: serial number of the registration; an adapter that is reloaded in place gets a new number.
-        name: name by which requests select the adapter.
+        name: name in requests and messages.
         path: folder of its files.
         digest: hexadecimal digest that the files must have; empty: any.
     """

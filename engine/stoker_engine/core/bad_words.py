@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Node:
-    """A node of the tree, which stands for the last tokens of an output: `last` holds the tokens that complete a word
-    after them, `before` the children by the token before them."""
+    """A node of the tree, which stands for the end of an output: `last` holds the tokens that complete a word after
+    this end, `before` the children by the token before it."""
 
     last: list[int] = field(default_factory=list)
     before: dict[int, _Node] = field(default_factory=dict)

@@ -22,8 +22,7 @@ class EngineRequest:
         bad_words: token sequences that must not appear in the output.
         grammar: grammar of the output; None: unconstrained.
         priority: priority under ``--scheduling-policy priority``; lower is served earlier.
-        cache_keys: a prefix-cache block is shared only between requests that are equal in the keys on which it
-            depends.
+        cache_keys: what the request's prefix-cache blocks depend on besides tokens.
         adapter: number of the request's LoRA adapter (`AdapterSource`), or `NO_ADAPTER`. `cache_keys.root_key` must be
             set if an adapter is.
         arrival_time: arrival in seconds of the monotonic clock, which all processes of a machine share.

@@ -62,7 +62,7 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class OutputDelta:
-    """Text and tokens added to one sequence of a request, for its stream.
+    """Text and tokens added to one sequence of a request, or its end.
 
     Attributes:
         text: new text; incomplete characters and possible beginnings of stop strings are held back.
@@ -116,7 +116,7 @@ class RequestOutput:
 
     Attributes:
         request_id: id in log lines.
-        prompt: text of the prompt; None: it was given as tokens.
+        prompt: text of the prompt; None: it was not given as text.
         prompt_token_ids: tokens of the prompt.
         outputs: the generated sequences, as many as ``n``.
         finished: whether all sequences have ended.

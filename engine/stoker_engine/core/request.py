@@ -38,7 +38,7 @@ class Sequence:
     """A sequence being generated. Only the scheduler modifies it.
 
     Attributes:
-        index: index in its request.
+        index: serial number in its request.
         sort_key: queue order; the lowest key is served first.
         token_ids: prompt and output so far.
         num_computed: number of tokens whose keys and values are in the cache.
@@ -154,7 +154,7 @@ class Request:
         self.num_sequences = spec.num_sequences
         self.max_length = self.num_prompt_tokens + spec.max_tokens
         self.stop_token_ids = params.stop_token_ids or ()
-        # A grammar's masks exclude ignored end-of-sequence tokens: see `grammar.masks`.
+        # With a grammar, its masks exclude ignored end-of-sequence tokens if possible: see `grammar.masks`.
         ignores_eos = params.ignore_eos and spec.grammar is None
         self.eos_token_ids = frozenset() if ignores_eos else spec.eos_token_ids
         self.wants_prompt_logprobs = params.prompt_logprobs is not None

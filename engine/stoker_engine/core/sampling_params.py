@@ -29,7 +29,7 @@ MAX_CANDIDATES = 1024
 
 
 class BaseParams:
-    """Interface of a request's parameters for the engine, independent of their kind.
+    """Interface of the parameters of any kind of request for the engine.
 
     The defaults here describe a request that generates nothing: a single sequence whose prompt is computed. Subclasses
     override what their requests can set, by fields or properties. The defaults are class attributes and are not
@@ -268,8 +268,8 @@ class BeamSearchParams(BaseParams):
         max_tokens: maximum number of generated tokens; None: up to the model's length.
         ignore_eos: continue past the model's end-of-sequence token.
         length_penalty: exponent of the length in a finished beam's score, log-probability ÷ length ** length_penalty.
-        early_stopping: True stops once `beam_width` beams are finished; False also requires that no running beam's
-            score at its present length exceeds theirs; "never", that none can exceed them.
+        early_stopping: True stops once `beam_width` beams are finished; False also requires that no running beam, at
+            its present length, scores above the worst of these; "never", that none can.
         stop_token_ids: tokens that end a beam like the end-of-sequence token.
         skip_special_tokens, visible_special_tokens, truncate_prompt_tokens: see `SamplingParams`.
 

@@ -6,8 +6,8 @@ The first: after one of `triggers`, the text continues with one of the `structur
 
 The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html). These are supported:
 const_string, any_text, json_schema, regex, grammar, sequence, or, optional, plus, star, repeat, tag, triggered_tags,
-tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for large sets of strings. In its
-strings, the spelling of a special token stands for text, not for the token.
+tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for large sets of strings, in which the spelling
+of a special token stands for text.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _REMOVED: Final = "LoRA adapter {name} was removed before it was loaded"
 
 
 class AdapterLoads:
-    """The adapter loads in flight.
+    """The registrations and loads of adapters in flight.
 
     Args:
         load: starts to read an adapter's files on all ranks. Its future raises `AdapterError` if that fails.

@@ -120,7 +120,7 @@ class AdapterTable:
         self._slots = [_Slot(index) for index in range(num_slots)]
         self._in_memory: set[_Adapter] = set()
         self._to_check: deque[_Adapter] = deque()
-        self._num_loading = 0  # for requests
+        self._num_loading = 0  # unfinished loads for requests
         self._is_checking = False
         self._num_removed = 0
         self._uses = 0

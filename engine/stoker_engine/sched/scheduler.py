@@ -2,9 +2,9 @@
 
 In each step, sequences catch up: each has known tokens and computed tokens, and the step computes part of the
 difference. Running sequences come first, in queue order (`policy`); the remaining budget (`step_budget`) admits waiting
-ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long prompt
-therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
-tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
+ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted if possible. A
+long prompt therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with
+computed tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
 
 A sequence is in one of these states (`sequence_queues` moves it from one to another):
 

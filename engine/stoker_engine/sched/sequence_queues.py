@@ -15,7 +15,7 @@ from stoker_engine.sched.policy import WaitingQueue, arrival_key
 
 
 class SequenceQueues:
-    """All unfinished requests and their sequences.
+    """Unfinished requests and their sequences.
 
     Args:
         kv: the KV-cache manager.

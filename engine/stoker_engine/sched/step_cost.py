@@ -138,8 +138,8 @@ class StepCost:
         return replace(fit, token=slower * fit.token, pair=slower * fit.pair)
 
     def _slower(self, fit: Estimate) -> float:
-        """Return the median slowdown of the `_LATEST` latest steps with prompts against the fit, at least 1, which one
-        outlier does not affect. 1 if there are fewer such steps."""
+        """Return the median slowdown of the `_LATEST` latest steps with prompts against the fit, at least 1; 1 if there
+        are fewer such steps."""
         latest = list(self._with_prompts)[-_LATEST:]
         expected = ((step, fit.seconds(step.work)) for step in latest)
         times = sorted(step.seconds / seconds for step, seconds in expected if seconds > 0)

@@ -135,7 +135,7 @@ class InputProcessor:
         limit = self._info.max_model_len
         max_tokens = params.max_tokens or limit - length
         if params.num_wanted == 0 and length <= limit:
-            return max_tokens  # the prompt is only scored; the token after it is not computed
+            return max_tokens  # only the prompt is computed
         if length + max_tokens > limit:
             raise RequestError(
                 f"this model's maximum context length is {limit} tokens; the prompt has {length} and "

@@ -2,7 +2,7 @@
 
 Jobs wait in lanes by size or kind. Each lane has its own worker, so that small jobs never wait for large ones. A
 cancelled job is not started, or is stopped by killing its worker; the next job gets a new worker. All lanes but the
-small one start a new worker for each job, so that its memory is returned to the system.
+small one start a new worker for each job, so that memory is returned to the system.
 
     lane         jobs, one at a time
     small        up to 64 KiB; its worker is reused
@@ -352,7 +352,7 @@ class TokenizerProcess:
                     late = time.monotonic() - began > _EARLY_S
                     if (untrusted and late) or attempt == 2 or self._closed:
                         raise RequestFailedError(_FAILED) from None
-                    logger.warning("a tokenizer worker died; retrying its job in a new worker")
+                    logger.warning("a tokenizer worker failed; retrying its job in a new worker")
         if "broken" in header:
             raise _BrokenError(header["broken"])
         if "failed" in header:
@@ -397,7 +397,7 @@ class TokenizerProcess:
                 except (OSError, EOFError):
                     if attempt == 2:
                         raise _WorkerGoneError from None
-                logger.warning("the tokenizer process died; restarting it")
+                logger.warning("the tokenizer process does not respond; restarting it")
                 assert self._process is not None and self._control is not None
                 self._control.close()
                 self._process.kill()
