@@ -1,4 +1,4 @@
-"""A compiled grammar in a request for the engine."""
+"""A grammar in a request for the engine."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class AdapterLoads:
     """The registrations and loads of adapters in flight.
 
     Args:
-        load: starts to read an adapter's files on all ranks. Its future raises `AdapterError` if that fails.
+        load: starts to load an adapter on all ranks. Its future raises `AdapterError` if that fails.
         drop: frees an adapter's memory after the steps already launched have run.
     """
 
@@ -84,7 +84,7 @@ class AdapterLoads:
         """Process the loads that have ended, and start the next ones.
 
         Args:
-            is_used: whether a request uses the adapter of this number. A removed adapter is kept until none does.
+            is_used: whether a request uses the adapter of this number. A removed adapter is kept while one does.
 
         Returns:
             Error message by number of each adapter that failed to load. Requests that wait for it end with this error.

@@ -57,7 +57,7 @@ class _Adapter:
             was loaded.
         is_checked: whether a load of it has succeeded.
         is_checking: whether the load in flight was started by the registration, not by a request.
-        is_passing: whether the load in flight is a check whose result is dropped, because memory is full.
+        is_passing: whether the load in flight is a check after which the adapter is dropped, because memory is full.
         is_removed: whether it takes no new requests, and is unregistered when its last request has ended.
     """
 

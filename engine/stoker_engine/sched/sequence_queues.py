@@ -134,7 +134,7 @@ class SequenceQueues:
         return child
 
     def requeue(self, sequence: Sequence) -> None:
-        """Reset the computed tokens of a running sequence to zero, and move it to the waiting or blocked ones."""
+        """Free a running sequence's row and blocks, and move it to the waiting or blocked ones."""
         self.running.remove(sequence)
         self._reset(sequence)
         if sequence.candidates is None:

@@ -65,7 +65,7 @@ class Estimate:
     max_prompt_tokens: int = 0
 
     def seconds(self, work: StepWork) -> float:
-        """Return the duration of a whole step, in seconds."""
+        """Return the estimated duration of a step, in seconds."""
         prompts = self.token * work.num_prompt_tokens + self.pair * work.num_pairs
         return self.fixed + prompts + self.decode * work.num_decodes
 
@@ -127,7 +127,7 @@ class StepCost:
         return self._decodes.seconds(StepWork(num_decodes=max(1, work.num_decodes)))
 
     def _fitted(self) -> Estimate:
-        """Fit all steps. The duration of steps with prompts is scaled by the change of decode times since then."""
+        """Fit the remembered steps. Durations with prompts are scaled by the change of decode times since each step."""
         steps = list(self._of_decodes)
         for step in self._with_prompts:
             alone = self._alone(step.work)

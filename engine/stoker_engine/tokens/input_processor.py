@@ -187,7 +187,7 @@ class InputProcessor:
                 )
 
     def _check_lockstep(self, width: int, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Check that `width` beams, which always run in the same steps, fit into the batch and the KV cache."""
+        """Check that `width` beams, which wait for each other, fit the batch and the KV cache."""
         info = self._info
         if width > info.max_num_seqs:
             raise RequestError(f"{width} beams exceed the batch of {info.max_num_seqs} (--max-num-seqs)", "n")

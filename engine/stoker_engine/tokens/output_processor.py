@@ -63,7 +63,7 @@ class OutputProcessor:
             self._requests[request.id] = _Request(request)
 
     def forget(self, request_id: str) -> bool:
-        """Drop an aborted request. Return whether it was unfinished; unknown ids are ignored."""
+        """Drop a request. Return whether it was unfinished; unknown ids are ignored."""
         with self._lock:
             return self._requests.pop(request_id, None) is not None
 

@@ -85,7 +85,7 @@ class _BrokenError(RequestFailedError):
 
 
 class _WorkerGoneError(Exception):
-    """A worker, or the process that forks workers, has died."""
+    """A worker failed, or none can be started."""
 
 
 @dataclass(eq=False)
