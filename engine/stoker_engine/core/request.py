@@ -14,7 +14,7 @@ compute, and a token that is being sampled counts as known, although its id is n
         launched          ──────────────────────────┤          launched = 9, computed = 8
 
 A request starts with one sequence. When its prompt is computed, the sequence forks into the requested number. Forks
-that run at once share its blocks; a shared block is copied before a sequence writes into it. Beams may fork at every
+that need not wait share its blocks; a shared block is copied before a sequence writes into it. Beams may fork at every
 step.
 """
 

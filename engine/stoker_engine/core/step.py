@@ -2,7 +2,7 @@
 
 The runner keeps a *row* for each running sequence (`exec.input_batch`): its tokens, block tables and sampling
 parameters. A new row gets the whole sequence, or a copy of another row; after that only changes are sent. A step of
-many decodes therefore takes a few integers per sequence, independent of its length.
+many decodes therefore takes a few integers per sequence, independent of the sequence's length.
 
     adapters   new contents of adapter slots                ┐
     forks      rows that start as copies of others          │
