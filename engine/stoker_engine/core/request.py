@@ -115,13 +115,11 @@ class Request:
     Attributes:
         arrival_key: sort key of its sequences, without their index.
         live: its unfinished sequences; beams in the order of `beams.scores`.
-        num_started: number of sequences started so far.
         num_forking: number of forks that start when a step in flight is committed.
         num_cached: number of prompt tokens found in the prefix cache when the request was first scheduled; None before.
         prompt_logprobs: log-probabilities of the prompt tokens after the first, as far as computed.
         beams: state of the beam search, or None.
         id: unique among unfinished requests.
-        num_prompt_tokens: number of prompt tokens.
         num_sequences: number of returned sequences.
         max_length: number of tokens, prompt included, at which a sequence ends.
         stop_token_ids, eos_token_ids: tokens that end a sequence.

@@ -87,7 +87,6 @@ class Step:
     """What the runner changes and computes in one step.
 
     Attributes:
-        number: serial number.
         adapters: (slot, number of the adapter that it holds from this step on).
         written: (row, position of the first token, tokens).
         tables: entries of `TABLE_ENTRY` integers.

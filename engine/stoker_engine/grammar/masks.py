@@ -38,7 +38,6 @@ class Masks:
 
     Args:
         vocab_size: number of logits per row.
-        eos_token_ids: end-of-sequence tokens.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:

@@ -54,8 +54,6 @@ class Matcher:
         shared: the compiled grammar whose lexer states this matcher shares with others; None: it shares none.
 
     Attributes:
-        num_consumed: number of consumed output tokens.
-        matcher: llguidance's matcher.
         has_started: whether the grammar has started; before that, all tokens are allowed.
     """
 

@@ -18,7 +18,6 @@ def token_logprobs(
         logits: [rows, vocabulary] float32, unmodified logits of the model.
         token_ids: one token per row.
         counts: number of most likely tokens per row; -1: all.
-        logprobs: the kernel.
     """
     vocabulary = logits.shape[-1]
     counts = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
@@ -40,7 +39,6 @@ def candidates(
 
     Args:
         best: [rows] int64, the most likely token of each row.
-        logprobs: the kernel.
     """
     best_logprobs, _ = logprobs(logits, best)
     likeliest, indices = _likeliest(logits, min(max(counts), logits.shape[-1]), best_logprobs)

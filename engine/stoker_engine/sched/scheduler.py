@@ -53,7 +53,6 @@ class Scheduler(SequenceQueues):
     """Decides each step's batch. The caller repeats: `schedule`, launch the step, collect its result, `commit`.
 
     Args:
-        kv: the KV-cache manager.
         max_num_seqs: maximum number of running sequences.
         max_num_batched_tokens: maximum number of tokens in a step.
         enable_chunked_prefill: whether a prompt may take several steps.

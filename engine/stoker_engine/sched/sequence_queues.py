@@ -18,7 +18,6 @@ class SequenceQueues:
     """Unfinished requests and their sequences.
 
     Args:
-        kv: the KV-cache manager.
         max_num_seqs: maximum number of running sequences.
         policy: order of service.
         tells_sampled: see `BatchChanges`.
@@ -33,7 +32,6 @@ class SequenceQueues:
         requests: unfinished requests by id.
         rows: allocator of the runner's batch rows.
         adapters: table of the LoRA adapters; None if `max_loras` is 0.
-        num_preemptions: number of preemptions.
         num_corrupted: number of requests that ended because of NaN or infinite logits.
     """
 

@@ -52,7 +52,6 @@ class StepBudget:
     """Remaining token budget of one step.
 
     Args:
-        running: the running sequences.
         max_tokens: maximum number of tokens in the step.
         cost: estimate of steps' durations; None: time is not limited. Evaluated when a prompt first asks for a share.
         num_batches: number of steps that decoding sequences are distributed over.
