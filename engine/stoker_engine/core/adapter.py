@@ -1,8 +1,8 @@
-"""LoRA adapters as they are identified between processes.
+"""LoRA adapters in messages between processes.
 
-source     an adapter to load: the server assigns its number, the engine and its ranks load it
-loaded     properties of a loaded adapter, equal on all ranks
-slot       index of an adapter in a step, below ``--max-loras``; assigned by the scheduler
+source     an adapter to load, with a serial number
+loaded     properties of a loaded adapter
+slot       index of an adapter in a step; assigned by the scheduler
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class AdapterSource:
     """An adapter to be loaded.
 
     Attributes:
-        number: serial number of the load in the server; an adapter that is reloaded in place gets a new number.
-        name: name by which requests select the adapter.
+        number: serial number of the registration; an adapter that is reloaded in place gets a new number.
+        name: name in requests and messages.
         path: folder of its files.
         digest: hexadecimal digest that the files must have; empty: any.
     """
@@ -37,7 +37,7 @@ class LoadedAdapter:
 
     Attributes:
         digest: hexadecimal digest of the files' content.
-        rank: largest rank of its matrices.
+        rank: maximum rank of its matrices.
         num_bytes: memory of its matrices on one rank, in bytes.
         seconds: duration of the load.
     """

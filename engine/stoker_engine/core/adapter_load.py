@@ -37,7 +37,8 @@ class AdapterLoad:
         return isinstance(self._answers[process], LoadedAdapter)
 
     def error(self) -> AdapterError | None:
-        """Return the error of the load, or None if all processes succeeded. Called after all have answered."""
+        """Return the error of the load, or None if all processes loaded the same files. Called after all have
+        answered."""
         errors = {process: answer for process, answer in self._answers.items() if isinstance(answer, str)}
         if errors:
             process, error = next(iter(errors.items()))

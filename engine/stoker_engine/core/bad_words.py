@@ -1,8 +1,8 @@
 """Token sequences that must not appear in the output.
 
 The tokens that would complete a bad word are found by walking backwards from the end of the output through a tree. The
-tree holds all words without their last tokens, reversed. The number of steps is at most the length of the longest word,
-independent of the number of words.
+tree holds all words without their last tokens, reversed. The walk is shorter than the longest word, independent of the
+number of words.
 
     bad words  a b X,  b X,  c Y        tree   ├─ b: X ── a: X
     output     … a b                           └─ c: Y
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class _Node:
-    """A node of the tree, which stands for the last tokens of an output: `last` holds the tokens that complete a word
-    after them, `before` the children by the token before them."""
+    """A node of the tree, which stands for the end of an output: `last` holds the tokens that complete a word after
+    this end, `before` the children by the token before it."""
 
     last: list[int] = field(default_factory=list)
     before: dict[int, _Node] = field(default_factory=dict)

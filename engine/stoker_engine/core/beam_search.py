@@ -1,8 +1,7 @@
 """Beam search: selects the beams that continue and those that are finished, and decides when to stop.
 
-Pure functions with the rules of Hugging Face transformers, so that the results agree. Each running beam offers its most
-likely next tokens. Of all offers, the best max(2, 1 + number of end tokens) × width by summed log-probability are
-processed in order:
+The rules are those of Hugging Face transformers. Each running beam offers its most likely next tokens. Of all offers,
+the best max(2, 1 + number of end tokens) × width by summed log-probability are processed in order:
 
     ends (end token, or maximum length)   if among the best `width`: a finished beam; else dropped
     continues                             the best `width` of these are the next running beams
@@ -37,7 +36,7 @@ class FinishedBeam:
 
 @dataclass(frozen=True)
 class NextBeam:
-    """A running beam of the next step: `parent`, continued by `token_id`."""
+    """A running beam of the next step: the beam with index `parent`, continued by `token_id`."""
 
     parent: int
     token_id: int
@@ -48,7 +47,7 @@ class BeamSearch:
     """The state of one request's search.
 
     Attributes:
-        width: number of beams kept at each step.
+        width: maximum number of running beams, and of finished ones.
         max_tokens: number of generated tokens at which every beam ends.
         end_tokens: tokens that end a beam.
         length_penalty, early_stopping: see `core.sampling_params.BeamSearchParams`.

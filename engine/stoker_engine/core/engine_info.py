@@ -1,4 +1,4 @@
-"""Properties of a loaded engine that callers need to build requests."""
+"""Properties of a loaded engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from stoker_engine.sizing.cache_groups import CacheGroup, blocks_per_sequence, u
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Immutable properties of a loaded engine.
+    """Immutable properties of a loaded engine, for its callers.
 
     Attributes:
-        max_model_len: largest number of tokens of a sequence, prompt and output.
+        max_model_len: maximum number of tokens of a sequence, prompt and output.
         num_blocks, block_size: number of KV-cache blocks, including the null block, and tokens per block.
         cache_groups: groups of layers that share block tables.
-        step_tokens: largest number of tokens that one step computes.
+        step_tokens: maximum number of tokens that one step computes.
         eos_token_ids: tokens that end a sequence.
         sampling_defaults: default sampling parameters from the model's generation_config.json, by the names of
             `SamplingParams`; used for parameters that a request omits.

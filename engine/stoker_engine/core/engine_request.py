@@ -16,18 +16,17 @@ class EngineRequest:
     """One prompt and the parameters of its outputs.
 
     Attributes:
-        max_tokens: largest number of tokens of each output; prompt and output fit the model's length.
+        max_tokens: maximum number of tokens of each output.
         seed: seed of the sampler; sequence i draws with seed + i.
         eos_token_ids: tokens that end a sequence, unless the parameters ignore them.
         bad_words: token sequences that must not appear in the output.
         grammar: grammar of the output; None: unconstrained.
         priority: priority under ``--scheduling-policy priority``; lower is served earlier.
-        cache_keys: a prefix-cache block is shared only between requests that are equal in the keys on which it
-            depends.
+        cache_keys: what the request's prefix-cache blocks depend on besides tokens.
         adapter: number of the request's LoRA adapter (`AdapterSource`), or `NO_ADAPTER`. `cache_keys.root_key` must be
             set if an adapter is.
         arrival_time: arrival in seconds of the monotonic clock, which all processes of a machine share.
-        http_request_id: id of the HTTP request that it belongs to, for log lines; None: not from HTTP.
+        http_request_id: id of the client's HTTP request, for log lines; None: not from HTTP.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""A compiled grammar in a request for the engine."""
+"""A grammar in a request for the engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class Grammar:
     Attributes:
         source: the validated grammar in llguidance's serialized form.
         begins_after: see `StructuredOutputs`.
-        compiled: matcher compiled by `grammar.grammars`, from which sequences start with a copy; None: not compiled
-            yet.
+        compiled: `grammar.grammars.Compiled`; None: not compiled in this process.
     """
 
     source: str

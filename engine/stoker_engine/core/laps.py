@@ -10,7 +10,7 @@ Lap = tuple[str, float]
 
 
 class Laps:
-    """Records when each part of a start ends; the next one begins then.
+    """Records when each part of a start ends, which is when the next part begins.
 
     Attributes:
         ended: the parts, in order.
@@ -31,7 +31,7 @@ def describe(start: float, laps: Iterable[Lap]) -> str:
         start: when the first part began, in seconds on the monotonic clock.
 
     Returns:
-        "6.21 s: server 0.40, imports 3.11, weights 2.70".
+        For example "6.21 s: server 0.40, imports 3.11, weights 2.70".
     """
     parts, begin = [], start
     for part, end in laps:

@@ -19,7 +19,7 @@ class LogitRules:
     Attributes:
         allowed: the only tokens that can be chosen; None: all.
         end_tokens: non-empty sets of tokens that cannot be chosen before ``min_tokens``.
-        bad_words: bad words, or None.
+        bad_words: None: there are no bad words.
         bias_tokens, biases: int64 token ids, and the float64 values to add to their logits.
         repetition, frequency, presence: the penalties.
     """
@@ -35,7 +35,7 @@ class LogitRules:
 
     @classmethod
     def of(cls, spec: EngineRequest) -> LogitRules | None:
-        """Return the rules of a request, or None if its logits are not modified."""
+        """Return the rules of a request, or None if it has none."""
         params = spec.params
         end_tokens: tuple[TokenIds, ...] = ()
         if params.min_tokens:
@@ -55,7 +55,7 @@ class LogitRules:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether rules apply to every token, and not only to the first ``min_tokens``."""
+        """Whether rules apply beyond the first ``min_tokens`` tokens."""
         return self.allowed is not None or self.bad_words is not None or len(self.biases) > 0 or self.is_penalised
 
     @property

@@ -1,4 +1,4 @@
-"""A LoRA adapter selected by a script, with vLLM's names."""
+"""Selection of a LoRA adapter by a script, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LoRARequest:
-    """The adapter that `LLM.generate` uses for prompts. It is loaded at its first use.
+    """A LoRA adapter for prompts of `LLM`. It is loaded at its first use.
 
     Attributes:
         lora_name: name for logs and errors.

@@ -11,17 +11,17 @@ from stoker_engine.core.step_report import StepReport
 
 @dataclass(slots=True)
 class TokenDelta:
-    """Tokens that a step added to one sequence of a request.
+    """New tokens of one sequence of a request, or its end.
 
     Attributes:
         index: index of the sequence in its request.
-        token_ids: the new tokens.
+        token_ids: the new tokens; for a finished beam, all tokens of its output.
         logprobs: log-probabilities of each of `token_ids`, if requested.
         prompt_logprobs: log-probabilities of each prompt token but the first, if requested; set in the first delta of
-            sequence 0.
+            sequence 0 that has tokens.
         cumulative_logprob: summed log-probability of a finished beam.
         finish_reason: set in the last delta of a sequence.
-        stop_reason: the stop token that ended the sequence.
+        stop_reason: the one of `stop_token_ids` that ended the sequence; None for beams.
         error: message for `FinishReason.ERROR`.
     """
 
@@ -54,7 +54,7 @@ class TokenDelta:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """All outputs of one step."""
+    """Deltas and statistics of at most one step."""
 
     deltas: list[TokenDelta]
     report: StepReport | None
@@ -62,14 +62,13 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class OutputDelta:
-    """Text and tokens added to one sequence of a request, for its stream.
+    """Text and tokens added to one sequence of a request, or its end.
 
     Attributes:
-        text: final text; empty while a character or a possible stop string is incomplete.
+        text: new text; incomplete characters and possible beginnings of stop strings are held back.
         token_ids: the new tokens. Their text may come in a later delta.
         logprobs: log-probabilities of each of `token_ids`, if requested.
-        prompt_logprobs: log-probabilities of each prompt token, None for the first one; set in the first delta of
-            sequence 0, if requested.
+        prompt_logprobs: like `TokenDelta.prompt_logprobs`, with None for the first token.
         finish_reason: set in the last delta of a sequence.
         error: message for `FinishReason.ERROR`.
     """
@@ -97,9 +96,9 @@ class CompletionOutput:
         text: generated text, without the stop string unless it was requested.
         token_ids: generated tokens.
         finish_reason: why the sequence ended.
-        stop_reason: the stop string or stop token that ended the sequence.
+        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the sequence; None for beams.
         logprobs: log-probabilities at each position of the output, if requested.
-        cumulative_logprob: summed log-probability of a beam; None for a sampled sequence.
+        cumulative_logprob: summed log-probability of the output; None for a sampled sequence without `logprobs`.
     """
 
     index: int
@@ -113,15 +112,15 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request's result from ``LLM.generate``.
+    """A request's result from a method of `LLM`.
 
     Attributes:
-        request_id: identifier for the log.
-        prompt: text of the prompt; None: it was given as tokens.
+        request_id: id in log lines.
+        prompt: text of the prompt; None: it was not given as text.
         prompt_token_ids: tokens of the prompt.
         outputs: the generated sequences, as many as ``n``.
         finished: whether all sequences have ended.
-        num_cached_tokens: prompt tokens whose keys and values were in the prefix cache.
+        num_cached_tokens: number of prompt tokens whose keys and values were in the prefix cache.
         prompt_logprobs: log-probabilities at each position of the prompt, if requested; None for the first one.
     """
 
@@ -141,9 +140,9 @@ class BeamSearchSequence:
     Attributes:
         tokens: tokens of the prompt and of the beam.
         cum_logprob: summed log-probability of the beam's own tokens.
-        text: text of the prompt and of the beam.
+        text: text of the prompt, if it was given as text, and of the beam.
         finish_reason: why the beam ended.
-        stop_reason: the stop token that ended the beam.
+        stop_reason: always None.
     """
 
     tokens: list[int]

@@ -1,20 +1,21 @@
-"""A request and its sequences: known tokens, computed tokens, and the blocks that hold them.
+"""A request and its sequences: known tokens, computed tokens, and KV-cache blocks.
 
-There are no separate prefill and decode phases. A sequence *knows* tokens (the prompt, then one more each time it is
-sampled) and has *computed* the keys and values of some; each step computes more of them, as far as the budget allows.
-When the last known token is computed, a new one is sampled.
+There are no separate prefill and decode phases. A sequence *knows* tokens (the prompt, then the sampled ones) and has
+*computed* the keys and values of some; each step computes more of them, as far as the budget allows. When the last
+known token is computed, a new one is sampled.
 
         prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8         known = 9
         computed          ──────────────────────┤              computed = 8 → next step computes t8, samples t9
 
-A step may be launched while the previous one is in flight. Then `num_launched` runs ahead of `num_computed`, and a
-token that is being sampled counts as known, although its id is not known yet (`num_inflight_tokens`):
+A step may be launched while the previous one is in flight: `num_launched` includes the tokens that steps in flight
+compute, and a token that is being sampled counts as known, although its id is not known yet (`num_inflight_tokens`):
 
         prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8  ?      one is in flight: known = 10
         launched          ──────────────────────────┤          launched = 9, computed = 8
 
-A request starts with one sequence. When its prompt is computed, the sequence forks into the requested number, which
-share its blocks; a shared block is copied before a sequence writes into it. Beams fork at every step.
+A request starts with one sequence. When its prompt is computed, the sequence forks into the requested number. Forks
+that need not wait share its blocks; a shared block is copied before a sequence writes into it. Beams may fork at every
+step.
 """
 
 from __future__ import annotations
@@ -37,20 +38,19 @@ class Sequence:
     """A sequence being generated. Only the scheduler modifies it.
 
     Attributes:
-        index: index in its request.
+        index: serial number in its request.
         sort_key: queue order; the lowest key is served first.
         token_ids: prompt and output so far.
         num_computed: number of tokens whose keys and values are in the cache.
-        num_launched: `num_computed` after all steps in flight have run.
-        num_inflight_tokens: number of its next tokens that steps in flight sample.
-        num_published: number of its blocks that were offered to the prefix cache.
-        epoch: incremented at a preemption, an abort or the end; results from an earlier epoch are discarded.
+        num_launched: `num_computed` after all steps in flight have run, without drafts.
+        num_inflight_tokens: number of its next tokens that steps in flight sample, without drafts.
+        num_published: number of leading blocks that need not be offered to the prefix cache any more.
+        epoch: incremented when the sequence is requeued or ends; results from an earlier epoch are discarded.
         row: its row in the runner's batch while it runs, else `NO_ROW`.
-        blocks: for each group of layers, the KV-cache blocks in order; block i holds the tokens from i × block_size on.
+        blocks: block table of each group of layers; except for states, block i holds the tokens from i × block_size on.
             `NULL_BLOCK` replaces blocks outside a sliding window.
         candidates: next tokens offered by a beam that waits for the other beams.
-        is_blocked: whether the sequence cannot be scheduled before its step in flight is committed, because the result
-            determines its state.
+        is_blocked: whether the sequence cannot be scheduled before its step in flight is committed.
         adapter_slot: slot of its adapter while it runs, else `NO_ADAPTER`.
     """
 
@@ -89,14 +89,15 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Number of known tokens to compute. 0 while the sequence is blocked, or if the token in flight is its last."""
+        """Number of known tokens that a new step may compute. 0 while the sequence is blocked, or if the tokens in
+        flight complete its maximum length."""
         if not self.num_inflight_tokens:
             return len(self.token_ids) - self.num_launched
         known = len(self.token_ids) + self.num_inflight_tokens
         return 0 if self.is_blocked or known >= self.request.max_length else known - self.num_launched
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token; sets `finish_reason` if it ends the sequence."""
+        """Append a sampled token, and set `finish_reason` if it ends the sequence."""
         self.token_ids.append(token_id)
         request = self.request
         if request.stop_token_ids and token_id in request.stop_token_ids:
@@ -113,14 +114,12 @@ class Request:
 
     Attributes:
         arrival_key: sort key of its sequences, without their index.
-        live: its unfinished sequences, in order.
-        num_started: number of sequences started so far.
-        num_forking: number of sequences that fork when a step in flight is committed.
+        live: its unfinished sequences; beams in the order of `beams.scores`.
+        num_forking: number of forks that start when a step in flight is committed.
         num_cached: number of prompt tokens found in the prefix cache when the request was first scheduled; None before.
-        prompt_logprobs: log-probabilities computed so far, of all prompt tokens but the first.
+        prompt_logprobs: log-probabilities of the prompt tokens after the first, as far as computed.
         beams: state of the beam search, or None.
-        id: unique id among all requests.
-        num_prompt_tokens: number of prompt tokens.
+        id: unique among unfinished requests.
         num_sequences: number of returned sequences.
         max_length: number of tokens, prompt included, at which a sequence ends.
         stop_token_ids, eos_token_ids: tokens that end a sequence.
@@ -153,7 +152,7 @@ class Request:
         self.num_sequences = spec.num_sequences
         self.max_length = self.num_prompt_tokens + spec.max_tokens
         self.stop_token_ids = params.stop_token_ids or ()
-        # A grammar's masks exclude ignored end-of-sequence tokens: see `grammar.masks`.
+        # With a grammar, its masks exclude ignored end-of-sequence tokens if possible: see `grammar.masks`.
         ignores_eos = params.ignore_eos and spec.grammar is None
         self.eos_token_ids = frozenset() if ignores_eos else spec.eos_token_ids
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
@@ -162,13 +161,12 @@ class Request:
 
     @property
     def num_to_fork(self) -> int:
-        """Number of sequences still to start once the prompt is computed; 0 for a beam search, which forks
-        differently."""
+        """Number of sequences that no step forks yet; 0 for a beam search, which forks differently."""
         if self.num_started >= self.num_sequences or self.beams is not None:
             return 0
         return self.num_sequences - self.num_started - self.num_forking
 
     def start(self, token_ids: list[int]) -> Sequence:
-        """Start a sequence with the known tokens `token_ids`."""
+        """Return a new sequence with the known tokens `token_ids`."""
         index, self.num_started = self.num_started, self.num_started + 1
         return Sequence(self, index, (*self.arrival_key, index), list(token_ids))

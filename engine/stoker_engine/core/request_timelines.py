@@ -13,18 +13,18 @@ from stoker_engine.core.step_report import FinishedRequest, FirstToken, Schedule
 
 @dataclass
 class _Timeline:
-    """Events of one request, in seconds of the monotonic clock."""
+    """Events of one request; times are in seconds of the monotonic clock."""
 
     request: Request
     scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
-    last_tokens: dict[int, float] = field(default_factory=dict)  # time of the last token, by sequence
-    lengths: dict[int, int] = field(default_factory=dict)  # number of output tokens, by sequence
+    last_tokens: dict[int, float] = field(default_factory=dict)  # time of the last token, by index of the sequence
+    lengths: dict[int, int] = field(default_factory=dict)  # number of output tokens, by index of the sequence
 
 
 class RequestTimelines:
-    """Keeps the timelines of unfinished requests, and the results of requests that ended since the last report."""
+    """Keeps the timelines of unfinished requests, and statistics of requests that ended since the last report."""
 
     def __init__(self) -> None:
         self._timelines: dict[str, _Timeline] = {}
@@ -76,7 +76,7 @@ class RequestTimelines:
         times: StepTimes,
         now: float,
     ) -> StepReport:
-        """Build the report of a step that has ended, and end the requests that it finished.
+        """Build the report of a step that has ended, and record the end of requests that it finished.
 
         Args:
             num_tokens: number of computed tokens.

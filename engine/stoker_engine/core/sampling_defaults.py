@@ -1,7 +1,7 @@
 """Merges the parameters of a request with the model's recommended ones into `SamplingParams`.
 
 A value in the request has precedence. If it is absent or None (`max_tokens`: only if absent), the model's
-generation_config.json applies, and after that the neutral default of `SamplingParams`.
+generation_config.json applies, and after that the default of `SamplingParams`.
 """
 
 from __future__ import annotations

@@ -12,32 +12,32 @@ from stoker_engine.core.beam_search import BeamSearch
 from stoker_engine.core.structured_outputs import StructuredOutputs
 from stoker_engine.core.token_ids import NO_TOKENS, TokenIds
 
-#: Largest number of sequences per request; each takes a row of the batch.
+#: Maximum number of sequences per request; each takes a row of the batch.
 MAX_N = 128
 
-#: Largest length of a stop string or a bad word, in characters.
+#: Maximum length of a stop string or a bad word, in characters.
 MAX_WORD_LENGTH = 4096
 
-#: Largest total length of a request's bad words, in characters; the engine keeps all their tokens.
+#: Maximum total length of a request's bad words, in characters; the engine keeps all their tokens.
 MAX_BAD_WORDS_LENGTH = 16_384
 
-#: Largest number of entries in logit_bias; OpenAI's limit.
+#: Maximum number of entries in logit_bias; OpenAI's limit.
 MAX_LOGIT_BIAS = 300
 
-#: Largest (number of `stop_token_ids` + 1) × number of beams, which bounds the next tokens that each beam offers.
+#: Maximum of (number of `stop_token_ids` + 1) × number of beams: each beam offers about as many next tokens.
 MAX_CANDIDATES = 1024
 
 
 class BaseParams:
-    """Interface of a request's parameters for the engine, independent of their kind.
+    """Interface of the parameters of any kind of request for the engine.
 
     The defaults here describe a request that generates nothing: a single sequence whose prompt is computed. Subclasses
     override what their requests can set, by fields or properties. The defaults are class attributes and are not
     serialized. `SamplingParams` documents the other attributes.
 
     Attributes:
-        seed: 0: nothing is drawn.
-        max_tokens: 1: the engine reserves one token after each prompt.
+        seed: 0, because nothing is drawn.
+        max_tokens: 1, because the engine reserves one token after each prompt.
     """
 
     temperature: float = 0.0
@@ -71,7 +71,7 @@ class BaseParams:
 
     @property
     def num_wanted(self) -> int | None:
-        """Largest number of returned tokens per sequence; None: up to the model's length."""
+        """Maximum number of returned tokens per sequence; None: up to the model's length."""
         return 0
 
     @property
@@ -81,8 +81,7 @@ class BaseParams:
 
     @property
     def num_in_lockstep(self) -> int:
-        """Number of sequences that are computed in the same steps, so that all must fit at once; 0: each is scheduled
-        independently."""
+        """Number of sequences that must fit the batch and the KV cache at once; 0: each is scheduled independently."""
         return 0
 
     def new_beams(self, max_tokens: int, eos_token_ids: frozenset[int]) -> BeamSearch | None:
@@ -100,10 +99,10 @@ class BaseParams:
         return self
 
     def with_structured_outputs(self, outputs: StructuredOutputs | None) -> Self:
-        """Return these parameters with another form of the output.
+        """Return these parameters with the constraint `outputs`; None: without a constraint.
 
         Raises:
-            RequestError: outputs of this kind cannot follow a grammar.
+            RequestError: this kind of request cannot have a constraint.
         """
         if outputs is not None:
             raise RequestError("structured_outputs is not supported for this kind of request", "structured_outputs")
@@ -115,7 +114,7 @@ class SamplingParams(BaseParams):
     """Sampling parameters of one request.
 
     Attributes:
-        n: number of sequences generated for the prompt, which is computed once.
+        n: number of sequences generated for the prompt.
         temperature: divisor of the logits; 0 is greedy.
         top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: keep this many of the most likely tokens; 0 or -1 keeps all.
@@ -127,12 +126,12 @@ class SamplingParams(BaseParams):
         allowed_token_ids: the only tokens that can be chosen.
         bad_words: words that must not appear in the output.
         seed: makes the output reproducible, alone or in any batch; None: a random seed.
-        max_tokens: largest number of generated tokens; None: up to the model's length.
-        min_tokens: number of tokens before which only the maximum length ends the output.
+        max_tokens: maximum number of generated tokens; None: up to the model's length.
+        min_tokens: minimum number of generated tokens, unless only tokens that end the output are allowed before.
         stop: strings that end the output.
-        include_stop_str_in_output: whether the stop string is part of the text.
-        stop_token_ids: tokens that end the output; they are not part of its text.
-        ignore_eos: continue past the model's end-of-sequence token.
+        include_stop_str_in_output: whether the stop string or stop token is part of the text.
+        stop_token_ids: tokens that end the output.
+        ignore_eos: continue past the model's end-of-sequence token; with a grammar, unless only this token is allowed.
         skip_special_tokens: remove special tokens from the text.
         visible_special_tokens: special tokens that stay in the text nevertheless, because a parser of the text needs
             them.
@@ -141,7 +140,7 @@ class SamplingParams(BaseParams):
         prompt_logprobs: like `logprobs`, for the prompt's tokens.
         truncate_prompt_tokens: keep only this many last tokens of the prompt (-1: as many as the model accepts).
         structured_outputs: constraint on the output; None: unconstrained.
-        only_scores: the single token of `max_tokens` is discarded, so the prompt may have the model's full length.
+        only_scores: the only generated token is discarded, so the prompt may have the model's full length.
 
     Raises:
         RequestError: a value is out of range; `param` names it.
@@ -266,11 +265,11 @@ class BeamSearchParams(BaseParams):
 
     Attributes:
         beam_width: number of beams kept at each step, and of sequences returned.
-        max_tokens: largest number of generated tokens; None: up to the model's length.
+        max_tokens: maximum number of generated tokens; None: up to the model's length.
         ignore_eos: continue past the model's end-of-sequence token.
         length_penalty: exponent of the length in a finished beam's score, log-probability ÷ length ** length_penalty.
-        early_stopping: True stops once `beam_width` beams are finished; False when no running beam is expected to
-            beat them; "never" only when none can.
+        early_stopping: True stops once `beam_width` beams are finished; False also requires that no running beam, at
+            its present length, scores above the worst of these; "never", that none can.
         stop_token_ids: tokens that end a beam like the end-of-sequence token.
         skip_special_tokens, visible_special_tokens, truncate_prompt_tokens: see `SamplingParams`.
 

@@ -1,22 +1,22 @@
 """Messages between the scheduler and the runner, once per step: what has changed, and what to compute.
 
 The runner keeps a *row* for each running sequence (`exec.input_batch`): its tokens, block tables and sampling
-parameters. The whole sequence is sent once, when it gets its row; after that only changes are sent. A step of many
-decodes therefore takes a few integers per sequence, independent of their lengths.
+parameters. A new row gets the whole sequence, or a copy of another row; after that only changes are sent. A step of
+many decodes therefore takes a few integers per sequence, independent of the sequence's length.
 
     adapters   new contents of adapter slots                ┐
     forks      rows that start as copies of others          │
-    new        rows that start empty                        │ in this order,
-    written    tokens chosen by the scheduler               │ before anything is computed
-    known      tokens sampled by another stage              │
+    new        rows that start with a whole sequence        │ in this order,
+    written    last tokens of forks and beams               │ before anything is computed
+    known      tokens sampled by a pipeline's last stage    │
     tables     entries of block tables                      │
     copies     copies of whole blocks                       ┘
     batch      which rows compute which of their tokens, decodes first
 
-Without a pipeline, the runner itself writes the tokens that a step samples into their rows. A step refers to positions
-rather than tokens, so the next step can be scheduled and launched before they are known. In a pipeline only the last
-stage has the sampled tokens. A sequence with a token in flight is therefore not scheduled there, and all stages receive
-the token in `known`.
+Without a pipeline, the runner itself writes sampled tokens into the rows that the step computed. A step refers to
+positions rather than tokens, so the next step can be scheduled and launched before the tokens are known. In a pipeline
+only the last stage has the sampled tokens. A sequence with a token in flight is therefore not scheduled there, and all
+stages receive the token with a later step.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class NewSequence:
 
     Attributes:
         index: index of the sequence in its request.
-        output_token_ids: tokens generated before a preemption, or before a row was free.
+        output_token_ids: tokens generated so far.
         blocks: block table of each group of layers.
         num_candidates: number of next tokens that a beam offers; 0: not a beam.
         num_prompt_logprobs: number of prompt tokens whose log-probabilities are already computed.
-        adapter_slot: slot of its adapter, or `NO_ADAPTER`.
+        adapter_slot: slot of the sequence's adapter, or `NO_ADAPTER`.
     """
 
     row: int
@@ -60,11 +60,11 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A row that starts with the first `num_tokens` tokens of row `parent`, and shares the blocks that hold them.
+    """A row that starts with the first `num_tokens` tokens of row `parent`, and shares their KV-cache blocks.
 
     Attributes:
         index: index of the sequence in its request.
-        num_blocks: number of shared blocks in each group of layers.
+        num_blocks: for each group of layers, number of block-table entries that are copied.
     """
 
     row: int
@@ -84,17 +84,16 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step.
+    """What the runner changes and computes in one step.
 
     Attributes:
-        number: serial number.
         adapters: (slot, number of the adapter that it holds from this step on).
         written: (row, position of the first token, tokens).
         tables: entries of `TABLE_ENTRY` integers.
-        known: entries of `KNOWN_ENTRY` integers, in the order of positions; only for the stages of a pipeline.
+        known: entries of `KNOWN_ENTRY` integers, for each row in the order of positions; empty without a pipeline.
         copies: (source, destination) blocks; all are read before any is written.
-        rows: row of each sequence in the batch; the first `num_decodes` compute one token each.
-        starts: position of the first token that each sequence computes; all earlier ones are in the cache when the step
+        rows: row of each sequence in the batch; the first `num_decodes` of these compute one token each.
+        starts: position of the first token that each sequence computes; earlier tokens are in the cache when the step
             runs.
         lengths: number of tokens each sequence computes, including drafts.
         num_samples: for each sequence, number of children (itself and its forks) that draw next tokens; 1 for a beam; 0
@@ -127,9 +126,9 @@ class Sampled:
     Attributes:
         token_ids: for each of its `num_samples` children, the next tokens in order: one, or the accepted tokens of its
             draft and one more. The first child is the sequence itself.
-        logprobs: log-probabilities of each token, if requested.
+        logprobs: log-probabilities of each of `token_ids`, if requested.
         candidates: for a beam, for which nothing is drawn: (token, log-probability), best first.
-        is_corrupted: whether the sequence's logits are NaN or infinite, so that nothing was drawn.
+        is_corrupted: whether nothing was drawn because logits are NaN or infinite.
         error: error of the sequence's grammar, because of which nothing was drawn; None: no error.
     """
 
@@ -150,9 +149,9 @@ class StepResult:
 
     Attributes:
         sampled: one entry for each sequence of the batch with `num_samples` above 0, in order.
-        prompt_logprobs: by batch index, log-probabilities of each prompt token whose predecessor the step computed;
-            None if they are NaN or infinite.
-        prepare_time, model_time, sample_time: durations in seconds.
+        prompt_logprobs: by batch index, requested log-probabilities of prompt tokens whose predecessors the step
+            computed; None if logits are NaN or infinite.
+        prepare_time, model_time, sample_time: durations of the step's parts in seconds.
         pooled: by batch index, the vector of each sequence whose hidden states were pooled.
     """
 
@@ -165,5 +164,5 @@ class StepResult:
 
     @property
     def is_corrupted(self) -> bool:
-        """Whether logits of a sequence, or log-probabilities of its prompt, are NaN or infinite."""
+        """Whether logits of an output or of a prompt are NaN or infinite."""
         return any(drawn.is_corrupted for drawn in self.sampled) or None in self.prompt_logprobs.values()

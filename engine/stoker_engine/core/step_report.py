@@ -48,7 +48,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """A request's first token: seconds since its arrival, and the size of its prompt."""
+    """A request's first token: seconds from the request's arrival, and the size of its prompt."""
 
     seconds: float
     num_prompt_tokens: int
@@ -103,7 +103,7 @@ class StepReport:
         num_tokens: number of computed tokens.
         num_prompt_tokens: number of computed prompt tokens.
         num_new_tokens: number of generated tokens.
-        first_tokens: first tokens of requests.
+        first_tokens: for each request that got its first token in this step.
         inter_token: for each sequence that got tokens in this step and had some before: seconds since its previous
             tokens.
         finished: requests that ended in this step or since the previous report, including aborted ones.

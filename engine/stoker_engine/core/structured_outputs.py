@@ -28,10 +28,10 @@ class StructuredOutputs:
         regex: regular expression that matches the whole output.
         choice: allowed outputs.
         grammar: context-free grammar of the output, in Lark's or GBNF (EBNF) syntax.
-        json_object: the output is any JSON object.
-        structural_tag: description, in vLLM's format, of JSON between tags within free text: an object, or its text.
-        disable_any_whitespace: JSON has no whitespace between its tokens.
-        disable_additional_properties: objects have only the properties that the schema names.
+        json_object: True: the output is a JSON object.
+        structural_tag: description, in vLLM's format, of constrained text between tags: an object, or its text.
+        disable_any_whitespace: JSON has no whitespace outside strings.
+        disable_additional_properties: objects with named properties have no others by default.
         whitespace_pattern: regular expression for the whitespace of JSON.
         begins_after: regular expression (Python's). The constraint applies after its first match in the output, so that
             reasoning before it is unconstrained. Special tokens match by their spelling. None: it applies from the

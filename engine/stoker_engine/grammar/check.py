@@ -51,7 +51,7 @@ def check_grammar(grammars: Grammars, source: str, param: str) -> None:
 
 
 def why_invalid(source: str) -> str:
-    """Return llguidance's detailed error for a grammar, without the vocabulary; empty if it is valid."""
+    """Return llguidance's error for a grammar, checked without a vocabulary; empty if it is valid."""
     from llguidance import LLMatcher
 
     failed, reasons = LLMatcher.validate_grammar_with_warnings(source, limits=parser_limits())
@@ -59,7 +59,7 @@ def why_invalid(source: str) -> str:
 
 
 def _sentence(error: str) -> str:
-    """Return llguidance's error without backtraces and drawings."""
+    """Return one sentence for an error of llguidance."""
     if "panic" in error:
         return "the grammar compiler crashed on this; rewrite the grammar"
     if "Current row has" in error or "lexer error: too many" in error or "fuel" in error:

@@ -14,7 +14,7 @@ from stoker_engine.core.outputs import TokenDelta
 
 logger = logging.getLogger(__name__)
 
-#: Seconds to wait for grammars while the engine is idle. Short, because requests and aborts may arrive meanwhile.
+#: Maximum seconds to wait for grammars while the engine is idle; requests and aborts may arrive meanwhile.
 _WAIT_S: Final = 0.01
 
 

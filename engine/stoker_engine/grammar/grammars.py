@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Number of compiled grammars in the cache.
+#: Maximum number of compiled grammars in the cache.
 _KEPT: Final = 64
 
-#: Number of grammars compiled concurrently.
+#: Maximum number of grammars that `Grammars.prepare` compiles concurrently.
 _THREADS: Final = 2
 
 
@@ -45,7 +45,7 @@ class Grammars:
     """The grammars of one engine. Thread-safe.
 
     Args:
-        vocab_size: number of logits per row; ids without bytes in the token table are never allowed.
+        vocab_size: number of logits per row.
         eos_token_ids: end-of-sequence tokens, allowed exactly where the grammar may end.
     """
 

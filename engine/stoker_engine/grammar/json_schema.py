@@ -1,7 +1,7 @@
 """Prepares JSON Schemas for llguidance, and rejects constraints that it would ignore.
 
-Every output satisfies an accepted schema completely. llguidance alone does not ensure this: it ignores keywords that
-the schema's draft does not have, and reads numbers as floats. Therefore each schema is checked here first.
+Every complete output satisfies an accepted schema. llguidance alone does not ensure this: it ignores keywords that the
+schema's draft does not have, and reads numbers as floats. Therefore each schema is checked here first.
 
 https://json-schema.org/draft/2020-12; llguidance's docs/json_schema.md lists the implemented keywords.
 """
@@ -53,7 +53,7 @@ _FORMATS: Final = ("date-time", "time", "date", "duration", "email", "hostname",
 
 
 def prepare_schema(source: Any, param: str, closed: bool = False) -> Any:
-    """Return an equivalent schema, which llguidance either compiles completely or rejects.
+    """Return the schema in a form that llguidance either compiles completely or rejects.
 
     Args:
         source: the schema: an object, a boolean, or the JSON text of one.
@@ -211,7 +211,7 @@ class _Preparation:
             self._refuse(pointer, f"pattern {pattern[:100]!r}: {error}")
 
     def _check_format(self, schema: dict[str, Any], pointer: str) -> None:
-        """Reject unsupported formats of strings. Formats of numbers do not restrict their text."""
+        """Reject unsupported formats of strings. Formats of other types have no effect."""
         kind = schema.get("type", "string")
         is_string = "string" in (kind if isinstance(kind, list) else [kind])
         if is_string and schema.get("format", "date") not in _FORMATS:
@@ -219,8 +219,8 @@ class _Preparation:
             self._refuse(pointer, f"the format {name!r} is not supported; remove it, or use {', '.join(_FORMATS)}")
 
     def _check_min_properties(self, schema: dict[str, Any], pointer: str) -> None:
-        """Reject a `minProperties` that needs two or more unnamed properties: the grammar permits an output to repeat a
-        name, which JSON counts as one property."""
+        """Reject a `minProperties` above the number of required properties + 1, unless only named ones are allowed: the
+        grammar permits an output to repeat a name, which JSON counts as one property."""
         least = schema.get("minProperties")
         required = schema.get("required")
         named = set(map(str, required)) if isinstance(required, list) else set()

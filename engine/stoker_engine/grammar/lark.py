@@ -29,7 +29,7 @@ def lark_of(grammar: str, param: str) -> str:
     """Return a user's grammar in Lark's syntax, with its JSON Schemas prepared.
 
     Raises:
-        RequestError: the grammar cannot be parsed, or uses options that affect more than which text matches.
+        RequestError: the grammar, or a JSON Schema in it, is invalid or uses unsupported options.
     """
     from llguidance.gbnf_to_lark import any_to_lark
 

@@ -9,10 +9,10 @@ from stoker_common.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-#: Largest size of a constraint in a request, and of the resulting grammar, in characters.
+#: Maximum length of a constraint in a request, and of the resulting grammar, in characters.
 MAX_LENGTH: Final = 2**20
 
-#: Largest nesting depth of objects and arrays in a JSON Schema; vLLM's limit.
+#: Maximum nesting depth of objects and arrays in a JSON Schema; vLLM's limit.
 MAX_NESTING: Final = 64
 
 #: Limits of a compilation: seconds of CPU time, and bytes of memory.
@@ -25,7 +25,7 @@ COMPILE_TIMEOUT_S: Final = 20.0
 #: Seconds after which a compilation is stopped and restarted in the lane of slow ones, so that others do not wait.
 QUICK_S: Final = 0.5
 
-#: Largest number of grammars that wait for compilation, and of those that wait in the slow lane.
+#: Maximum number of grammars that wait or are compiled in the quick lane, and in the slow lane.
 MAX_WAITING: Final = 64
 MAX_SLOW: Final = 8
 

@@ -38,7 +38,6 @@ class Masks:
 
     Args:
         vocab_size: number of logits per row.
-        eos_token_ids: end-of-sequence tokens.
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -47,11 +46,11 @@ class Masks:
         self._executor: LLExecutor | None = None
 
     def compute(self, matchers: Sequence[Matcher], ignores_eos: Sequence[bool]) -> list[Mask]:
-        """Return the mask of each sequence.
+        """Return the mask of each matcher.
 
         Args:
-            matchers: one distinct matcher per sequence.
-            ignores_eos: per sequence, whether end-of-sequence is only allowed if no other token is.
+            matchers: distinct matchers.
+            ignores_eos: for each matcher, whether end-of-sequence is only allowed if no other token is.
         """
         started = [matcher for matcher in matchers if matcher.has_started]
         allowed = np.zeros((len(started), self._num_words), dtype=np.int32)

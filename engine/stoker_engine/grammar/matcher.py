@@ -54,8 +54,6 @@ class Matcher:
         shared: the compiled grammar whose lexer states this matcher shares with others; None: it shares none.
 
     Attributes:
-        num_consumed: number of consumed output tokens.
-        matcher: llguidance's matcher.
         has_started: whether the grammar has started; before that, all tokens are allowed.
     """
 
@@ -85,7 +83,7 @@ class Matcher:
                     self.matcher.consume_tokens(self._beginning.tokens(after))
 
     def copy(self) -> Matcher:
-        """Return a copy, for a fork of the sequence."""
+        """Return a copy, which shares no state except that of `shared`."""
         copied = Matcher(self.matcher.deep_copy(), self._beginning, self.shared)
         copied.num_consumed, copied.has_started, copied._before = self.num_consumed, self.has_started, self._before
         return copied

@@ -14,7 +14,7 @@ def regex_grammar(pattern: str, param: str) -> dict[str, Any]:
     """Return the entry of llguidance's list of grammars for a regular expression.
 
     Raises:
-        RequestError: the expression is too long, not valid Unicode, or ambiguous between dialects.
+        RequestError: the expression is too long, not valid Unicode, or rejected by `in_dialect`.
     """
     from llguidance import LLMatcher
 

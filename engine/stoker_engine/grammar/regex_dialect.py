@@ -1,9 +1,9 @@
 r"""Dialects of regular expressions: converts constructs whose meaning differs between them.
 
 llguidance compiles Rust's dialect (https://docs.rs/regex/latest/regex/#syntax). JSON Schema specifies ECMA-262, and
-most users write Python's. The compiler rejects constructs that Rust lacks (lookarounds, backreferences, word
-boundaries). This module handles constructs that all dialects accept with different meanings: classes such as `\d`
-become ECMA-262's, which are ASCII, unless ``(?u)`` selects Unicode's; ambiguous constructs are rejected.
+most users write Python's. llguidance rejects lookarounds, backreferences and word boundaries. This module handles
+constructs that all dialects accept with different meanings: classes such as `\d` become ASCII's, as in ECMA-262 (`\s`:
+white space of all dialects), unless ``(?u)`` selects Unicode's; ambiguous constructs are rejected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _BRACED: Final = re.compile(r"\\[pPxuU]\{[^}]*\}")
 #: Flags that select Unicode's classes.
 _UNICODE: Final = re.compile(r"\(\?[a-zA-Z]*u[a-zA-Z-]*[:)]")
 
-#: Characters that are white space in all dialects, and those that are in at least one: ECMA-262's white space differs
-#: from both ASCII's and Unicode's.
+#: Characters that are white space in all dialects, and those that are white space in at least one.
 _SPACES: Final = r"\t\n\x0B\f\r\x20"
 _ALL_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 
@@ -37,7 +36,7 @@ _NEGATED: Final = _CLASSES | {"s": _ALL_SPACES, "S": f"[^{_SPACES}]"}
 
 
 def in_dialect(pattern: str) -> str:
-    r"""Return `pattern` in Rust's dialect, with its meaning in ECMA-262.
+    r"""Return `pattern` in Rust's dialect, with classes as described above.
 
     Raises:
         ValueError: the pattern has set operations within a class (``[a&&b]``, ``[[a]b]``), or possessive quantifiers

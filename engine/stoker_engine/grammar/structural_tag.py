@@ -6,8 +6,8 @@ The first: after one of `triggers`, the text continues with one of the `structur
 
 The second is a tree of formats (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html). These are supported:
 const_string, any_text, json_schema, regex, grammar, sequence, or, optional, plus, star, repeat, tag, triggered_tags,
-tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for large sets of strings. In its
-strings, the spelling of a special token stands for text, not for the token.
+tags_with_separator. Stoker adds {"type": "choice", "choices": […]}, for large sets of strings, in which the spelling
+of a special token stands for text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker_engine.grammar.lark import lark_of
 from stoker_engine.grammar.limits import MAX_LENGTH, MAX_NESTING, check_length
 from stoker_engine.grammar.regex import regex_grammar
 
-#: Largest number of tags and formats. Each is a rule of the grammar.
+#: Maximum number of rules of the grammar: at least one for each format.
 MAX_FORMATS: Final = 2_000
 
 
@@ -219,14 +219,14 @@ class StructuralTags:
         return f"{self._text(begin)} {self._format(content)} ({after})"
 
     def _until(self, ends: list[str]) -> str:
-        """Return the expression of text up to the first of several ends."""
+        """Return the expression of text up to one of several ends."""
         if all(end in self._special for end in ends):
             return f"ANY_TEXT ({' | '.join(map(self._text, ends))})"
         return f"({' | '.join(self._up_to(end) for end in ends)})"
 
     def _up_to(self, text: str) -> str:
-        """Return the expression of any text up to the first occurrence of `text`. Free text contains no special tokens,
-        so one in `text` matches only there."""
+        """Return the expression of any text that ends with the first occurrence of `text`. Free text contains no
+        special tokens."""
         first, *rest = [piece for piece in (self._tokens.split(text) if self._tokens else [text]) if piece]
         if first in self._special:
             return self._rule(f"ANY_TEXT {self._text(text)}")

@@ -11,7 +11,7 @@ from typing import Final
 #: Bit set in the length of a special token.
 _SPECIAL: Final = 1 << 31
 
-#: Largest token that a grammar can use, in bytes: the depth of llguidance's trie.
+#: Maximum length of a token that a grammar can use, in bytes: the depth of llguidance's trie.
 _MAX_BYTES: Final = 1000
 
 

@@ -1,7 +1,5 @@
-"""Draws a token from each row of logits, using a random number that depends only on the request's seed and the
-position.
-
-A seeded request therefore gives the same tokens alone, in any batch, and after a preemption.
+"""Draws a token from each row of logits, using a random number that depends only on the sequence's seed and the
+position: it is the same alone, in any batch, and after a preemption.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Applies a request's parameters to its logits before a token is drawn; vectorized over the batch, in vLLM's order.
+"""Applies requests' rules to logits before tokens are chosen; vectorized over the batch, in vLLM's order.
 
     allowed_token_ids → bad_words → min_tokens → logit_bias → repetition, frequency and presence penalties
 
-Tokens that a grammar forbids are removed before (`sampler`). Each step modifies only the rows that need it, and only
-the tokens concerned.
+Tokens that a grammar forbids are removed before (`sampler`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stoker_engine.core.token_ids import TokenIds
 from stoker_engine.parallel.transfer import to_device, to_host
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
-#: Largest set of end tokens that is forbidden by index; a larger set is applied as a mask over the vocabulary.
+#: Maximum size of a set of end tokens that is forbidden by index; a larger one is applied as a mask.
 _FEW = 1000
 
 _Rows = list[tuple[int, SamplingMetadata, LogitRules]]

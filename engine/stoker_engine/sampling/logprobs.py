@@ -12,13 +12,12 @@ from stoker_engine.parallel.transfer import to_device, to_host
 def token_logprobs(
     logits: torch.Tensor, token_ids: list[int], counts: list[int], logprobs: Logprobs
 ) -> list[TokenLogprobs]:
-    """Return the log-probabilities of each row's token and of its `counts` most likely ones.
+    """Return the log-probabilities of each row's token in `token_ids` and of the row's `counts` most likely tokens.
 
     Args:
         logits: [rows, vocabulary] float32, unmodified logits of the model.
         token_ids: one token per row.
         counts: number of most likely tokens per row; -1: all.
-        logprobs: the kernel.
     """
     vocabulary = logits.shape[-1]
     counts = [vocabulary if count < 0 else min(count, vocabulary) for count in counts]
@@ -40,7 +39,6 @@ def candidates(
 
     Args:
         best: [rows] int64, the most likely token of each row.
-        logprobs: the kernel.
     """
     best_logprobs, _ = logprobs(logits, best)
     likeliest, indices = _likeliest(logits, min(max(counts), logits.shape[-1]), best_logprobs)

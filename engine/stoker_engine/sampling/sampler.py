@@ -1,7 +1,6 @@
 """Chooses the next tokens of a batch, vectorized: greedy, sampled, or as candidates of beams.
 
-A limited number of rows is processed at a time, so that a step's memory besides its logits does not grow with the batch
-(`sizing.activations`).
+A limited number of rows is processed at a time, which bounds a step's memory besides its logits (`sizing.activations`).
 
 A token is chosen only if the row's largest logit is finite. NaN, +inf, or -inf in all places means that weights or
 activations are corrupted, and no token can be chosen. The check is free, since the largest logit is computed anyway.
@@ -39,7 +38,7 @@ def sample(
         logits: [rows, vocabulary] float32, or bfloat16 if `kernels.argmax` supports it, unmodified logits of the model.
             They may be overwritten.
         choices: how to choose in each row; None: only the most likely token.
-        rows_at_once: largest number of rows per pass, see `sizing.activations.sampler_rows`.
+        rows_at_once: maximum number of rows per pass, see `sizing.activations.sampler_rows`.
         kernels: kernels for the device of the logits.
     """
     sampled: list[Sampled] = []
@@ -50,7 +49,7 @@ def sample(
 
 def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
     """Return the most likely token of each row, from the results of `kernels.argmax`."""
-    if best.device.type == "cpu":  # Python is faster than torch's operators, which the model evicts from CPU caches
+    if best.device.type == "cpu":  # Python is faster: the model evicts the code of torch's operators from CPU caches
         found = zip(best.tolist(), largest.tolist(), strict=True)
         return [Sampled([[token]]) if math.isfinite(largest_logit) else _corrupted() for token, largest_logit in found]
     tokens: list[int] = to_host(_possible(best, largest))

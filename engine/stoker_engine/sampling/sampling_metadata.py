@@ -1,4 +1,4 @@
-"""Metadata of a row of logits that the sampler needs to choose a token."""
+"""Metadata of a row of logits for the sampler."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stoker_engine.core.token_counts import TokenCounts
 
 @dataclass(frozen=True, slots=True)
 class SamplingMetadata:
-    """A row of logits, and how to choose a token from it.
+    """How to choose tokens from a row of logits.
 
     Attributes:
         num_samples: number of next tokens to draw.
-        seed: seed of the sampler; sample i depends only on (seed + i, position).
+        seed: seed of the sampler; the random number of sample i depends only on (seed + i, position).
         known: all previous tokens; the first `num_prompt_tokens` are the prompt.
         rules: changes of the logits; None: none.
         counts: counts of the sequence's tokens, if penalties need them.
-        may_end: whether the sequence has at least min_tokens and may end.
+        may_end: whether the output has at least `min_tokens` tokens.
         num_candidates: number of most likely tokens for a beam; 0: not a beam.
         allowed: int32 [words], a bit for each token that the grammar allows; None: no grammar.
     """

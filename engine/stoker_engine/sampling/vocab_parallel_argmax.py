@@ -17,7 +17,7 @@ from stoker_engine.parallel.communicator import Communicator
 def vocab_parallel_argmax(
     logits: torch.Tensor, first: int, ranks: Communicator, argmax: Argmax
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `kernels.argmax.argmax` over all ranks' parts, with the same result on all of them.
+    """Compute `kernels.argmax.argmax` over all ranks' parts, with the same result on all ranks.
 
     Args:
         logits: [rows, this rank's part of the vocabulary], in a dtype that `argmax` supports.

@@ -1,9 +1,9 @@
 """Verification of drafts (speculative decoding, Leviathan et al., 2023).
 
-Each drafted token is computed after the last known one, and each position is sampled as if the drafted tokens before
+A step computes the drafted tokens after the last known one, and samples each position as if the drafted tokens before
 it were correct. The longest prefix of the draft that equals the sampled tokens is accepted, plus the token sampled
-after it. The runner finds this prefix (`exec.finish.verify_draft`, `Sampled.token_ids`). Draws depend on (seed,
-position) alone, so a draft changes no output.
+after it. The runner finds this prefix (`exec.finish.verify_draft`, `Sampled.token_ids`). Random numbers depend on
+(seed, position) alone, so a draft changes no output.
 """
 
 from __future__ import annotations

@@ -13,18 +13,18 @@ from stoker_engine.sched.adapters import AdapterTable
 
 logger = logging.getLogger(__name__)
 
-#: Longest wait for a load, in seconds, when nothing else can run; requests and aborts may arrive meanwhile.
+#: Maximum seconds to wait for a load when nothing else can run; requests and aborts may arrive meanwhile.
 _WAIT_S: Final = 0.01
 
-#: Error of a registration whose adapter was removed before its load ended.
+#: Error of a registration whose adapter was removed before its load started.
 _REMOVED: Final = "LoRA adapter {name} was removed before it was loaded"
 
 
 class AdapterLoads:
-    """The adapter loads in flight.
+    """The registrations and loads of adapters in flight.
 
     Args:
-        load: starts to read an adapter's files on all ranks. Its future raises `AdapterError` if that fails.
+        load: starts to load an adapter on all ranks. Its future raises `AdapterError` if that fails.
         drop: frees an adapter's memory after the steps already launched have run.
     """
 
@@ -58,7 +58,7 @@ class AdapterLoads:
 
         Returns:
             Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded (the adapter is then
-            unregistered), or if the adapter is removed before its load ends.
+            unregistered), or if the adapter is removed before its load starts.
         """
         ready = Future[LoadedAdapter]()
         self._table.register(source)
@@ -84,7 +84,7 @@ class AdapterLoads:
         """Process the loads that have ended, and start the next ones.
 
         Args:
-            is_used: whether a request uses the adapter of this number. A removed adapter is kept until none does.
+            is_used: whether a request uses the adapter of this number. A removed adapter is kept while one does.
 
         Returns:
             Error message by number of each adapter that failed to load. Requests that wait for it end with this error.

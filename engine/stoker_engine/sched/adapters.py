@@ -1,22 +1,22 @@
 """LoRA adapters of the scheduler: which are in memory, and which a step may use.
 
-    registered   usable by requests; unlimited in number; the files are read once to check them
-    resident     in memory: at most `num_resident`; a new one evicts the least recently used
-    in a slot    usable by steps: at most `num_slots`; a new one takes the least recently used slot
+    registered   usable by requests; unlimited in number; a first load checks the files
+    resident     in memory: at most `num_resident`; a new one may evict another
+    in a slot    usable by steps: at most `num_slots`; a new one may take another's slot
 
-An adapter that running sequences use keeps its memory and its slot. A waiting sequence may therefore have to wait for
-a load of its adapter, which runs concurrently with the steps, or for a slot. Sequences behind it in the queue are
-admitted meanwhile. To prevent starvation, slots are *reserved*:
+An adapter that running sequences use keeps its memory and its slot. A waiting sequence may therefore be *blocked*: it
+waits for a load of its adapter, which runs concurrently with the steps, or for a slot. Sequences behind it in the queue
+are admitted meanwhile. To prevent starvation, slots are *reserved*:
 
     slot 1, of adapter a     ── a1 ──┐ ended           ┌ b1 starts
                                 ── a3 (after b1) ──────┤          a4 waits for a slot, behind b1
     queue                    b1 (adapter b), a4        │
                                      └ reserved for b ─┘
 
-Once all running sequences of a slot are behind a blocked sequence in the queue order, the slot is reserved for the
-blocked sequence's adapter. Requests behind the blocked one are no longer admitted to the slot, and the adapter takes it
-when it is empty. Further sequences of a request that already runs in the slot are still admitted, since beams wait for
-each other.
+Once all running sequences of a slot are behind a blocked sequence in the queue order, the slot may be reserved for the
+blocked sequence's adapter. Sequences behind the blocked one are no longer admitted to the slot, and the adapter takes
+the slot when no sequence runs in it. Further sequences of a request that already runs in the slot are still admitted,
+since beams wait for each other.
 
 The table decides; `adapter_loads` carries the decisions out.
 """
@@ -34,7 +34,7 @@ from stoker_engine.core.request import Sequence
 from stoker_engine.core.step_report import AdapterStats
 from stoker_engine.sched.policy import WaitingQueue
 
-#: Largest number of unfinished loads for requests: one runs and one is queued. Later loads are decided when these end.
+#: Maximum number of unfinished loads for requests: one runs and one is queued. The next is decided when one ends.
 MAX_LOADS: Final = 2
 
 
@@ -56,8 +56,8 @@ class _Adapter:
         last_used: value of the table's use counter when a sequence last started or stopped running with it, or it
             was loaded.
         is_checked: whether a load of it has succeeded.
-        is_checking: whether the load in flight checks a registration and serves no request.
-        is_passing: whether the load in flight is a check whose result is dropped, because memory is full.
+        is_checking: whether the load in flight was started by the registration, not by a request.
+        is_passing: whether the load in flight is a check after which the adapter is dropped, because memory is full.
         is_removed: whether it takes no new requests, and is unregistered when its last request has ended.
     """
 
@@ -79,8 +79,8 @@ class _Slot:
     Attributes:
         adapter: the adapter in it.
         running: the sequences that run with it.
-        reserved_for: the adapter that takes it when it is empty.
-        reserved_from: sort key of the blocked sequence; requests behind it are not admitted to a reserved slot.
+        reserved_for: the adapter that takes the slot when no sequence runs in it.
+        reserved_from: sort key of the blocked sequence; sequences behind it are not admitted to a reserved slot.
     """
 
     index: int
@@ -104,12 +104,11 @@ class _Slot:
 
 
 class AdapterTable:
-    """The adapters of an engine. A *pass* is one call of `Scheduler.schedule`, which iterates once over the queue of
-    waiting sequences.
+    """The adapters of an engine. A *pass* is an iteration of `Scheduler.schedule` over the queue of waiting sequences.
 
     Args:
-        num_slots: largest number of adapters in a step.
-        num_resident: largest number of adapters in memory, including the adapters in slots.
+        num_slots: maximum number of adapters in a step.
+        num_resident: maximum number of adapters in memory, including the adapters in slots.
         waiting: the queue of waiting sequences.
     """
 
@@ -121,7 +120,7 @@ class AdapterTable:
         self._slots = [_Slot(index) for index in range(num_slots)]
         self._in_memory: set[_Adapter] = set()
         self._to_check: deque[_Adapter] = deque()
-        self._num_loading = 0  # for requests
+        self._num_loading = 0  # unfinished loads for requests
         self._is_checking = False
         self._num_removed = 0
         self._uses = 0
@@ -157,7 +156,7 @@ class AdapterTable:
         return adapter is not None and not adapter.is_removed
 
     def has(self, number: int) -> bool:
-        """Whether an adapter is registered, or removed and still in use."""
+        """Whether an adapter is registered. Removed ones are until `drop_removed` unregisters them."""
         return number in self._adapters
 
     def drop_removed(self, is_used: Callable[[int], bool]) -> None:
@@ -179,8 +178,8 @@ class AdapterTable:
                 slot.cancel_reservation()
 
     def first_waiting(self) -> Sequence | None:
-        """Return the first waiting sequence that does not have to wait for its adapter, or None. For the sequences
-        before it, loads are started and slots reserved as far as possible."""
+        """Return the first waiting sequence that is not blocked, or None. For the sequences before it, loads are
+        started and slots reserved as far as possible."""
         while self._num_passed < len(self._waiting):
             sequence = self._waiting[self._num_passed]
             if sequence.request.spec.adapter == NO_ADAPTER or self._find(sequence) is not None:
@@ -223,7 +222,7 @@ class AdapterTable:
         return changes
 
     def discard_slots(self) -> None:
-        """Empty all slots after the runner's slots have become unknown. No sequence may run."""
+        """Empty all slots after the runner's slots have become unknown. No sequence may be running."""
         for slot in self._slots:
             assert not slot.running
             if slot.adapter is not None:
@@ -252,7 +251,7 @@ class AdapterTable:
         return drops, loads
 
     def source_of(self, number: int) -> AdapterSource:
-        """Return the source of a registered adapter. After its first load it has the digest of the files."""
+        """Return the source of a registered adapter. After a successful load it has the digest of the files."""
         return self._adapters[number].source
 
     def loaded(self, number: int, loaded: LoadedAdapter) -> None:
@@ -271,8 +270,8 @@ class AdapterTable:
         self._use(adapter)
 
     def failed(self, number: int) -> None:
-        """Record that a load has failed. The caller ends the requests that wait for it. An adapter that was never
-        loaded is unregistered; others are read again for the next request."""
+        """Record that a load has failed. The caller ends the requests that wait for the adapter. An adapter that was
+        never loaded is unregistered; others are loaded again for the next request."""
         adapter = self._ended(number)
         adapter.is_passing = False
         self._num_failures += 1
@@ -348,8 +347,8 @@ class AdapterTable:
         return None
 
     def _takable(self, adapter: _Adapter, sequence: Sequence) -> _Slot | None:
-        """Return the slot without running sequences that `adapter` may take: the one reserved for it, else an empty
-        one, else the least recently used one; None: there is none."""
+        """Return the slot without running sequences that `adapter` may take: the one reserved for it, else one without
+        an adapter, else the least recently used one; None: there is none."""
         if adapter.reserved is not None and not adapter.reserved.running:
             return adapter.reserved
         slots = [slot for slot in self._slots if not slot.running and not slot.is_closed_to(sequence)]
@@ -377,7 +376,7 @@ class AdapterTable:
             self._is_full = True
             return False
         if adapter.reserved is not None:
-            adapter.reserved.cancel_reservation()  # the slot should not stay empty during the load
+            adapter.reserved.cancel_reservation()  # the slot should not stay unused during the load
         self._num_loading += 1
         self._begin_load(adapter)
         return True
@@ -390,11 +389,12 @@ class AdapterTable:
 
     def _make_room(self, may_go: Callable[[_Adapter], bool]) -> bool:
         """Evict an adapter if memory is full: the least recently used one that no sequence waits for, else the least
-        recently used. False: none may be evicted.
+        recently used. False: memory is full and none may be evicted.
 
         Args:
-            may_go: whether an adapter may be evicted; running and loading ones never are. A load for a request keeps
-                the adapters that earlier requests wait for: otherwise requests would evict each other's adapters.
+            may_go: whether an adapter may be evicted that is neither loading nor used by running sequences. A load for
+                a request keeps the adapters that earlier requests wait for: otherwise requests would evict each
+                other's adapters.
         """
         if len(self._in_memory) < self._num_resident:
             return True

@@ -18,7 +18,7 @@ class BatchChanges:
     """Allocates rows, and collects their changes from step to step.
 
     Args:
-        num_rows: largest number of running sequences.
+        num_rows: maximum number of running sequences.
         tells_sampled: whether steps carry sampled tokens to the runner. If not, the runner writes them itself.
     """
 
@@ -77,7 +77,7 @@ class BatchChanges:
         return changes
 
     def check(self, running: list[Sequence]) -> None:
-        """Assert that exactly the running sequences have rows."""
+        """Assert that each running sequence has a row of its own."""
         rows = [sequence.row for sequence in running]
         assert NO_ROW not in rows and len(set(rows)) == len(rows)
         assert set(rows).isdisjoint(self._free)

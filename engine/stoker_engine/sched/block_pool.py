@@ -1,7 +1,7 @@
 """The pool of KV-cache blocks, with reference counts.
 
     null    block 0, never allocated: empty entries of block tables refer to it (`sizing.cache_groups`)
-    free    refs = 0, in the free list, least recently used first; may still hold a cached prefix
+    free    refs = 0, in the free list, least recently used first; its content may be cached
     in use  refs ≥ 1, one for each sequence that has it in its block table
 
 A block leaves the free list by `allocate` (its content is evicted) or by `acquire` (a prefix hit reuses its content).

@@ -28,7 +28,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
     """Apply the result of the oldest step in flight: mark its tokens as computed, and append sampled tokens.
 
     Returns:
-        The new tokens. Sequences with a `finish_reason` have been removed and their blocks freed.
+        New tokens and ends of sequences. Ended sequences have been removed and their blocks freed.
     """
     step = scheduled.step
     deltas = _fail_corrupted(queues, scheduled, result) if result.is_corrupted else []
@@ -66,8 +66,7 @@ def commit(queues: SequenceQueues, scheduled: Scheduled, result: StepResult) -> 
 
 
 def _append_sampled(queues: SequenceQueues, sequence: Sequence, drawn: Sampled) -> list[TokenDelta]:
-    """Append new tokens to `sequence`. If the step drew tokens for several children, the request's other sequences fork
-    from it."""
+    """Append new tokens to `sequence`. If the step drew tokens for several children, the others fork from it."""
     sequence.num_inflight_tokens -= 1
     sequence.is_blocked = False
     children = drawn.token_ids
@@ -95,7 +94,7 @@ def _grow(
     """Append new tokens, up to the one that ends the sequence.
 
     Args:
-        forked: whether the sequence's row is new; the caller then sends the token to it.
+        forked: whether the sequence has just been forked; the caller then sends the token to its row.
     """
     request = sequence.request
     is_first = sequence.index == 0 and len(sequence.token_ids) == request.num_prompt_tokens

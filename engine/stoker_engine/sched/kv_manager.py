@@ -26,9 +26,9 @@ from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup, blocks_per
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why the first waiting sequence was not admitted. Its prefix is not looked up again while the reason holds.
+    """Why a waiting sequence was not admitted. Its prefix is not looked up again while the reason holds.
 
-    `needed` does not count blocks of its prefix that other sequences hold. More of them can only come from an
+    `needed` does not count blocks of its prefix that other sequences hold. More such blocks can only come from an
     admission, which takes over cached blocks, or from new blocks published under one of `hashes`. Both drop the
     refusal.
 
@@ -43,7 +43,7 @@ class _Refusal:
     hashes: frozenset[BlockHash]
 
     def still(self, sequence: request.Sequence, num_free: int) -> bool:
-        """Whether `sequence` would be refused again."""
+        """Whether `sequence` would certainly be refused again."""
         same = self.sequence is sequence and self.num_tokens == len(sequence.token_ids)
         return same and num_free < self.needed
 
@@ -55,7 +55,7 @@ class KVManager:
         num_blocks: number of blocks in the KV cache, including the null block.
         block_size: tokens per block.
         groups: the model's groups of layers.
-        step_tokens: largest number of tokens that one step computes.
+        step_tokens: maximum number of tokens that one step computes.
         enable_prefix_caching: whether full blocks are cached and shared. Ignored if a layer keeps a state, because
             the state after a prefix is not stored.
 
@@ -77,8 +77,8 @@ class KVManager:
         self.enable_prefix_caching = enable_prefix_caching and not self.has_states
         self.prefix_cache = PrefixCache()
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
-        self.queries = 0  # prompt tokens looked up
-        self.hits = 0  # prompt tokens found in the cache
+        self.queries = 0  # prompt tokens of admitted requests
+        self.hits = 0  # those of them found in the cache
         self._groups = groups
         self._has_windows = any(window is not None for window in self.windows)
         self._step_tokens = step_tokens
@@ -89,15 +89,15 @@ class KVManager:
 
     @property
     def usage(self) -> float:
-        """Fraction of the blocks that live sequences hold, 0 to 1."""
+        """Fraction of the usable blocks that sequences hold, 0 to 1."""
         return 1 - self.pool.num_free / self.pool.num_usable
 
     def admit(self, sequence: request.Sequence) -> bool:
-        """Reuse the cached blocks of the sequence's prefix, if enough blocks are free for all its known tokens; else
+        """Give `sequence` the cached blocks of its prefix, if enough blocks are free for all its known tokens; else
         return False.
 
-        At least the last known token is left to compute, since its logits are needed. The blocks of the whole sequence
-        must be free, but are not reserved: admitting a sequence that would soon be preempted wastes work.
+        At least the last known token is left to compute, since its logits are needed. The other blocks must be free,
+        but are not reserved: admitting a sequence that would soon be preempted wastes work.
         """
         assert not sequence.blocks and sequence.num_launched == 0
         if self._refused is not None and self._refused.still(sequence, self.pool.num_free):
@@ -126,7 +126,7 @@ class KVManager:
             self.hits += sequence.num_computed
 
     def allocate(self, sequence: request.Sequence, num_tokens: int, step: int) -> bool:
-        """Extend the block tables by `num_tokens` tokens, which `step` computes. False: too few free blocks.
+        """Extend the block tables for the next `num_tokens` tokens, which `step` computes. False: too few free blocks.
 
         A shared block that the new tokens are written into is copied first (`pop_copies`).
         """
@@ -175,10 +175,10 @@ class KVManager:
             del table[needed:]
 
     def fork(self, parent: request.Sequence, child: request.Sequence) -> None:
-        """Let `child`, which has the same known tokens, share all computed blocks of `parent`."""
+        """Let `child`, which has the same known tokens, share the blocks of all computed tokens of `parent`."""
         assert not child.blocks and child.num_launched == 0
         lengths = [self._table_length(group, parent.num_computed) for group in self._groups]
-        child.blocks = [table[:held] for table, held in zip(parent.blocks, lengths, strict=True)]  # computed ones only
+        child.blocks = [table[:held] for table, held in zip(parent.blocks, lengths, strict=True)]
         child.num_computed = child.num_launched = parent.num_computed
         child.num_published = parent.num_computed // self.block_size
         for table in child.blocks:
@@ -208,7 +208,7 @@ class KVManager:
         return array("i", itertools.chain.from_iterable(changes))
 
     def free(self, sequence: request.Sequence) -> None:
-        """Release all blocks, the last ones first, so that prefixes stay cached longer than their continuations.
+        """Release a sequence's blocks, the last first, so that prefixes stay cached longer than their continuations.
 
         Blocks that a step in flight still writes are released too: steps run in order, so a new owner writes later.
         """
@@ -264,7 +264,7 @@ class KVManager:
         return group.blocks_per_sequence if group.kind == "state" else -(-num_tokens // self.block_size)
 
     def _release_passed(self, sequence: request.Sequence) -> None:
-        # Uses `num_computed` only: tokens in flight may be rejected or forked, so their windows have not passed yet.
+        # Not `num_launched`: tokens in flight may be rejected or forked, so blocks before their windows are kept.
         for group, (table, window) in enumerate(zip(sequence.blocks, self.windows, strict=True)):
             index = self._first_visible(sequence.num_computed, window) - 1
             passed = []
@@ -276,8 +276,8 @@ class KVManager:
             self.pool.release(reversed(passed))
 
     def _match(self, sequence: request.Sequence) -> list[list[int]]:
-        """Return the block tables of the longest cached prefix. In a group with a window, only the blocks that the next
-        token attends to must be cached. The tables are empty without prefix caching."""
+        """Return the block tables of the longest cached prefix. In a group with a window, only the blocks that the
+        token after the prefix attends to must be cached. The tables are empty if the cache is not used."""
         if not self.enable_prefix_caching or sequence.request.wants_prompt_logprobs:
             return [[] for _ in self.windows]
         length = (len(sequence.token_ids) - 1) // self.block_size
@@ -293,7 +293,7 @@ class KVManager:
                 found[group].append(block)
             length = len(found[group])
         # Search backwards from the end, as far as a window reaches. A missing block that is visible from one end is
-        # visible from all later ends, too, so the prefix can only end before it, and no block is looked up twice.
+        # visible from all ends between, too, so the prefix can only end before it, and no block is looked up twice.
         first_visible, index = self._all_first_visible(length), length
         while index > min((first_visible[group] for group in windowed), default=length):
             index -= 1

@@ -4,7 +4,7 @@
     priority   (priority, arrival)       lowest `priority` of the request first
 
 Waiting sequences are admitted in key order; when blocks run out, the running sequence with the highest key is
-preempted. A preempted sequence therefore returns to its old position, before all later requests.
+preempted. A preempted sequence therefore returns to its old position in the queue.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WaitingQueue:
             self._num_of[adapter] = self.num_of(adapter) + 1
 
     def first(self) -> Sequence:
-        """The sequence to admit next."""
+        """The sequence with the lowest key."""
         return self._sequences[0]
 
     def remove(self, sequence: Sequence) -> None:

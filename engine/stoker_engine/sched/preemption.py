@@ -1,7 +1,7 @@
 """Preemption by recompute: when blocks run out, the last running sequence in queue order loses its blocks and waits.
 
-The first sequence is never preempted, and the pool can hold any single request, so every step makes progress. Nothing
-is preempted while a step is in flight: the step may end a sequence and thereby free blocks.
+The pool can hold any single request, so some request always progresses. No sequence is preempted while a step is in
+flight: the step may end a sequence and thereby free blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stoker_engine.sched.sequence_queues import SequenceQueues
 
 def make_room(queues: SequenceQueues, sequence: Sequence, num_tokens: int, step: int) -> bool:
     """Preempt sequences from the end of the queue order until `step` can compute `num_tokens` more of `sequence`, and
-    allocate the blocks for them. False: `sequence` itself was the last and has been preempted.
+    allocate the blocks for these tokens. False: `sequence` itself was the last and has been preempted.
     """
     while preempt_last(queues) is not sequence:
         if queues.kv.allocate(sequence, num_tokens, step):

@@ -2,27 +2,27 @@
 
 In each step, sequences catch up: each has known tokens and computed tokens, and the step computes part of the
 difference. Running sequences come first, in queue order (`policy`); the remaining budget (`step_budget`) admits waiting
-ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted. A long prompt
-therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with computed
-tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
+ones. Before a running prompt gets tokens, waiting sequences that precede it in queue order are admitted if possible. A
+long prompt therefore runs in chunks beside other sequences' new tokens, a prefix hit is a sequence that starts with
+computed tokens, and a preempted sequence is one whose number of computed tokens was reset to zero.
 
 A sequence is in one of these states (`sequence_queues` moves it from one to another):
 
     state      row, blocks   transition
-    waiting    no            to running, when blocks and a row are free
+    waiting    no            to running, when blocks, a row and budget are free
     running    yes           to ended; if blocks run out and it is the last in order: to waiting or blocked
-    blocked    no            (preempted beam with candidates) to waiting, when all beams of its search have candidates
-    ended      no            never
+    blocked    no            (preempted beam) to waiting or ended, when all beams of its search have candidates
+    ended      no            none
 
 An abort or an error ends a sequence in any state. Failed steps and corrupted shared blocks also requeue running ones.
 
 Several steps may be in flight: launched and not yet committed. `schedule` then looks ahead: launched tokens count as
-computed, and tokens being sampled count as known. Unpredictable results must wait for `commit`: forks, beams and the
-accepted length of a draft; in a pipeline, whose stages receive sampled tokens with the next step, each sampled token.
-Finishes, aborts and NaN logits cannot be predicted either, so each sequence has an *epoch* (`Sequence.epoch`), and
-results from an older epoch are discarded.
+computed, and tokens being sampled count as known. These must wait for `commit`: forks, beams and tokens after a draft;
+in a pipeline, whose stages receive sampled tokens with the next step, tokens after each sampled one. Finishes, aborts
+and NaN logits cannot be predicted, so each sequence has an *epoch* (`Sequence.epoch`), and results from an older epoch
+are discarded.
 
-When blocks run out, the last sequence in queue order is preempted (`preemption`), once no step is in flight.
+When blocks run out, the last running sequence in queue order is preempted (`preemption`), once no step is in flight.
 
 A sequence that waits for its LoRA adapter (`adapters`) is skipped.
 """
@@ -45,7 +45,7 @@ from stoker_engine.sched.sequence_queues import SequenceQueues
 from stoker_engine.sched.step_budget import PromptLimits, StepBudget
 from stoker_engine.sched.step_cost import StepCost, StepWork
 
-#: Largest number of drafted tokens. A step computes all of them, and few tokens of a long draft are accepted.
+#: Maximum length of a draft. A step computes all drafted tokens, and few tokens of a long draft are accepted.
 MAX_DRAFT: Final = 8
 
 
@@ -53,15 +53,14 @@ class Scheduler(SequenceQueues):
     """Decides each step's batch. The caller repeats: `schedule`, launch the step, collect its result, `commit`.
 
     Args:
-        kv: the KV-cache manager.
-        max_num_seqs: largest number of running sequences.
-        max_num_batched_tokens: largest number of tokens in a step.
+        max_num_seqs: maximum number of running sequences.
+        max_num_batched_tokens: maximum number of tokens in a step.
         enable_chunked_prefill: whether a prompt may take several steps.
-        long_prefill_token_threshold: largest number of prompt tokens in a step while sequences decode; 0: all that
+        long_prefill_token_threshold: maximum number of prompt tokens in a step while sequences decode; 0: all that
             decodes leave; None: limited by time.
         max_itl: limit of the inter-token latency, in seconds, for steps with prompts; see `step_budget`.
         proposer: proposes drafts for sequences that decode.
-        num_batches: number of steps in flight in a pipeline, each with other sequences; 1: no pipeline.
+        num_batches: maximum number of steps in flight in a pipeline, each with other sequences; 1: no pipeline.
         max_loras, num_resident_adapters: see `SequenceQueues`.
 
     Attributes:
@@ -161,15 +160,15 @@ class Scheduler(SequenceQueues):
             seconds: duration of the step; with several in flight, the time since the previous result; 0: not measured.
 
         Returns:
-            The new tokens. Sequences with a `finish_reason` have been removed and their blocks freed.
+            New tokens and ends of sequences. Ended sequences have been removed and their blocks freed.
         """
         self.num_in_flight -= 1
         self._cost.observe(scheduled.work, seconds)
         return commit(self, scheduled, result)
 
     def discard_in_flight(self) -> None:
-        """Discard the steps in flight after a failure. The runner's rows are not valid any more, so all running
-        sequences are requeued and start from their first token."""
+        """Discard the steps in flight after an exception. The runner's rows are not valid any more, so all running
+        sequences are requeued."""
         self.num_in_flight = 0
         self.kv.prefix_cache.forget_pending()
         for sequence in list(self.running):
@@ -251,7 +250,7 @@ class Scheduler(SequenceQueues):
         return drafts
 
     def _is_overtaken(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence precedes this prompt in queue order, and so is computed first."""
+        """Whether a waiting sequence that could run precedes this prompt in queue order."""
         waiting = self._first_waiting()
         return waiting is not None and waiting.sort_key < sequence.sort_key
 
@@ -269,8 +268,8 @@ class Scheduler(SequenceQueues):
         self, budget: StepBudget, shares: dict[Sequence, int], admitted: list[Request], batch_index: int
     ) -> bool:
         """Admit the first waiting sequence that does not wait for an adapter, at `batch_index` of the running ones.
-        False: there is none, or no room for it."""
-        sequence = self._first_waiting()  # called even without room: it starts the loads that sequences wait for
+        False: there is none, or no row, blocks or budget for it."""
+        sequence = self._first_waiting()  # called even without a free row: it starts the loads that sequences wait for
         if sequence is None or len(self.running) >= self.max_num_seqs or not self.kv.admit(sequence):
             return False
         num_uncomputed = sequence.num_uncomputed

@@ -15,25 +15,23 @@ from stoker_engine.sched.policy import WaitingQueue, arrival_key
 
 
 class SequenceQueues:
-    """All unfinished requests and their sequences.
+    """Unfinished requests and their sequences.
 
     Args:
-        kv: the KV-cache manager.
-        max_num_seqs: largest number of running sequences.
+        max_num_seqs: maximum number of running sequences.
         policy: order of service.
         tells_sampled: see `BatchChanges`.
-        max_loras: largest number of adapters in a step; 0: each adapter's slot is its number.
-        num_resident_adapters: largest number of adapters in memory.
+        max_loras: maximum number of adapters in a step; 0: each adapter's slot is its number.
+        num_resident_adapters: maximum number of adapters in memory.
 
     Attributes:
-        running: sequences that hold blocks, in queue order; new forks are at the end until the next
+        running: sequences that hold a row, in queue order; new forks are at the end until the next
             `Scheduler.schedule`.
-        waiting: sequences without blocks, in queue order.
-        blocked_beams: preempted beams that wait for the other beams of their search, and need no blocks until then.
+        waiting: sequences to admit, in queue order.
+        blocked_beams: requeued beams that have candidates and wait for the other beams of their search.
         requests: unfinished requests by id.
         rows: allocator of the runner's batch rows.
-        adapters: the LoRA adapters; None: no table, slots are numbers of adapters (`max_loras` is 0).
-        num_preemptions: number of preemptions.
+        adapters: table of the LoRA adapters; None if `max_loras` is 0.
         num_corrupted: number of requests that ended because of NaN or infinite logits.
     """
 
@@ -77,8 +75,8 @@ class SequenceQueues:
         return request
 
     def stop(self, request_id: str, index: int) -> Request | None:
-        """End one sequence at a stop string. Returns the request if that was its last sequence, else None. Ignored for
-        beams."""
+        """End one sequence at a stop string. Returns the request if that was its last unfinished sequence, else None.
+        Ignored for beams."""
         request = self.requests.get(request_id)
         if request is None or request.beams is not None:
             return None
@@ -111,7 +109,7 @@ class SequenceQueues:
         self.kv.check(live)
 
     def start(self, sequence: Sequence, batch_index: int) -> None:
-        """Move the waiting `sequence`, which has blocks, to `batch_index` of the running ones."""
+        """Move the waiting `sequence`, which has block tables, to `batch_index` of the running ones."""
         if sequence.request.spec.adapter != NO_ADAPTER:
             self._enter_slot(sequence)
         self.waiting.remove(sequence)
@@ -134,7 +132,7 @@ class SequenceQueues:
         return child
 
     def requeue(self, sequence: Sequence) -> None:
-        """Reset the computed tokens of a running sequence to zero, and move it to the waiting or blocked ones."""
+        """Free a running sequence's row and blocks, and move it to the waiting or blocked ones."""
         self.running.remove(sequence)
         self._reset(sequence)
         if sequence.candidates is None:
@@ -143,7 +141,7 @@ class SequenceQueues:
             self.blocked_beams.append(sequence)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Remove a sequence; if it was its request's last one, also remove the request."""
+        """Remove a sequence; if it was its request's last unfinished one, also remove the request."""
         sequence.finish_reason = reason
         if sequence.row != NO_ROW:
             self.running.remove(sequence)
@@ -158,7 +156,7 @@ class SequenceQueues:
             del self.requests[sequence.request.id]
 
     def _reset(self, sequence: Sequence) -> None:
-        """Free row and blocks, and discard the results of steps in flight."""
+        """Free row, blocks and adapter slot, and discard the results of steps in flight."""
         self.kv.free(sequence)
         self.rows.release(sequence)
         if sequence.adapter_slot != NO_ADAPTER:
@@ -166,7 +164,7 @@ class SequenceQueues:
         sequence.epoch += 1
         sequence.num_inflight_tokens = 0
         sequence.is_blocked = False
-        sequence.request.num_forking = 0  # only a request with a single sequence is forking
+        sequence.request.num_forking = 0  # a request forks only while it has a single sequence
 
     def _enter_slot(self, sequence: Sequence, parent: Sequence | None = None) -> None:
         if self.adapters is None:

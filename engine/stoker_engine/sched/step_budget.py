@@ -1,13 +1,14 @@
-"""Limits how many tokens a step may compute, and how many of them may be prompt tokens.
+"""Limits how many tokens a step may compute, and how many of them may belong to prompts: to sequences with more than
+one uncomputed token.
 
     no sequence decodes │ prompts ─────────────────────────────────── max_num_batched_tokens │
     sequences decode    │ prompts, limited by time or by number of tokens │ decodes, one token each │
 
 Each decoding sequence waits until the whole step ends, so the prompt tokens beside decodes determine the inter-token
 latency (stall-free batching, Agrawal et al., 2024). Their limit is a time, which `step_cost` converts into a number of
-tokens: as many as fit, at least a block, and rounded down to a quarter of a power of two so that shapes recur. Or it is
-a number of tokens (``--long-prefill-token-threshold``). Prompts share their part in queue order. The limit for prompts
-is at least one token while sequences decode, so prompts do not starve unless decodes use up `max_num_batched_tokens`.
+tokens: as many as fit, at least a block, and rounded down to a multiple of a quarter of a power of two so that shapes
+recur. Or it is a number of tokens (``--long-prefill-token-threshold``), at least one, so prompts do not starve unless
+decodes use up `max_num_batched_tokens`. Prompts use the limit in queue order.
 
 The stages of a pipeline work on several steps at a time, each with other sequences. Decoding sequences are distributed
 over these steps: if all were in one step, the other stages would idle. Between two of its tokens, a sequence then waits
@@ -35,9 +36,9 @@ class PromptLimits:
     """Limits of the prompts in a step while sequences decode.
 
     Attributes:
-        tokens: largest number of prompt tokens, regardless of time; 0: all that decodes leave; None: limited by time.
-        seconds: largest inter-token latency; None: `DECODE_STEPS` times the latency without prompts.
-        chunked: whether a prompt may take several steps; else prompts are never split, and have no limit.
+        tokens: maximum number of prompt tokens, regardless of time; 0: all that decodes leave; None: limited by time.
+        seconds: maximum inter-token latency; None: `DECODE_STEPS` times the latency without prompts.
+        chunked: whether a prompt may take several steps; else prompts are never split, and these limits do not apply.
         block: tokens per block.
     """
 
@@ -51,8 +52,7 @@ class StepBudget:
     """Remaining token budget of one step.
 
     Args:
-        running: the sequences that hold blocks.
-        max_tokens: largest number of tokens in the step.
+        max_tokens: maximum number of tokens in the step.
         cost: estimate of steps' durations; None: time is not limited. Evaluated when a prompt first asks for a share.
         num_batches: number of steps that decoding sequences are distributed over.
         num_free: number of these steps that are not in flight, including this one.

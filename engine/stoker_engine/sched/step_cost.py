@@ -1,14 +1,14 @@
 """Estimates how long a step takes, from the durations of previous steps.
 
-    seconds = fixed + token · n + pair · Σ (2 L n + n²) + decode · d
+    seconds = fixed + token · Σ n + pair · Σ (2 L n + n²) + decode · d
 
 n is the number of a prompt's tokens after L tokens in the cache, d the number of decoded tokens. `fixed` is the
 duration of a step with almost no work: on most processors, the time to read the weights. The coefficients are fitted to
 the latest steps by least squares of relative errors, so that a step of 10 ms counts as much as one of a second, and a
-few outliers (a page fault, another process) count little. The latest steps detect a processor that becomes slower: if
-most of them took longer than the fit predicts, the cost of prompts is scaled up by that factor. All coefficients are
-non-negative. Coefficients that the observed steps do not determine are assumed to be small, by the weights in `_DOUBT`.
-For prompts the estimate is valid up to `REACH` times the largest number of tokens observed in a step.
+few outliers (a page fault, another process) count little. The latest steps with prompts detect a processor that becomes
+slower: if most of them took longer than the fit predicts, the cost of prompts is scaled up by their median ratio. All
+coefficients are non-negative. Coefficients that the observed steps do not determine are assumed to be small, by the
+weights in `_DOUBT`. The estimate is valid up to `REACH` times the maximum number of prompt tokens in a remembered step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _REMEMBERED: Final = 32
 #: Number of latest steps with prompts that detect a slowdown.
 _LATEST: Final = 3
 
-#: Largest number of prompt tokens in a step, as a multiple of the largest remembered step.
+#: Factor between the maximum number of prompt tokens in a remembered step and in an estimated one.
 REACH: Final = 4
 
-#: Regularization of fixed, token, pair and decode, for steps that several coefficients explain. Prompts get the least:
+#: Regularization of fixed, token, pair and decode, for steps that several coefficients explain. `token` gets the least:
 #: an overestimated decode time would permit steps that are too long.
 _DOUBT: Final = (1e-4, 1e-7, 1e-3, 1e-3)
 
@@ -39,8 +39,8 @@ class StepWork:
 
     Attributes:
         num_prompt_tokens: tokens of sequences that compute more than one token.
-        num_pairs: sum of 2 L n + n², which is twice the number of (query, key) pairs.
-        num_decodes: tokens of decoding sequences, including drafts.
+        num_pairs: sum of 2 L n + n², which is about twice the number of (query, key) pairs.
+        num_decodes: all other tokens, including drafts.
     """
 
     num_prompt_tokens: int = 0
@@ -54,7 +54,7 @@ class Estimate:
 
     Attributes:
         error: median relative error over the remembered steps, so that outliers do not shorten all other steps.
-        max_prompt_tokens: largest number of prompt tokens in a step for which the estimate is valid.
+        max_prompt_tokens: maximum number of prompt tokens in a step for which the estimate is valid.
     """
 
     fixed: float = 0.0
@@ -65,7 +65,7 @@ class Estimate:
     max_prompt_tokens: int = 0
 
     def seconds(self, work: StepWork) -> float:
-        """Return the duration of a whole step, in seconds."""
+        """Return the estimated duration of a step, in seconds."""
         prompts = self.token * work.num_prompt_tokens + self.pair * work.num_pairs
         return self.fixed + prompts + self.decode * work.num_decodes
 
@@ -115,7 +115,7 @@ class StepCost:
 
     @property
     def estimate(self) -> Estimate:
-        """The estimate from the steps observed so far."""
+        """The estimate from the remembered steps."""
         if self._estimate is None:
             self._estimate = self._fitted()
         return self._estimate
@@ -127,7 +127,7 @@ class StepCost:
         return self._decodes.seconds(StepWork(num_decodes=max(1, work.num_decodes)))
 
     def _fitted(self) -> Estimate:
-        """Fit all steps. The duration of steps with prompts is scaled by the change of decode times since then."""
+        """Fit the remembered steps. Durations with prompts are scaled by the change of decode times since each step."""
         steps = list(self._of_decodes)
         for step in self._with_prompts:
             alone = self._alone(step.work)
@@ -138,8 +138,8 @@ class StepCost:
         return replace(fit, token=slower * fit.token, pair=slower * fit.pair)
 
     def _slower(self, fit: Estimate) -> float:
-        """Return the median slowdown of the `_LATEST` latest steps with prompts against the fit, at least 1, which one
-        outlier does not affect. 1 if there are fewer such steps."""
+        """Return the median slowdown of the `_LATEST` latest steps with prompts against the fit, at least 1; 1 if there
+        are fewer such steps."""
         latest = list(self._with_prompts)[-_LATEST:]
         expected = ((step, fit.seconds(step.work)) for step in latest)
         times = sorted(step.seconds / seconds for step, seconds in expected if seconds > 0)

@@ -1,4 +1,4 @@
-"""Bad words → token sequences: each word at the start of a text, and after a space if that changes its first token."""
+"""Bad words → token sequences, by vLLM's rules: each word at the start of a text, and in some cases after a space."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stoker_common.errors import RequestError
 
 TokenSequence = tuple[int, ...]
 
-#: Number of lists of bad words whose token sequences are cached.
+#: Maximum number of lists of bad words whose token sequences are cached.
 _CACHE_SIZE: Final = 64
 
-#: Limit on a request's bad words, and on their token sequences. Every step searches for each sequence.
+#: Maximum number of a request's bad words, and of their token sequences.
 MAX_BAD_WORDS = 1000
 
 

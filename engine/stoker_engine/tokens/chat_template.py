@@ -92,7 +92,7 @@ def render(
 
 
 def compile_ahead(template: str) -> bool:
-    """Compile the model's own template before the first chat needs it. Return whether it is valid."""
+    """Compile a template before the first chat needs it. Return whether it is valid."""
     try:
         _compiled(template)
     except Exception as error:  # a model without a valid template still serves completions

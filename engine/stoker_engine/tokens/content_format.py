@@ -1,9 +1,9 @@
 """The form in which a chat template expects the content of messages: a string, or a list of parts.
 
 Clients may send either. Most templates expect strings, those of vision models expect parts, and some accept both. If a
-template receives the other form, it writes nothing or a Python list literal, without an error. The expected form cannot
-be determined from the source, because content may pass through variables, macros and filters. Therefore each form is
-rendered with a probe text; a form is accepted if the probe appears in the output.
+template receives the other form, it may write nothing or a Python list literal, without an error. The expected form
+cannot be determined from the source, because content may pass through variables, macros and filters. Therefore each
+form is rendered with probe texts; a form is accepted if the output contains them as text.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ContentForms:
         self._writes = functools.cache(self._survives)
 
     def adapt(self, messages: _Messages, content_format: ContentFormat) -> list[dict[str, Any]]:
-        """Return `messages` with their content in a form that the template accepts; accepted content is unchanged.
+        """Return `messages` with their text content in the form of `content_format`.
 
         Args:
-            content_format: ``auto``, or the form of all content.
+            content_format: ``auto``: a form that the template accepts, if possible the present one.
         """
         return [self._adapted(message, content_format) for message in messages]
 
@@ -120,5 +120,5 @@ def _in_form(content: Any, form: _Form) -> Any:
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of parts as one string."""
+    """Return the texts of parts, joined by newlines."""
     return "\n".join(part["text"] for part in parts)

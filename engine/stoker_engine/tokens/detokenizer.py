@@ -51,7 +51,7 @@ class IncrementalDetokenizer:
             decoder.mark_emitted()
 
     def add(self, token_id: int) -> str:
-        """Return the text that `token_id` completes; empty while a character is incomplete."""
+        """Return the text that `token_id` completes; may be empty."""
         token = self._token(token_id, self._skip and token_id not in self._visible)
         return "" if token is None else write_through(self._decoders, [token])
 

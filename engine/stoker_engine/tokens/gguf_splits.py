@@ -36,7 +36,7 @@ _QWEN2 = rf"{_ENDINGS}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
 
 
 def _cased(ending: str, digits: str, before: str = "") -> str:
-    """Return an expression for words of upper-case letters followed by lower-case ones.
+    """Return an expression whose words are upper-case letters followed by lower-case ones.
 
     Args:
         before: appended to both letter classes; may exclude characters from them.

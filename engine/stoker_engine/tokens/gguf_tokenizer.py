@@ -1,8 +1,8 @@
 """GGUF files → tokenizer.json.
 
 A GGUF file contains the vocabulary, token types, special tokens and, for byte-level models, the merges. The rules of
-normalization and splitting follow from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``. Unknown names
-are rejected, because a slightly wrong tokenizer degrades the model's output without an error.
+normalization and splitting follow from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``, and the
+architecture. Unknown names are rejected, because a slightly wrong tokenizer degrades the output without an error.
 
 Most files of SentencePiece models contain no merges. In these, any two tokens whose concatenation is a token can be
 merged; the merge into the token with the higher score comes first, and for the same token the one with the longer left
@@ -27,7 +27,7 @@ from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
 _CONTROL, _USER_DEFINED = 3, 4
 
-#: Largest length of a token, in characters, far beyond real vocabularies: the search for merges takes quadratic time.
+#: Maximum length of a token, in characters, far beyond real vocabularies: the search for merges takes quadratic time.
 _LONGEST_TOKEN = 4096
 
 
@@ -38,7 +38,7 @@ def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
         The tokenizer in tokenizer.json.
 
     Raises:
-        ModelError: the file has no tokenizer, or one with unknown rules.
+        ModelError: the file has no tokenizer, or one that is malformed or unsupported.
     """
     try:
         return _convert(path, folder)

@@ -1,4 +1,4 @@
-"""LRU cache of compiled grammars by their source. Many requests contain the same schema."""
+"""LRU cache of grammars in llguidance's format, by constraint. Many requests contain the same schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_LENGTH: Final = 16 * 2**20
 
 
 class GrammarCache:
-    """Compiled grammars and compile errors, for one event loop. Concurrent requests for a grammar compile it once."""
+    """Grammars and errors of invalid ones, for one event loop. Concurrent requests for a grammar compile it once."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[bytes, str | RequestError] = OrderedDict()
@@ -32,7 +32,7 @@ class GrammarCache:
         """Return the grammar of `structured`; compile it on a cache miss.
 
         Raises:
-            RequestError: from `compile_grammar`. The error is cached if it has no code: the grammar itself is invalid.
+            RequestError: from `compile_grammar`. The error is cached if the grammar itself is invalid.
         """
         key = await asyncio.to_thread(_key, structured)
         if key not in self._entries:

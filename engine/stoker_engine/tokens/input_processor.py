@@ -1,6 +1,6 @@
 """A prompt and its parameters → a request for the engine.
 
-All checks are made here, so that an invalid request never reaches the engine or affects other requests.
+Invalid requests are rejected here, so that they never reach the engine or affect other requests.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ class InputProcessor:
             raise RequestError(NO_END, "structured_outputs")
 
     def _max_tokens(self, length: int, params: RequestParams) -> int:
-        """Return the largest number of tokens of each output, for a prompt of `length` tokens."""
+        """Return the maximum number of tokens of each output, for a prompt of `length` tokens."""
         limit = self._info.max_model_len
         max_tokens = params.max_tokens or limit - length
         if params.num_wanted == 0 and length <= limit:
-            return max_tokens  # the prompt is only scored; no further token is computed
+            return max_tokens  # only the prompt is computed
         if length + max_tokens > limit:
             raise RequestError(
                 f"this model's maximum context length is {limit} tokens; the prompt has {length} and "
@@ -187,7 +187,7 @@ class InputProcessor:
                 )
 
     def _check_lockstep(self, width: int, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Check that `width` beams, which always run in the same steps, fit into the batch and the KV cache."""
+        """Check that `width` beams, which wait for each other, fit the batch and the KV cache."""
         info = self._info
         if width > info.max_num_seqs:
             raise RequestError(f"{width} beams exceed the batch of {info.max_num_seqs} (--max-num-seqs)", "n")

@@ -4,8 +4,10 @@ It is used to reject prompts that are far too long before they are encoded, so i
 is spelled as itself or as one or more bytes, so a token represents at most as many characters as its spelling has, if
 
 - no normalizer or pre-tokenizer removes characters;
-- every byte has a token, because a single unknown token could represent a whole text;
-- characters are combined only by Unicode's composition, which combines at most four (U+1F82: α, two accents and iota).
+- every byte has a token, because a single unknown token could represent a whole text.
+
+Unicode's composition multiplies the bound by four (U+1F82: α, two accents and iota); if a normalizer combines
+characters in another way, there is no bound.
 
 Added tokens may absorb any amount of white space around them; in that case white space is not counted.
 """
@@ -20,7 +22,7 @@ import tokenizers
 
 from stoker_engine.tokens.piece_decoders import BYTE_LEVEL_ALPHABET
 
-#: Normalizer → largest number of characters that it combines into one.
+#: Normalizer → maximum number of characters that it combines into one.
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 _PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "Split", "Punctuation")
 
@@ -29,7 +31,7 @@ def longest_token(backend: tokenizers.Tokenizer) -> tuple[int | None, bool]:
     """Return the bound of a tokenizer.
 
     Returns:
-        (largest number of characters per token, None if there is no bound; whether white space is not counted).
+        (maximum number of characters per token, None if there is no bound; whether white space is not counted).
     """
     factor = 1
     normalizers = list(_parts(backend.normalizer))

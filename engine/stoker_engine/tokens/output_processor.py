@@ -3,9 +3,9 @@
 The engine does not process text, so stop strings are found here, after the step: `process` reports a stop string, and
 its caller has the engine finish the sequence. Tokens that the engine computed in the meantime are discarded.
 
-Two threads use this module. The event loop adds and forgets requests at any time; the thread that reads the engine's
-pipe processes deltas. They share the table of requests, under a lock that is not held during detokenization. Only the
-reading thread accesses an entry's sequences.
+In the server, two threads use this module. The event loop adds and forgets requests at any time; the thread that reads
+the engine's pipe processes deltas. They share the table of requests, under a lock that is not held during
+detokenization. Only the reading thread accesses an entry's sequences.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class OutputProcessor:
             self._requests[request.id] = _Request(request)
 
     def forget(self, request_id: str) -> bool:
-        """Drop an aborted request. Return whether it was unfinished; unknown ids are ignored."""
+        """Drop a request. Return whether it was unfinished; unknown ids are ignored."""
         with self._lock:
             return self._requests.pop(request_id, None) is not None
 
@@ -123,7 +123,7 @@ class OutputProcessor:
         """Return (the text to emit, the stop string that finished it or None, the number of tokens to keep)."""
         params = request.params
         min_tokens, includes_stop = params.min_tokens, params.include_stop_str_in_output
-        # The stop token is not part of the text, unless include_stop_str_in_output is set.
+        # The token that ends the output is not part of the text, unless include_stop_str_in_output is set.
         silent = len(delta.token_ids) - 1 if delta.finish_reason is FinishReason.STOP and not includes_stop else None
         emitted = ""
         for position, token_id in enumerate(delta.token_ids):

@@ -31,8 +31,8 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, delta: OutputDelta) -> bool:
-        """Add a delta. One with `FinishReason.ERROR` makes `get` raise an error, after the deltas before it and before
-        later ones, which may belong to other requests that continue.
+        """Add a delta. A delta with `FinishReason.ERROR` makes `get` raise an error, after the deltas before it and
+        before later ones, which may belong to other requests that continue.
 
         Returns:
             Whether the stream was empty: its reader may be waiting, and `wake` must be called in the event loop.

@@ -1,8 +1,8 @@
 """Tokens → text, a token at a time: the decoders of the ``tokenizers`` library as streams.
 
 A fast tokenizer decodes by a chain of decoders. Each maps a list of token strings to another list; the last list is
-joined. All decoders are local: the result for a token depends on few tokens around it. Each is therefore implemented as
-a *piece decoder*, which receives one piece at a time and returns the text that can no longer change:
+joined. Most decoders are local: the result for a token depends on the tokens beside it. These are implemented as *piece
+decoders*, which receive one piece at a time and return the text that can no longer change:
 
     byte-level      bytes of a character are held until it is complete (GPT-2, Llama 3, Qwen)
     byte fallback   ``<0xE2>`` tokens are held until the end of their run, which one invalid byte invalidates (Gemma)
@@ -113,7 +113,7 @@ def _fused_decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
 
 
 class _Local:
-    """Base of decoders, with an empty `end` and `mark_emitted`."""
+    """Base of decoders, whose `end` and `mark_emitted` do nothing."""
 
     def end(self) -> list[str]:
         return []
@@ -142,7 +142,7 @@ class Whole:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable bytes map to themselves, the others to the characters from U+0100 on."""
+    """Return GPT-2's alphabet (character → byte): printable bytes are spelled as themselves, the others from U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}

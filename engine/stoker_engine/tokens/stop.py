@@ -1,4 +1,4 @@
-"""Stop strings: they end the text, and no part of them is emitted, unless they are included.
+"""Stop strings: a complete one ends the text, and is emitted only if requested.
 
 The stop string that is completed first ends the text; of two completed at the same character, the longer one. The
 result therefore does not depend on how the text was split into deltas.

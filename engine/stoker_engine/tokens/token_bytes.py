@@ -1,7 +1,7 @@
 """The bytes that each token adds to a text, for grammars.
 
-The bytes are those in the middle of a text, where outputs are. Decoders that hold back part of a token until the next
-one are not supported.
+The bytes are those in the middle of a text, where outputs are. Tokenizers in which the text of a token depends on the
+next one are not supported.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Tokenizer(Vocabulary):
         backend: the tokenizer of the ``tokenizers`` library; must not be modified afterwards.
         special_tokens: name → token; variables of the chat template.
         chat_template: the model's chat template; None: the model has none.
-        chat_template_for_tools: the chat template used if there are tools.
+        chat_template_for_tools: replaces `chat_template` if there are tools.
         further_special: tokens to treat as special even if the backend does not.
     """
 
@@ -211,7 +211,7 @@ def read_chat_template(argument: str | None) -> str | None:
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
-    """Load a tokenizer.json. The library accepts a byte-order mark only in a buffer."""
+    """Load a tokenizer.json, without a byte-order mark, which the library rejects."""
     with file.open("rb") as opened:
         if opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
             return tokenizers.Tokenizer.from_buffer(opened.read())
@@ -224,8 +224,8 @@ def _state(decoder: Any) -> Mapping[str, Any] | None:
 
 
 def _complete(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Add the special and added tokens of `config`, as transformers does. Return its named special tokens (name →
-    token), and all of its special tokens."""
+    """Add the special and added tokens of `config`, as transformers does. Return the named special tokens of `config`
+    (name → token), and all of its special tokens."""
     backend.no_truncation()
     backend.no_padding()
     present = backend.get_added_tokens_decoder().values()
@@ -251,7 +251,7 @@ def _content(token: Any) -> str | None:
 
 
 def _own_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the model's chat templates by name, from all files that may contain them. Most models have one."""
+    """Return the model's chat templates by name, from all files that may contain them."""
     templates: dict[str, str] = {}
     configured = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(configured, str):

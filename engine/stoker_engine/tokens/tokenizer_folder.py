@@ -1,8 +1,8 @@
-"""Finds a tokenizer's files in a model's folder, or converts them once and caches the result.
+"""Finds a model's tokenizer files, or converts them once and caches the result.
 
-The engine needs a folder with a ``tokenizer.json``, which the ``tokenizers`` library loads without transformers. Other
-formats (``tokenizer.model``, tiktoken, vocabulary and merges) are converted by transformers in a subprocess, because it
-imports torch, which takes seconds and memory.
+The engine needs a folder with a ``tokenizer.json``, which the ``tokenizers`` library loads without transformers. GGUF
+files are converted by `gguf_tokenizer`, other formats (``tokenizer.model``, tiktoken, vocabulary and merges) by
+transformers in a subprocess, because it imports torch, which takes seconds and memory.
 """
 
 from __future__ import annotations

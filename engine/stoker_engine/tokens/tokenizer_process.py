@@ -1,8 +1,8 @@
 """Client of the tokenizer process: sends jobs and receives their results without blocking the event loop.
 
-Jobs wait in lanes by size. Each lane has its own worker, so that small jobs never wait for large ones. A cancelled job
-is not started, or is stopped by killing its worker; the next job gets a new worker. All lanes but the small one start a
-new worker for each job, so that its memory is returned to the system.
+Jobs wait in lanes by size or kind. Each lane has its own worker, so that small jobs never wait for large ones. A
+cancelled job is not started, or is stopped by killing its worker; the next job gets a new worker. All lanes but the
+small one start a new worker for each job, so that memory is returned to the system.
 
     lane         jobs, one at a time
     small        up to 64 KiB; its worker is reused
@@ -62,11 +62,11 @@ PROGRAM: Final = ("-P", "-m", "stoker_engine.tokens.tokenizer_worker")
 TEMPLATE_TIMEOUT_S: Final = 5.0
 TEMPLATE_MEMORY: Final = 512 * 1024**2
 
-#: Seconds. A job whose worker with limits dies earlier is retried, because its death may have an external cause. A job
-#: that exceeds its limits fails later, and would fail again.
+#: Seconds. If a worker with limits dies within this time, its job is retried: the cause may be external. A job that
+#: exceeds its limits usually takes longer, and would fail again.
 _EARLY_S: Final = 1.0
 
-#: Largest result of a worker that ran untrusted code, in bytes.
+#: Maximum size of the result of a worker with limits, in bytes.
 _MAX_UNTRUSTED_BYTES = 256 * 1024**2
 
 #: Seconds to wait for a fork before the process counts as hung. The process may first read the vocabulary for grammars.
@@ -85,7 +85,7 @@ class _BrokenError(RequestFailedError):
 
 
 class _WorkerGoneError(Exception):
-    """A worker, or the process that forks workers, has died."""
+    """A worker failed, or none can be started."""
 
 
 @dataclass(eq=False)
@@ -126,10 +126,10 @@ class _Lane:
     """Runs jobs of one kind sequentially.
 
     Attributes:
-        timeout: limit of a job, in seconds. For trusted jobs only a hung worker reaches it.
+        timeout: limit of a job, in seconds. In lanes by size only a hung worker reaches it.
         keeps: whether the worker is reused for the next job.
         fork: limits and kind of the lane's workers; see `tokenizer_worker.FORK`.
-        max_jobs: largest number of waiting and running jobs; None: unlimited.
+        max_jobs: maximum number of waiting and running jobs; None: unlimited.
         waiting: number of waiting and running jobs; counted only for grammars.
     """
 
@@ -278,9 +278,10 @@ class TokenizerProcess:
         Recently compiled or rejected grammars are cached.
 
         Raises:
-            RequestError: the grammar is malformed, too large or unsatisfiable, or its compilation exceeds a limit.
+            RequestError: the grammar is malformed, too large or unsatisfiable, its compilation exceeds a limit, or the
+                tokenizer supports no grammars.
             OverloadedError: too many grammars wait.
-            RequestFailedError: this model supports no grammars.
+            RequestFailedError: the vocabulary cannot be read.
         """
         return await self._grammars.get(structured, self._compile_grammar)
 
@@ -328,12 +329,12 @@ class TokenizerProcess:
         """Call a method of the tokenizer in a worker.
 
         Args:
-            confined: the lane of an untrusted job; None: the lane is chosen by the job's size.
+            confined: a lane with limits; None: the lane is chosen by the job's size.
 
         Raises:
             RequestError: the method raised it.
-            RequestFailedError: the worker died, or all jobs of this kind fail.
-            TimeoutError: an untrusted job exceeded its limit of time.
+            RequestFailedError: the method failed, or the worker died.
+            TimeoutError: a job in a lane with limits exceeded the limit of time.
         """
         job = pickle.dumps((method, arguments))
         by_size = next((name for max_length, name in _LANES if len(job) <= max_length), "large")
@@ -351,7 +352,7 @@ class TokenizerProcess:
                     late = time.monotonic() - began > _EARLY_S
                     if (untrusted and late) or attempt == 2 or self._closed:
                         raise RequestFailedError(_FAILED) from None
-                    logger.warning("a tokenizer worker died; retrying its job in a new worker")
+                    logger.warning("a tokenizer worker failed; retrying its job in a new worker")
         if "broken" in header:
             raise _BrokenError(header["broken"])
         if "failed" in header:
@@ -382,7 +383,7 @@ class TokenizerProcess:
                 worker.kill()
 
     async def _fork(self, limits: bytes) -> _Worker:
-        """Return a new worker. Restarts the process that forks workers if it has died.
+        """Return a new worker. Restarts the process that forks workers if it has died or hangs.
 
         Raises:
             _WorkerGoneError: no worker can be started.
@@ -396,7 +397,7 @@ class TokenizerProcess:
                 except (OSError, EOFError):
                     if attempt == 2:
                         raise _WorkerGoneError from None
-                logger.warning("the tokenizer process died; restarting it")
+                logger.warning("the tokenizer process does not respond; restarting it")
                 assert self._process is not None and self._control is not None
                 self._control.close()
                 self._process.kill()

@@ -120,7 +120,7 @@ class _NoCompiler:
 
 
 def _grammar_compiler(tokenizer: Tokenizer) -> object:
-    """Return the grammar compiler, created for the first worker that needs it and shared with later forks."""
+    """Create the grammar compiler, whose memory later forks share."""
     from stoker_engine.tokens.grammar_compiler import GrammarCompiler
 
     try:

@@ -28,7 +28,7 @@ class Vocabulary:
         special_ids: ids of special tokens that are added tokens.
         decoder: the ``decoder`` of tokenizer.json.
         backend_decoder: the same decoder as an object of the ``tokenizers`` library, used if it cannot be streamed.
-        longest_token: largest number of characters of a text that one token can represent; None: no bound.
+        longest_token: maximum number of characters of a text that one token can represent; None: no bound.
         ignores_whitespace: whether a token may absorb any number of spaces around it, which then are not counted.
         chat_template: the model's chat template, or the one for chats with tools if there is one; None: the model has
             none.
