@@ -25,7 +25,7 @@ TENSORS: Final = "adapter_model.safetensors"
 _PICKLED: Final = "adapter_model.bin"
 _MAX_CONFIG_BYTES: Final = 1 << 20
 
-#: Bytes that are read or hashed between two pauses.
+#: Maximum number of bytes read or hashed between two calls of `Pace.give_way`.
 _CHUNK_BYTES: Final = 1 << 20
 
 #: Size in bytes of the field at the start of a safetensors file that holds the header's length.
@@ -56,7 +56,7 @@ class StoredTensor:
     """Description of a tensor in a safetensors file.
 
     Attributes:
-        dtype: name of the dtype in the format, such as "BF16".
+        dtype: the format's name of the dtype, such as "BF16".
         shape: size of each dimension.
         start, end: its bytes in the file are `start` … `end - 1`.
     """

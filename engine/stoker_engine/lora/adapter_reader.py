@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 #: Maximum size in bytes of a file of tensors beyond the tensors.
 _MAX_HEADER_BYTES: Final = 16 << 20
 
-#: Number of elements that are checked between two pauses.
+#: Maximum number of elements checked between two calls of `Pace.give_way`.
 _CHECKED_ELEMENTS: Final = 1 << 19
 
 
@@ -53,7 +53,7 @@ class OpenedAdapter:
         files: content of its files.
         layout: names, shapes, ranks, scales and file positions of the matrices.
         is_scaled: whether the B matrices in `files` have been multiplied by their scales, in memory.
-        is_plain: whether the matrices in `files` are those to compute with: scaled, finite, and of the model's dtype.
+        is_plain: whether the matrices in `files` need no conversion: scaled, of the result's dtype, and surely finite.
     """
 
     folder: Path
@@ -83,11 +83,10 @@ class AdapterReader:
 
     Args:
         weight_names: names of the family's tensors, which adapters use, too.
-        config: config of the model.
         shapes: full shapes of all parameters of the model, by name.
         max_rank: maximum rank of a matrix.
         target_modules: last parts of the names of the modules that adapters may change; empty for all.
-        dtype: dtype of the matrices.
+        dtype: dtype of the resulting matrices.
         rounded_to: dtype to which the matrices are rounded first; None for `dtype`.
     """
 
@@ -121,7 +120,7 @@ class AdapterReader:
         return self.adapter(self.open(folder, pace), pace)
 
     def open(self, folder: Path, pace: Pace) -> OpenedAdapter:
-        """Read the files of an adapter's folder and check everything but the elements.
+        """Read the files of an adapter's folder and check their layout; scale B in place if that needs no conversion.
 
         Raises:
             AdapterError: see `read`.
@@ -253,7 +252,7 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
         dtype: dtype of the computation.
 
     Raises:
-        ArgumentError: the model runs by transformers' own modules, which do not support adapters.
+        ArgumentError: the model runs on the Transformers backend, which does not support adapters.
     """
     if not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
@@ -265,7 +264,7 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
 
 
 def native_adapter_reader(config: ModelConfig, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
-    """Return the reader of the adapters of a model of native modules; see `adapter_reader`."""
+    """Return the reader of the adapters of a model that does not run on the Transformers backend."""
     with torch.device("meta"):
         model = Decoder(config, Build(dtype, SdpaBackend(), REFERENCE), max_model_len=1)
     return AdapterReader(

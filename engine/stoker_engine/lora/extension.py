@@ -217,7 +217,7 @@ class SiteFactors:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its matrices in bytes."""
+        """Size of the matrices in bytes."""
         tensors = {id(tensor): tensor for part in self.parts for tensor in (part.a, part.b)}
         return sum(tensor.nbytes for tensor in tensors.values()) + (self.native.num_bytes if self.native else 0)
 

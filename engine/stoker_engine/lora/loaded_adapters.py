@@ -37,7 +37,6 @@ class LoadedAdapters:
     """The adapters of one rank.
 
     Args:
-        reader: reader of the adapters' files.
         dtype: dtype of the adapters' matrices and of the model's activations.
         num_slots: maximum number of adapters in a step.
         device: device of the model.
@@ -109,7 +108,7 @@ class LoadedAdapters:
 
     def _packed_again(self, opened: OpenedAdapter, pace: Pace) -> dict[_SiteKey, SiteFactors] | None:
         """Return the adapter's factors, packed like those of an earlier adapter of the same layout; None if no such
-        packing is remembered, or if the elements need a conversion."""
+        packing is remembered, or if the adapter is not `OpenedAdapter.is_plain`."""
         if not opened.is_plain or (layout := self._layouts.get(opened.key)) is None:
             return None
         self._layouts.move_to_end(opened.key)

@@ -3,7 +3,7 @@
     A      [slots, parts, heads or 1, max rank, inner]           multiplies the rows; for the embedding, A is
                                                                  [slots, vocabulary, max rank] and is indexed
     B      [slots, heads or 1, outputs of all parts, max rank]   multiplies the results of A
-    ranks  [slots, parts]                                        rank of the slot's adapter
+    ranks  [slots, parts]                                        rank of the slot's adapter; 0: no change
 
 For absorbed keys, an adapter's B is stored in A, and its A in B. The tensors' addresses do not change when adapters are
 activated, so a captured CUDA graph is valid for all adapters.
@@ -33,7 +33,7 @@ class GroupedAdapters:
 
     Attributes:
         kernels: the kernels.
-        max_rank: largest rank of a matrix.
+        max_rank: maximum rank of a matrix.
         is_changeable: parameter name without ``.weight`` → whether adapters may change the matrix; no memory is
             allocated for others.
         is_batch_invariant: whether a row's bits must not depend on the adapters in the slots.
@@ -76,10 +76,8 @@ class SlotStacks:
 
     Args:
         shape: sizes of the operation.
-        grouped: kernels and largest rank.
-        num_slots: number of adapter slots.
-        dtype: dtype of the matrices.
-        device: device of the matrices.
+        grouped: kernels and maximum rank.
+        dtype, device: those of the matrices.
     """
 
     def __init__(
