@@ -102,7 +102,6 @@ def weight_bytes(
     """Return the bytes of the weights on the device that holds most of them.
 
     Args:
-        config: the model's shape.
         element_bytes: bytes of one element that is not quantized.
         tensor: tensor-parallel size if `sharding` is None.
         sharding: devices of the engine.
@@ -126,7 +125,7 @@ def stage_weight_bytes(
     """Return the bytes of the weights on one device of a pipeline stage.
 
     Args:
-        config, element_bytes, quantized, formats: see `weight_bytes`.
+        element_bytes, quantized, formats: see `weight_bytes`.
         stage: index of the stage.
         split: devices of the engine.
         rank: index of the device within the stage; device 0 holds most.
