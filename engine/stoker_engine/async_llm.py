@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 class AsyncLLM:
-    """Client of one or several engines, each in its own process, in one event loop; the server's `EngineClient`.
+    """Client of one or several engines, each in its own process, for one event loop; the server's `EngineClient`.
 
     Args:
         chat_template: a Jinja template or its file, instead of the model's.
@@ -64,7 +64,6 @@ class AsyncLLM:
 
     Attributes:
         on_step: called in the event loop with the report of each step.
-        args: arguments of the engines.
         engines: the data-parallel engines, by index.
     """
 
@@ -164,11 +163,11 @@ class AsyncLLM:
         self._infos[engine_index] = info
         self._show(engine_index)
         if table is not None:
-            engine.send_token_table(table)  # now, because streams would wait while the engine reads it
+            engine.send_token_table(table)  # before requests, which would wait while the engine reads it
         engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
-        """Set `info` to the newest engine's, with the lowest limits of all engines: a request may go to any of them."""
+        """Set `info` to that of engine `newest`, with the lowest limits of all: a request may go to any engine."""
         infos = self._infos.values()
         info = dataclasses.replace(
             self._infos[newest],
@@ -433,7 +432,7 @@ class AsyncLLM:
             tokenizer.close()
 
     async def _loaded_tokenizer(self) -> TokenizerProcess:
-        """Return the tokenizer when it is loaded."""
+        """Wait until the tokenizer is loaded, and return it."""
         if self._tokenizer_load is None:
             self._tokenizer_load = asyncio.create_task(self._load_tokenizer())
         return await asyncio.shield(self._tokenizer_load)

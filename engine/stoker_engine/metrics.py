@@ -65,7 +65,6 @@ class EngineMetrics:
 
     Args:
         model_name: value of the label `model_name`.
-        args: arguments of the engines.
         infos: properties of each engine, by the value of the label `engine`.
     """
 

@@ -93,7 +93,7 @@ class _Conversation:
     tools: Tools | None
 
     def run(self) -> int:
-        """Answer questions until `EOFError`, or only ``--quick``; return the exit code."""
+        """Chat until `EOFError`, or ask only the question of ``--quick``; return the exit code."""
         messages: list[dict[str, Any]] = []
         if self.args.system_prompt:
             messages.append({"role": "system", "content": self.args.system_prompt})

@@ -18,7 +18,7 @@ _KUBERNETES: Final = "/dev/termination-log"
 
 
 def write(message: TerminationMessage) -> None:
-    """Write `message` if there is a file for it. Failures are only logged, so that the exit code is still returned."""
+    """Write `message` if there is a file for it. A failed write is only logged."""
     file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
     if VARIABLE not in os.environ and not file.is_file():
         return

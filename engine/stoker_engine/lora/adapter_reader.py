@@ -49,11 +49,10 @@ class OpenedAdapter:
     """An adapter whose files have been read and whose layout has been checked.
 
     Attributes:
-        folder: the adapter's folder.
-        files: content of its files.
+        files: content of the adapter's files.
         layout: names, shapes, ranks, scales and file positions of the matrices.
         is_scaled: whether the B matrices in `files` have been multiplied by their scales, in memory.
-        is_plain: whether the matrices in `files` need no conversion: scaled, of the result's dtype, and surely finite.
+        is_plain: whether the matrices in `files` need no conversion: scaled, of the result's dtype, known to be finite.
     """
 
     folder: Path
@@ -120,7 +119,7 @@ class AdapterReader:
         return self.adapter(self.open(folder, pace), pace)
 
     def open(self, folder: Path, pace: Pace) -> OpenedAdapter:
-        """Read the files of an adapter's folder and check their layout; scale B in place if that needs no conversion.
+        """Read the files of an adapter's folder and check their layout; scale B in memory if no conversion is needed.
 
         Raises:
             AdapterError: see `read`.

@@ -108,7 +108,7 @@ class LoadedAdapters:
 
     def _packed_again(self, opened: OpenedAdapter, pace: Pace) -> dict[_SiteKey, SiteFactors] | None:
         """Return the adapter's factors, packed like those of an earlier adapter of the same layout; None if no such
-        packing is remembered, or if the adapter is not `OpenedAdapter.is_plain`."""
+        packing is remembered, or if `opened` is not plain."""
         if not opened.is_plain or (layout := self._layouts.get(opened.key)) is None:
             return None
         self._layouts.move_to_end(opened.key)

@@ -32,7 +32,6 @@ class GroupedAdapters:
     """Configuration of the adapters of a model whose kernels compute all rows at once.
 
     Attributes:
-        kernels: the kernels.
         max_rank: maximum rank of a matrix.
         is_changeable: parameter name without ``.weight`` → whether adapters may change the matrix; no memory is
             allocated for others.
@@ -59,7 +58,6 @@ class StackShape(NamedTuple):
     """Sizes of an operation and of its parts that adapters may change.
 
     Attributes:
-        form: form of the operation.
         heads: number of heads of the argument for absorbed matrices of latent attention; otherwise 1.
         inner: number of input columns; for the embedding, the size of the vocabulary.
         parts: index of the first output of each part, and its number of outputs.
@@ -75,7 +73,6 @@ class SlotStacks:
     """The matrices of one operation in all slots.
 
     Args:
-        shape: sizes of the operation.
         grouped: kernels and maximum rank.
         dtype, device: those of the matrices.
     """

@@ -1,7 +1,7 @@
 """Matrices stored in blocks (`architectures.stored_formats`).
 
 Operations compute with the matrix dequantized to the model's dtype, while its storage takes less memory and bandwidth.
-With matrices in panels, they also round activations to 8 bits (`kernels.int8_activations`).
+On panels they also round activations to 8 bits (`kernels.int8_activations`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     KV      =  budget − weights − adapters − activations − allowances
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
-All results are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
+Sizes are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
 them share the block tables, so the stage with room for the fewest blocks determines the number of blocks.
 """
 
