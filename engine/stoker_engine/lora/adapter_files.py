@@ -198,8 +198,8 @@ def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch
             raise AdapterError(f"{folder} holds no LoRA adapter: {name} is no file")
         if before.st_size > max_bytes:
             raise AdapterError(
-                f"{folder}: {name} has {before.st_size} bytes, more than an adapter of this model of the ranks that "
-                "--max-lora-rank permits"
+                f"{folder}: {name} has {before.st_size} bytes, more than the maximum of {max_bytes} (for {TENSORS} it "
+                "grows with --max-lora-rank)"
             )
         size = before.st_size
         content = own_pages(size, size) if size >= _CHUNK_BYTES else torch.empty(size, dtype=torch.uint8)

@@ -196,7 +196,7 @@ class AdapterReader:
         """Return the factors of each expert's matrices, in the order of `pair.destination.param_names`."""
         fused = pair.destination.fused
         if fused is None or fused.split not in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS):
-            raise AdapterError(f"{pair.name} is held in a way that adapters cannot change here")
+            raise AdapterError(f"{pair.name} is stored in a layout that adapters cannot change")
         count = self._config.num_experts
         each = len(pair.destination.param_names) // count
         a_of, b_of = a.view(count, rank, -1), b.view(len(b), rank, count).permute(2, 0, 1)
@@ -256,8 +256,8 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
     if not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
             "--enable-lora",
-            f"{checkpoint.config.architecture} runs by transformers' own modules, beside which no adapters are served; "
-            "leave it out",
+            f"{checkpoint.config.architecture} runs on the Transformers backend, which does not support adapters; "
+            "omit it",
         )
     return native_adapter_reader(checkpoint.config, args, dtype)
 
