@@ -231,7 +231,7 @@ class AsyncLLM:
         """Sentence on the state of the engine or the cause of its death; with several engines, on each."""
         if len(self.engines) == 1:
             return self.engines[0].status
-        # The text changes only if the state changes, because the operator copies it into a status.
+        # Not the phase of an engine that serves, which changes with every step.
         return "; ".join(f"{engine.name}: {'serving' if engine.is_ready else engine.status}" for engine in self.engines)
 
     @property
