@@ -53,7 +53,7 @@ _N = (1, 2, 5, 10, 20)
 
 
 def process_registry() -> CollectorRegistry:
-    """Return a registry with metrics of this process."""
+    """Return a registry with Prometheus' standard metrics of this process."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)

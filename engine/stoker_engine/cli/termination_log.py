@@ -1,4 +1,4 @@
-"""The file that becomes the pod's termination message."""
+"""Writes the file that becomes the pod's termination message."""
 
 from __future__ import annotations
 

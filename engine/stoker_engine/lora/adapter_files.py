@@ -56,7 +56,7 @@ class StoredTensor:
     """Description of a tensor in a safetensors file.
 
     Attributes:
-        dtype: the format's name of the dtype, such as "BF16".
+        dtype: safetensors' name of the dtype, such as "BF16".
         shape: size of each dimension.
         start, end: its bytes in the file are `start` … `end - 1`.
     """

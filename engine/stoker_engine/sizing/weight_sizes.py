@@ -131,10 +131,10 @@ def stage_weight_bytes(
         rank: index of the device within the stage; device 0 holds most.
     """
     if config.num_weights is not None:
-        # Only the total is known: all weights count as matrices, distributed equally over the devices.
+        # Only the total is known: all weights are taken as matrices, distributed equally over the devices.
         share = -(-config.num_weights // (split.tensor * split.pipeline))
         return share * element_bytes if quantized is None else quantized.stored_bytes(share)
-    # Most models have only one or two kinds of layers: each kind is counted once.
+    # Most models have one or two kinds of layers: the sizes of each kind are added up once.
     layers = {index: config.layers[index] for index in pipeline_stages(len(config.layers), split.pipeline)[stage]}
     kinds = {(_kind(layer), formats.layer(index)): layer for index, layer in layers.items()}
     counts = Counter((_kind(layer), formats.layer(index)) for index, layer in layers.items())
