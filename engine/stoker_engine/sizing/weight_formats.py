@@ -1,7 +1,7 @@
 """The weights of a model that are stored in blocks, and their formats.
 
 A file may store only some matrices in blocks, and may use several formats. Matrices that one GEMM could merge (queries,
-keys and values; gate and up projections) may differ in format. A layer's experts are dequantized if theirs differ.
+keys and values; gate and up projections) may differ in format. If a layer's experts do, they are dequantized.
 """
 
 from __future__ import annotations
