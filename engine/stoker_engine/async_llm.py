@@ -51,22 +51,20 @@ _T = TypeVar("_T")
 
 
 class AsyncLLM:
-    """One or several engines, each in its own process, for one event loop. The server uses it through its
-    `EngineClient` protocol.
+    """Client of one or several engines, each in its own process, for one event loop; the server's `EngineClient`.
 
     Args:
         chat_template: a Jinja template or its file, instead of the model's.
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
-        log_format: log format of the engine process; see `logs.configure`.
-        program: program of the engine process; tests replace it.
+        log_format: log format of the processes; see `logs.configure`.
+        program: program of each engine process; tests replace it.
 
     Raises:
         ArgumentError: the chat template's file cannot be read, or memory is too small for the engines.
 
     Attributes:
         on_step: called in the event loop with the report of each step.
-        args: the engine's arguments.
-        engines: the ``--data-parallel-size`` engines of the model.
+        engines: the data-parallel engines, by index.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class AsyncLLM:
         self._adapters = DPAdapters(self.engines, self._check_serving)
         self._chat_template = chat_template
         self._log_format = log_format
-        self._args: Future[EngineArgs] = Future()  # arguments for the engines
+        self._args: Future[EngineArgs] = Future()  # `args` with the path of the model's files
         self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
         self._infos: dict[int, EngineInfo] = {}
@@ -112,16 +110,16 @@ class AsyncLLM:
         threading.Thread(target=self._find_files, name="locate-model", daemon=True).start()
 
     async def load(self, engine: int | None = None) -> EngineInfo:
-        """Load engines, and wait until they are loaded. Called once, and again to replace the process of a dead engine.
+        """Load engines, and wait until they are loaded. Called once, and again to reload dead engines.
 
         Args:
-            engine: index of the dead engine; None: all engines that are not loaded.
+            engine: index of the engine; None: all engines that are not loaded.
 
         Returns:
-            Properties of the engines: what all of them can serve.
+            `info`.
 
         Raises:
-            ArgumentError, ModelError: loading failed. The client is then shut down.
+            ArgumentError, ModelError: loading failed, and the client is shut down.
             EngineDeadError: an engine died during loading, or one of several cannot be reloaded while others serve.
         """
         if engine is None:
@@ -165,11 +163,11 @@ class AsyncLLM:
         self._infos[engine_index] = info
         self._show(engine_index)
         if table is not None:
-            engine.send_token_table(table)  # the engine reads it immediately now; later, streams would wait for it
+            engine.send_token_table(table)  # before requests, which would wait while the engine reads it
         engine.serve(tokenizer.vocabulary)
 
     def _show(self, newest: int) -> None:
-        """Update the properties to what all engines can serve, since each request may go to any engine."""
+        """Set `info` to that of engine `newest`, with the lowest limits of all: a request may go to any engine."""
         infos = self._infos.values()
         info = dataclasses.replace(
             self._infos[newest],
@@ -181,7 +179,7 @@ class AsyncLLM:
 
     @property
     def info(self) -> EngineInfo:
-        """Properties of the loaded engines: what all of them can serve."""
+        """Properties of the loaded engines, with the lowest limits of all."""
         assert self._info is not None, "the engine is not loaded yet"
         return self._info
 
@@ -225,7 +223,7 @@ class AsyncLLM:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all engines have been loaded once, and at least one is loaded and live."""
+        """Whether each engine has been loaded at least once, and at least one is loaded and live."""
         return len(self._infos) == len(self.engines) and any(engine.is_ready for engine in self.engines)
 
     @property
@@ -233,7 +231,7 @@ class AsyncLLM:
         """Sentence on the state of the engine or the cause of its death; with several engines, on each."""
         if len(self.engines) == 1:
             return self.engines[0].status
-        # The text changes only if the state changes, because the operator copies it into a status.
+        # Not the phase of an engine that serves, which changes with every step.
         return "; ".join(f"{engine.name}: {'serving' if engine.is_ready else engine.status}" for engine in self.engines)
 
     @property
@@ -246,7 +244,7 @@ class AsyncLLM:
         return await self.engines[engine].wait_dead()
 
     def shutdown(self) -> None:
-        """Shut down the engines; requests in flight end with `EngineDeadError`."""
+        """Shut down all processes; requests in flight end with `EngineDeadError`."""
         if self._closed:
             return
         self._closed = True
@@ -269,15 +267,15 @@ class AsyncLLM:
         cache_salt: str = "",
         adapter: int = NO_ADAPTER,
     ) -> AsyncGenerator[OutputDelta, None]:
-        """Yield the deltas of the request's sequences until all of them have a finish reason.
+        """Yield the deltas of the request's sequences until each sequence has a finish reason.
 
         Outputs of several steps are merged into one delta per sequence if they are not consumed in between. Closing or
         cancelling the generator aborts the request and frees its blocks.
 
         Raises:
             RequestError: the request is invalid; raised before the first delta.
-            RequestFailedError: the engine failed on this request.
-            EngineDeadError: the engine died, or was shut down.
+            RequestFailedError: an engine failed on this request or on its LoRA adapter.
+            EngineDeadError: no engine serves, or the request's engine died or was shut down.
         """
         self._check_serving()
         prompt = prompt_tokens(prompt_token_ids, params.truncate_prompt_tokens, params.num_wanted, self.info)
@@ -315,13 +313,13 @@ class AsyncLLM:
         Raises:
             RequestError: the request is invalid.
             RequestFailedError: no serving engine could load the request's LoRA adapter again.
-            EngineDeadError: the engine is dead. If it dies later, the stream raises this error.
+            EngineDeadError: no engine can take the request. If its engine dies later, the stream raises this error.
         """
         self._check_serving()
         assert self._inputs is not None and self._bad_words is not None
         bad_word_tokens = await self._bad_words.encoded(params.bad_words)
         grammar = await self._grammar(params)
-        self._check_serving()  # the engine may have died meanwhile
+        self._check_serving()  # engines may have died meanwhile
         if self.has(request_id):
             raise RequestError(f"a request with the id {request_id} is running; choose another", "request_id")
         if adapter != NO_ADAPTER and adapter not in self.adapters:
@@ -351,7 +349,7 @@ class AsyncLLM:
 
         Raises:
             AdapterError: loading failed; no engine keeps the adapter.
-            EngineDeadError: the engine is dead, or died meanwhile.
+            EngineDeadError: no engine serves, or all that serve died meanwhile.
         """
         return await self._adapters.load(source)
 
@@ -362,7 +360,7 @@ class AsyncLLM:
 
     def adapter_error(self, number: int) -> str | None:
         """Return why a loaded adapter is no longer usable: no serving engine could load it again. None: it is usable,
-        or not loaded. Thread-safe."""
+        or unknown. Thread-safe."""
         return self._adapters.error_of(number)
 
     def _route(self, request: EngineRequest) -> DPEngine:
@@ -434,7 +432,7 @@ class AsyncLLM:
             tokenizer.close()
 
     async def _loaded_tokenizer(self) -> TokenizerProcess:
-        """Return the tokenizer, which all engines share."""
+        """Wait until the tokenizer is loaded, and return it."""
         if self._tokenizer_load is None:
             self._tokenizer_load = asyncio.create_task(self._load_tokenizer())
         return await asyncio.shield(self._tokenizer_load)

@@ -130,15 +130,15 @@ class Engine:
         )
         self._timelines = RequestTimelines()
         self._grammar_queue = GrammarQueue()
-        self._adapter_loads: AdapterLoads | None = None  # LoRA is off
+        self._adapter_loads: AdapterLoads | None = None  # None: LoRA is off
         if self.scheduler.adapters is not None:
             load, drop = self.executor.load_adapter, self.executor.drop_adapter
             self._adapter_loads = AdapterLoads(self.scheduler.adapters, load, drop)
-        self._refused: list[TokenDelta] = []  # errors that are not reported yet
+        self._refused: list[TokenDelta] = []  # deltas of refused requests, not yet returned
         self._num_reported_waiting = 0
         self._max_in_flight = max_in_flight
         self._in_flight: deque[_Launched] = deque()
-        self._collected = 0.0  # time when the last step was collected
+        self._collected = 0.0  # monotonic time at which the last result was collected
 
     @classmethod
     def from_args(
@@ -195,7 +195,8 @@ class Engine:
         self.executor.set_token_table(table)
 
     def load_adapter(self, source: AdapterSource) -> Future[LoadedAdapter]:
-        """Register a LoRA adapter, and load it during calls of `step`. Later loads must find the same content.
+        """Register a LoRA adapter and load it; calls of `step` complete the load. Its files must be unchanged whenever
+        it is loaded again.
 
         Returns:
             Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded (the adapter is then
@@ -215,8 +216,8 @@ class Engine:
             self.scheduler.adapters.remove(number)
 
     def add(self, request: EngineRequest) -> None:
-        """Add a request that `tokens.input_processor` has validated. A request with a grammar is scheduled once the
-        grammar is compiled. A request for an unknown or removed adapter ends with an error."""
+        """Add a request that `tokens.input_processor` has validated. A request with a grammar is scheduled after
+        its compilation. A request for an unknown or removed adapter ends with an error."""
         adapters = self.scheduler.adapters
         if adapters is not None and request.adapter != NO_ADAPTER and not adapters.takes(request.adapter):
             self._refused += [
@@ -237,14 +238,14 @@ class Engine:
             self._timelines.ended(request, time.monotonic())
 
     def stop(self, request_id: str, index: int) -> None:
-        """End a sequence at a stop string in its text; unknown ones are ignored."""
+        """End a sequence at a stop string in its text; unknown sequences are ignored."""
         request = self.scheduler.stop(request_id, index)
         if request is not None:
             self._timelines.ended(request, time.monotonic())
 
     def step(self) -> StepOutputs:
-        """Launch steps as far as possible, commit the result of one step, and return its outputs. If no step is in
-        flight, wait for loads or grammars if necessary, and return pending errors or a report."""
+        """Launch as many steps as possible, commit the oldest result, and return its outputs. Pending errors are
+        returned first, without committing a result. If no step is in flight, briefly wait for adapters or grammars."""
         try:
             return self._step()
         except BaseException:

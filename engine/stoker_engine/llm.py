@@ -89,7 +89,7 @@ class LLM:
         self.close()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
+        """Return the model's tokenizer."""
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -104,7 +104,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, given as text or token ids, in one batch.
+        """Complete prompts.
 
         Args:
             prompts: one or several, each as text, token ids or vLLM's dictionary (``{"prompt": …}`` or
@@ -144,7 +144,7 @@ class LLM:
                 ``chat_template_content_format``, ``add_generation_prompt`` or ``continue_final_message``.
 
         Raises:
-            RequestError: the model has no chat template, or the template rejects the messages.
+            RequestError: see `generate`; or there is no chat template, or it rejects the messages.
             AdapterError: see `generate`.
         """
         many: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
@@ -159,7 +159,7 @@ class LLM:
         use_tqdm: bool = False,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return the most likely continuations of prompts.
+        """Search for the most likely continuations of prompts.
 
         Args:
             prompts, use_tqdm, lora_request: see `generate`.
@@ -250,7 +250,7 @@ class LLM:
                         if delta is not None:
                             bar.update(_add(outputs[delta.request_id], delta))
         finally:
-            for request in requests:  # clean up after Ctrl-C
+            for request in requests:  # also after an error or Ctrl-C
                 self._outputs.forget(request.id)
                 self.engine.abort(request.id)
         return list(outputs.values())
@@ -272,7 +272,7 @@ class LLM:
         return [(NO_ADAPTER, "") if each is None else self._adapter(each) for each in lora_request]
 
     def _adapter(self, request: LoRARequest) -> tuple[int, str]:
-        """Return the number of an adapter and the digest of its content. It is loaded at its first use."""
+        """Return the number of an adapter and the digest of its content. The first call for an id loads the adapter."""
         if not self._serves_lora:
             raise AdapterError("LoRA is off; create the LLM with enable_lora=True")
         if (known := self._adapters.get(request.lora_int_id)) is None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from stoker_common import logs
 
-#: HTTP clients, which log each request's URL. The URL of a download is signed, so readers of the log could use it.
+#: Loggers of HTTP clients, which log each request's URL: readers of the log could use the signed URL of a download.
 _QUIET: Final = ("httpx", "httpx2")
 
 

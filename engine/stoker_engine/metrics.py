@@ -53,7 +53,7 @@ _N = (1, 2, 5, 10, 20)
 
 
 def process_registry() -> CollectorRegistry:
-    """Return a registry with metrics of this process."""
+    """Return a registry with Prometheus' standard metrics of this process."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -64,10 +64,8 @@ class EngineMetrics:
     """Metrics of all engines.
 
     Args:
-        registry: registry of the metrics.
-        model_name: value of their label `model_name`.
-        args: arguments of the engines.
-        infos: facts about each engine; its index is the value of the label `engine`.
+        model_name: value of the label `model_name`.
+        infos: properties of each engine, by the value of the label `engine`.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class EngineMetrics:
         self._rejections = {reason: rejections.labels(model_name, reason) for reason in ADMISSION_REASONS}
 
     def on_step(self, report: StepReport) -> None:
-        """Record a step."""
+        """Record the report of an engine."""
         self._engines[report.engine].on_step(report)
         self._show_adapters(report.engine, report.stats.adapters)
 
@@ -95,12 +93,12 @@ class EngineMetrics:
         self._show_adapters(engine, None)
 
     def on_restart(self, engine: int = 0) -> None:
-        """Record the restart of a dead engine."""
+        """Record the start of a dead engine's restart."""
         self._engines[engine].on_restart()
         self._show_adapters(engine, None)
 
     def on_loaded_again(self, info: EngineInfo, engine: int = 0) -> None:
-        """Show the facts of a restarted engine."""
+        """Set the info gauges of a restarted engine."""
         self._engines[engine].show(info)
 
     def on_rejected(self, reason: str) -> None:
@@ -108,7 +106,7 @@ class EngineMetrics:
         self._rejections[reason].inc()
 
     def look_up_adapters(self, counts: Mapping[str, Callable[[], int]]) -> None:
-        """Report the number of adapters in each state by calling `counts` at each scrape, from any thread."""
+        """Report the number of adapters by state; each scrape calls the functions in `counts`, from any thread."""
         labels = ("model_name", "state")
         adapters = self._families.gauge(
             "stoker:lora_adapters", "Configured LoRA adapters by state: loaded, loading, failed.", labels
@@ -126,7 +124,7 @@ class EngineMetrics:
 
 
 class _AdaptersInUse:
-    """vLLM's gauge of adapters in use: its labels name them, and its value is the time of their last change.
+    """vLLM's gauge of adapters in use: its labels name the adapters, its value is the time at which the labels changed.
 
     Only one set of labels exists at a time. The gauge has no label for the engine, so it covers all engines.
     """
@@ -140,7 +138,7 @@ class _AdaptersInUse:
         self.show(0, AdapterStats())
 
     def show(self, engine: int, stats: AdapterStats) -> None:
-        """Record which adapters an engine's requests use."""
+        """Record the adapters of an engine's running and waiting requests."""
         if self._in_use.get(engine) == (stats.running, stats.waiting):
             return
         self._in_use[engine] = (stats.running, stats.waiting)
@@ -184,7 +182,6 @@ class DPEngineMetrics:
     """Metrics of one engine, from the reports of its steps.
 
     Args:
-        families: the metric families.
         engine: value of the label `engine`.
     """
 
@@ -200,7 +197,7 @@ class DPEngineMetrics:
 
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be scheduled.")
-        # No request is ever deferred; the value exists because both reasons add up to num_requests_waiting.
+        # No request is ever deferred; the reason exists because the sum over reasons is num_requests_waiting.
         self._waiting_for_capacity, _ = self._gauges(
             "num_requests_waiting_by_reason", "Waiting requests by reason.", "reason", ("capacity", "deferred")
         )
@@ -288,7 +285,7 @@ class DPEngineMetrics:
         self._show_model(info)
 
     def on_step(self, report: StepReport) -> None:
-        """Record a step."""
+        """Record a report of the engine."""
         stats = report.stats
         self._show(stats)
         hits = stats.prefix_cache_hits - self._reported.prefix_cache_hits
@@ -365,7 +362,8 @@ class DPEngineMetrics:
     def _show_cache_config(self, info: EngineInfo) -> None:
         """Set vLLM's info gauge with the cache configuration as labels.
 
-        Concurrency is the number of sequences of maximum length that fit into the cache; the size in tokens is theirs.
+        Concurrency is the number of sequences of maximum length that fit into the cache; the size in tokens is their
+        total length.
         """
         args = self._args
         labels = {
@@ -388,7 +386,7 @@ class DPEngineMetrics:
         self._set_info("stoker:model_info", "Dtype and storage of the model's weights and KV cache.", labels)
 
     def _set_info(self, name: str, help: str, labels: Mapping[str, object]) -> None:
-        """Set an info gauge (always 1) with these labels, and remove the engine's previous labels of it."""
+        """Set an info gauge (always 1) with these labels, and remove its series with the engine's previous labels."""
         gauge = self._families.gauge(name, help, labels)
         values = tuple(map(str, labels.values()))
         before = self._shown.get(name, values)

@@ -1,4 +1,4 @@
-"""Interface between models and attention backends: a layer states its shape, a backend computes it."""
+"""Interface between models and attention backends: a layer states its shape, a backend computes its attention."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from stoker_engine.attention.backend import AttentionBackend
 
 FLAG: Final = "--attention-backend"
 
-#: flash-attn: block size and head size must be multiples of these, in tokens and elements; largest head size.
+#: flash-attn: block size and head size must be multiples of these, in tokens and elements; maximum head size.
 _BLOCK_SIZE: Final = 256
 _HEAD_STEP: Final = 8
 _LARGEST_HEAD: Final = 256

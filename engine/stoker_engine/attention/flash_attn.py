@@ -25,7 +25,7 @@ class _Part:
         rows: rows of these sequences in the flat batch.
         query_starts, key_starts: [sequences + 1] int32 cumulative lengths, starting at 0.
         tables: [sequences, blocks] block tables by group.
-        most_queries, most_keys: largest number of queries and keys of one sequence.
+        most_queries, most_keys: maximum number of queries and keys of a sequence.
     """
 
     rows: slice

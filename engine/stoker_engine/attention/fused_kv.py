@@ -1,4 +1,4 @@
-"""Triton kernels between a layer's QKV projection and its attention: head norms, RoPE and KV store."""
+"""Base of backends that run Triton kernels between QKV projection and attention: head norms, RoPE and KV store."""
 
 from __future__ import annotations
 

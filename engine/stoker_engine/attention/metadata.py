@@ -6,7 +6,7 @@ The batch is flat: sequence s has the rows `query_starts[s]` … `query_starts[s
     flat batch   │ d0 │ d1 │ d2 │ c0 c0 c0 c0 │ c1 c1 │        query_starts  0 1 2 3 7 9
     rows           0    1    2    3 … 6         7 8
 
-Layers that keep the same tokens form a *group* and share block tables (see `sizing.cache_groups`).
+The layers of a *group* keep the same tokens and share block tables (see `sizing.cache_groups`).
 """
 
 from __future__ import annotations

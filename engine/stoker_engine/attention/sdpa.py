@@ -39,7 +39,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A step's metadata and, by group, its views; the view of the decodes is first."""
+    """A step's metadata and each group's views; a view of decodes is first."""
 
     metadata: AttentionMetadata
     views: list[list[_View]]

@@ -1,7 +1,7 @@
 """Attention by Triton kernels, which read keys and values directly from the cache blocks.
 
-A step's decodes are computed together, with keys split into parts; its prefill chunks separately. Each row's result has
-the same bits in every batch. With `batch_invariant`, decodes are computed as chunks of one token, so the bits are also
+One call computes a step's decodes, with keys split into parts, and another one its chunks. Each row's result has the
+same bits in every batch. With `batch_invariant`, decodes are computed as chunks of one token, so the bits are also
 the same in a chunk and in a decode.
 """
 

@@ -85,7 +85,7 @@ def _models(client: httpx.Client) -> list[str]:
 
 @dataclass
 class _Conversation:
-    """One conversation."""
+    """A chat with one model."""
 
     client: httpx.Client
     args: ChatArgs
@@ -93,7 +93,7 @@ class _Conversation:
     tools: Tools | None
 
     def run(self) -> int:
-        """Run the chat, or ask the single question; return the exit code."""
+        """Chat until `EOFError`, or ask only the question of ``--quick``; return the exit code."""
         messages: list[dict[str, Any]] = []
         if self.args.system_prompt:
             messages.append({"role": "system", "content": self.args.system_prompt})

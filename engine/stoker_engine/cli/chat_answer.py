@@ -64,7 +64,7 @@ class ChatAnswer:
 
 
 def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
-    """Print the answer as it arrives, and return it.
+    """Send a request, print the answer as it arrives, and return it.
 
     Raises:
         RequestRefusedError: the request is invalid.

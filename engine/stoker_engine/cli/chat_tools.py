@@ -73,7 +73,7 @@ class Tools:
         )
 
     def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a call of the model, and return the message with its result or error."""
+        """Run a tool call, and return the message with its result or error."""
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         print_dimmed(f"{name}({arguments})\n")
         result = self._call(name, arguments)

@@ -50,7 +50,7 @@ def run(command: str, action: Callable[[], int]) -> int:
     """Run `action`, and report its errors.
 
     Returns:
-        The exit code of `action`, or 2: invalid argument or model, 1: another error, 130: interrupted.
+        The exit code of `action`, or 2: invalid argument or model, 1: another `StokerError`, 130: interrupted.
     """
     try:
         return action()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 
 def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield the lines of bytes that arrive in pieces, without line feed or CR LF; the last line may lack it."""
+    """Yield the lines of bytes that arrive in pieces, without line feed or CR LF, which the last line may lack."""
     partial_line = b""
     for piece in pieces:
         *whole, partial_line = (partial_line + piece).split(b"\n")

@@ -35,8 +35,8 @@ class QuantizeArgs:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit code (2: invalid arguments or model, 1: another error). SIGTERM and SIGINT end
-    the process with exit code 128 + the signal's number."""
+    """Run the command; return its exit code (2: invalid arguments or model, 1: another error). SIGTERM and SIGINT,
+    unless ignored, end the process with exit code 128 + the signal's number."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # shells ignore SIGINT for background jobs
             signal.signal(signum, _end)
@@ -110,7 +110,7 @@ def _to_gguf(args: QuantizeArgs, name: str) -> Path:
 
 
 def _locate(args: QuantizeArgs, target: Path) -> Path:
-    """Return the path of MODEL on this machine. Refuses an unwritable output before anything is downloaded."""
+    """Return the path of MODEL on this machine. Refuses an existing output before anything is downloaded."""
     from stoker_engine.models.hub.locate import locate_model
 
     check_new(target)

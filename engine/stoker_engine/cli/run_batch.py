@@ -69,7 +69,7 @@ class BatchArgs:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit code (1: the engine died, or at least one line failed; 2: invalid arguments or
+    """Run the command; return its exit code (1: a line failed, or the batch was not completed; 2: invalid arguments or
     model)."""
     return command_line.run("stoker run-batch", lambda: _main(arguments))
 
@@ -245,7 +245,6 @@ def _check(request: dict[str, Any]) -> None:
 
 
 def _key() -> dict[str, str]:
-    """Return the header with the environment's API key: if one is set, the application in this process requires it,
-    too."""
+    """Return the header with the environment's API key, which the application in this process may require."""
     key = command_line.api_key()
     return {"authorization": f"Bearer {key}"} if key else {}

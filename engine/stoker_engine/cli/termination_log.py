@@ -1,4 +1,4 @@
-"""The file that becomes the pod's termination message."""
+"""Writes the file that becomes the pod's termination message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KUBERNETES: Final = "/dev/termination-log"
 
 
 def write(message: TerminationMessage) -> None:
-    """Write `message` if there is a file for it. Never raises, because the exit code must still be returned."""
+    """Write `message` if there is a file for it. A failed write is only logged."""
     file = Path(os.environ.get(VARIABLE) or _KUBERNETES)
     if VARIABLE not in os.environ and not file.is_file():
         return

@@ -1,1 +1,1 @@
-"""The engine's interface to other processes: torch-free, and the only part that the operator may import."""
+"""The engine's interface to other processes; does not import torch."""

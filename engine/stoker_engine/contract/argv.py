@@ -35,7 +35,7 @@ def flag(
     infinite: bool = False,
     repeatable: bool = False,
 ) -> Any:
-    """Declare a dataclass field that is also a command-line flag.
+    """Declare a dataclass field that is also a command-line argument.
 
     Args:
         group: title of a new group of the help, to which this field and the next ones belong; None: the previous

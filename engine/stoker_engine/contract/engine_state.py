@@ -16,7 +16,7 @@ class EngineState:
         serves: whether the engine answers requests.
         ranks: number of the engine's ranks.
         missing_ranks: sorted ranks that have not loaded yet, or have ended.
-        message: what the engine does, or why it died.
+        message: what the engine does, or why it does not serve.
         kv_blocks: number of KV cache blocks; None if the engine was never loaded.
         kv_tokens: number of tokens that fit into these blocks in sequences of maximum length; None if the engine was
             never loaded.

@@ -1,4 +1,4 @@
-"""Cause of an engine's end, written as the pod's termination message.
+"""Cause of the end of ``stoker serve``, written as the pod's termination message.
 
 Reading a pod's logs requires a permission of its own; the termination message is part of the pod's status, which
 everyone who may read the pod can see. People read it in ``kubectl describe pod``; programs parse its form:
@@ -29,7 +29,7 @@ MAX_BYTES: Final = 4096
 
 
 class Reason(enum.StrEnum):
-    """Why an engine ended, in Kubernetes' CamelCase."""
+    """Why ``stoker serve`` ended, in Kubernetes' CamelCase."""
 
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_ACCESS_DENIED = "ModelAccessDenied"
@@ -38,7 +38,7 @@ class Reason(enum.StrEnum):
     MODEL_UNSUPPORTED = "ModelUnsupported"
     #: The model does not fit into the memory according to `sizing`, or memory ran out.
     OUT_OF_MEMORY = "OutOfMemory"
-    #: An argument, a file that the server needs, or the server's address is invalid.
+    #: An argument, a file that the server needs, or the server's address cannot be used.
     START_ERROR = "StartError"
     #: The engine ended because of an internal error, or was killed.
     ENGINE_DIED = "EngineDied"
@@ -59,7 +59,7 @@ _REASONS: Final[tuple[tuple[type[Exception], Reason], ...]] = (
 
 @dataclass(frozen=True)
 class TerminationMessage:
-    """Why an engine ended.
+    """Why ``stoker serve`` ended.
 
     Attributes:
         reason: for programs.

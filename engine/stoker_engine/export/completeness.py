@@ -22,7 +22,7 @@ def check_complete(tensors: Mapping[str, Sequence[Module]], weight_names: Weight
 
     Raises:
         WeightsError: matrices are missing, duplicated or of the wrong shape, or the model does not use a tensor, such
-            as the scales of weights that are already quantized; the message names them.
+            as the scales of weights that are already quantized; the message names some.
     """
     needed, held = _needed(config), dict[str, str]()
     for name, modules in tensors.items():

@@ -30,7 +30,7 @@ class Module:
 
 
 def modules_of(name: str, shape: tuple[int, ...], weight_names: WeightNames, config: ModelConfig) -> list[Module]:
-    """Return the modules to quantize in the tensor called `name`; without any the tensor is copied.
+    """Return the modules to quantize in the tensor called `name`; if there are none, it is copied.
 
     Experts that are stacked in one tensor become separate modules, as compressed-tensors requires.
 

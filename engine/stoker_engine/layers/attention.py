@@ -20,8 +20,7 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 class Attention(nn.Module):
     """Self-attention of one layer.
 
-    The heads are split across the ranks. If there are fewer key and value heads than ranks, each is replicated on
-    several ranks.
+    The heads are split across the ranks. Key and value heads are replicated if there are fewer than ranks.
 
     WeightTargets: ``prefix.q``, ``k``, ``v``, ``o``, ``q_norm`` and ``k_norm``; ``prefix.sinks`` [heads], float32.
 

@@ -34,13 +34,13 @@ class Build:
         kernels: kernels of all other operations.
         ranks: communicator of the ranks that split each layer.
         linear: returns the storage method of the matrix with these parameter names (several names: a layer's experts).
-        stage: pipeline stage of this process.
+        stage: pipeline stage of this rank.
         whole_experts: expert parallelism: each rank holds whole experts, instead of a shard of every expert.
         rows: input-batch rows, read by operations that depend on the request.
-        extend: makes linear operations depend on the request; None: none does.
+        extend: makes linear operations depend on the request; None: they do not.
         hidden_after: indices of layers after which the residual stream is also returned; only those of this pipeline
             stage.
-        has_head: whether the model computes logits.
+        has_head: whether the last stage computes logits.
     """
 
     dtype: torch.dtype
@@ -69,8 +69,8 @@ class Build:
         return ExtendedLinear(self.extend, linear, LinearSite(outputs, inputs, space, form), self.rows)
 
     def share(self, size: int, multiple: int = 1) -> Shard:
-        """Return this rank's shard of a dimension that need not be split equally: an MLP's columns or the vocabulary's
-        rows. The last shards may be smaller.
+        """Return this rank's shard of a dimension that need not be split equally: an MLP's inner size or the
+        vocabulary. The last shards may be smaller.
 
         Args:
             size: size of the whole dimension.
@@ -110,7 +110,7 @@ class Build:
         return self._equal(num_heads, "attention heads")
 
     def kv_heads(self, num_kv_heads: int) -> Shard:
-        """Return this rank's key and value heads. If there are fewer than ranks, each is replicated on several ranks.
+        """Return this rank's key and value heads, which are replicated if there are fewer than ranks.
 
         Raises:
             ModelError: neither the number of heads nor the number of ranks divides the other.

@@ -15,7 +15,7 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 class Embedding(nn.Module):
     """Token embedding.
 
-    WeightTargets: ``name.weight`` [vocabulary, width].
+    WeightTargets: ``name.weight`` [vocabulary, width], and ``name.columns`` as in `MergedLinear`.
 
     Attributes:
         rows: token ids whose vectors this rank holds.

@@ -1,4 +1,5 @@
-"""Linear layers. One module may hold several of a checkpoint's matrices, so that they run as one GEMM.
+"""Linear layers. One module may hold several of a checkpoint's matrices, which run as one GEMM where their
+formats permit it.
 
 Under tensor parallelism (Shoeybi et al., 2019) a matrix is split in one of two ways:
 

@@ -41,7 +41,7 @@ class LinearSite:
         outputs: for each merged matrix, by parameter name without ``.weight``, the outputs that this rank computes; the
             results are concatenated. For absorbed matrices: this rank's heads.
         inputs: this rank's input columns (for the embedding, the vocabulary; for absorbed matrices, the columns of a
-            head); if they are not all, the result is all-reduced after the operation.
+            head's matrix); if they are not all, the result is all-reduced after the operation.
         space: row space of the input.
         form: kind and shapes of the input and result.
     """

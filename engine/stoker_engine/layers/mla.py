@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, 2024), computed on the latents.
 
-The cache holds one latent c per token, from which the keys and values of all heads can be computed:
+The cache holds a latent c and a rotated part r for each token, which give the keys and values of all heads:
 
-    key of head h    k = [ W_UK,h c ; r ]       r: the rotated part, shared by all heads
+    key of head h    k = [ W_UK,h c ; r ]
     value of head h  v = W_UV,h c
 
 Recomputing them for every cached token would be expensive, so the matrices are applied to the queries and to the

@@ -1,8 +1,8 @@
 """Mixture-of-experts layer, which replaces the MLP of a decoder layer.
 
-WeightTargets: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down}.{weight, bias}``,
-``shared.{gate, up, down}.weight`` and ``shared_gate.weight``. A router's correction bias stays float32, because it
-decides between scores that may be close.
+WeightTargets: ``router.{weight, bias, correction_bias}``, ``experts.{e}.{gate, up, down}.{weight, bias, columns}``,
+``shared.{gate, up, down}.{weight, columns}`` and ``shared_gate.weight``. A router's correction bias stays float32,
+because it decides between scores that may be close.
 
 Every rank routes all tokens and computes either its shard of every expert (tensor parallelism) or its own whole experts
 (expert parallelism); one all-reduce adds up the results. If an expert is split across ranks, only rank 0 adds the bias

@@ -42,9 +42,8 @@ class LayerNorm(nn.Module):
     """Normalisation by mean and variance over the last dimension.
 
     Args:
-        size: size of the last dimension.
-        heads: heads that this rank normalises, if each head has its own weights (``prefix.{head}.weight``); None: all
-            heads use the same weights.
+        heads: heads that this rank normalises, if each head has its own weights (``prefix.{head}.weight``); None: there
+            is one weight vector.
     """
 
     def __init__(self, build: Build, prefix: str, config: NormConfig, size: int, heads: Shard | None = None) -> None:

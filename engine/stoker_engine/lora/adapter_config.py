@@ -1,7 +1,7 @@
 """PEFT's ``adapter_config.json``: the modules that an adapter changes, and the ranks and scales of its matrices.
 
-Every field of PEFT's `LoraConfig` is applied, ignored because it does not affect a trained adapter, or refused unless
-it is empty or false.
+Every field of PEFT's `LoraConfig` is applied, or ignored because it does not affect a trained adapter; values with
+other effects are refused.
 """
 
 from __future__ import annotations

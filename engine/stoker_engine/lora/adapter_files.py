@@ -25,7 +25,7 @@ TENSORS: Final = "adapter_model.safetensors"
 _PICKLED: Final = "adapter_model.bin"
 _MAX_CONFIG_BYTES: Final = 1 << 20
 
-#: Bytes that are read or hashed between two pauses.
+#: Maximum number of bytes read or hashed between two calls of `Pace.give_way`.
 _CHUNK_BYTES: Final = 1 << 20
 
 #: Size in bytes of the field at the start of a safetensors file that holds the header's length.
@@ -56,7 +56,7 @@ class StoredTensor:
     """Description of a tensor in a safetensors file.
 
     Attributes:
-        dtype: name of the dtype in the format, such as "BF16".
+        dtype: safetensors' name of the dtype, such as "BF16".
         shape: size of each dimension.
         start, end: its bytes in the file are `start` … `end - 1`.
     """
@@ -198,8 +198,8 @@ def _content(folder: Path, name: str, max_bytes: int, pace: Pace) -> tuple[torch
             raise AdapterError(f"{folder} holds no LoRA adapter: {name} is no file")
         if before.st_size > max_bytes:
             raise AdapterError(
-                f"{folder}: {name} has {before.st_size} bytes, more than an adapter of this model of the ranks that "
-                "--max-lora-rank permits"
+                f"{folder}: {name} has {before.st_size} bytes, more than the maximum of {max_bytes} (for {TENSORS} it "
+                "grows with --max-lora-rank)"
             )
         size = before.st_size
         content = own_pages(size, size) if size >= _CHUNK_BYTES else torch.empty(size, dtype=torch.uint8)

@@ -106,7 +106,6 @@ class LayoutReader:
 
     Args:
         weight_names: names of the family's tensors, which adapters use, too.
-        config: config of the model.
         shapes: full shapes of all parameters of the model, by name.
         max_rank: maximum rank of a matrix.
         target_modules: last parts of the names of the modules that adapters may change; empty for all.

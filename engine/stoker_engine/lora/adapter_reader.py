@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 #: Maximum size in bytes of a file of tensors beyond the tensors.
 _MAX_HEADER_BYTES: Final = 16 << 20
 
-#: Number of elements that are checked between two pauses.
+#: Maximum number of elements checked between two calls of `Pace.give_way`.
 _CHECKED_ELEMENTS: Final = 1 << 19
 
 
@@ -49,11 +49,10 @@ class OpenedAdapter:
     """An adapter whose files have been read and whose layout has been checked.
 
     Attributes:
-        folder: the adapter's folder.
-        files: content of its files.
+        files: content of the adapter's files.
         layout: names, shapes, ranks, scales and file positions of the matrices.
         is_scaled: whether the B matrices in `files` have been multiplied by their scales, in memory.
-        is_plain: whether the matrices in `files` are those to compute with: scaled, finite, and of the model's dtype.
+        is_plain: whether the matrices in `files` need no conversion: scaled, of the result's dtype, known to be finite.
     """
 
     folder: Path
@@ -83,11 +82,10 @@ class AdapterReader:
 
     Args:
         weight_names: names of the family's tensors, which adapters use, too.
-        config: config of the model.
         shapes: full shapes of all parameters of the model, by name.
         max_rank: maximum rank of a matrix.
         target_modules: last parts of the names of the modules that adapters may change; empty for all.
-        dtype: dtype of the matrices.
+        dtype: dtype of the resulting matrices.
         rounded_to: dtype to which the matrices are rounded first; None for `dtype`.
     """
 
@@ -121,7 +119,7 @@ class AdapterReader:
         return self.adapter(self.open(folder, pace), pace)
 
     def open(self, folder: Path, pace: Pace) -> OpenedAdapter:
-        """Read the files of an adapter's folder and check everything but the elements.
+        """Read the files of an adapter's folder and check their layout; scale B in memory if no conversion is needed.
 
         Raises:
             AdapterError: see `read`.
@@ -198,7 +196,7 @@ class AdapterReader:
         """Return the factors of each expert's matrices, in the order of `pair.destination.param_names`."""
         fused = pair.destination.fused
         if fused is None or fused.split not in (Split.EXPERTS, Split.INTERLEAVED_EXPERTS):
-            raise AdapterError(f"{pair.name} is held in a way that adapters cannot change here")
+            raise AdapterError(f"{pair.name} is stored in a layout that adapters cannot change")
         count = self._config.num_experts
         each = len(pair.destination.param_names) // count
         a_of, b_of = a.view(count, rank, -1), b.view(len(b), rank, count).permute(2, 0, 1)
@@ -253,19 +251,19 @@ def adapter_reader(checkpoint: Checkpoint, args: EngineArgs, dtype: torch.dtype)
         dtype: dtype of the computation.
 
     Raises:
-        ArgumentError: the model runs by transformers' own modules, which do not support adapters.
+        ArgumentError: the model runs on the Transformers backend, which does not support adapters.
     """
     if not isinstance(checkpoint.loader, DecoderLoader):
         raise ArgumentError(
             "--enable-lora",
-            f"{checkpoint.config.architecture} runs by transformers' own modules, beside which no adapters are served; "
-            "leave it out",
+            f"{checkpoint.config.architecture} runs on the Transformers backend, which does not support adapters; "
+            "omit it",
         )
     return native_adapter_reader(checkpoint.config, args, dtype)
 
 
 def native_adapter_reader(config: ModelConfig, args: EngineArgs, dtype: torch.dtype) -> AdapterReader:
-    """Return the reader of the adapters of a model of native modules; see `adapter_reader`."""
+    """Return the reader of the adapters of a model that does not run on the Transformers backend."""
     with torch.device("meta"):
         model = Decoder(config, Build(dtype, SdpaBackend(), REFERENCE), max_model_len=1)
     return AdapterReader(

@@ -7,9 +7,9 @@
 
 On a CPU, lora.cpp computes LINEAR, also within native calls of whole layers. The other forms, and operations that
 lora.cpp cannot compute, use the CPU kernels' linear operations (or torch's, if there are no CPU kernels), one adapter
-after the other. A row's result depends only on the row and its adapter. On a GPU, Triton's kernels compute all forms,
-for all rows and adapters at once (`slot_stacks`); if Triton cannot run, torch's operators compute one adapter after the
-other.
+after the other. With the CPU kernels, a row's bits depend only on the row and its adapter. On a GPU, Triton's kernels
+compute all forms, for all rows and adapters at once (`slot_stacks`); if Triton cannot run, torch's operators compute
+one adapter after the other.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class AdaptedSite:
     """A linear operation's site with the adapters in the slots.
 
     Args:
-        site: position of the operation in the model.
-        rows: rows of the batch.
         device: device of the model.
         table, library: slots and library of the CPU's kernels; None: the CPU's kernels are not used.
         make_stacks: allocates the matrices of all slots for an operation of this shape, if kernels compute all rows at
@@ -175,7 +173,6 @@ class SiteFactors:
     """An adapter's matrices for one operation on this rank.
 
     Args:
-        form: form of the operation.
         parts: with LINEAR, one part for each merged matrix that the adapter changes; with other forms, a single part.
             Shapes are those of `Factors`, except that the embedding's A is [vocabulary, rank].
         linear: weight → linear operation.
@@ -217,7 +214,7 @@ class SiteFactors:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its matrices in bytes."""
+        """Size of the matrices in bytes."""
         tensors = {id(tensor): tensor for part in self.parts for tensor in (part.a, part.b)}
         return sum(tensor.nbytes for tensor in tensors.values()) + (self.native.num_bytes if self.native else 0)
 

@@ -37,7 +37,6 @@ class LoadedAdapters:
     """The adapters of one rank.
 
     Args:
-        reader: reader of the adapters' files.
         dtype: dtype of the adapters' matrices and of the model's activations.
         num_slots: maximum number of adapters in a step.
         device: device of the model.
@@ -109,7 +108,7 @@ class LoadedAdapters:
 
     def _packed_again(self, opened: OpenedAdapter, pace: Pace) -> dict[_SiteKey, SiteFactors] | None:
         """Return the adapter's factors, packed like those of an earlier adapter of the same layout; None if no such
-        packing is remembered, or if the elements need a conversion."""
+        packing is remembered, or if `opened` is not plain."""
         if not opened.is_plain or (layout := self._layouts.get(opened.key)) is None:
             return None
         self._layouts.move_to_end(opened.key)
@@ -157,8 +156,7 @@ class LoadedAdapters:
 
     def _update_rows(self) -> None:
         """Set `BatchRows.extends_experts`: experts are computed one by one while an adapter in a slot changes experts.
-        If a row's bits must not depend on the adapters in the slots, they are always computed one by one, provided
-        that adapters may change experts."""
+        With `is_batch_invariant`, they are so whenever adapters may change experts."""
         assert self._rows is not None
         changed = {key for each in self._in_slots.values() for key in each}
         if self._grouped is not None and self._grouped.is_batch_invariant:

@@ -3,7 +3,7 @@
     A      [slots, parts, heads or 1, max rank, inner]           multiplies the rows; for the embedding, A is
                                                                  [slots, vocabulary, max rank] and is indexed
     B      [slots, heads or 1, outputs of all parts, max rank]   multiplies the results of A
-    ranks  [slots, parts]                                        rank of the slot's adapter
+    ranks  [slots, parts]                                        rank of the slot's adapter; 0: no change
 
 For absorbed keys, an adapter's B is stored in A, and its A in B. The tensors' addresses do not change when adapters are
 activated, so a captured CUDA graph is valid for all adapters.
@@ -32,8 +32,7 @@ class GroupedAdapters:
     """Configuration of the adapters of a model whose kernels compute all rows at once.
 
     Attributes:
-        kernels: the kernels.
-        max_rank: largest rank of a matrix.
+        max_rank: maximum rank of a matrix.
         is_changeable: parameter name without ``.weight`` → whether adapters may change the matrix; no memory is
             allocated for others.
         is_batch_invariant: whether a row's bits must not depend on the adapters in the slots.
@@ -59,7 +58,6 @@ class StackShape(NamedTuple):
     """Sizes of an operation and of its parts that adapters may change.
 
     Attributes:
-        form: form of the operation.
         heads: number of heads of the argument for absorbed matrices of latent attention; otherwise 1.
         inner: number of input columns; for the embedding, the size of the vocabulary.
         parts: index of the first output of each part, and its number of outputs.
@@ -75,11 +73,8 @@ class SlotStacks:
     """The matrices of one operation in all slots.
 
     Args:
-        shape: sizes of the operation.
-        grouped: kernels and largest rank.
-        num_slots: number of adapter slots.
-        dtype: dtype of the matrices.
-        device: device of the matrices.
+        grouped: kernels and maximum rank.
+        dtype, device: those of the matrices.
     """
 
     def __init__(

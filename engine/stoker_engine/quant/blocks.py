@@ -1,7 +1,7 @@
 """Matrices stored in blocks (`architectures.stored_formats`).
 
 Operations compute with the matrix dequantized to the model's dtype, while its storage takes less memory and bandwidth.
-Where kernels have panels for a format, they also round activations to 8 bits (`kernels.int8_activations`).
+On panels they also round activations to 8 bits (`kernels.int8_activations`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class BlockMatrix(nn.Module):
-    """See `Matrix`.
+    """One or several matrices in blocks; see `Matrix`.
 
     Attributes:
         blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
@@ -122,11 +122,7 @@ class BlockMatrix(nn.Module):
 
 @dataclass(frozen=True)
 class Blocks:
-    """See `LinearMethod`.
-
-    Attributes:
-        stored: format of the blocks.
-    """
+    """Storage in blocks of the format `stored`; see `LinearMethod`."""
 
     stored: StoredFormat
 

@@ -1,8 +1,8 @@
 """Interface between layers and the storage formats of their matrices.
 
 A layer requests a matrix by its size: outputs and inner dimension. A *method* allocates the matrix; the matrix provides
-the targets that a loader fills, and creates its operations. A new format is a new file in this folder, and a line where
-the method is chosen (`layers.build.Build.linear`); layers and families do not change.
+the targets that a loader fills, and creates its operations. `layers.build.Build.linear` chooses the method, so layers
+do not depend on formats.
 
     rows      the outputs. Merged matrices (q, k, v) are stacked along the rows; a target covers one of them.
     columns   the inner dimension. Block formats can be cut only between blocks: `column_multiple`.
@@ -20,14 +20,14 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class Products(Protocol):
-    """This rank's shard of one matrix [outputs, inner], or of several of the same shape (experts)."""
+    """This rank's shard of one matrix [outputs, inner], or of several of the same shape (such as experts)."""
 
     def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
         """Return the target of a weight.
 
         Args:
             first: row of this matrix at which the weight starts.
-            rows, columns: shard of the weight that this rank keeps; files hold [rows.full, columns.full].
+            rows, columns: this rank's shards of the weight's dimensions; files hold [rows.full, columns.full].
             index: index of the matrix, if there are several; None if there is one.
         """
         ...
@@ -56,7 +56,7 @@ class Products(Protocol):
         `kernels.moe.experts`.
 
         Args:
-            down: down projections.
+            down: the experts' down projections.
             act: activation of the gate.
             biases, down_biases: [count, outputs], biases of these matrices and of `down`.
         """
@@ -101,7 +101,7 @@ class LinearMethod(Protocol):
         """Allocate an uninitialized matrix [outputs, inner] on torch's default device.
 
         Args:
-            dtype: dtype of activations.
+            dtype: the model's dtype.
             count: number of matrices, [count, outputs, inner]; None for a single one.
         """
         ...

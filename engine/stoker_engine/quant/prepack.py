@@ -21,8 +21,8 @@ class Packable(Protocol):
     is_packed: bool
 
     def pack(self) -> None:
-        """Reorder the elements into panels, if the kernels have panels for the matrix; otherwise do nothing. Must be
-        called after the matrix is loaded; repeated calls have no effect."""
+        """Reorder the elements into panels, if the kernels have panels for the matrix; otherwise do nothing. Must not
+        be called before the matrix is loaded; repeated calls have no effect."""
         ...
 
 

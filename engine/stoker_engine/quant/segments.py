@@ -37,7 +37,7 @@ def merged(
 
 
 class Segments(nn.Module):
-    """See `Products`. Each segment is a separate matrix; their outputs are concatenated."""
+    """Matrices (or stacks of them) whose outputs are concatenated; see `Products`."""
 
     def __init__(self, matrices: Sequence[Matrix], sizes: Sequence[int], kernels: Kernels) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
 class UnquantizedMatrix(nn.Module):
-    """See `Matrix`.
+    """One or several unquantized matrices; see `Matrix`.
 
     Attributes:
         weight: [outputs, inner], or [count, outputs, inner].
@@ -94,7 +94,7 @@ class UnquantizedMatrix(nn.Module):
 
 
 class Unquantized:
-    """See `LinearMethod`."""
+    """Storage in the model's dtype; see `LinearMethod`."""
 
     column_multiple = 1
     whole_columns = False

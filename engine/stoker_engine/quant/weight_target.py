@@ -40,7 +40,7 @@ class Shard:
 
     @property
     def positions(self) -> slice:
-        """Slice of the whole dimension."""
+        """The shard as a slice of the whole dimension."""
         return slice(self.start, self.stop)
 
     def times(self, size: int) -> Shard:
@@ -58,7 +58,7 @@ class WeightTarget:
             shard's if `stored` is set.
         full_shape: shape of the whole weight, in elements.
         shard: slice of each dimension of the weight, with explicit start and stop; None for the whole weight.
-        stored: format of the blocks that `tensor` (uint8) holds instead of elements; its rows are those of the shard.
+        stored: format of the blocks in `tensor` (uint8), whose rows are those of the shard; None: it holds elements.
     """
 
     tensor: torch.Tensor

@@ -1,7 +1,7 @@
 """Peak memory of a step beside weights and cache: the activations of a layer, or the logits and the sampler's buffers.
 
-For Stoker's GPU kernels the sums follow the largest layer, and tests trace them. On CPUs, in other runtimes and on the
-Transformers backend the sums are upper estimates.
+For Stoker's GPU kernels the sums follow the largest layer, and tests compare them with measured peaks. On CPUs, in
+other runtimes and on the Transformers backend the sums are upper estimates.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:
 
 
 def _mixing_numbers(attention: AttentionConfig, tensor: int) -> int:
-    """Return the elements of a token's queries, keys, values and results. If QKV is clipped, or the norm of queries and
-    keys is not per head, torch operators need extra copies. With a norm over all heads, each device temporarily gathers
-    all heads."""
+    """Return the elements of a token's queries, keys, values and results. If QKV is clipped, or queries and keys have
+    another norm than one that all heads share, torch operators need extra copies. With a norm over all heads, each
+    device temporarily gathers all heads."""
     norm = attention.qk_norm
     if (norm is None or norm.over == "head") and attention.clip_qkv is None:
         return (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim // tensor

@@ -1,8 +1,8 @@
 """Groups of layers whose KV cache shares one pool of blocks.
 
-Layers that keep the same tokens (same window) share a block table and form a *group*. Each block belongs to one group
-at a time and holds `block_size` tokens of all its layers, so blocks that a window has left can be reused by other
-groups. For this all blocks have the same size, and layers of one kind are split into groups of about equal size:
+The layers of a *group* keep the same tokens (same window) and share a block table. Each block belongs to one group at a
+time and holds `block_size` tokens of all the group's layers, so other groups can reuse blocks that a window has left.
+For this all blocks have the same size, and groups have the same number of layers as far as possible:
 
     Gemma 3, 18 layers:   W W W W W F  W W W W W F  W W W W W F      W window, F full
     groups of 3:          F F F │ W W W │ W W W │ W W W │ W W W │ W W W

@@ -4,11 +4,10 @@
 
 `r` is the LoRA rank.
 
-An operation merges matrices, such as those of queries, keys and values. The sums are upper bounds: every matrix that an
-adapter may change counts with the maximum rank and with its own A, although merged matrices may share one. The sums
-include the router, which is replicated, the embedding, the head, and the projections next to them. Latent attention's
-``k_b`` and ``v_b`` each have one A for all heads, and a B for each head. Matrices not in ``--lora-target-modules`` do
-not count.
+An operation merges matrices, such as those of queries, keys and values. The sums are upper bounds: every matrix that
+adapters may change has the maximum rank and its own A, although merged matrices may share one. The sums include the
+router, which is replicated, the embedding, the head, and the projections next to them. Latent attention's ``k_b`` and
+``v_b`` each have one A for all heads, and a B for each head.
 """
 
 from __future__ import annotations

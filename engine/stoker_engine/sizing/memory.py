@@ -4,7 +4,7 @@
     KV      =  budget − weights − adapters − activations − allowances
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
-All results are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
+Sizes are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
 them share the block tables, so the stage with room for the fewest blocks determines the number of blocks.
 """
 
@@ -41,8 +41,8 @@ RUNTIME_BYTES: Final = 1 * GIB
 #: Bytes reserved for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
 GRAPH_BYTES: Final = 1 * GIB
 
-#: Bytes reserved for buffers of collective communication if an engine has several devices. CPUs need none: their shared
-#: memory takes half a MiB for each rank.
+#: Bytes reserved for buffers of collective communication if an engine has several devices. None are reserved on
+#: CPUs, whose ranks need half a MiB each.
 COMMUNICATION_BYTES: Final = GIB // 2
 
 #: Limit of the KV cache on CPUs, whose memory is shared with other programs; ``--kv-cache-memory-bytes`` overrides it
@@ -55,7 +55,7 @@ class Device:
     """The devices of an engine.
 
     Attributes:
-        memory_bytes: bytes of one device; on CPU those of the container.
+        memory_bytes: memory of one device; on CPUs, of the container.
         utilization: fraction of the memory that may be used.
         on_cpu: whether the device is a CPU.
         sharding: devices that the engine is spread over.

@@ -24,7 +24,7 @@ class NamedExperts:
     """Experts that are checked on behalf of all experts of a layer.
 
     Attributes:
-        everywhere: experts named without a layer, or by a pattern.
+        everywhere: experts named without a layer's index.
         layers: experts named together with a layer, by layer index; None: none.
     """
 

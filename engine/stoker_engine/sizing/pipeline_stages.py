@@ -48,7 +48,6 @@ def pipeline_stages(num_layers: int, stages: int) -> tuple[range, ...]:
     """Return the layers of each stage, first to last.
 
     Args:
-        num_layers: number of layers of the model.
         stages: number of stages, from 1 to `num_layers`.
     """
     assert 1 <= stages <= num_layers

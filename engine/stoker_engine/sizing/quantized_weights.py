@@ -34,7 +34,7 @@ class QuantizedWeights:
         return int(numbers * self.bits / 8 + scales)
 
 
-#: Method → format that it quantizes to while loading.
+#: Method → its usual format.
 _USUAL: Final = {
     "awq": QuantizedWeights("awq", 4, 128, 2.5),
     "gptq": QuantizedWeights("gptq", 4, 128, 2.5),
@@ -68,5 +68,5 @@ def canonical_method(method: str) -> str:
 
 
 def usual_weights(method: str) -> QuantizedWeights | None:
-    """Return the format of `method`, or None if it is unknown."""
+    """Return the usual format of `method`, or None if the method is unknown."""
     return _USUAL.get(canonical_method(method))

@@ -22,7 +22,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
-#: Largest tensor-parallel size that messages suggest.
+#: Maximum tensor-parallel size that messages suggest.
 _MOST: Final = 64
 
 
@@ -49,12 +49,10 @@ def objection(
     """Return why a model cannot run on `tensor` × `pipeline` ranks, or None if it can.
 
     Args:
-        config: the model's shape.
         tensor: tensor-parallel size.
         pipeline: number of pipeline stages.
         whole_experts: whether the tensor-parallel ranks hold whole experts (expert parallelism) instead of a shard of
             each expert.
-        formats: storage formats of the weights.
     """
     if config.num_weights is not None and (tensor * pipeline > 1 or whole_experts):
         return not_split(config.architecture)
@@ -84,7 +82,7 @@ def not_split(architecture: str) -> Objection:
 def tensor_sizes(
     config: ModelConfig, limit: int, *, whole_experts: bool = False, formats: WeightFormats = ALL_NUMBERS
 ) -> list[int]:
-    """Return the tensor-parallel sizes up to `limit` that the model can run with."""
+    """Return the tensor-parallel sizes, up to `limit` and `_MOST`, that the model can run with."""
     return [
         size
         for size in range(1, min(limit, _MOST) + 1)
@@ -99,7 +97,7 @@ def largest_part(size: int, parts: int, multiple: int = 1) -> int:
 
 
 def share_of(size: int, parts: int, multiple: int, index: int) -> int:
-    """Return the size of shard `index`. A shard for which no units are left is a replica of the full shard size."""
+    """Return the size of shard `index`. If no units are left for it, it is a replica of full size."""
     each = largest_part(size, parts, multiple)
     remaining = size - index * each
     return min(each, remaining) if remaining > 0 else each

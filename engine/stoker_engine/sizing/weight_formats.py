@@ -1,7 +1,7 @@
 """The weights of a model that are stored in blocks, and their formats.
 
-A file may store only some matrices in blocks, and may use several formats. Matrices that one GEMM merges (queries, keys
-and values; gate and up projections) may differ in format, but all experts of a layer must have the same.
+A file may store only some matrices in blocks, and may use several formats. Matrices that one GEMM could merge (queries,
+keys and values; gate and up projections) may differ in format. If a layer's experts do, they are dequantized.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class WeightFormats:
     def of(cls, by_name: Mapping[str, StoredFormat | None]) -> WeightFormats:
         """Return the formats of weights that are named as in `models.decoder`.
 
-        All experts of a layer count as one matrix. If their formats differ, the experts are dequantized to the model's
-        dtype.
+        All experts of a layer have one entry, or none if their formats differ.
         """
         found: dict[int | None, dict[str, StoredFormat | None]] = {}
         for name, stored in by_name.items():
@@ -86,7 +85,7 @@ def _part(name: str) -> tuple[int | None, str]:
     return layer, re.sub(r"\.\d+\.", ".", part)
 
 
-#: All weights are of the model's dtype.
+#: All weights have the model's dtype.
 ALL_NUMBERS: Final = WeightFormats()
 
 #: Model dtypes for which CPU kernels compute directly with the blocks of a GGUF file; for others they are dequantized.

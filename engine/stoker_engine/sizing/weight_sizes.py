@@ -102,7 +102,6 @@ def weight_bytes(
     """Return the bytes of the weights on the device that holds most of them.
 
     Args:
-        config: the model's shape.
         element_bytes: bytes of one element that is not quantized.
         tensor: tensor-parallel size if `sharding` is None.
         sharding: devices of the engine.
@@ -126,16 +125,16 @@ def stage_weight_bytes(
     """Return the bytes of the weights on one device of a pipeline stage.
 
     Args:
-        config, element_bytes, quantized, formats: see `weight_bytes`.
+        element_bytes, quantized, formats: see `weight_bytes`.
         stage: index of the stage.
         split: devices of the engine.
         rank: index of the device within the stage; device 0 holds most.
     """
     if config.num_weights is not None:
-        # Only the total is known: all weights count as matrices, distributed equally over the devices.
+        # Only the total is known: all weights are taken as matrices, distributed equally over the devices.
         share = -(-config.num_weights // (split.tensor * split.pipeline))
         return share * element_bytes if quantized is None else quantized.stored_bytes(share)
-    # Most models have only one or two kinds of layers: each kind is counted once.
+    # Most models have one or two kinds of layers: the sizes of each kind are added up once.
     layers = {index: config.layers[index] for index in pipeline_stages(len(config.layers), split.pipeline)[stage]}
     kinds = {(_kind(layer), formats.layer(index)): layer for index, layer in layers.items()}
     counts = Counter((_kind(layer), formats.layer(index)) for index, layer in layers.items())
