@@ -69,7 +69,7 @@ class OutOfMemoryError(ModelError):
 
 
 class WeightsError(ModelError):
-    """The weight files are damaged, or do not match the model's config."""
+    """The weights cannot be read, converted or used, or do not match the model's config."""
 
 
 class AdapterError(StokerError):

@@ -200,7 +200,7 @@ class Engine:
 
         Returns:
             Future of the loaded adapter. It raises `AdapterError` if the files cannot be loaded (the adapter is then
-            unregistered), or if the adapter is removed before its load ends.
+            unregistered), or if the adapter is removed before its load starts.
 
         Raises:
             AdapterError: LoRA is off.

@@ -1,4 +1,4 @@
-"""Fatal errors of the gateway."""
+"""Base class of the errors of the gateway's parts."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class ModelConfig:
             max_position_embeddings=c.integer("max_position_embeddings"),
             tie_word_embeddings=c.flag("tie_word_embeddings"),
             dtype=c.text("dtype") if c.get("dtype") else "float32",
-            eos_token_ids=_eos_token_ids(c, vocab_size),
+            eos_token_ids=eos_token_ids(c, vocab_size),
             decoder=family.read(c),
         )
 
@@ -177,9 +177,13 @@ def _inner_size(layer: LayerConfig) -> int:
     return moe.num_experts_per_tok * moe.intermediate_size + moe.shared_intermediate_size
 
 
-def _eos_token_ids(c: Fields, vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(c: Fields, vocab_size: int) -> tuple[int, ...]:
     """Return the end-of-sequence tokens, stated as one id or a list. Ids outside the vocabulary are dropped, because
-    they are never generated."""
+    they are never generated.
+
+    Raises:
+        ModelError: the field is invalid.
+    """
     stated = c.get("eos_token_id")
     ids = c.items("eos_token_id", int) if isinstance(stated, list | tuple) else [c.optional_integer("eos_token_id")]
     if any(token is not None and token < 0 for token in ids):

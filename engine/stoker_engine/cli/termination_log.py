@@ -23,6 +23,6 @@ def write(message: TerminationMessage) -> None:
     if VARIABLE not in os.environ and not file.is_file():
         return
     try:
-        file.write_text(str(message))  # a line feed could exceed the size that Kubernetes keeps
+        file.write_text(str(message), encoding="utf-8")  # a line feed could exceed the size that Kubernetes keeps
     except OSError as error:
         logger.warning("cannot write the termination message to %s: %s", file, error)

@@ -108,7 +108,7 @@ class EngineArgs:
         "modules that adapters may change, by the last part of their names (q_proj …); default: all", ()
     )
 
-    enforce_eager: bool = flag("launch GPU kernels one by one for decodes, without CUDA graphs", False)
+    enforce_eager: bool = flag("launch GPU kernels one by one for decodes, without CUDA graphs", False, group="GPU")
 
     tensor_parallel_size: int = flag("devices over which each layer is split", 1, group="parallelism", short="-tp")
     pipeline_parallel_size: int = flag("pipeline stages over which the layers are distributed", 1, short="-pp")
@@ -119,7 +119,9 @@ class EngineArgs:
     node_rank: int = flag("number of this machine; 0 is the head, which serves the API; the others are headless", 0)
     master_addr: str | None = flag("address or name of node 0, as the other nodes reach it", None)
     master_port: int = flag("port on which node 0 waits for the others; each further engine uses the next port", 29501)
-    distributed_timeout_seconds: int = flag("seconds that nodes wait for each other", 600)
+    distributed_timeout_seconds: int = flag(
+        "seconds that nodes wait to be connected, at the start and after a lost connection", 600
+    )
 
     def __post_init__(self) -> None:
         for name in (

@@ -85,4 +85,5 @@ class TerminationMessage:
 
     def __str__(self) -> str:
         """Return the termination message, at most `MAX_BYTES` of UTF-8."""
-        return f"{self.reason}: {self.message}".encode()[:MAX_BYTES].decode(errors="ignore")
+        encoded = f"{self.reason}: {self.message}".encode(errors="replace")  # paths may have surrogates
+        return encoded[:MAX_BYTES].decode(errors="ignore")

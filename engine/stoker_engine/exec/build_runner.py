@@ -59,7 +59,7 @@ MakeFinish = Callable[[Model, InputBatch], Finish]
 #: Tokens per row beyond the longest sequence, for tokens that a step in flight samples after a sequence's last token.
 _SPARE_TOKENS: Final = 16
 
-#: Maximum size of a chunk of greedy bfloat16 logits on a CPU, in bytes. glibc returns larger allocations to the system
+#: Maximum size of a chunk of greedy logits on a CPU, in bytes. glibc returns larger allocations to the system
 #: each time, so each step would page-fault them again.
 _KEPT_BYTES: Final = 32 << 20
 
@@ -228,7 +228,7 @@ def _sampling(
         prompt_logprobs=PromptLogprobs(batch, logits, rows_at_once, groups.samples),
         vocabulary=build.share(vocab_size),
         rows_at_once=rows_at_once,
-        logits_at_once=max(1, _KEPT_BYTES // (2 * vocab_size)) if on_cpu else args.max_num_seqs,
+        logits_at_once=max(1, _KEPT_BYTES // (build.dtype.itemsize * vocab_size)) if on_cpu else args.max_num_seqs,
         samples=groups.samples,
         keeps_sampled=groups.pipeline.stage.count == 1,
     )

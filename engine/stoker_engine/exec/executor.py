@@ -73,7 +73,7 @@ class LocalExecutor:
     """Runs steps in this process.
 
     Args:
-        overlap: run steps in a separate thread, so that `launch` returns at once.
+        overlap: run steps in a separate thread, so that `launch` returns immediately.
     """
 
     def __init__(self, runner: Runner, overlap: bool = False) -> None:

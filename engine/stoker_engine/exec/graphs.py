@@ -94,7 +94,8 @@ class GraphInputs:
         return self._token_rows[:size]
 
     def metadata(self, planned: np.ndarray) -> AttentionMetadata:
-        """Return attention metadata at the fixed addresses; see `StepGraph.planned`."""
+        """Return attention metadata of views of the fixed tensors; `planned`: lengths on the host, see
+        `StepGraph.planned`."""
         size = len(planned)
         groups = [
             BlockTables(tables[:size], slots[:size], group.sliding_window, group.kind)

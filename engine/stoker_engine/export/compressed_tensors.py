@@ -1,7 +1,7 @@
 """Quantizes a Hugging Face folder into compressed-tensors' format, which transformers, vLLM and Stoker read.
 
-Files keep their names. A quantized tensor is replaced by the tensors of its modules, in the same file; other tensors
-are copied. Only one matrix and its quantized form are in memory at a time.
+Files keep their names. A tensor to quantize is replaced, in the same file, by the quantized tensors of each of its
+modules; other tensors are copied. Matrices are read and quantized one by one: the model need not fit into memory.
 """
 
 from __future__ import annotations

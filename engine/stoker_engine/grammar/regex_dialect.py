@@ -3,7 +3,7 @@ r"""Dialects of regular expressions: converts constructs whose meaning differs b
 llguidance compiles Rust's dialect (https://docs.rs/regex/latest/regex/#syntax). JSON Schema specifies ECMA-262, and
 most users write Python's. llguidance rejects lookarounds, backreferences and word boundaries. This module handles
 constructs that all dialects accept with different meanings: classes such as `\d` become ASCII's, as in ECMA-262 (`\s`:
-white space of all dialects), unless ``(?u)`` selects Unicode's; ambiguous constructs are rejected.
+what is white space in every dialect), unless ``(?u)`` selects Unicode's; ambiguous constructs are rejected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _UNICODE: Final = re.compile(r"\(\?[a-zA-Z]*u[a-zA-Z-]*[:)]")
 _SPACES: Final = r"\t\n\x0B\f\r\x20"
 _ALL_SPACES: Final = rf"{_SPACES}\x1C-\x1F\x85\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 
-#: Classes that mean Unicode's in Rust → their replacement within brackets. ``\s`` is the white space of all dialects.
+#: Classes that match Unicode in Rust → replacement within brackets. ``\s`` matches what is white space in every
+#: dialect.
 _CLASSES: Final = {
     "d": "0-9",
     "D": "[^0-9]",
@@ -30,8 +31,8 @@ _CLASSES: Final = {
     "s": _SPACES,
     "S": f"[^{_ALL_SPACES}]",
 }
-#: Their replacement within negated brackets: ``[^\s]`` excludes the white space of every dialect, and ``[^\S]`` matches
-#: only the white space of all dialects.
+#: Their replacement within negated brackets: ``[^\s]`` excludes what is white space in any dialect, and ``[^\S]``
+#: matches only what is white space in every dialect.
 _NEGATED: Final = _CLASSES | {"s": _ALL_SPACES, "S": f"[^{_SPACES}]"}
 
 

@@ -177,19 +177,19 @@ class LayoutReader:
         return pairs
 
     def _is_models_own(self, name: str, tensor: StoredTensor) -> bool:
-        """Whether the tensor is the matrix of the model's embedding or head, which PEFT saves because tokens may have
+        """Whether the tensor belongs to the model's own embedding or head, which PEFT saves because tokens may have
         been added.
 
         Raises:
-            AdapterError: tokens were added.
+            AdapterError: its number of rows is not the model's.
         """
         found = _OWN.fullmatch(name)
         if found is None or not self._is_embedding_or_head(found["module"]):
             return False
         if tensor.shape[:1] != self._shapes["embed.weight"][:1]:
             raise AdapterError(
-                f"{found['module']} has {tensor.shape[:1]} rows, the model's {self._config.vocab_size}: tokens "
-                "were added; merge the adapter into the model"
+                f"{found['module']} has the shape {tensor.shape}, and the model has {self._config.vocab_size} tokens: "
+                "tokens were added; merge the adapter into the model"
             )
         return True
 

@@ -2,7 +2,7 @@
 
     reach the head ──► run commands ──the head says farewell──► end
          ▲               │
-         └─ connection lost: end the engine's ranks at once, retry for a while
+         └─ connection lost: end the engine's ranks immediately, retry for a while
 
 A thread per engine starts the processes of the engine's ranks on this node, which end with the thread in any case
 (`stoker_common.subprocesses.lifeline`). An error that prevents an engine from being served ends this agent only if no

@@ -1,7 +1,7 @@
 """Changes of the runner's batch rows that the next step must carry: see `core.step`.
 
-A row is released at once, even if its sequence is in a step in flight: the next sequence in that row runs in a later
-step, and steps run in order.
+A row is released immediately, even if its sequence is in a step in flight: the next sequence in that row runs in a
+later step, and steps run in order.
 """
 
 from __future__ import annotations

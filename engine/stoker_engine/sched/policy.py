@@ -3,8 +3,8 @@
     fcfs       (arrival,)                first come, first served
     priority   (priority, arrival)       lowest `priority` of the request first
 
-Waiting sequences are admitted in key order; when blocks run out, the running sequence with the highest key is
-preempted. A preempted sequence therefore returns to its old position in the queue.
+Waiting sequences are admitted in the order of their sort keys; when blocks run out, the running sequence with the
+highest key is preempted. A preempted sequence therefore returns to its old position in the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def arrival_key(policy: SchedulingPolicy, spec: EngineRequest, arrival: int) -> 
 
 
 class WaitingQueue:
-    """Waiting sequences, in key order."""
+    """Waiting sequences, ordered by `sort_key`."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []

@@ -397,7 +397,7 @@ class TokenizerProcess:
                 except (OSError, EOFError):
                     if attempt == 2:
                         raise _WorkerGoneError from None
-                logger.warning("the tokenizer process does not respond; restarting it")
+                logger.warning("cannot start a tokenizer worker; restarting the tokenizer process")
                 assert self._process is not None and self._control is not None
                 self._control.close()
                 self._process.kill()

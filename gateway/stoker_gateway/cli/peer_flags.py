@@ -39,7 +39,8 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> PeerSettings | None:
-    """Return the settings from the flags; None if no flag is set. An invalid combination exits the process."""
+    """Return the settings from the flags; None if no flag is set. Exit the process if the combination or the token file
+    is invalid."""
     flags: dict[str, object] = {
         "--peer": options.peer,
         "--peer-service": options.peer_service,

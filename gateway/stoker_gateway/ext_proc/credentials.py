@@ -1,4 +1,4 @@
-"""Headers that carry credentials: the clients' keys, and the servers' own."""
+"""Request headers that carry API keys: the clients' keys, and the keys that servers accept."""
 
 from __future__ import annotations
 

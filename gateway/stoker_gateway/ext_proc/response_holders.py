@@ -1,9 +1,10 @@
 """Map from response ids to the servers that store the responses: only the server that generated a response stores it.
 
-The gateway chooses the id of each response (`RESPONSE_ID_HEADER`) unless the body does, so it knows the id without
-reading the response. The client's request id is not used as the id, because services forward their callers' ids, so
-several requests may have the same id. Earlier versions of Stoker's engine derive the response id from the request id
-(`resp_ID_ENDING`, with a random ending), so the request id is recorded too.
+The gateway chooses the id of each response (`RESPONSE_ID_HEADER`) unless the request's body contains one, so it knows
+the id without reading the response, if the server is Stoker's engine. The client's request id is not used as the id,
+because services forward their callers' ids, so several requests may have the same id. Earlier versions of Stoker's
+engine derive the response id from the request id (`resp_ID_ENDING`, with a random ending), so the request id is
+recorded too.
 
 Clients choose some of the ids, so each owner has a separate namespace: an owner cannot change another's lookups.
 """

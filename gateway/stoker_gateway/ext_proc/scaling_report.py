@@ -66,7 +66,7 @@ def endpoint_report(
 def _drained(hold: EndpointHold, names: list[ServedName], now: float) -> str:
     """Return the operator's drain id once no requests are sent and none is active; empty otherwise."""
     drain_id = hold.drain_id(now)
-    # Requests routed just before the stop reach Envoy within this time, and are then in Envoy's counts.
+    # Envoy receives requests routed just before the stop within `ON_THE_WAY_S`, and then counts them.
     if not drain_id or now - hold.stopped_at < ON_THE_WAY_S:
         return ""
     return drain_id if all(each.in_flight.is_certainly_idle() for each in names) else ""

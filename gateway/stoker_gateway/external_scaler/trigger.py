@@ -1,4 +1,4 @@
-"""Trigger of a KEDA ScaledObject: the endpoint that it scales, and the metric."""
+"""Trigger of a KEDA ScaledObject: endpoint, metric and target."""
 
 from __future__ import annotations
 

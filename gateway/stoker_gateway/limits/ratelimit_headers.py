@@ -22,9 +22,9 @@ class Allowance:
     """Status of one limit per minute.
 
     Attributes:
-        limit: share of the limit that may be used.
-        remaining: amount that is left.
-        reset_s: seconds until the whole limit is available again, if nothing is used meanwhile.
+        limit: the key's limit, or the part of it that may be used (see `LimitShare`).
+        remaining: amount that is left of it.
+        reset_s: seconds until all of it is available again, if nothing is used meanwhile.
     """
 
     limit: int

@@ -49,7 +49,7 @@ class SlidingMinute:
         return second
 
     def release(self, second: int, amount: int) -> None:
-        """Subtract usage from a second, at most to 0; a second without usage is ignored."""
+        """Subtract usage from a second, but not below 0; a second without usage is ignored."""
         if second in self.slots:
             amount = min(amount, self.slots[second])
             self.slots[second] -= amount

@@ -201,7 +201,8 @@ class HttpProbe:
         #: Server → time of the next request for its models, and the ``Authorization`` candidates at the last request.
         self._models_at: dict[str, tuple[float, tuple[str, ...]]] = {}
         self._without_ready: set[str] = set()
-        #: Server → index of the ``Authorization`` candidate to begin with, if the last requests timed out.
+        #: Server → index of the ``Authorization`` candidate to try first, if the last requests for its models timed
+        #: out.
         self._first: dict[str, int] = {}
         self._authorizations: Mapping[str, tuple[str, ...]] = {}
 

@@ -33,8 +33,8 @@ USAGE_HEADER: Final = "x-stoker-usage"
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 #: Response header of Stoker's engine: it has not started the request, so Envoy may retry it at another server.
 NOT_BEGUN_HEADER: Final = "x-stoker-not-begun"
-#: Response header with the seconds for which the request was held because no server was ready; also its key in the
-#: picker's metadata.
+#: Response header with the seconds that the request waited, if it was held; also the key of this value in the picker's
+#: metadata.
 HELD_HEADER: Final = "x-stoker-held-seconds"
 #: Namespace of the dynamic metadata with the token usage in responses (``envoy/usage.lua``): JSON objects as text. The
 #: fields of `USAGES`: the counts so far of Stoker's engine; ``usage`` of OpenAI's and Anthropic's APIs; the usage in

@@ -62,7 +62,7 @@ def ended_listener(
 
 
 def answered_listener(answered: Callable[[str, int, str], None]) -> Callable[[CompletedRequest], None]:
-    """Return a callback that reports the last server to which a request with a response was sent.
+    """Return a callback that reports, for each request with a response, the last server to which it was sent.
 
     Args:
         answered: called with the model's served name, the number of the pick, and the server.

@@ -40,7 +40,7 @@ class InFlight:
         return self._earlier is None or self._earlier > 0
 
     def sent(self, number: int, now: float) -> None:
-        """Record that a request was sent."""
+        """Record that a request was routed."""
         self._sent[number] = now
         self._last_sent = now
 

@@ -42,7 +42,7 @@ FEW: Final = 8
 #: Maximum number of servers in a pick: the first, and those for the retry.
 MAX_SERVERS: Final = 3
 
-#: The search for servers stops after more than this many beyond the balance, if it has found one within it.
+#: The search for servers stops once it has found one with room within the balance and more than this many beyond it.
 MAX_LOOKS: Final = 32
 
 #: Weight of a request in the moving average of the bytes to compute.

@@ -62,7 +62,7 @@ class ServerPool:
         self._ready_mask = 0
         self.sequences = 0.0
         self.num_ready = 0
-        self._all_full = False  # at the last check, with no report since
+        self._all_full = False  # whether no server had room at the last check; reset by each report
         self.careful = False
         self.backlog = False
 

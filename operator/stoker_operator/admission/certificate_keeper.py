@@ -107,9 +107,9 @@ class CertificateKeeper:
                     await self._woken.wait()
 
     async def _round(self) -> str:
-        """Load the Secret's certificate; the leader renews it first if due. Return what is wrong; empty if nothing is.
+        """Load the Secret's certificate; the leader first renews it if it is due and not external.
 
-        A certificate is served until another one is loaded.
+        Returns the problem, or an empty string. A certificate is served until another one is loaded.
         """
         trouble = ""
         if not self._settings.external and self._leading():

@@ -102,8 +102,7 @@ def violations(model: BaseModel, path: str = "") -> Iterator[Violation]:
 
 
 def changes(model: BaseModel, before: BaseModel, path: str = "") -> Iterator[Violation]:
-    """Yield the violations of `CHANGES` by the change from `before` to `model`, and by changes of their nested
-    models."""
+    """Yield the violations of `CHANGES` by the change from `before` to `model`, also in nested models outside lists."""
     for rule in getattr(type(model), "CHANGES", ()):
         if not rule.holds(model, before):
             yield rule.violation(path)

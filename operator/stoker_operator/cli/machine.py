@@ -32,7 +32,7 @@ def lacks(key: str, accelerator: Accelerator, count: int) -> str | None:
 
 
 def nvidia_memory() -> list[int]:
-    """Return the memory of each NVIDIA GPU in MiB, as nvidia-smi reports it; empty if that fails."""
+    """Return the memory in MiB of each NVIDIA GPU for which nvidia-smi reports it; empty if that fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

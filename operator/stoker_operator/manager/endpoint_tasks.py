@@ -70,7 +70,7 @@ class EndpointTasks:
             woken.clear()
             outcome, retry_after = await self._attempt(key)
             if outcome is Outcome.GONE and not woken.is_set():
-                # Nothing is awaited since the check above, so no wake-up is lost.
+                # Nothing has been awaited since the check above, so no wake-up is lost.
                 del self._tasks[key], self._woken[key]
                 return
             if outcome is Outcome.CHANGED:

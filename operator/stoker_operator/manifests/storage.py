@@ -97,23 +97,23 @@ def claim(owner: Owner, spec: Spec) -> Manifest | None:
 
 
 def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation | None:
-    """Return why the existing claim cannot shrink to the size in `spec`, or None if it need not or can.
+    """Return a violation if the size in `spec` would shrink the existing claim's volume; otherwise None.
 
-    Kubernetes allows a claim whose expansion failed to go back to its actual capacity. So the size is compared with the
-    capacity, and not with an earlier spec.
+    After a failed expansion, Kubernetes allows a claim's request to be lowered, but only to more than its capacity. So
+    the size is compared with the capacity, and not with an earlier spec.
     """
     template = spec.storage.cache.volume_claim_template if spec.storage.cache else None
     has = ((live or {}).get("status") or {}).get("capacity", {}).get("storage")
-    if template is None or has is None or amount(template.spec.resources.requests["storage"]) >= amount(has):
+    if template is None or live is None or has is None:
         return None
-    # A volume may be larger than requested; an unchanged request is valid.
-    requested = live["spec"]["resources"]["requests"]["storage"] if live else has
-    if amount(template.spec.resources.requests["storage"]) == amount(requested):
+    size = amount(template.spec.resources.requests["storage"])
+    requested = live["spec"]["resources"]["requests"]["storage"]  # the volume may be larger
+    if size >= amount(requested) or size > amount(has):
         return None
     return Violation(
         "spec.storage.cache.volumeClaimTemplate.spec.resources.requests",
         f"a volume cannot shrink, and this one has {has}",
-        "request at least as much",
+        f"request at least {requested}",
         reason="Immutable",
     )
 

@@ -180,13 +180,14 @@ def _like(config: Mapping[str, Any], family: str) -> ModelConfig:
 
 
 def _family_of(config: Mapping[str, Any], named: str) -> str:
-    """Return the family that the text model's config names, by architecture or model type."""
+    """Return the text model's family, from its architecture or else its model type. `named` is the outer
+    architecture."""
     text = text_of(config)
     stated = next((name for name in text.get("architectures") or [] if name in FAMILIES), None)
     kind = str(text.get("model_type") or "")
     families = {family.model_type: name for name, family in FAMILIES.items() if name.endswith("ForCausalLM")}
     if stated is None and kind not in families:
-        raise ModelError(f"the sizes of {named} with a text model of type {kind or 'unknown'} are not known")
+        raise ModelError(f"the weight sizes of {named} are not known for a text model of type {kind or 'unknown'}")
     return stated or families[kind]
 
 

@@ -27,7 +27,7 @@ _EXPERTS: Final = frozenset({"experts.gate", "experts.up", "experts.down"})
 
 
 class Split(NamedTuple):
-    """A dimension of matrices that is split.
+    """A dimension of weight matrices that is sharded.
 
     Attributes:
         dimension: name of the dimension, in words.
@@ -35,7 +35,7 @@ class Split(NamedTuple):
         shards: number of shards.
         block: number of columns or rows that share a scale.
         of_experts: whether the matrices belong to routed experts, which could be distributed whole instead.
-        stored: quantization method, in the result of `uneven`; empty if `block` is 1.
+        stored: the checkpoint's quantization method if `block` is more than 1; only `uneven` sets it.
     """
 
     dimension: str
@@ -89,7 +89,7 @@ def _mlp(blocks: Mapping[str, tuple[int, int]], part: str = "") -> tuple[int, in
 
 
 def _attention(attention: AttentionConfig, blocks: Mapping[str, tuple[int, int]], tensor: int) -> Iterator[Split]:
-    """Yield the splits of attention. Every device has whole heads (`plan.options`), so only blocks can be cut."""
+    """Yield attention's splits that can cut a block. `plan.options` refuses layouts that cut a head."""
     queries, keys, rows = (blocks.get("q", _NUMBER)[0], blocks.get("k", _NUMBER)[0], blocks.get("o", _NUMBER)[1])
     values = attention.latent.v_head_dim if attention.latent else attention.value_head_dim or attention.head_dim
     if queries > 1 and attention.latent is None:

@@ -27,7 +27,7 @@ from stoker_operator.api.v1alpha1.parallelism import Sizes
 from stoker_operator.plan.estimate import Bench, Estimate, Problem, could_hold, estimate
 from stoker_operator.plan.foreign_sharding import Split, uneven
 
-#: Usual numbers of accelerators of a node.
+#: Usual numbers of accelerators per node.
 NODE_COUNTS: Final = (1, 2, 4, 8)
 #: Maximum number of accelerators in the search for a machine on which a model fits.
 _MAX_GPUS: Final = 64

@@ -1,8 +1,8 @@
 """Why pods are not ready: a reason, and a message with the remedy if it is known. Pure.
 
 Failures for which Stoker has no reason of its own keep Kubernetes' reason and message. There is no diagnosis while pods
-start normally. `lasting` marks failures that do not pass without the user's action, so that a tool that waits for the
-endpoint can give up.
+start normally. `lasting` marks failures that need the user's action or outlast the start-up timeout, so that a tool
+that waits for the endpoint can give up.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _ended(pod: Pod, engine: Container) -> Diagnosis:
             "raise spec.hardware.resources.limits.memory, or lower spec.engine.maxModelLen or maxNumSeqs",
         )
     if reason in _REMEDY:
-        # The message of Stoker's engine is more specific than the reason, and already names the remedy.
+        # A message of Stoker's engine already names a remedy, which is more specific.
         remedy = "" if words else f"; {_REMEDY[reason]}"
         return Diagnosis(
             reason.value,

@@ -39,8 +39,9 @@ def differs(desired: Mapping[str, Any], live: Mapping[str, Any], manager: str) -
 
 
 def owned_part(live: Mapping[str, Any], manager: str) -> Mapping[str, Any]:
-    """Return the part of `live` that `manager` applied."""
-    part: Mapping[str, Any] = _part(live, _owned(live, manager))
+    """Return the part of `live` that `manager` applied; empty if it applied nothing."""
+    owned = _owned(live, manager)
+    part: Mapping[str, Any] = _part(live, owned) if owned else {}
     return part
 
 

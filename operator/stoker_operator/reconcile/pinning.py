@@ -242,7 +242,8 @@ def _recorded(live: Object, workload: Workload, spec_digest: str, endpoint: Endp
     if record is None:
         # Created by a release without records. The fields that it applied for this generation are the record.
         known = endpoint.status.get("observedGeneration") == endpoint.generation
-        owned = workload.kind.templates(owned_part(live, manager)) if known else ()
+        part = owned_part(live, manager) if known else {}
+        owned = workload.kind.templates(part) if part else ()
         return _Record(owned, {}) if owned else None
     try:
         rendered = json.loads(record)

@@ -54,7 +54,7 @@ class Composition:
     workloads: Callable[[Spec], tuple[Workload, ...]] = lambda spec: (Workload(MAIN, spec),)
 
     def kind(self, name: str) -> WorkloadKind | None:
-        """Return the kind called `name`, or None if no workload may use it."""
+        """Return the workload kind called `name`, or None if `kinds` lacks it."""
         return next((each for each in self.kinds if each.name == name), None)
 
 

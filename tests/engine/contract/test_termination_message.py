@@ -38,6 +38,13 @@ def test_termination_log_is_cut_to_the_kubelets_limit(tmp_path: Path, monkeypatc
     assert file.stat().st_size == MAX_BYTES
 
 
+def test_termination_log_contains_paths_that_are_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "termination-log"
+    monkeypatch.setenv(termination_log.VARIABLE, str(file))
+    termination_log.write(TerminationMessage(Reason.MODEL_NOT_FOUND, "/models/\udcff is missing"))
+    assert file.read_text() == "ModelNotFound: /models/? is missing"
+
+
 @pytest.mark.parametrize(
     "error, reason",
     [

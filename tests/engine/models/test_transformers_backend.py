@@ -224,6 +224,20 @@ def test_known_models_run_without_their_remote_code(tmp_path: Path) -> None:
     assert _load(tmp_path).config.architecture == "PhimoeForCausalLM"
 
 
+@pytest.mark.parametrize(
+    ("in_config", "in_generation_config", "expected"),
+    [(0, None, (0,)), (3, None, (3,)), (3, [3, 7], (3, 7)), (None, [0], (0,)), ([5, 10**6], None, (5,))],
+)
+def test_end_of_sequence_tokens_are_those_of_the_files(
+    in_config: Any, in_generation_config: Any, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    _tiny("smollm3", {}).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": in_config}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": in_generation_config}))
+    assert find_checkpoint(EngineArgs(model=str(tmp_path))).config.eos_token_ids == expected
+
+
 def test_byte_order_mark_of_the_config_is_ignored(tmp_path: Path) -> None:
     _tiny("smollm3", {}).save_pretrained(tmp_path)
     file = tmp_path / "config.json"

@@ -257,7 +257,9 @@ def test_malformed_config_ends_no_thread(hub: Hub, monkeypatch: pytest.MonkeyPat
     assert configs._known[Model("org/deep", None)].config is None
 
 
-@pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])
+@pytest.mark.parametrize(
+    "answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"]
+)
 def test_answers_that_are_not_http_end_no_thread(answer: bytes) -> None:
     """As of a broken proxy. The hub counts as silent, and is tried again later."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -144,3 +144,4 @@ def test_applied_part_is_read_from_the_live_object() -> None:
     assert not differs(part, live, "stoker")
     assert "kubectl.kubernetes.io/restartedAt" not in part["metadata"]["annotations"]
     assert [each["name"] for each in part["spec"]["containers"]] == ["engine"]
+    assert owned_part(live, "another") == {}

@@ -82,7 +82,7 @@ def _block(fields: Fields, rows: int) -> tuple[int, int]:
         return rows, 0
     if len(size) != 2 or min(size) < 1 or max(size) > LARGEST_GROUP or size[1] % 16:
         raise ModelError(
-            f"config.json: quantization_config has the weight_block_size {size[:4]}; supported are blocks of any "
-            "number of rows and a multiple of 16 columns, for example [128, 128]"
+            f"config.json: quantization_config has the weight_block_size {size[:4]}; it must be [rows, "
+            "columns] with columns a multiple of 16, for example [128, 128]"
         )
     return size[0], size[1]

@@ -10,7 +10,7 @@ import torch
 from stoker_engine.architectures.stored_formats import Code, GroupFormat, Scale
 from stoker_engine.kernels.cpu.matrix import GROUPS, CpuLinear
 
-#: Codes and types of scales, in the order of the enums of quant/groups.h.
+#: Weight codes and scale types, in the order of the enums of quant/groups.h.
 _CODES: Final[tuple[Code, ...]] = (
     "uint2", "uint3", "uint4", "uint8", "int8", "fp8_e4m3", "fp8_e5m2", "fp4", "nf4",
 )  # fmt: skip

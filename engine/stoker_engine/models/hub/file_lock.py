@@ -29,7 +29,7 @@ def file_lock(file: Path, on_waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of `file`, which is created if missing.
 
     Args:
-        on_waiting: called at once and about every 10 s while another process holds the lock.
+        on_waiting: called immediately and about every 10 s while another process holds the lock.
 
     Raises:
         OSError: the file cannot be created, or locking fails for another reason than missing support.

@@ -76,8 +76,8 @@ def _rows_of(name: str, part: torch.Tensor, shape: torch.Size, target: WeightTar
 
 
 def _grouped(needed: Sequence[_NeededRows]) -> Iterator[list[_NeededRows]]:
-    """Group consecutive targets, so that each group is read at once. A target starts a new group if its rows in the
-    file follow all rows of the group, or if its columns or format differ from the group's."""
+    """Group consecutive targets, so that the rows of a group are read in file order. A target starts a new group if all
+    its rows come after the group's in the file, or if its columns or format differ from the group's."""
     together: list[_NeededRows] = []
     for each in needed:
         apart = not together or max(int(e.numbers.max()) for e in together) < int(each.numbers.min())

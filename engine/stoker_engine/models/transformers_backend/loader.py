@@ -23,7 +23,7 @@ from stoker_engine.architectures.decoder_config import (
     MLPConfig,
     NormConfig,
 )
-from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.model_config import ModelConfig, eos_token_ids
 from stoker_engine.architectures.own_modules import refuse_quantized
 from stoker_engine.architectures.rope_config import RopeParameters, read_rope
 from stoker_engine.contract.json_file import read_json_object
@@ -47,12 +47,14 @@ class TransformersLoader:
         config: the folder's config.json as a transformers config.
         model: class of the model.
         trust_remote_code: whether the class is defined by code in the folder.
+        eos_token_id: the end-of-sequence tokens that the folder's files state; None: those of `config`.
     """
 
     folder: Path
     config: PreTrainedConfig
     model: type[PreTrainedModel]
     trust_remote_code: bool
+    eos_token_id: Any = None
 
     @classmethod
     def of(cls, folder: Path, given: Mapping[str, Any], trust_remote_code: bool) -> TransformersLoader:
@@ -71,14 +73,14 @@ class TransformersLoader:
             if given.get("model_type") not in CONFIG_MAPPING:
                 raise ModelError(_unknown(name, given.get("model_type"), remote))
             config = CONFIG_MAPPING[given["model_type"]].from_dict(read_json_object(folder / "config.json"))
-            return cls(folder, config, model_class(config, name), False)
+            return cls(folder, config, model_class(config, name), False, given.get("eos_token_id"))
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=True)
         except OSError as error:  # for example a byte-order mark
             raise ModelError(f"transformers cannot read {folder / 'config.json'}: {error}") from error
         model = get_class_from_dynamic_module(remote, folder, local_files_only=True)
         check_class(model, config)
-        return cls(folder, config, model, True)
+        return cls(folder, config, model, True, given.get("eos_token_id"))
 
     def model_config(self) -> ModelConfig:
         """Return the model's shape. Norms, activations and biases are placeholders."""
@@ -99,7 +101,7 @@ class TransformersLoader:
             layers.append(LayerConfig(attention, act))
         with torch.device("meta"):
             weights = sum(parameter.numel() for parameter in self.model(config).parameters())
-        end_tokens = config.eos_token_id
+        end_tokens = config.eos_token_id if self.eos_token_id is None else self.eos_token_id
         return ModelConfig(
             architecture=self.model.__name__,
             model_type=str(config.model_type),
@@ -108,7 +110,7 @@ class TransformersLoader:
             max_position_embeddings=int(config.max_position_embeddings),
             tie_word_embeddings=bool(config.tie_word_embeddings),
             dtype=str(given.get("dtype") or given.get("torch_dtype") or "float32"),
-            eos_token_ids=tuple(end_tokens if isinstance(end_tokens, list) else [end_tokens] if end_tokens else []),
+            eos_token_ids=eos_token_ids(Fields({"eos_token_id": end_tokens}, {}), int(config.vocab_size)),
             decoder=DecoderConfig(NormConfig("rms", 0.0), tuple(layers)),
             num_weights=weights,
         )

@@ -52,14 +52,14 @@ class AdapterState(StrEnum):
 
 @dataclass(eq=False)
 class RegisteredAdapter:
-    """A load of an adapter, which is served or draining.
+    """A loaded adapter that is served or draining; loading its name again creates another.
 
     Attributes:
         module: the adapter as the user specified it.
         source: the adapter as the engines load it.
         loaded: properties that the engines reported.
         num_requests: number of requests that hold it.
-        created: end of the load, in Unix seconds.
+        created: time at which it was loaded, in Unix seconds.
     """
 
     module: LoRAModule

@@ -19,7 +19,7 @@ class Ticket:
     """One admitted HTTP request.
 
     Attributes:
-        waiting: index → number of tokens, of the prompts that wait for their first output token.
+        waiting: index of a prompt in the request → its number of tokens, until its first output token.
     """
 
     num_sequences: int

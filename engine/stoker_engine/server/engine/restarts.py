@@ -2,7 +2,7 @@
 
     serving ──the engine dies──► loading again ──loaded──► serving
     /ready 200                   /ready 503                /ready 200
-                                 requests whose answer has started fail at once;
+                                 requests whose answer has started fail immediately;
                                  others, and new ones, wait
 
 If the server ended with its engine, connections would be refused until all clients had learned of it, which takes

@@ -37,7 +37,7 @@ class NotJSONError(ValueError):
 class JSONScanner:
     """Finds the end of an object or array whose text arrives in pieces, in linear time.
 
-    An invalid character is detected at once, except within numbers, literals and escapes: for these use `parsed`.
+    An invalid character is detected immediately, except within numbers, literals and escapes: for these use `parsed`.
     """
 
     def __init__(self) -> None:

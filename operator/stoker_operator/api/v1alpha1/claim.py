@@ -146,8 +146,8 @@ class VolumeClaimTemplate(Part):
     """Labels and annotations of the claim."""
     spec: Annotated[VolumeClaimSpec, NOT_IN_PODS]
     """The requested volume. Two fields can be changed later: volumeAttributesClassName, and resources.requests.storage,
-    which can grow if the storage class allows expansion, and be lowered again, but not below the volume's current
-    size."""
+    which can grow if the storage class allows expansion. After a failed expansion it can be lowered, but only to more
+    than the volume's current size."""
 
     @property
     def shared(self) -> bool:

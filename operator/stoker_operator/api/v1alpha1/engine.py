@@ -43,7 +43,8 @@ class Engine(Part):
     """Maximum number of tokens in one step, over all sequences."""
     max_model_len: Positive | None = None
     """Maximum length of a sequence in tokens, prompt and output. Absent: the longest that fits into memory, at most the
-    model's own maximum; the engine's default if the model's shape is not known."""
+    model's own maximum, or with longrope or dynamic RoPE its original length; the engine's default if the model's shape
+    is not known."""
     gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
     """Share of each accelerator's memory, or on accelerator cpu of the container's, that the engine may use, in
     percent. Absent: 92."""

@@ -59,7 +59,7 @@ class Parallelism(Part):
     parallelism). Absent without mode: 1."""
     expert: Size | None = None
     """Number of accelerators over which the experts of a mixture-of-experts model are distributed whole (expert
-    parallelism): tensor × data. Absent without mode: each expert is split."""
+    parallelism). It must be tensor × data. Absent without mode: each expert is split over tensor."""
 
     RULES: ClassVar = tuple(map(_chosen_twice, SIZES))
 

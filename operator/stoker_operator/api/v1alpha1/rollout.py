@@ -66,5 +66,5 @@ class Rollout(Part):
 
     @property
     def follows_images(self) -> bool:
-        """Whether pods are replaced at once when a newer image or operator would create others."""
+        """Whether pods are replaced at once for a newer image or operator, without a change of the spec."""
         return self.image_updates == "Always"

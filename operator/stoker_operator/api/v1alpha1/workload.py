@@ -43,7 +43,7 @@ class Workload(Part):
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes of `parallelism` with defaults; with mode Auto, the sizes until the planner has chosen others."""
+        """Sizes of `parallelism`, with defaults. With mode Auto they are provisional, until the planner chooses."""
         if self.hardware.accelerator == CPU:
             parallelism = self.parallelism or Parallelism()
             return Sizes(parallelism.tensor or 1, parallelism.pipeline or 1, parallelism.data or 1)

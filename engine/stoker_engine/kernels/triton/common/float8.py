@@ -14,7 +14,7 @@ import triton.language as tl
 
 from stoker_engine.kernels.triton.common.arithmetic import widened
 
-#: Storage formats of the KV cache; constants of kernels.
+#: Storage formats of the KV cache: values of the kernels' `CODE`.
 PLAIN, E4M3, E5M2, INT8 = 0, 1, 2, 3
 
 _CODES = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2, torch.int8: INT8}

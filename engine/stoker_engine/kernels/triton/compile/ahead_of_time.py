@@ -143,7 +143,7 @@ def _of_amd(text: str) -> tuple[int, int]:
 
 
 def main(targets: list[str]) -> Iterator[Resources]:
-    """Compile all variants for the given targets, by default for all targets."""
+    """Compile all variants for the given targets (default: all), and yield the resources that each uses."""
     for target in targets or TARGETS:
         for variant in kernel_variants(target).values():
             yield compiled(variant, target)
