@@ -213,7 +213,7 @@ class HubConfigs:
         with self._lock:
             self._hub = _Known()
 
-    def _mark_hub_silent(self, error: OSError) -> None:
+    def _mark_hub_silent(self, error: OSError | HTTPException) -> None:
         with self._lock:
             first = self._hub.pause == 0
             self._back_off(self._hub)

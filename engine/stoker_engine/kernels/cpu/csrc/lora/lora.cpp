@@ -57,8 +57,8 @@ struct LoraSite {
 };
 
 constexpr long ROWS = 96, WIDTH = 64;  // rows and outputs of a piece that is multiplied at once
-// With few rows, reading B is the bottleneck, so threads share its outputs. With many rows the bottleneck is y, which
-// is read and written in long runs along its rows.
+// If a group has few rows, reading B is the bottleneck: its outputs are divided among threads. With many rows, y is the
+// bottleneck: it is read and written in long runs along its rows.
 constexpr long FEW_ROWS = 8, RUN = 4 * WIDTH, LONG_RUN = 32 * WIDTH;
 #if defined(STOKER_AMX)
 constexpr long RUN_ROWS = panels::AmxBf16Panels::PAIR;
