@@ -4,7 +4,8 @@ Usage: ``python tests/lint_names.py``.
 
 Retired names are those in the column "formerly" of docs/reference/glossary.md that had a single meaning. Archaic words
 have a replacement in plain English. Names of variables, parameters, attributes and functions must say what they hold or
-do: `limit` or `reported`, not `most` or `told`.
+do: `limit` or `reported`, not `most` or `told`. Names of tests must begin with the subject:
+`test_requests_wait_until_the_restart_ends`, not `test_who_comes_meanwhile_waits`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ ARCHAIC = {
 #: Forbidden names of variables, parameters, attributes and functions, also with leading underscores.
 VAGUE = {"told", "said", "wanted", "its", "most", "here", "whose", "who", "place", "places"}
 
+#: Names of tests without a subject.
+WITHOUT_SUBJECT = re.compile(r"test_(what|whatever|who|whoever|it|its|they|those|nobody|somebody|one_that)_")
+
 #: Excluded files: history, fixtures of earlier releases, texts of others, and names of public headers.
 LEFT = re.compile(
     r"CHANGELOG\.md|docs/reference/glossary\.md|tests/(test_)?lint_names\.py|tests/golden/|"
@@ -92,11 +96,13 @@ def findings(path: str, text: str) -> list[str]:
 
 def vague(path: str, text: str) -> list[str]:
     """Return a line for each vague name that a Python file binds."""
-    return [
-        f"{path}:{line}: {name!r} does not say what it holds"
-        for line, name in sorted(bound(ast.parse(text)))
-        if name.lstrip("_") in VAGUE
-    ]
+    found = []
+    for line, name in sorted(bound(ast.parse(text))):
+        if name.lstrip("_") in VAGUE:
+            found.append(f"{path}:{line}: {name!r} does not say what it holds")
+        if WITHOUT_SUBJECT.match(name):
+            found.append(f"{path}:{line}: {name!r} does not begin with the subject of the test")
+    return found
 
 
 def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:

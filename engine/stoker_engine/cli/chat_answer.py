@@ -67,7 +67,7 @@ def stream(client: httpx.Client, body: dict[str, Any]) -> ChatAnswer:
     """Send a request, print the answer as it arrives, and return it.
 
     Raises:
-        RequestRefusedError: the request is invalid.
+        RequestRefusedError: the server answered with status 400.
         StokerError: the server returned another error.
     """
     answer = ChatAnswer()
@@ -109,7 +109,7 @@ def check(response: httpx.Response) -> None:
     """Check the status of a response.
 
     Raises:
-        RequestRefusedError: the request is invalid.
+        RequestRefusedError: the server answered with status 400.
         StokerError: the server returned another error.
     """
     if response.is_success:

@@ -1,4 +1,4 @@
-"""A grammar in a request for the engine."""
+"""The grammar of an output, as sent to the engine."""
 
 from __future__ import annotations
 

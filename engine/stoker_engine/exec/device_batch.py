@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-#: Indices of a row's values.
+#: Indices of the values in the first dimension of [values, rows].
 LAST_TOKEN, NUM_COMPUTED, ADAPTER, POSITION_DELTA = range(4)
 NUM_VALUES: Final = 4
 

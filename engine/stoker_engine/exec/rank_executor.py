@@ -286,7 +286,7 @@ class RankExecutor:
         return message
 
     def _wait_started(self, on_progress: OnProgress) -> None:
-        """Wait until all ranks have started, so that no rank waits for another whose process starts late."""
+        """Wait until all ranks have started, so that no rank has to wait for a late one."""
         starting = {rank.connection: rank for rank in self._ranks}
         waited = 0.0
         while starting:

@@ -139,9 +139,9 @@ def _check_groups(tensors: list[_Tensor], scheme: Scheme) -> None:
     sizes = {module.inner for tensor in tensors for module in tensor.modules}
     if scheme.group_size and (odd := sorted(size for size in sizes if size % scheme.group_size)):
         fits = [size for size in (128, 64, 32, 16) if not any(each % size for each in sizes)]
-        remedy = f"--group-size {fits[0]} does" if fits else "choose W8A8 or FP8_DYNAMIC, which have no groups"
+        remedy = f"use --group-size {fits[0]}" if fits else "choose W8A8 or FP8_DYNAMIC, which have no groups"
         raise ArgumentError(
-            "--group-size", f"{scheme.group_size} does not divide the model's rows of {odd[0]}; {remedy}"
+            "--group-size", f"{scheme.group_size} does not divide the model's rows of {odd[0]} elements; {remedy}"
         )
 
 

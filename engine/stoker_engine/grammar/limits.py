@@ -22,7 +22,7 @@ COMPILE_MEMORY: Final = 512 * 1024**2
 #: Wall-clock seconds after which a compilation is stopped, even if it has used less CPU time than `COMPILE_CPU_S`.
 COMPILE_TIMEOUT_S: Final = 20.0
 
-#: Seconds after which a compilation is stopped and restarted in the lane of slow ones, so that others do not wait.
+#: Seconds after which a compilation in the quick lane is restarted in the slow lane, so that others do not wait.
 QUICK_S: Final = 0.5
 
 #: Maximum number of grammars that wait or are compiled in the quick lane, and in the slow lane.
@@ -48,7 +48,7 @@ def check_length(text: str, param: str) -> None:
 
 
 def parser_limits() -> LLParserLimits:
-    """Return llguidance's limits, which bound a step: the slowest measured mask took 8 ms of CPU time.
+    """Return llguidance's limits of a grammar's size and of a step: the slowest measured mask took 8 ms of CPU time.
 
     A grammar that exceeds them fails. Its errors omit the parser's state, because that contains the output.
     """

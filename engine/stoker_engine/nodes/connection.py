@@ -1,7 +1,7 @@
 """A TCP connection between two nodes, which exchange JSON objects.
 
 Before the first object, both sides prove that they know the same key (`handshake`). Messages are not pickled, so a
-malicious one cannot run code.
+malicious peer cannot run code.
 """
 
 from __future__ import annotations

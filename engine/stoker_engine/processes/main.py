@@ -246,7 +246,7 @@ def _receive(connection: Connection, inbox: Inbox, at_end: list[Callable[[], Non
             os._exit(0)  # immediately, even in the middle of a step: the results are not needed any more
         try:
             inbox.put(pickle.loads(data))
-        except BaseException as error:  # raised by the main loop
+        except BaseException as error:  # the main loop raises it
             inbox.put(error)
             return
 

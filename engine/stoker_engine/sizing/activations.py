@@ -1,4 +1,5 @@
-"""Peak memory of a step beside weights and cache: the activations of a layer, or the logits and the sampler's buffers.
+"""Peak memory of a step in addition to weights and cache: the activations of a layer, or the logits and the sampler's
+buffers.
 
 For Stoker's GPU kernels the sums follow the largest layer, and tests compare them with measured peaks. On CPUs, in
 other runtimes and on the Transformers backend the sums are upper estimates.
@@ -18,8 +19,8 @@ SAMPLER_COPIES: Final = 11
 #: Minimum number of logits that the sampler processes at a time.
 SAMPLER_LOGITS: Final = 2**20
 
-#: The sampler's chunks begin at multiples of this many rows. So they are 16-byte aligned for any vocabulary size, as
-#: the kernels require.
+#: The sampler's chunks begin at multiples of this many float32 rows, so they are 16-byte aligned for any vocabulary
+#: size, as the kernels require.
 _ROWS_TOGETHER: Final = 4
 
 #: Live vectors of the hidden size for each token: during the widest part of a layer, the same with parallel attention

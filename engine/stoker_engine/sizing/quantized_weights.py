@@ -34,7 +34,7 @@ class QuantizedWeights:
         return int(numbers * self.bits / 8 + scales)
 
 
-#: Method → its usual format.
+#: Method → usual format of its weights.
 _USUAL: Final = {
     "awq": QuantizedWeights("awq", 4, 128, 2.5),
     "gptq": QuantizedWeights("gptq", 4, 128, 2.5),

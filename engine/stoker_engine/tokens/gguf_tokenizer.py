@@ -2,11 +2,12 @@
 
 A GGUF file contains the vocabulary, token types, special tokens and, for byte-level models, the merges. The rules of
 normalization and splitting follow from two names, ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``, and the
-architecture. Unknown names are rejected, because a slightly wrong tokenizer degrades the output without an error.
+architecture. Unknown names are rejected (a ``pre`` only for byte-level models), because a slightly wrong tokenizer
+degrades the output without an error.
 
 Most files of SentencePiece models contain no merges. In these, any two tokens whose concatenation is a token can be
-merged; the merge into the token with the higher score comes first, and for the same token the one with the longer left
-part.
+merged; the merge into the token with the higher score (Gemma: the lower id) comes first, and for the same token the one
+with the longer left part.
 
 transformers converts in the same way, tens of times slower. The tests compare the two.
 """

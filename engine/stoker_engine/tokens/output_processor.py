@@ -72,7 +72,7 @@ class OutputProcessor:
 
         Returns:
             (the delta to emit; None if the request is forgotten or the sequence has finished;
-            whether a stop string finished the sequence, so that the engine must finish it, too).
+            whether a stop string finished the sequence before the engine did, so that the engine must finish it).
         """
         with self._lock:
             entry = self._requests.get(delta.request_id)

@@ -72,7 +72,7 @@ _MAX_UNTRUSTED_BYTES = 256 * 1024**2
 #: Seconds to wait for a fork before the process counts as hung. The process may first read the vocabulary for grammars.
 _FORK_TIMEOUT_S = 30.0
 
-#: Error code for a grammar whose compilation exceeds a limit.
+#: Error code for a grammar whose compilation exceeds a limit or crashes.
 TOO_COMPLEX: Final = "grammar_too_complex"
 
 _FAILED = "the tokenizer failed for this request; see the server's log"

@@ -153,7 +153,8 @@ def _work(tokenizer: object, connection: socket.socket, memory: int, cpu_seconds
 
 
 def _confine(memory: int, cpu_seconds: int) -> None:
-    """Limit this process's memory and CPU time permanently, and keep it from opening files and starting processes."""
+    """Limit this process's memory and CPU time permanently, and keep it from opening files and, unless it is root, from
+    starting processes."""
     shared = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     Path("/proc/self/oom_score_adj").write_text("1000")  # the OOM killer selects this process first
     for limit, maximum in (

@@ -202,7 +202,7 @@ def test_impossible_exports_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
             export(source, changes.get("scheme", scheme), "W4A16", changes.get("target", target))
         assert [path for path in tmp_path.iterdir() if path != source] == changes.get("beside", [])
 
-    refused(ArgumentError, r"128 does not divide the model's rows of 64; --group-size 32 does")
+    refused(ArgumentError, r"128 does not divide the model's rows of 64 elements; use --group-size 32")
     fits = with_group_size(scheme, 32)
     refused(ArgumentError, "exists; remove it", scheme=fits, target=source)
     with monkeypatch.context() as full:

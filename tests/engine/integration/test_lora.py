@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_engine import LLM, LoRARequest, SamplingParams
+from stoker_engine import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from stoker_engine.architectures.model_config import ModelConfig, read_config
 
 from ...support.engine.peft_adapters import PeftAdapters
@@ -128,6 +128,33 @@ def test_logprobs_and_samples_use_the_adapter(served: Any) -> None:
     for request, output in zip(requests, together, strict=True):
         [alone] = llm.generate([prompt], drawn, lora_request=request, use_tqdm=False)
         assert [each.token_ids for each in alone.outputs] == [each.token_ids for each in output.outputs]
+
+
+def test_beams_use_the_adapter(served: Any) -> None:
+    """The beams, of all adapters at once, have the scores of a beam search with PEFT's model."""
+    of, width, length = served("qwen3"), 3, 6
+    prompt = prompts()[1]
+    adapters = (0, -1, 1)
+    found = of.llm().beam_search(
+        [prompt] * 3,
+        BeamSearchParams(width, max_tokens=length, ignore_eos=True),
+        lora_request=[of.request(adapter) for adapter in adapters],
+    )
+    best = []
+    for adapter, output in zip(adapters, found, strict=True):
+        logits = of.peft.reference(adapter)
+        beams = [(0.0, prompt)]
+        for _ in range(length):
+            scores = torch.stack([score + logits(tokens)[-1].log_softmax(-1) for score, tokens in beams])
+            chosen = scores.flatten().topk(width)
+            beams = [
+                (float(score), [*beams[int(at) // scores.shape[1]][1], int(at) % scores.shape[1]])
+                for score, at in zip(chosen.values, chosen.indices, strict=True)
+            ]
+        assert [beam.cum_logprob for beam in output.sequences] == pytest.approx([score for score, _ in beams], abs=1e-3)
+        assert output.sequences[0].tokens == beams[0][1]
+        best.append(tuple(beams[0][1]))
+    assert len(set(best)) == 3, "each adapter has other beams"
 
 
 def test_adapters_work_on_a_quantized_base(served: Any) -> None:

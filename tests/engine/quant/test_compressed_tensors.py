@@ -283,7 +283,7 @@ def test_configs_without_quantized_weights_are_accepted(
     assert config.format_of(_NAME, 8, 32) is None
     assert bool(caplog.records) == ("input_activations" in str(stated))
     stored = _stored(Compressed({"num_bits": 4, "group_size": 32}))
-    with pytest.raises(WeightsError, match="does not describe it"):
+    with pytest.raises(WeightsError, match="not according to quantization_config"):
         find_modules(config, stored)
 
 
@@ -407,5 +407,5 @@ def test_activation_scales_are_ignored_and_logged(caplog: pytest.LogCaptureFixtu
 
 def test_quantized_module_without_a_scheme_is_refused() -> None:
     case = Compressed({"num_bits": 4, "group_size": 32})
-    with pytest.raises(WeightsError, match="does not describe it"):
+    with pytest.raises(WeightsError, match="not according to quantization_config"):
         find_modules(_config(case, ignore=[_NAME]), _stored(case))

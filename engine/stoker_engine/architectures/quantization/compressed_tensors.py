@@ -263,7 +263,7 @@ def _shared(weights: Fields, where: str) -> tuple[int, int]:
         )
     if group % 16:
         raise ModelError(
-            f"config.json: {where}.weights have {group} columns for each scale, not a multiple of 16; quantize "
-            "the model again with a group_size of 32, 64 or 128"
+            f"config.json: {where}.weights have one scale for {group} columns, which is not a multiple of "
+            "16; quantize the model again with groups or blocks of 32, 64 or 128 columns"
         )
     return rows, group

@@ -2,5 +2,5 @@
 
 import os
 
-# Fuse multiplications and additions, as `ahead_of_time` does; the default differs between versions of Triton.
+# Fuse multiplications and additions, as `compile.ahead_of_time` does; the default differs between versions of Triton.
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"

@@ -119,7 +119,7 @@ class _Given(nn.Module):
 
 
 def _fix_rotary(module: nn.Module, max_model_len: int) -> None:
-    """If a module's rotary embeddings depend on the batch's highest position, compute them for `max_model_len`.
+    """Make a module's rotary embeddings independent of the batch's highest position: compute them for `max_model_len`.
 
     ``dynamic`` and ``longrope`` choose their factors by that position, but a request's output must not depend on other
     requests. So the position `max_model_len` - 1 is appended to each batch, and its result is dropped.

@@ -64,7 +64,7 @@ def find_modules(config: CompressedTensors, tensors: Tensors) -> dict[str, Group
         scheme = config.scheme_of(name)
         if scheme is None:
             raise WeightsError(
-                f"{name} is quantized, but quantization_config does not describe it; download the model again"
+                f"{name} is quantized, but not according to quantization_config; download the model again"
             )
         found[name] = _matrix(name, parts, scheme, tensors)
     if config.activations:

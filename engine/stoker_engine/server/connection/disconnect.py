@@ -1,7 +1,7 @@
 """Cancel work when its client disconnects.
 
-After a request's body, the next message of the ASGI server is the disconnect. So waiting for it loses no data, and
-works the same way for streams and complete responses.
+After a request's body, the only message that the ASGI server still sends is http.disconnect. So waiting for it loses no
+data, for streams and complete responses.
 """
 
 from __future__ import annotations

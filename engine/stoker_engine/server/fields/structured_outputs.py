@@ -34,7 +34,8 @@ class StructuredOutputsFields(StrictModel):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The fields that are set, by the names of `StructuredOutputs`; a false `json_object` counts as unset."""
+        """The fields that are set, keyed by their names in `StructuredOutputs`; a false `json_object` counts as
+        unset."""
         return {
             info.alias or name: value
             for name, info in type(self).model_fields.items()

@@ -38,7 +38,7 @@ class CallText:
         self._text = ""
         self._begin = 0  # start of the text that is read and not accepted
         self._at = 0  # end of the text that is read
-        self._earlier: list[str] = []  # unaccepted text before `_text`, as a list to avoid copying it for each piece
+        self._earlier: list[str] = []  # pieces of unaccepted text before `_text`; only `rewind` joins them
         self._ended = False
 
     def feed(self, text: str) -> None:

@@ -34,7 +34,7 @@ class Tile:
         inner: elements of a row.
         elements: elements of a row in the tile.
         pieces: number of pieces of the tile.
-        span: number of elements whose codes share bytes.
+        span: number of elements whose codes are packed together: byte i holds element i of each piece.
         runs: number of runs in a row of a piece.
         run: number of elements in a run.
         code: index of the code's type; for GGUF of the block's type.

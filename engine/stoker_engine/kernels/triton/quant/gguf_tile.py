@@ -15,8 +15,8 @@ class Type(NamedTuple):
 
     Attributes:
         code: index of the type in kernels.
-        span: number of elements whose codes share bytes.
-        pieces: number of codes in a byte.
+        span: number of elements whose codes are packed together: byte i holds element i of each piece.
+        pieces: number of pieces of a span, and of codes in a byte; see block_tile.
         run: number of consecutive elements of a piece that share a scale.
     """
 

@@ -84,8 +84,8 @@ inline bool are_finite(const uint32_t* values, long count) {
   return non_finite == 0;
 }
 
-// add_values_by_amx row by row, with 0 in place of values that the row does not see: their weight of 0 times infinity
-// would be NaN.
+// Like add_values_by_amx, row by row: values that a row does not see are replaced by 0, since their weight, 0, times
+// infinity would be NaN.
 inline void add_seen_values_by_amx(const QueryRows& rows, AmxWorkspace& work, long r, long count, long start, float* to,
                                    const AmxWeights* weights, long keys) {
   static thread_local Memory memory;

@@ -19,8 +19,8 @@ struct AttentionCall : AttentionStep {
   float scale, soft_cap;                              // soft_cap 0: none
   const float* alibi_slopes;                          // [heads], or null
   const float* sinks;                                 // [heads], or null
-  // The flat batch: queries [tokens, heads, head_dim], new keys and values [tokens, kv_heads, …] (null values: they are
-  // part of the keys), and the contiguous result [tokens, heads, value_dim].
+  // The flat batch: queries [tokens, heads, head_dim], new keys and values [tokens, kv_heads, …] (`new_values` is null
+  // if they are part of the keys), and the contiguous result [tokens, heads, value_dim].
   const void* query;
   long query_token, query_head;
   const void* new_keys;

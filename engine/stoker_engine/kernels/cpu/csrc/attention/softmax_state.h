@@ -18,7 +18,7 @@ struct State {
   float *largest, *weight, *values;
   long width;
 
-  // If the memory is aligned to cache lines and the width is a multiple of 16, each row of values is aligned, too.
+  // Rows of values are aligned to cache lines if `memory` is and the width is a multiple of 16.
   static long before_values(long rows) { return (2 * rows + 15) / 16 * 16; }
   static long size(long rows, long width) { return before_values(rows) + (rows * width + 15) / 16 * 16; }
   State(float* memory, long rows, long width)

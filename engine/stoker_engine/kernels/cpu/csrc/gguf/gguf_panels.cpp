@@ -10,7 +10,7 @@
 #if defined(STOKER_PANELS)
 namespace {
 
-// `Rows` is the format of W's rows after the last whole panel.
+// `Format`: blocks of W's rows in panels; `Rows`: of the rows after the last whole panel.
 template <class Rows, class Format>
 void linear_panels_of(const BlockGemm& p, const PrefetchRanges* prefetch_ranges) {
   const bf16 *x = (const bf16*)p.x, *bias = (const bf16*)p.bias;

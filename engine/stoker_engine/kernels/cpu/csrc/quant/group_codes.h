@@ -41,7 +41,7 @@ typedef int8_t ByteVec __attribute__((vector_size(LANES)));
 typedef int16_t ShortVec __attribute__((vector_size(LANES * 2)));
 typedef uint8_t UnsignedByteVec __attribute__((vector_size(LANES)));
 
-// Converts LANES bytes as signed integers.
+// Converts LANES int8 to float.
 inline Vec signed_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
@@ -54,7 +54,7 @@ inline Vec signed_bytes(const uint8_t* from) {
 #endif
 }
 
-// Converts LANES bytes as unsigned integers.
+// Converts LANES uint8 to uint16.
 inline HalfVec unsigned_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (HalfVec)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from));

@@ -64,7 +64,8 @@ struct Layout {
   bool splits() const { return groups > 1 && group % UNIT; }
 };
 
-// Converts `count` elements of BYTES bytes, LANES at a time, padded with 0.
+// Converts `count` elements of BYTES bytes, LANES at a time. The last vector is read as if 0s followed; `to` must have
+// room for whole vectors.
 template <int BYTES, class Convert>
 inline void convert(const uint8_t* from, long count, float* to, Convert of) {
   long i = 0;
