@@ -1,4 +1,4 @@
-"""Engines on a GPU, whose memory has no pages that can be made inaccessible (`tests/support/engine/guarded_cache.py`)."""
+"""Engines on a GPU, whose memory has no pages that can be made inaccessible (see `support.engine.guarded_cache`)."""
 
 from __future__ import annotations
 

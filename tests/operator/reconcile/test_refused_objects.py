@@ -67,10 +67,11 @@ def test_growth_refused_by_the_storage_class_can_be_reverted(world: World) -> No
     ("requested", "has", "to", "refused"),
     [
         ("1Gi", "1Gi", "2Gi", False),
-        ("2Gi", "1Gi", "1Gi", False),
+        ("3Gi", "1Gi", "2Gi", False),  # the expansion failed; the new size must be more than the capacity
+        ("2Gi", "1Gi", "1Gi", True),
         ("2Gi", "1Gi", "1000Mi", True),
         ("1Gi", "5Gi", "1024Mi", False),
-        ("1Gi", "5Gi", "2Gi", True),
+        ("1Gi", "5Gi", "2Gi", False),
         ("1Gi", None, "500Mi", False),
     ],
 )

@@ -23,7 +23,8 @@ MODELS = files("batch_invariant", "models")
 
 def run_interpreted(tests: set[Path], config: pytest.Config) -> None:
     """Run the tests, with the same selection of slow tests as in this process."""
-    options = [f"--slow={config.getoption('--slow')}", "-m", config.getoption("markexpr")]
+    # A test takes minutes in the interpreter; the calling test has the time limit.
+    options = [f"--slow={config.getoption('--slow')}", "-m", config.getoption("markexpr"), "--timeout=0"]
     command = [sys.executable, "-P", "-m", "pytest", *sorted(tests), "-p", "no:xdist", "-q", *options]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
