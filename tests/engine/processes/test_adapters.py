@@ -255,5 +255,8 @@ def test_offline_engines_load_adapters_together(tiny_llama: Path, tmp_path: Path
                 with pytest.raises(AdapterError):
                     ready.result()
         assert not engines.has_work
+        pending = engines.load_adapter(source(3))
     finally:
         engines.shutdown()
+    with pytest.raises(EngineDeadError):
+        pending.result(timeout=0)

@@ -20,6 +20,8 @@ from stoker_gateway.polling.poller import (
     CORE_SHARE,
     LOST_AFTER,
     MAX_AWAITED,
+    MODELS_S,
+    SOON_S,
     TIMEOUT_S,
     HttpProbe,
     Poller,
@@ -242,6 +244,20 @@ def test_probe_reads_each_servers_state(answers: dict[str, tuple[int, bytes]], s
             if says != LOADED:
                 await probe(server)
             assert (await probe(server)).ready
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_models_are_requested_again_soon_if_every_credential_is_refused(first: int) -> None:
+    async def main() -> None:
+        answers = {"/ready": (200, b""), "/metrics": (200, WELL), "/v1/models": (401, b"")}
+        async with a_server(answers) as server, HttpProbe(on_models=lambda *_: None) as probe:
+            probe.set_authorizations({server: ("Bearer a", "Bearer b")})
+            probe._first[server] = first  # as after a time-out of the candidates before it
+            began = asyncio.get_running_loop().time()
+            await probe(server)
+            assert probe._models_at[server][0] < began + 2 * SOON_S < began + MODELS_S
 
     asyncio.run(main())
 
