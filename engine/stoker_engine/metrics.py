@@ -13,7 +13,9 @@ then the last one before the abort.
 
 from __future__ import annotations
 
+import collections
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -150,6 +152,15 @@ class _AdaptersInUse:
         if self._shown is not None:
             self._gauge.remove(*self._shown)
         self._shown = values
+
+
+def _observe_all(histogram: Histogram, values: Sequence[float]) -> None:
+    """Observe each of `values`, with one update per bucket. A step has a value for each sequence, and prometheus_client
+    has no method for several."""
+    buckets = collections.Counter(bisect_left(histogram._upper_bounds, value) for value in values)
+    for bucket, count in buckets.items():
+        histogram._buckets[bucket].inc(count)
+    histogram._sum.inc(sum(values))
 
 
 class _Families:
@@ -307,8 +318,7 @@ class DPEngineMetrics:
             self._prompt_tokens_cached.inc(first.num_cached_tokens)
             self._hit.inc(first.num_cached_tokens)
             self._computed.inc(first.num_prompt_tokens - first.num_cached_tokens)
-        for seconds in report.inter_token:
-            self._inter_token.observe(seconds)
+        _observe_all(self._inter_token, report.inter_token)
         for request in report.finished:
             self._on_finished(request)
 

@@ -120,6 +120,11 @@ class FrontendArgs:
     )
     return_tokens_as_token_ids: bool = flag("write tokens in logprobs as token_id:N", False)
     enable_prompt_tokens_details: bool = flag("report cached prompt tokens in usage", True)
+    stream_interval: int = flag(
+        "tokens after which a stream sends its next event, except the first event; a request's stream_interval is used "
+        "if it is larger",
+        1,
+    )
     enable_force_include_usage: bool = flag("end every stream with an event that reports usage", False)
     disable_fastapi_docs: bool = flag("do not serve /openapi.json", False)
 
@@ -204,7 +209,12 @@ class FrontendArgs:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 0, got {value}")
-        for name in ("max_request_bytes", "h11_max_incomplete_event_size", "h11_max_header_count"):
+        for name in (
+            "max_request_bytes",
+            "h11_max_incomplete_event_size",
+            "h11_max_header_count",
+            "stream_interval",
+        ):
             if getattr(self, name) < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {getattr(self, name)}")
         for name in (

@@ -60,7 +60,7 @@ class StepOutputs:
     report: StepReport | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class OutputDelta:
     """Text and tokens added to one sequence of a request, or its end.
 

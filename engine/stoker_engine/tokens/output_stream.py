@@ -6,6 +6,9 @@
 A reader that keeps up receives each step's deltas unchanged. For a slower reader, pending deltas of a sequence are
 merged into one without loss. A stream's memory is therefore bounded by its text and requested logprobs, and a slow
 client receives fewer, larger events. vLLM's `RequestOutputCollector` does the same.
+
+With an interval, deltas are also merged for a reader that keeps up: after a sequence's first delta, the reader is woken
+for every `interval` tokens of it, and for its end.
 """
 
 from __future__ import annotations
@@ -21,10 +24,17 @@ from stoker_engine.core.outputs import OutputDelta
 
 class OutputStream:
     """The outputs of one or several requests, for one reader. Any thread may call `put`; all other methods belong to
-    the event loop."""
+    the event loop.
 
-    def __init__(self) -> None:
+    Args:
+        interval: least number of tokens of a sequence's deltas, except the first and the last; None: no others.
+    """
+
+    def __init__(self, interval: int | None = 1) -> None:
         self._lock = threading.Lock()
+        self._interval = interval
+        self._begun: set[tuple[str, int]] = set()  # sequences with a delta, if they have an interval
+        self._held: dict[tuple[str, int], OutputDelta | _Merged] = {}  # fewer tokens than the interval
         self._pending: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._error: Exception | None = None
         self._before_error: dict[tuple[str, int], OutputDelta | _Merged] = {}
@@ -35,20 +45,27 @@ class OutputStream:
         before later ones, which may belong to other requests that continue.
 
         Returns:
-            Whether the stream was empty: its reader may be waiting, and `wake` must be called in the event loop.
+            Whether the reader may be waiting for this delta, so that `wake` must be called in the event loop.
         """
         key = delta.request_id, delta.index
         with self._lock:
-            was_empty = not self._pending
-            waiting = self._pending.get(key)
             if delta.finish_reason is FinishReason.ERROR:
                 self._fail(RequestFailedError(delta.error))
-            elif waiting is None:
+                return True
+            was_empty = not self._pending
+            if key in self._pending:
+                self._pending[key] = _merged(self._pending[key], delta)
+                return False
+            if self._interval == 1:
                 self._pending[key] = delta
-            elif isinstance(waiting, _Merged):
-                waiting.add(delta)
-            else:
-                self._pending[key] = _Merged(waiting, delta)
+                return was_empty
+            held = self._held.pop(key, None)
+            waiting = delta if held is None else _merged(held, delta)
+            if key in self._begun and delta.finish_reason is None and not self._is_enough(waiting):
+                self._held[key] = waiting
+                return False
+            self._begun.add(key)
+            self._pending[key] = waiting
         return was_empty
 
     def wake(self) -> None:
@@ -83,10 +100,13 @@ class OutputStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter  # for deltas put since the check above, `wake` has yet to be called
 
+    def _is_enough(self, waiting: OutputDelta | _Merged) -> bool:
+        return self._interval is not None and len(waiting.token_ids) >= self._interval
+
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
-            self._before_error, self._pending = self._pending, {}
+            self._before_error, self._pending, self._held = self._pending | self._held, {}, {}
 
 
 class _Merged:
@@ -94,7 +114,7 @@ class _Merged:
 
     def __init__(self, first: OutputDelta, second: OutputDelta) -> None:
         self._texts = [first.text]
-        self._token_ids = [*first.token_ids]
+        self.token_ids = [*first.token_ids]
         self._logprobs = None if first.logprobs is None else [*first.logprobs]
         self._prompt_logprobs = first.prompt_logprobs
         self.add(second)
@@ -102,7 +122,7 @@ class _Merged:
     def add(self, delta: OutputDelta) -> None:
         """Add the sequence's next delta."""
         self._texts.append(delta.text)
-        self._token_ids += delta.token_ids
+        self.token_ids += delta.token_ids
         if self._logprobs is not None:
             self._logprobs += delta.logprobs or ()
         self._last = delta
@@ -112,7 +132,14 @@ class _Merged:
         return replace(
             self._last,
             text="".join(self._texts),
-            token_ids=self._token_ids,
+            token_ids=self.token_ids,
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
         )
+
+
+def _merged(waiting: OutputDelta | _Merged, delta: OutputDelta) -> _Merged:
+    if isinstance(waiting, _Merged):
+        waiting.add(delta)
+        return waiting
+    return _Merged(waiting, delta)

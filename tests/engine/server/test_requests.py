@@ -25,7 +25,6 @@ NEUTRAL: dict[str, list[Any]] = {
     "response_format": [{"type": "text"}],
     "service_tier": ["auto"],
     "truncation_side": ["left"],
-    "stream_interval": [1],
     "use_beam_search": [False],
     "length_penalty": [1, 1.0],
     "early_stopping": [False],

@@ -258,6 +258,16 @@ def test_a_minimum_rate_of_0_accepts_any_body_rate(virtual_time: VirtualTime) ->
     virtual_time(main)
 
 
+def test_a_minimum_rate_of_0_refuses_a_body_without_progress(virtual_time: VirtualTime) -> None:
+    async def main() -> None:
+        connected = Connected(min_request_body_data_rate=0, request_body_timeout=7)
+        await connected.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n", 15)
+        assert connected.status == 408
+        assert b"no byte of its body arrived for 7 s" in connected.transport.written
+
+    virtual_time(main)
+
+
 def test_a_slow_reader_is_served(virtual_time: VirtualTime) -> None:
     """The client reads a byte shortly before each deadline; then it stops."""
 

@@ -61,23 +61,33 @@ def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
 Keys = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), min_size=1, max_size=6, unique=True)
 
 
-@given(keys=Keys, length=st.integers(1, 20), logprobs=st.booleans(), takes=st.sets(st.integers(0, 120)))
+@given(
+    keys=Keys,
+    length=st.integers(1, 20),
+    logprobs=st.booleans(),
+    takes=st.sets(st.integers(0, 120)),
+    interval=st.sampled_from([1, 2, 5, None]),
+)
 def test_output_does_not_depend_on_when_it_is_read(
-    keys: list[tuple[str, int]], length: int, logprobs: bool, takes: set[int]
+    keys: list[tuple[str, int]], length: int, logprobs: bool, takes: set[int], interval: int | None
 ) -> None:
     async def run() -> None:
-        stream = OutputStream()
+        stream = OutputStream(interval)
         came: dict[tuple[str, int], list[OutputDelta]] = {key: [] for key in keys}
         sequences = [generated(*key, length, logprobs) for key in keys]
         put = [delta for step in zip(*sequences, strict=True) for delta in step]
         for number, delta in enumerate(put):
             stream.put(delta)
-            if number in takes or number == len(put) - 1:
+            if (number in takes and stream._pending) or number == len(put) - 1:
                 taken = await stream.get()
                 assert len({(each.request_id, each.index) for each in taken}) == len(taken)
                 for each in taken:
                     came[each.request_id, each.index].append(each)
         for key, sequence in zip(keys, sequences, strict=True):
+            if interval is not None:
+                assert all(len(each.token_ids) >= interval for each in came[key][1:-1])
+            else:
+                assert len(came[key]) <= 2
             assert joined(came[key]) == joined(sequence)
             assert [each.finish_reason for each in came[key]] == [None] * (len(came[key]) - 1) + [FinishReason.STOP]
             assert all(each.logprobs is None or len(each.logprobs) == len(each.token_ids) for each in came[key]), (
@@ -94,6 +104,38 @@ def test_fast_reader_gets_unmerged_deltas() -> None:
             assert stream.put(delta), "the reader must be woken"
             [taken] = await stream.get()
             assert taken is delta
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("interval", [2, 3, None])
+def test_a_reader_is_woken_for_the_first_delta_each_interval_and_the_end(interval: int | None) -> None:
+    async def run() -> None:
+        stream = OutputStream(interval)
+        deltas = [OutputDelta("a", "x", [token]) for token in range(10)]
+        deltas[-1].finish_reason = FinishReason.STOP
+        taken = []
+        for number, delta in enumerate(deltas):
+            if stream.put(delta):
+                [got] = await stream.get()
+                taken.append((number, len(got.token_ids)))
+        every = [] if interval is None else [(number, interval) for number in range(interval, 9, interval)]
+        rest = 9 - sum(count for _, count in every)
+        assert taken == [(0, 1), *every, (9, rest)]
+
+    asyncio.run(run())
+
+
+def test_held_deltas_come_before_an_error() -> None:
+    async def run() -> None:
+        stream = OutputStream(None)
+        stream.put(OutputDelta("a", "x", [1]))
+        assert [each.text for each in await stream.get()] == ["x"]
+        assert not stream.put(OutputDelta("a", "y", [2]))
+        stream.fail(RequestFailedError("it failed"))
+        assert [each.text for each in await stream.get()] == ["y"]
+        with pytest.raises(RequestFailedError):
+            await stream.get()
 
     asyncio.run(run())
 

@@ -30,13 +30,15 @@ from stoker_engine.server.parsers.parts import Content, Part, Reasoning, ToolCal
 from stoker_engine.tokens.prompt_tokens import prompt_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AnswerDelta:
     """The next piece of one choice.
 
     Attributes:
         parts: the output that is final now, parsed.
         token_ids, logprobs: the tokens of this delta; their parts may follow in a later delta.
+        is_held: whether the delta has no parts because a parser needs more text, or because they are left out.
+        is_reasoning: whether the choice is still before its answer.
         finish_reason: set on the last delta of a choice.
     """
 
@@ -45,6 +47,8 @@ class AnswerDelta:
     logprobs: list[PositionLogprobs]
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    is_held: bool = False
+    is_reasoning: bool = False
 
 
 @dataclass
@@ -137,6 +141,7 @@ class ChatRun:
             n=request.n,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            stream_interval=request.stream_interval,
             field_names=names,
         )
         return cls(request, generation, parsing)
@@ -162,16 +167,16 @@ class ChatRun:
             await until_disconnect(receive, service.client.tokenizer.compile_grammar(request.answer_format))
         return of_tools
 
-    async def deltas(self) -> AsyncGenerator[list[tuple[int, AnswerDelta]], None]:
+    async def deltas(self, *, whole: bool = False) -> AsyncGenerator[list[tuple[int, AnswerDelta]], None]:
         """Yield new output as soon as it is available: (index of a choice, delta); see `Generation.deltas`."""
-        async with aclosing(self.generation.deltas()) as deltas:
+        async with aclosing(self.generation.deltas(whole=whole)) as deltas:
             async for step in deltas:
                 yield [(choice, self._choices[choice].parsed(delta)) for choice, delta in step]
 
     async def collect(self) -> list[Answer]:
         """Wait for the complete answers, one per choice."""
         answers = [Answer() for _ in self._choices]
-        async with aclosing(self.deltas()) as deltas:
+        async with aclosing(self.deltas(whole=True)) as deltas:
             async for step in deltas:
                 for choice, delta in step:
                     answer = answers[choice]
@@ -227,9 +232,19 @@ class _Choice:
         parts: Sequence[Part] = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             parts = merged([*parts, *self._parser.end()])
-        self._reasoning.add(delta.token_ids, parts, self._parser.is_reasoning)
+        is_reasoning = self._parser.is_reasoning
+        self._reasoning.add(delta.token_ids, parts, is_reasoning)
         kept_parts = merged(self._kept(parts))
-        return AnswerDelta(kept_parts, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
+        is_left_out = is_reasoning and not self._include_reasoning
+        return AnswerDelta(
+            kept_parts,
+            delta.token_ids,
+            delta.logprobs or [],
+            delta.finish_reason,
+            delta.stop_reason,
+            is_held=not kept_parts and (bool(delta.text) or is_left_out),
+            is_reasoning=is_reasoning,
+        )
 
     def _kept(self, parts: Sequence[Part]) -> Iterator[Part]:
         """Drop reasoning that the request excludes and, as vLLM does, calls beyond the allowed number."""

@@ -60,6 +60,7 @@ class Generation:
         id: id of the answer, from which the ids of the engine's requests are derived.
         model: name in the answer: the model's, or the adapter's.
         running: set that contains this object while it runs.
+        stream_interval: least number of tokens of a choice's deltas, except the first and the last.
         field_names: the engine's field names → the client's, for errors.
         report_cached: whether usage reports prompt tokens found in the prefix cache.
         report_output: whether usage reports generated tokens.
@@ -79,6 +80,7 @@ class Generation:
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    stream_interval: int = 1
     field_names: Mapping[str, str] = field(default_factory=dict)
     report_cached: bool = True
     report_output: bool = True
@@ -92,8 +94,10 @@ class Generation:
     _unfinished: dict[int, int] = field(default_factory=dict)  # index of a prompt → number of unfinished sequences
     _started: set[int] = field(default_factory=set)  # indices of prompts with output
 
-    async def deltas(self) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
+    async def deltas(self, *, whole: bool = False) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
         """Yield new output as soon as it is available: (index of a choice, delta), at most one per choice.
+
+        With `whole`, a choice has at most two deltas: its first, and one with all that follows.
 
         A raised error ends all choices. Closing the generator aborts choices that are still running.
 
@@ -108,6 +112,7 @@ class Generation:
         await self.wait_ready()
         with self.hold_adapter(self.model) as self._adapter:
             ticket = self.admission.admit([len(prompt) for prompt in self.prompts], self.n)
+            self._stream = OutputStream(None if whole else self.stream_interval)
             self.running.add(self)
             self._unfinished = dict.fromkeys(range(len(self.prompts)), self.n)
             asking = asyncio.create_task(self._submit())
@@ -139,7 +144,7 @@ class Generation:
     async def collect(self) -> list[Output]:
         """Wait for the complete outputs, one per choice."""
         outputs = [Output() for _ in range(len(self.prompts) * self.n)]
-        async with aclosing(self.deltas()) as deltas:
+        async with aclosing(self.deltas(whole=True)) as deltas:
             async for step in deltas:
                 for choice, delta in step:
                     output = outputs[choice]

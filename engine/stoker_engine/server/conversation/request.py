@@ -58,6 +58,7 @@ class ChatRequest:
         sampling: other fields of `SamplingParams` by name; None for the model's recommended value.
         beam_search: fields of `BeamSearchParams`, instead of `sampling`.
         priority, cache_salt: see `EngineClient.add_request`.
+        stream_interval: least number of tokens of the choices' events; the server's is used if it is larger.
         field_names: field names in errors (`prompt`, and those of `SamplingParams` and of requests) → the client's
             names.
     """
@@ -76,6 +77,7 @@ class ChatRequest:
     beam_search: Mapping[str, Any] | None = None
     priority: int = 0
     cache_salt: str = ""
+    stream_interval: int = 1
     field_names: Mapping[str, str] = field(default_factory=dict)
 
     def params(self, defaults: Mapping[str, Any], room: int) -> RequestParams:

@@ -230,6 +230,7 @@ class Service:
         n: int,
         priority: int | None,
         cache_salt: str | None,
+        stream_interval: int | None,
         field_names: Mapping[str, str],
         report_output: bool = True,
     ) -> Generation:
@@ -253,6 +254,7 @@ class Service:
             n=n,
             priority=priority or 0,
             cache_salt=cache_salt or "",
+            stream_interval=max(stream_interval or 1, self.args.frontend.stream_interval),
             field_names=field_names,
             report_cached=self.args.frontend.enable_prompt_tokens_details,
             report_output=report_output,

@@ -12,26 +12,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stoker_engine.server.connection.body_writer import body_writer
 from stoker_engine.server.connection.disconnect import ClientGoneError, until_disconnect
+from stoker_engine.server.conversation.text_events import EncodedEvent, Event, encoded
 from stoker_engine.server.conversation.usage import Usage
 from stoker_engine.server.errors.description import log_unexpected
 
 #: Request header that asks for usage in events.
 USAGE_HEADER = "x-stoker-usage"
-
-
-class Event(Protocol):
-    """An event in an API's format; its `type` is its name if events are named."""
-
-    def model_dump_json(self) -> str:
-        """Return the event as JSON."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[Sequence[Event], None],
+        events: AsyncGenerator[Sequence[Event | EncodedEvent], None],
         headers: Mapping[str, str],
         usage: Callable[[], Usage],
         framing: Framing,
@@ -75,13 +68,14 @@ class EventStream(Response):
         """Send the response."""
         try:
             tells_usage = Headers(scope=scope).get(USAGE_HEADER) == "1"
-            await until_disconnect(receive, self._send_all(send, tells_usage=tells_usage))
+            await until_disconnect(receive, self._send_all(scope, send, tells_usage=tells_usage))
         except ClientGoneError:
             return
 
-    async def _send_all(self, send: Send, *, tells_usage: bool) -> None:
+    async def _send_all(self, scope: Scope, send: Send, *, tells_usage: bool) -> None:
         started = False
         end = self._framing.last
+        write = body_writer(scope, send)
         try:
             async with aclosing(self._events) as events:
                 async for some in events:
@@ -92,20 +86,21 @@ class EventStream(Response):
                         await send(
                             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                         )
-                    data = [each.model_dump_json().encode() for each in some]
-                    if tells_usage:  # once per chunk
-                        data[-1] = data[-1][:-1] + self._counted()
-                    framed = map(self._framed, some, data)
-                    await _send_body(send, b"".join(framed), more=True)
+                    await write(self._framed([encoded(each) for each in some], tells_usage=tells_usage))
         except Exception as error:
             if not started:
                 raise
             log_unexpected(error)
             end = self._framing.error(error)
-        await _send_body(send, end, more=False)
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    def _framed(self, each: Event, data: bytes) -> bytes:
-        return event(data, each.type if self._framing.named else "")  # type: ignore[attr-defined]
+    def _framed(self, events: list[EncodedEvent], *, tells_usage: bool) -> bytes:
+        data = [each.data for each in events]
+        if tells_usage:  # in the last event
+            data[-1] = data[-1][:-1] + self._counted()
+        if not self._framing.named:
+            return b"".join(map(event, data))
+        return b"".join(event(each, of.type) for each, of in zip(data, events, strict=True))
 
     def _counted(self) -> bytes:
         """Return the end of an event's JSON: the field `stoker_usage` and the closing brace."""
@@ -117,8 +112,4 @@ class EventStream(Response):
 
 def event(data: bytes, name: str = "") -> bytes:
     """Return an encoded event, with a line for its name if `name` is not empty."""
-    return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
-
-
-async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data

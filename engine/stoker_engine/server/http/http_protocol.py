@@ -35,6 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from stoker_engine.contract.frontend_args import FrontendArgs
+from stoker_engine.server.connection import body_writer
 from stoker_engine.server.errors import handlers
 from stoker_engine.server.http.stall_timer import StallTimer
 
@@ -99,7 +100,7 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             app_state: dict[str, Any],
             _loop: asyncio.AbstractEventLoop | None = None,
         ) -> None:
-            super().__init__(config, server_state, app_state, _loop)
+            super().__init__(config, server_state, {**app_state, body_writer.STATE: self._write_body}, _loop)
             self._refused = False
             self._received = 0  # bytes
             self.conn = _LimitedConnection(args.h11_max_incomplete_event_size, args.h11_max_header_count)
@@ -151,6 +152,14 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
         def resume_writing(self) -> None:
             super().resume_writing()
             self._reader.run(False)
+
+        async def _write_body(self, data: bytes) -> None:
+            """Write a part of a chunked body as `cycle.send` would, without h11, whose state does not depend on it."""
+            cycle = self.cycle
+            if self.flow.write_paused and not cycle.disconnected:
+                await self.flow.drain()
+            if data and not cycle.disconnected:
+                self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
         def send_400_response(self, msg: str) -> None:
             if self.conn.is_head_too_large:
@@ -207,10 +216,9 @@ def http_protocol(args: FrontendArgs) -> type[H11Protocol]:
             if not self.transport.is_reading():  # the server is slow, not the client
                 self._body.run(True)
                 return
-            self._cut_off(
-                f"its body arrived at less than {args.min_request_body_data_rate} bytes/s "
-                f"for {args.request_body_timeout:g} s"
-            )
+            rate = args.min_request_body_data_rate
+            slow = f"its body arrived at less than {rate} bytes/s" if rate else "no byte of its body arrived"
+            self._cut_off(f"{slow} for {args.request_body_timeout:g} s")
 
         def _cut_off(self, reason: str) -> None:
             logger.info("%s - a request timed out: %s", _peer(self.client), reason)

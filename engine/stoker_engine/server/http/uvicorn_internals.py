@@ -26,6 +26,7 @@ CONNECTION: Final[Mapping[str, str]] = {
     "conn": "h11's connection, replaced by one that limits headers",
     "cycle": "cycle of the current request; a request refused during its response ends as if the client had gone",
     "client": "address of the peer, for the log",
+    "flow": "whether the transport has paused writing; parts of a body wait for it",
     "transport": "transport of the connection; uvicorn sets it when the connection is made",
     "loop": "event loop, for timers",
     "server_state": "its `default_headers` are the first headers of a response: the date",

@@ -18,6 +18,7 @@ from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.chat_run import Answer, AnswerDelta, ChatRun
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream
+from stoker_engine.server.conversation.text_events import EncodedEvent, TextEvents
 from stoker_engine.server.fields.logprobs import LogprobWriter
 from stoker_engine.server.middleware.request_id import HEADER, request_id
 from stoker_engine.server.openai.chat_request import ChatCompletionRequest
@@ -72,6 +73,7 @@ class _Writer:
     logprobs: LogprobWriter | None
     _started: set[int] = field(default_factory=set)  # choices whose role has been sent
     _calls: dict[int, int] = field(default_factory=dict)  # choice → index of its last streamed call
+    _texts: dict[tuple[int, type[Part]], TextEvents] = field(default_factory=dict)  # by choice and kind of text
 
     async def whole(self) -> ChatCompletion:
         """Return the complete answer, once it is generated."""
@@ -105,7 +107,7 @@ class _Writer:
             completion.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs[0])
         return completion
 
-    async def events(self, include_usage: bool) -> AsyncGenerator[list[ChatCompletionChunk], None]:
+    async def events(self, include_usage: bool) -> AsyncGenerator[list[ChatCompletionChunk | EncodedEvent], None]:
         """Yield the answer's events as it is generated."""
         async with aclosing(self.run.deltas()) as deltas:
             async for step in deltas:
@@ -118,9 +120,12 @@ class _Writer:
         generation = self.run.generation
         return partial(ChatCompletionChunk, id=generation.id, created=generation.created, model=self.model)
 
-    def _events(self, index: int, delta: AnswerDelta) -> Iterator[ChatCompletionChunk]:
+    def _events(self, index: int, delta: AnswerDelta) -> Iterator[ChatCompletionChunk | EncodedEvent]:
         """Yield the events of a delta, if there is anything to send."""
         generation, body = self.run.generation, self.body
+        if self._is_text(index, delta):
+            yield self._text_event(index, delta)
+            return
         usage = Usage.of(self.run.usage(index)) if body.continuous_usage else None
         if index not in self._started:  # the role is sent first and alone, once the engine has accepted the request
             prompt_ids = generation.prompts[0] if body.return_token_ids and not self._started else None
@@ -131,13 +136,15 @@ class _Writer:
                 echoed = ChatChunkChoice(index=index, delta=ChatDelta(content=body.echoed))
                 yield self._event(choices=[echoed], usage=usage)
         pieces = [self._piece(index, part) for part in delta.parts]
+        if not pieces and not delta.is_held and delta.finish_reason is None:  # a token without text
+            pieces.append(self._piece(index, Reasoning("") if delta.is_reasoning else Content("")))
         if not pieces or (delta.finish_reason is not None and pieces[-1].tool_calls):
             # Clients expect no part of a call in the event that ends the choice.
             pieces.append(ChatDelta())
         for piece in pieces[:-1]:
             yield self._event(choices=[ChatChunkChoice(index=index, delta=piece)], usage=usage)
-        if not (delta.parts or delta.finish_reason or body.return_token_ids or self.logprobs is not None):
-            return  # for example a partial character, which a later delta completes
+        if delta.is_held and not (delta.finish_reason or body.return_token_ids or self.logprobs is not None):
+            return
         choice = ChatChunkChoice(
             index=index,
             delta=pieces[-1],
@@ -147,6 +154,32 @@ class _Writer:
             token_ids=delta.token_ids if body.return_token_ids else None,
         )
         yield self._event(choices=[choice], usage=usage)
+
+    def _is_text(self, index: int, delta: AnswerDelta) -> bool:
+        """Return whether a delta only adds text to a choice that has begun."""
+        body, parts = self.body, delta.parts
+        return (
+            index in self._started
+            and delta.finish_reason is None
+            and not (body.return_token_ids or body.continuous_usage or self.logprobs is not None or delta.is_held)
+            and (not parts or (len(parts) == 1 and isinstance(parts[0], Content | Reasoning)))
+        )
+
+    def _text_event(self, index: int, delta: AnswerDelta) -> EncodedEvent:
+        """Return the event of a delta that `_is_text`."""
+        kind: type[Content | Reasoning] = Reasoning if delta.is_reasoning else Content
+        text = ""  # a token without text
+        for part in delta.parts:
+            assert isinstance(part, Content | Reasoning)
+            kind, text = type(part), part.text
+        events = self._texts.get((index, kind))
+        if events is None:
+
+            def event(text: str) -> ChatCompletionChunk:
+                return self._event(choices=[ChatChunkChoice(index=index, delta=self._piece(index, kind(text)))])
+
+            events = self._texts[index, kind] = TextEvents(event)
+        return events.encoded(text)
 
     def _piece(self, index: int, part: Part) -> ChatDelta:
         """Return what a part adds to a message."""

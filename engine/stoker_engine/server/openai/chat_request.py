@@ -169,5 +169,6 @@ class ChatCompletionRequest(UnsupportedChatFields, SampledRequest, ChatRendering
             beam_search=self.beam_search,
             priority=self.priority or 0,
             cache_salt=self.cache_salt or "",
+            stream_interval=self.stream_interval or 1,
             field_names={"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", **self.format_names},
         )

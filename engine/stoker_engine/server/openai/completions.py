@@ -20,6 +20,7 @@ from stoker_engine.server.connection.disconnect import until_disconnect
 from stoker_engine.server.conversation.generation import Generation, Output
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.conversation.sse import EventStream
+from stoker_engine.server.conversation.text_events import EncodedEvent, TextEvents
 from stoker_engine.server.engine.engine_client import PromptTokenizer
 from stoker_engine.server.fields.logprobs import LogprobWriter
 from stoker_engine.server.middleware.request_id import HEADER, request_id
@@ -57,6 +58,7 @@ def routes(service: Service) -> APIRouter:
             n=body.num_sequences,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            stream_interval=body.stream_interval,
             field_names=body.format_names,
             report_output=not body.only_echo,
         )
@@ -106,6 +108,7 @@ class _Writer:
     echo: Sequence[str] | None
     logprobs: LogprobWriter | None
     _offsets: dict[int, int] = field(default_factory=dict)
+    _texts: dict[int, TextEvents] = field(default_factory=dict)  # by choice
 
     async def whole(self) -> Completion:
         """Generate and return the complete answer."""
@@ -120,7 +123,7 @@ class _Writer:
                 choice.prompt_logprobs = prompt_logprobs(self.generation.prompt_logprobs[index // self.generation.n])
         return self._event(choices=choices, usage=Usage.of(self.generation.usage()))
 
-    async def events(self, include_usage: bool) -> AsyncGenerator[list[Completion], None]:
+    async def events(self, include_usage: bool) -> AsyncGenerator[list[Completion | EncodedEvent], None]:
         """Yield lists of events while the answer is generated."""
         async with aclosing(self.generation.deltas()) as deltas:
             async for step in deltas:
@@ -128,17 +131,26 @@ class _Writer:
         if include_usage:
             yield [self._event(choices=[], usage=Usage.of(self.generation.usage()))]
 
-    def _events(self, index: int, delta: OutputDelta) -> Iterator[Completion]:
+    def _events(self, index: int, delta: OutputDelta) -> Iterator[Completion | EncodedEvent]:
         """Yield the event of a delta, if there is anything to send."""
-        begins = index not in self._offsets
-        reports_tokens = self.body.return_token_ids or self.logprobs is not None
-        if not (delta.text or delta.finish_reason or reports_tokens or (begins and self.echo)):
+        body, begins = self.body, index not in self._offsets
+        if body.only_echo and not begins:
             return
-        if self.body.only_echo and not begins:
+        is_more_than_text = delta.finish_reason or body.return_token_ids or body.continuous_usage
+        if not (begins or is_more_than_text or self.logprobs is not None):
+            yield self._text_event(index, delta.text)
             return
         output = Output(delta.text, delta.token_ids, delta.logprobs or [], delta.finish_reason, delta.stop_reason)
         usage = Usage.of(self.generation.usage(index)) if self.body.continuous_usage else None
         yield self._event(choices=[self._choice(index, output)], usage=usage)
+
+    def _text_event(self, index: int, text: str) -> EncodedEvent:
+        """Return the event that only adds text to a choice."""
+        if index not in self._texts:
+            self._texts[index] = TextEvents(
+                lambda text: self._event(choices=[CompletionChoice(index=index, text=text)])
+            )
+        return self._texts[index].encoded(text)
 
     @property
     def _event(self) -> partial[Completion]:

@@ -11,6 +11,7 @@ from stoker_common.errors import RequestError
 from stoker_engine.server.fields.field_types import (
     BadWords,
     CacheSalt,
+    Count,
     CountOrAll,
     CountOrZero,
     Int64,
@@ -82,6 +83,7 @@ class SampledRequest(Formatted, Unsupported, StrictModel):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Count | None = None
 
     n: Width | None = None
     temperature: float | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel
 
-from stoker_engine.server.fields.unsupported import Absent, NoDict, NoList, Off, On, One, OnlyValue, Zero
+from stoker_engine.server.fields.unsupported import Absent, NoDict, NoList, Off, On, OnlyValue, Zero
 
 
 class Unsupported(BaseModel):
@@ -34,7 +34,6 @@ class Unsupported(BaseModel):
     return_token_offsets: Off = None
     routed_experts_prompt_start: Zero = None
     session_id: Absent = None
-    stream_interval: One = None
 
 
 class UnsupportedCompletionFields(Unsupported):
