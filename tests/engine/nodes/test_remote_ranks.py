@@ -215,6 +215,18 @@ def test_invalid_messages_after_authentication_close_the_connection(
     assert list(head.nodes()) == [1]
 
 
+def test_second_connection_of_a_rank_is_refused(nodes: Nodes) -> None:
+    nodes.agent()
+    executor = nodes.executor()
+    line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port)))
+    line.wait_at_most(120)
+    greet_head(line, b"")
+    line.send(node=1, rank=REMOTE)
+    assert line.receive()["refused"] == f"rank {REMOTE} of node 1 is not expected"
+    line.close()
+    run_steps(executor, 2)
+
+
 def test_a_node_may_leave_and_return_while_others_are_awaited(nodes: Nodes) -> None:
     four: dict[str, Any] = {"nnodes": 4}
     words: list[str] = []
