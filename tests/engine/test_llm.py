@@ -209,6 +209,20 @@ def test_beam_search_returns_its_beams_best_first(llm: LLM) -> None:
     assert all(beam.text.startswith("the quick") and len(beam.tokens) == 2 + 6 for beam in output.sequences)
 
 
+def test_beams_report_their_stop_reason(llm: LLM) -> None:
+    """As in vLLM, it is the token that ended the beam."""
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    [output] = llm.beam_search([[5, 6]], params)
+    assert {beam.stop_reason for beam in output.sequences} == {None}
+    first = output.sequences[0].tokens[2]
+    stopping = replace(params, stop_token_ids=[first], early_stopping=True, length_penalty=-9)  # prefers short beams
+    [output] = llm.beam_search([[5, 6]], stopping)
+    stopped = [beam for beam in output.sequences if beam.finish_reason is FinishReason.STOP]
+    assert stopped
+    for beam in output.sequences:
+        assert beam.stop_reason == (beam.tokens[-1] if beam in stopped else None)
+
+
 def test_beams_that_cannot_fit_are_refused(llm: LLM) -> None:
     with pytest.raises(RequestError) as refused:
         llm.beam_search([[5] * 20], BeamSearchParams(beam_width=100, max_tokens=100))

@@ -21,7 +21,7 @@ class TokenDelta:
             sequence 0 that has tokens.
         cumulative_logprob: summed log-probability of a finished beam.
         finish_reason: set in the last delta of a sequence.
-        stop_reason: the one of `stop_token_ids` that ended the sequence; None for beams.
+        stop_reason: the one of `stop_token_ids` that ended the sequence; for a beam, any token that ended it.
         error: message for `FinishReason.ERROR`.
     """
 
@@ -96,7 +96,8 @@ class CompletionOutput:
         text: generated text, without the stop string unless it was requested.
         token_ids: generated tokens.
         finish_reason: why the sequence ended.
-        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the sequence; None for beams.
+        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the sequence; for a beam, any token
+            that ended it.
         logprobs: log-probabilities at each position of the output, if requested.
         cumulative_logprob: summed log-probability of the output; None for a sampled sequence without `logprobs`.
     """
@@ -142,7 +143,7 @@ class BeamSearchSequence:
         cum_logprob: summed log-probability of the beam's own tokens.
         text: text of the prompt, if it was given as text, and of the beam.
         finish_reason: why the beam ended.
-        stop_reason: always None.
+        stop_reason: the token that ended the beam; None if its maximum length did.
     """
 
     tokens: list[int]

@@ -100,9 +100,10 @@ def plan_kv_cache(
     longest = memory.longest_sequence(cache_groups, usable, args.max_num_batched_tokens, args.block_size, model_len)
     if longest < model_len and (args.max_model_len is not None or longest < 2):
         shorter = f"lower --max-model-len to {longest} or " if longest > 1 else ""
+        larger = "increase the cache's memory (--kv-cache-memory-bytes)"
         raise OutOfMemoryError(
             f"the KV cache holds only {longest} tokens, less than one sequence of --max-model-len {model_len}; "
-            f"{shorter}increase the cache's memory (--kv-cache-memory-bytes)"
+            f"{shorter}{larger if args.num_gpu_blocks_override is None else 'raise --num-gpu-blocks-override'}"
         )
     if longest < model_len:
         logger.warning("max_model_len is reduced from %d to %d, the longest that fits the KV cache", model_len, longest)
@@ -221,13 +222,20 @@ def _num_blocks(
     use = memory.memory_use(config, numbers, usable_device)
     # An explicit size of the cache does not reduce the memory that weights and adapters need.
     too_large = use.weights + use.adapters > usable_device.memory_bytes
-    if too_large or (use.usable_blocks < 1 and args.kv_cache_memory_bytes is None):
+    is_fixed = args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
+    if too_large or (use.usable_blocks < 1 and not is_fixed):
+        remedies = [
+            "provide more memory",
+            f"reduce {'--max-cpu-loras, --max-loras, --max-lora-rank, ' if use.adapters else ''}"
+            "--max-num-batched-tokens or --max-num-seqs",
+            *(["set --lora-target-modules"] if use.adapters else []),
+            *(["set --dtype bfloat16"] if dtype.itemsize > torch.bfloat16.itemsize else []),
+        ]
         raise OutOfMemoryError(
             f"the model does not fit: {_gib(usable_device.memory_bytes)} of memory × {args.gpu_memory_utilization} is "
             f"less than weights {_gib(use.weights)} + {_of_adapters(use, numbers.adapters)}activations "
-            f"{_gib(use.activations)} + runtime {_gib(use.allowances)}; provide more memory, reduce "
-            f"{'--max-cpu-loras, --max-loras, --max-lora-rank, ' if use.adapters else ''}--max-num-batched-tokens or "
-            f"--max-num-seqs, {'set --lora-target-modules, ' if use.adapters else ''}or set --dtype bfloat16"
+            f"{_gib(use.activations)} + runtime {_gib(use.allowances)} + a block of the KV cache; "
+            f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
         )
     if use.adapters:
         logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))

@@ -181,7 +181,7 @@ def _load_adapter(connection: Connection, runner: Runner, source: AdapterSource)
         answer = AdapterLoaded(source.number, None, str(error))
     except Exception:
         logger.exception("LoRA adapter %s cannot be loaded", source.name)
-        answer = AdapterLoaded(source.number, None, f"LoRA adapter {source.name} cannot be loaded; see the log")
+        answer = AdapterLoaded(source.number, None, "the adapter cannot be loaded; see the log")
     _send(connection, answer)
 
 

@@ -14,7 +14,7 @@ _SIOCGIFADDR: Final = 0x8915
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on TCP at `host`, or at all addresses of one IP version if `host` is not an address of this machine.
+    """Listen on TCP at `host`, or at all addresses if `host` does not resolve to an address of this machine.
 
     Args:
         port: 0: any free port.
@@ -25,13 +25,20 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror:  # in Kubernetes the name may not resolve until this pod is ready
-        family, address = socket.AF_INET, ("", port)
+        return _listen_everywhere(port)
     try:
         return socket.create_server((str(address[0]), port), family=family, backlog=128)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
-        return socket.create_server(("", port), family=family, backlog=128)
+        return _listen_everywhere(port)
+
+
+def _listen_everywhere(port: int) -> socket.socket:
+    """Listen at all addresses of both IP versions, or of IPv4 if this machine has no IPv6."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=128)
 
 
 def interface_towards(host: str) -> str:

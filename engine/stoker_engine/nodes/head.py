@@ -274,7 +274,7 @@ class Head:
 
     def _admit_rank(self, connection: NodeConnection, node_index: int, rank: int) -> None:
         node = self._nodes.get(node_index)
-        if node is None or not node.awaits(rank):
+        if node is None or not node.expect(rank):
             connection.send(refused=f"rank {rank} of node {node_index} is not expected", argument="")
             connection.close()
             return

@@ -22,6 +22,7 @@ class RankState:
 
     Attributes:
         pipe: the connection to the rank, from its arrival until `Node.start` returns it; otherwise None.
+        is_awaited: whether `Node.start` waits for a connection that has not arrived.
         is_stopped: whether its process is stopped (SIGSTOP), or was when it ended.
         code: its exit code; None: it has not exited.
         killed_for_memory: whether the rank has exited, and the node's kernel killed a process for lack of memory while
@@ -30,6 +31,7 @@ class RankState:
     """
 
     pipe: socket.socket | None = None
+    is_awaited: bool = True
     is_stopped: bool = False
     code: int | None = None
     killed_for_memory: bool = False
@@ -72,7 +74,7 @@ class Node:
         self._send(start=rank)
         self.wait(lambda: state.pipe is not None or state.has_ended, timeout_s)
         with self._news:
-            pipe, state.pipe = state.pipe, None
+            pipe, state.pipe, state.is_awaited = state.pipe, None, False
         if pipe is None:
             why = state.error or self.cause_of_loss or f"it did not connect within {timeout_s:.0f} s"
             raise EngineDeadError(f"{self.name} could not start rank {rank}: {why}")
@@ -91,13 +93,17 @@ class Node:
         with self._news:
             return self._news.wait_for(lambda: condition() or self.cause_of_loss is not None, max(0.0, timeout_s))
 
-    def awaits(self, rank: int) -> bool:
-        """Whether a connection of the rank can be delivered to `start`."""
-        state = self._ranks.get(rank)
-        return state is not None and state.pipe is None and not state.has_ended
+    def expect(self, rank: int) -> bool:
+        """Return whether a connection of the rank is awaited, which the caller then delivers; a second one is not."""
+        with self._news:
+            state = self._ranks.get(rank)
+            if state is None or not state.is_awaited or state.has_ended:
+                return False
+            state.is_awaited = False
+            return True
 
     def deliver(self, rank: int, pipe: socket.socket) -> None:
-        """Pass the connection of a rank to `start`."""
+        """Pass the connection of a rank to `start`, after `expect`."""
         with self._news:
             self._ranks[rank].pipe = pipe
             self._news.notify_all()

@@ -120,11 +120,12 @@ class AdapterLoads:
         if error is None:
             self._drop(number)
             sentence = f"the files of LoRA adapter {source.name} in {source.path} have changed since it was loaded"
+            logger.error("%s", sentence)
         elif isinstance(error, AdapterError):
             sentence = str(error)
+            logger.error("LoRA adapter %s: %s", source.name, sentence)
         else:  # an internal error: a failing adapter must not stop the engine
             logger.error("LoRA adapter %s cannot be loaded", source.name, exc_info=error)
             sentence = f"LoRA adapter {source.name} cannot be loaded; see the log"
         self._table.failed(number)
-        logger.error("LoRA adapter %s: %s", source.name, sentence)
         return sentence

@@ -189,6 +189,7 @@ def _advance_beams(queues: SequenceQueues, request: Request) -> list[TokenDelta]
                 index=index,
                 token_ids=beam.token_ids,
                 finish_reason=FinishReason.STOP if beam.ended else FinishReason.LENGTH,
+                stop_reason=beam.token_ids[-1] if beam.ended else None,
                 cumulative_logprob=beam.cumulative_logprob,
                 num_cached_tokens=request.num_cached or 0,
             )

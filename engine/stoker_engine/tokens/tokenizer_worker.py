@@ -182,6 +182,7 @@ def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
     from stoker_engine.grammar.token_table import TokenTable
 
     data: bytes = b""
+    out_of_memory = False
     try:
         method, arguments = pickle.loads(job)
         del job
@@ -198,10 +199,13 @@ def _answer(connection: socket.socket, tokenizer: object, job: bytes) -> None:
         header = {"broken": error.message}
     except RequestError as error:
         header = {"error": error.message, "param": error.param, "code": error.code}
-    except Exception as error:  # a bug, or out of memory: only this job fails
-        if not isinstance(error, MemoryError):
-            logger.exception("the tokenizer failed for a request")
+    except MemoryError:
+        header, out_of_memory = {"failed": True}, True
+    except Exception:  # a bug: only this job fails
+        logger.exception("the tokenizer failed for a request")
         header = {"failed": True}
+    if out_of_memory:  # the job's memory is free now
+        logger.error("the tokenizer ran out of memory for a request")
     encoded = json.dumps(header).encode()
     connection.sendall(ANSWER.pack(len(encoded), len(data)) + encoded)
     connection.sendall(data)

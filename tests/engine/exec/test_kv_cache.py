@@ -91,6 +91,21 @@ def test_a_too_small_cache_is_refused_with_a_useful_remedy(blocks: int) -> None:
     assert ("--max-model-len to" in str(refused.value)) == (blocks > 1)
 
 
+def test_a_too_small_number_of_blocks_is_refused_with_its_flag() -> None:
+    for blocks in (1, 2):
+        args = EngineArgs("tiny", max_model_len=256, num_gpu_blocks_override=blocks)
+        with pytest.raises(OutOfMemoryError, match="raise --num-gpu-blocks-override"):
+            plan_kv_cache(args, ModelConfig.from_dict(TINY), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype, smaller", [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)])
+def test_a_model_that_does_not_fit_is_refused_with_a_useful_remedy(dtype: torch.dtype, smaller: bool) -> None:
+    args = EngineArgs("tiny", gpu_memory_utilization=1e-9)
+    with pytest.raises(OutOfMemoryError, match=r"\+ a block of the KV cache; provide more") as refused:
+        plan_kv_cache(args, ModelConfig.from_dict(TINY), dtype, torch.device("cpu"))
+    assert ("set --dtype bfloat16" in str(refused.value)) == smaller
+
+
 class _UnequalRanks(SingleRank):
     """Another rank has room for 7 blocks fewer than this one."""
 

@@ -104,9 +104,11 @@ def test_an_engine_stopped_while_loading_ends_the_load(tiny_llama: Path) -> None
 
 @pytest.mark.slow
 def test_engines_may_have_ranks(tiny_llama: Path) -> None:
-    llm = LLM(str(tiny_llama), device="cpu", num_gpu_blocks_override=64, tensor_parallel_size=2, data_parallel_size=2)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    assert [len(each.outputs[0].token_ids) for each in llm.generate([[5], [6], [7]], params)] == [4, 4, 4]
+    with LLM(
+        str(tiny_llama), device="cpu", num_gpu_blocks_override=64, tensor_parallel_size=2, data_parallel_size=2
+    ) as llm:
+        assert [len(each.outputs[0].token_ids) for each in llm.generate([[5], [6], [7]], params)] == [4, 4, 4]
 
 
 def test_a_failed_load_leaves_no_process(tiny_llama: Path) -> None:

@@ -56,6 +56,8 @@ class FakeHub:
         refusal: response to all requests, while it is set.
         failures: number of requests that get 503 first.
         pause_s: pause after each piece of a file, in seconds.
+        num_damaged: number of transfers of large files whose first byte is changed.
+        resumes: whether a transfer may start within a file; else it is sent from its start.
         hold_at: bytes after which the first transfer of a file only trickles until its connection ends.
         fetched: requested files, in order.
         tokens: received authorization headers.
@@ -69,6 +71,8 @@ class FakeHub:
         self.refusal: Refusal | None = None
         self.failures = 0
         self.pause_s = 0.0
+        self.num_damaged = 0
+        self.resumes = True
         self.hold_at: int | None = None
         self.fetched: list[Fetched] = []
         self.tokens: set[str | None] = set()
@@ -145,6 +149,11 @@ class FakeHub:
         with self.lock:
             held_at = self.hold_at if path not in {fetched.path for fetched in self.fetched} else None
             self.fetched.append(Fetched(path, start))
+            if not self.resumes:
+                start = 0
+            if self.num_damaged and _is_large(path, data):
+                self.num_damaged -= 1
+                data = bytes([data[0] ^ 1]) + data[1:]
         headers["Content-Length"] = str(len(data) - start)
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"

@@ -121,6 +121,26 @@ def test_damaged_partial_download_is_fetched_again(hub: FakeHub, start: Start, t
     folder(start())
 
 
+def test_damaged_download_is_fetched_again(hub: FakeHub, start: Start) -> None:
+    """`folder` checks the content."""
+    hub.num_damaged = 1
+    _, log = folder_and_log(start())
+    assert "model.safetensors: the download has a wrong checksum; restarting it" in log
+    weights = [fetched for fetched in hub.fetched if fetched.path == "model.safetensors"]
+    assert weights == [Fetched("model.safetensors", 0)] * 2
+
+
+def test_partial_download_is_restarted_if_the_hub_cannot_resume(hub: FakeHub, start: Start, tmp_path: Path) -> None:
+    hub.pause_s = 0.01
+    process = start()
+    have = _kill_during_the_download(process, tmp_path)
+    hub.pause_s, hub.resumes = 0, False
+    _, log = folder_and_log(start())
+    assert "checksum" not in log
+    weights = [fetched for fetched in hub.fetched if fetched.path == "model.safetensors"]
+    assert weights == [Fetched("model.safetensors", 0), Fetched("model.safetensors", have)]
+
+
 def _kill_during_the_download(process: subprocess.Popen[str], cache: Path) -> int:
     """Kill it during the download; return the downloaded bytes."""
     _until_it_downloads(cache)

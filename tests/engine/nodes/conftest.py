@@ -142,11 +142,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     made.agents.clear()
     assert set(psutil.Process().children(recursive=True)) <= before
     gc.collect()
-    wait_until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are closed", 5)
-
-
-def wait_until(condition: Callable[[], bool], description: str, timeout_s: float = 30) -> None:
-    until(condition, description)
+    until(lambda: psutil.Process().num_fds() <= open_files, "descriptors are closed")
 
 
 def empty_step(number: int) -> Step:

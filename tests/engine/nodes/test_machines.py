@@ -54,10 +54,6 @@ except OSError as error:
 """
 
 
-def _until(condition: Callable[[], bool], description: Callable[[], str], timeout_s: float = 180) -> None:
-    until(condition, description)
-
-
 def _flags(head: Machine, number: int, **options: Any) -> dict[str, Any]:
     return {"nnodes": 2, "node_rank": number, "master_addr": head.address, **OPTIONS, **options}
 
@@ -91,15 +87,15 @@ class Served:
         return self.ask("/ready")[0] == 200
 
     def wait_ready(self) -> None:
-        _until(self.is_ready, lambda: f"the server serves:\n{self.log(0)}\n{self.log(1)}")
+        until(self.is_ready, lambda: f"the server serves:\n{self.log(0)}\n{self.log(1)}")
 
     def complete(self) -> list[int]:
         status, text = self.ask("/v1/completions", BODY)
         assert status == 200, text
         return list(json.loads(text)["choices"][0]["token_ids"])
 
-    def wait_log(self, words: str, number: int = 0, timeout_s: float = 60) -> None:
-        _until(lambda: words in self.log(number), lambda: f"{words!r} in\n{self.log(number)}", timeout_s)
+    def wait_log(self, words: str, number: int = 0) -> None:
+        until(lambda: words in self.log(number), lambda: f"{words!r} in\n{self.log(number)}")
 
     def process(self, number: int, *words: str) -> psutil.Process:
         (found,) = self.machines[number].processes(*words)
@@ -170,7 +166,7 @@ def test_two_machines_recover_from_each_failure(
     rank = served.process(1, "stoker_engine.exec.rank_main")
     served.process(1, "--headless").kill()
     served.wait_log("is gone with its node: its `stoker serve … --headless` has ended")
-    _until(lambda: not lives(rank), lambda: "the rank ends with its agent")
+    until(lambda: not lives(rank), lambda: "the rank ends with its agent")
     served.start_agent()
     served.wait_ready()
     assert served.complete() == alone[0][0]
@@ -178,7 +174,7 @@ def test_two_machines_recover_from_each_failure(
     rank = served.process(1, "stoker_engine.exec.rank_main")
     two.cut(1)
     served.wait_log("is gone with its node: it did not respond for 4 s")
-    _until(lambda: not lives(rank), lambda: "the rank ends with its head")
+    until(lambda: not lives(rank), lambda: "the rank ends with its head")
     assert not served.is_ready()
     two.fix(1)
     served.wait_ready()
@@ -197,7 +193,7 @@ def test_the_node_ends_after_the_head_is_killed(two: Machines, tiny_llama: Path,
     served.wait_ready()
     rank = served.process(1, "stoker_engine.exec.rank_main")
     served.process(0, "--port=8000").kill()
-    _until(lambda: not lives(rank), lambda: "the rank ends with its head", 30)
+    until(lambda: not lives(rank), lambda: "the rank ends with its head")
     assert served.agent.wait(180) == 1
     assert "could not be reached for 6" in served.log(1)
 
@@ -238,15 +234,15 @@ def test_one_engine_serves_while_the_other_recovers_on_its_machine(
         assert served.complete() == alone[0][0]
         meanwhile()
         all_have_ended()
-        _until(both_serve, lambda: f"both engines serve again:\n{served.log(0)}\n{served.log(1)}")
+        until(both_serve, lambda: f"both engines serve again:\n{served.log(0)}\n{served.log(1)}")
         assert served.complete() == alone[0][0]
         (tmp_path / "log-0").write_bytes(b"")
 
     def all_have_ended() -> None:
-        _until(lambda: not any(map(lives, ranks)), lambda: "the ranks end with their engine")
+        until(lambda: not any(map(lives, ranks)), lambda: "the ranks end with their engine")
 
     def is_reported_missing() -> None:
-        _until(lambda: "waiting for node 1 of 2 at" in served.ask("/health")[1], lambda: served.ask("/health")[1])
+        until(lambda: "waiting for node 1 of 2 at" in served.ask("/health")[1], lambda: served.ask("/health")[1])
         assert served.is_ready()
         assert served.complete() == alone[0][0]
 
@@ -255,7 +251,7 @@ def test_one_engine_serves_while_the_other_recovers_on_its_machine(
         assert len(found) == 2
         return found
 
-    _until(both_serve, lambda: f"{served.log(0)}\n{served.log(1)}")
+    until(both_serve, lambda: f"{served.log(0)}\n{served.log(1)}")
     where = f"on node 1 ({two[1].address})"
 
     ranks = ranks_of_node_1()

@@ -19,7 +19,8 @@ from stoker_engine.nodes.connection import NodeConnection
 from stoker_engine.nodes.handshake import greet_head
 from stoker_engine.nodes.head import Head
 
-from .conftest import Nodes, is_listening, run_steps, wait_until
+from ...support.waiting import until
+from .conftest import Nodes, is_listening, run_steps
 
 
 def test_a_second_node_of_the_same_number_waits(nodes: Nodes) -> None:
@@ -75,7 +76,7 @@ def test_nodes_with_another_key_are_refused(nodes: Nodes, monkeypatch: pytest.Mo
     found: list[BaseException | None] = []
 
     def begin() -> None:
-        wait_until(lambda: is_listening(nodes.port), "the head listens")
+        until(lambda: is_listening(nodes.port), "the head listens")
         for key in ("the wrong one", ""):
             monkeypatch.setenv("STOKER_NODE_KEY", key)
             found.append(nodes.agent().end())

@@ -36,6 +36,7 @@ from stoker_engine.nodes.connection import NodeConnection
 from stoker_engine.nodes.handshake import greet_head
 from stoker_engine.processes import node_agent
 
+from ...support.waiting import until
 from .conftest import (
     PROGRAM,
     REMOTE,
@@ -44,7 +45,6 @@ from .conftest import (
     empty_step,
     is_listening,
     run_steps,
-    wait_until,
 )
 
 
@@ -98,7 +98,7 @@ def test_all_ranks_end_when_one_dies_and_can_be_restarted(point: str, rank: int,
     assert type(ended.value) is kind
     where = rf"rank {rank} of {SIZE}" + (r" on node 1 \(127.0.0.1\)" if rank >= REMOTE else " (?!on)")
     assert re.search(where, str(ended.value))
-    wait_until(_no_ranks, "all ranks have ended")
+    until(_no_ranks, "all ranks have ended")
     if executor is not None:
         executor._close()  # as if its process had ended
     nodes.forget()
@@ -128,7 +128,7 @@ def test_stopping_the_agent_ends_its_ranks_and_is_reported(nodes: Nodes) -> None
     assert agent.end() is None
     with pytest.raises(EngineKilledError, match=rf"rank 2 of {SIZE} on node 1 .*asked to end \(SIGTERM\)"):
         run_steps(executor, 1_000_000)
-    wait_until(_no_ranks, "all ranks have ended")
+    until(_no_ranks, "all ranks have ended")
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
@@ -140,7 +140,7 @@ def test_a_remote_rank_killed_at_any_moment_is_named(seed: int, nodes: Nodes) ->
     threading.Timer(chance.random() / 5, os.kill, (nodes.process(rank).pid, signum)).start()
     with pytest.raises(EngineDeadError, match=f"rank {rank} of {SIZE} on node 1 .*{signum.name}"):
         run_steps(executor, 1_000_000)
-    wait_until(_no_ranks, "all ranks have ended")
+    until(_no_ranks, "all ranks have ended")
 
 
 def test_connections_of_strangers_have_no_effect(nodes: Nodes) -> None:
@@ -163,7 +163,7 @@ def test_connections_of_strangers_have_no_effect(nodes: Nodes) -> None:
                 stranger.close()
 
     def begin() -> None:
-        wait_until(lambda: is_listening(nodes.port), "the head listens")
+        until(lambda: is_listening(nodes.port), "the head listens")
         disturb()
         nodes.agent()
 
@@ -210,9 +210,21 @@ def test_invalid_messages_after_authentication_close_the_connection(
             while "refused" in line.receive():
                 pass
         line.close()
-    wait_until(lambda: all(thread.name != "node" for thread in threading.enumerate()), "the node's thread has ended")
+    until(lambda: all(thread.name != "node" for thread in threading.enumerate()), "the node's thread has ended")
     nodes.agent()
     assert list(head.nodes()) == [1]
+
+
+def test_second_connection_of_a_rank_is_refused(nodes: Nodes) -> None:
+    nodes.agent()
+    executor = nodes.executor()
+    line = NodeConnection(socket.create_connection(("127.0.0.1", nodes.port)))
+    line.wait_at_most(120)
+    greet_head(line, b"")
+    line.send(node=1, rank=REMOTE)
+    assert line.receive()["refused"] == f"rank {REMOTE} of node 1 is not expected"
+    line.close()
+    run_steps(executor, 2)
 
 
 def test_a_node_may_leave_and_return_while_others_are_awaited(nodes: Nodes) -> None:
@@ -226,13 +238,13 @@ def test_a_node_may_leave_and_return_while_others_are_awaited(nodes: Nodes) -> N
         sentence = f"waiting for {numbers} of 4 at 127.0.0.1:{nodes.port}, until "
         return lambda: bool(words) and words[-1].startswith(sentence)
 
-    wait_until(waits_for("nodes 1, 2, 3"), "the head reports the missing nodes")
+    until(waits_for("nodes 1, 2, 3"), "the head reports the missing nodes")
     nodes.agent(node_rank=2, **four)
     first = nodes.agent(node_rank=1, **four)
-    wait_until(waits_for("node 3"), "the head reports the missing nodes")
+    until(waits_for("node 3"), "the head reports the missing nodes")
     first.agent.stop("SIGTERM")
     assert first.end() is None
-    wait_until(waits_for("nodes 1, 3"), "the head reports that the node left")
+    until(waits_for("nodes 1, 3"), "the head reports that the node left")
     nodes.agent(node_rank=3, **four)
     nodes.agent(node_rank=1, **four)
     waiting.join(120)

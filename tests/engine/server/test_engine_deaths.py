@@ -54,14 +54,17 @@ def _crashing_server(model: Path, deaths: Path, restarts: int) -> Iterator[Crash
     args = EngineArgs(str(model), served_model_name=("tiny",))
     llm = AsyncLLM(args, program=("-P", str(ENGINE), str(deaths)))
     serving = Serving(ServeArgs(args, FrontendArgs(shutdown_grace=0, max_engine_restarts=restarts)), llm)
-    try:
-        wait_until(lambda: llm.is_ready)
-        yield CrashingServer(serving, llm, deaths)
-    finally:
-        with suppress(RuntimeError):  # it has ended already
-            serving.call(serving.server.stop, 2)
-        serving.join()
-        llm.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # On a busy machine a restart may take longer than requests wait for it by default.
+        patch.setattr("stoker_engine.server.engine.restarts.PATIENCE_S", SECONDS)
+        try:
+            wait_until(lambda: llm.is_ready)
+            yield CrashingServer(serving, llm, deaths)
+        finally:
+            with suppress(RuntimeError):  # it has ended already
+                serving.call(serving.server.stop, 2)
+            serving.join()
+            llm.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from stoker_common.errors import ArgumentError, ModelError, RequestError
-from stoker_engine.tokens import tokenizer_process
+from stoker_engine.tokens import tokenizer_process, tokenizer_worker
 from stoker_engine.tokens.tokenizer import Tokenizer
 from stoker_engine.tokens.tokenizer_process import TokenizerProcess
 
@@ -244,3 +248,21 @@ def test_confined_worker_can_open_no_files(folder: Path) -> None:
         worker.kill()
 
     run(folder, check)
+
+
+def test_worker_without_memory_fails_one_job_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Greedy:
+        def decode(self, size: int) -> str:
+            return "x" * size
+
+    server, worker = socket.socketpair()
+    with server, worker, server.makefile("rb") as results:
+        for size in (sys.maxsize - 100, 1):
+            tokenizer_worker._answer(worker, Greedy(), pickle.dumps(("decode", {"size": size})))
+        headers = []
+        for _ in range(2):
+            header, data = tokenizer_worker.ANSWER.unpack(results.read(tokenizer_worker.ANSWER.size))
+            headers.append(json.loads(results.read(header)))
+            results.read(data)
+    assert headers == [{"failed": True}, {"text": True}]
+    assert caplog.messages == ["the tokenizer ran out of memory for a request"]

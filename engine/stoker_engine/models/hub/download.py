@@ -12,6 +12,7 @@ The result is also correct without the lock: two processes write the same bytes 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import queue
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from huggingface_hub import HfApi, get_cached_repo_tree, hf_hub_url, set_client_factory, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE, MAX_HTTP_DOWNLOAD_SIZE
@@ -36,6 +37,9 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from stoker_common.errors import DownloadError
 from stoker_engine.models.hub.file_lock import file_lock
 from stoker_engine.models.hub.hub_errors import HUB_ERRORS, explain, first_line, may_pass
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -187,15 +191,16 @@ class _LargeFiles:
                 results.put(None)
 
     def _fetch(self, file: RepoFile) -> None:
-        """Download a file, resuming a partial download. The checksum is verified only after resuming."""
+        """Download a file, resuming a partial download, and verify its checksum."""
         partial = self._partial(file)
         # Not in append mode: a second writer without the lock then only rewrites the same bytes.
-        with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o664), "r+b") as target:
+        with _HashedFile(io.FileIO(os.open(partial, os.O_RDWR | os.O_CREAT, 0o664), "r+")) as target:
             have = target.seek(0, os.SEEK_END)
             if have > file.size:
                 have = target.seek(target.truncate(0))
             if have:
                 logger.info("resuming %s of %s at %.2f GiB", file.path, self._name, have / _GIB)
+                target.hash_content()
             http_get(
                 hf_hub_url(self._name, file.path, revision=self._commit),
                 target,
@@ -206,9 +211,9 @@ class _LargeFiles:
             )
             target.flush()
             os.fsync(target.fileno())
-            if have and not _has_hash(target, self._blob(file).name):
+            if target.sha256.hexdigest() != self._blob(file).name:
                 partial.unlink()
-                raise OSError(f"{file.path}: the resumed download has a wrong checksum; restarting it")
+                raise OSError(f"{file.path}: the download has a wrong checksum; restarting it")
         partial.replace(self._blob(file))
 
     def _check_room(self) -> None:
@@ -233,9 +238,32 @@ class _LargeFiles:
         return self._blob(file).with_suffix(".incomplete")
 
 
-def _has_hash(file: BinaryIO, sha256: str) -> bool:
-    file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest() == sha256  # type: ignore[arg-type]
+class _HashedFile(io.BufferedRandom):
+    """A file that hashes what is appended, so that a download need not be read again.
+
+    Attributes:
+        sha256: hash of the content, if the file was opened empty or `hash_content` was called.
+    """
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self.sha256 = hashlib.sha256()
+
+    def hash_content(self) -> None:
+        """Hash the present content. The position is then the end."""
+        self.seek(0)
+        hashlib.file_digest(self, lambda: self.sha256)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Append `data`."""
+        self.sha256.update(data)
+        return super().write(data)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Empty the file. `http_get` does this at position 0 if the server cannot resume."""
+        assert (self.tell() if size is None else size) == 0
+        self.sha256 = hashlib.sha256()
+        return super().truncate(size)
 
 
 def _client() -> Any:

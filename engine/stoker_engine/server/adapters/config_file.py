@@ -109,6 +109,9 @@ class AdapterConfigFile:
         except (AdapterError, RequestError) as error:
             self._registry.fail(module.name, str(error))
             logger.error("cannot load the LoRA adapter %s from %s: %s", module.name, module.path, error)
+        except Exception:  # an internal error must not stop the loads of others
+            self._registry.fail(module.name, "it cannot be loaded; see the log")
+            logger.exception("cannot load the LoRA adapter %s from %s", module.name, module.path)
 
     def _has_changed(self) -> bool:
         try:

@@ -15,7 +15,7 @@ from stoker_common.errors import AdapterError, ArgumentError, EngineDeadError, R
 from stoker_engine.contract.lora_modules import LoRAModule
 from stoker_engine.server.adapters.config_file import AdapterConfigFile, parse
 from stoker_engine.server.adapters.folders import AdapterFolders
-from stoker_engine.server.adapters.registry import AdapterRegistry, AdapterState, Origin
+from stoker_engine.server.adapters.registry import LOADS_AT_ONCE, AdapterRegistry, AdapterState, Origin
 from stoker_engine.server.unavailable import NotStartedError
 
 from ....support.waiting import until_async
@@ -173,6 +173,22 @@ def test_adapters_are_loaded_once_the_engine_is_back(listed: Listed, engine: Fak
             watching.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_an_internal_error_stops_no_other_adapter(
+    listed: Listed, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    engine.bad_adapters["a"] = RuntimeError("a bug")
+    listed.write(one="dir/a", **{f"n{number}": "dir/b" for number in range(2 * LOADS_AT_ONCE)})
+
+    async def run(_: AdapterConfigFile) -> None:
+        assert len(listed.served) == 2 * LOADS_AT_ONCE
+        with pytest.raises(NotStartedError, match=r"the adapter 'one' is not served: .*; see the log"):
+            listed.registry.check("one")
+        assert "a bug" in caplog.text
+
+    _watched(listed, run)
 
 
 def test_adapters_of_other_origins_are_left_alone(listed: Listed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import jsonschema
@@ -10,6 +11,7 @@ import pytest
 from stoker_engine.server.openai.messages import Tool
 from stoker_engine.server.parsers.registry import tool_parser
 
+from ...grammar.byte_matcher import SPECIAL, SPECIAL_ID, ByteMatcher
 from .drawn_calls import parse
 
 CALL = ("f", {"a": 1})
@@ -115,7 +117,8 @@ def test_text_forced_by_a_structural_tag_is_parsed_as_a_call(parser: str) -> Non
     kind = tool_parser(parser)
     tag = kind.structural_tag(TOOLS)
     assert tag["type"] == "structural_tag"
-    for tool, structure in zip(TOOLS, tag["structures"], strict=True):
+    assert len(tag["structures"]) % len(TOOLS) == 0
+    for tool, structure in zip(itertools.cycle(TOOLS), tag["structures"], strict=False):
         assert any(structure["begin"].startswith(trigger) for trigger in tag["triggers"])
         jsonschema.Draft202012Validator.check_schema(structure["schema"])
         arguments = {"city": 'Zürich "\\'}
@@ -123,3 +126,23 @@ def test_text_forced_by_a_structural_tag_is_parsed_as_a_call(parser: str) -> Non
         text = structure["begin"] + json.dumps(arguments) + structure["end"]
         assert parse(parser, [text]).parts == parse(parser, text).parts
         assert parse(parser, [f"Well: {text}"]).calls == [(tool.name, arguments)]
+
+
+@pytest.mark.parametrize("token", [SPECIAL, "<|tool_call|>"])
+def test_each_beginning_of_granites_calls_constrains_the_arguments(token: str) -> None:
+    """`SPECIAL` stands for a special token; without it, both beginnings are text."""
+    tag = json.loads(json.dumps(tool_parser("granite").structural_tag(TOOLS)).replace("<|tool_call|>", token))
+    matcher = ByteMatcher()
+    source = matcher.compile(structural_tag=tag)
+    for begin in (token, "<tool_call>"):
+        beginning = [SPECIAL_ID] if begin == SPECIAL else list(begin.encode())
+        for call, is_valid in (
+            ('[{"name": "get_weather", "arguments": {"city": "Bern"}}]', True),
+            ('[{"name": "now", "arguments": {}}]', True),
+            ('[{"name": "get_weather", "arguments": {"city": 5}}]', False),
+            ('[{"name": "other", "arguments": {}}]', False),
+        ):
+            answer = [*b"Well: ", *beginning, *call.encode()]
+            assert matcher.accepts(source, answer) == is_valid
+            assert matcher.accepts(source, [*answer, *b" ok ", *beginning, *call.encode()]) == is_valid
+    assert matcher.accepts(source, "no call")

@@ -30,4 +30,8 @@ class GraniteToolParser(CallParser):
     @classmethod
     def structural_tag(cls, tools: Sequence[Tool]) -> dict[str, Any]:
         """Return the structural tag that constrains arguments to the tools' schemas; one call per array."""
-        return structural_tag(tools, _TOKEN, f'{_TOKEN}[{{"name": "NAME", "arguments": ', "}]")
+        tags = [
+            structural_tag(tools, begin, f'{begin}[{{"name": "NAME", "arguments": ', "}]") for begin in (_TOKEN, _TEXT)
+        ]
+        structures = [structure for tag in tags for structure in tag["structures"]]
+        return {"type": "structural_tag", "structures": structures, "triggers": [_TOKEN, _TEXT]}
