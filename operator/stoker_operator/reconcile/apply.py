@@ -119,7 +119,7 @@ class Writer:
     ) -> bool:
         """Apply `status` if the endpoint's status differs from it, and emit Events about the changes.
 
-        An Event is emitted if Ready's status or reason changes or its last message lacks one of `notices`, and another
+        An Event is emitted if Ready's status or reason changes or its message gains one of `notices`, and another
         one if scaling changes the number of replicas.
 
         Returns:
@@ -142,7 +142,10 @@ class Writer:
                 raise
             return True
         before, ready = _ready(endpoint.status), _ready(status)
-        is_new = any(notice not in before.get("message", "") for notice in notices)
+        # A message that was cut lacks some notices in every status.
+        is_new = any(
+            notice in ready.get("message", "") and notice not in before.get("message", "") for notice in notices
+        )
         if ready and ((ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")) or is_new):
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
             self._record_event(endpoint, ready, now)
