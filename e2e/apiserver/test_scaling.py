@@ -52,12 +52,12 @@ class Scaled:
         for number in replicas or range(len(self.gateway.replicas)):
             self.gateway.replicas[number].reports[self.namespace, self.name] = entry
 
-    def acknowledge(self, *replicas: int, word: str = "") -> None:
-        """Make gateway replicas, by default all, acknowledge `word`, or the current announcement."""
-        word = word or self.status().get("drain", "")
+    def acknowledge(self, *replicas: int, drain_id: str = "") -> None:
+        """Make gateway replicas, by default all, acknowledge `drain_id`, or the current one."""
+        drain_id = drain_id or self.status().get("drain", "")
         for number in replicas or range(len(self.gateway.replicas)):
             reports = self.gateway.replicas[number].reports
-            reports[self.namespace, self.name] = {**reports[self.namespace, self.name], "drained": word}
+            reports[self.namespace, self.name] = {**reports[self.namespace, self.name], "drained": drain_id}
 
     def endpoint(self) -> Object:
         found: Object = self.kube.endpoint(self.namespace, self.name)
@@ -222,10 +222,10 @@ def test_zero_requires_the_acknowledgement_of_each_replica(operator: Operator, c
     scaled = create(minReplicas=0, idleSecondsToZero=1)
     scaled.settle(1)
     before = scaled.changes()
-    word = wait_for(lambda: scaled.status().get("drain"), "it is announced")
+    drain_id = wait_for(lambda: scaled.status().get("drain"), "it drains")
     wait_polls(scaled.gateway.replicas[0])
     scaled.acknowledge(0)
-    scaled.acknowledge(1, word=f"not {word}")
+    scaled.acknowledge(1, drain_id=f"not {drain_id}")
     wait_polls(scaled.gateway.replicas[0])
     assert (scaled.count(), scaled.changes()) == (1, before)
     scaled.report(1, in_flight=1)
@@ -238,14 +238,14 @@ def test_zero_requires_the_acknowledgement_of_each_replica(operator: Operator, c
     wait_for(lambda: scaled.kube.condition(scaled.namespace, scaled.name)["reason"] == "ScaledToZero", "it is Ready")
 
 
-def test_announcement_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
-    """A held request withdraws an announcement; without each replica's acknowledgement it lapses."""
+def test_drain_is_withdrawn_or_lapses(operator: Operator, create: Callable[..., Scaled]) -> None:
+    """A held request withdraws a drain; without each replica's acknowledgement it lapses."""
     held, lapsed = (create(name, minReplicas=0, idleSecondsToZero=1) for name in ("held", "lapsed"))
     for each in (held, lapsed):
         each.settle(1)
     before = held.changes(), lapsed.changes()
     for each in (held, lapsed):
-        wait_for(lambda each=each: each.phase() == "Draining", "it is announced")
+        wait_for(lambda each=each: each.phase() == "Draining", "it drains")
     lapsed.acknowledge(0)
     held.acknowledge(0)
     held.report(1, held=1)
@@ -281,7 +281,7 @@ def test_a_silent_replica_keeps_the_count(
     assert shrinking.count() == 4
     silent.answer = None
     shrinking.settle(1)
-    wait_for(lambda: resting.phase() == "Draining", "it is announced")
+    wait_for(lambda: resting.phase() == "Draining", "it drains")
 
 
 def hang(handler: BaseHTTPRequestHandler) -> None:
@@ -340,7 +340,7 @@ def hostile_answers(entry: Object) -> dict[str, Answer]:
         "true for a number": with_endpoint(queued=True),
         "null for a number": with_endpoint(inFlight=None),
         "negative idle time": with_endpoint(idleSeconds=-1e-9),
-        "a long announcement": with_endpoint(drained="x" * 513),
+        "a long drain id": with_endpoint(drained="x" * 513),
         "twice the same endpoint": plain(json.dumps({**valid, "endpoints": [endpoint, endpoint]}).encode()),
         "engine that waits negatively": with_engine(waiting=-50),
         "engine with a NaN": with_engine(kvUsage=float("nan")),
@@ -484,30 +484,30 @@ def test_next_leader_continues(
     for each in (growing, draining):
         each.settle(1)
     before = {each.name: each.changes() for each in (growing, draining, sleeping)}
-    word_of_zero = sleeping.status()["drain"]
+    drain_id_at_zero = sleeping.status()["drain"]
     _, other = operators
     other.start()
-    old_word = wait_for(lambda: draining.status().get("drain"), "it is announced")
+    old_drain_id = wait_for(lambda: draining.status().get("drain"), "it drains")
     growing.report(0, in_flight=8)  # needs four replicas
     wait_for(lambda: growing.serves(2), "it grows")
     assert operator.process
     operator.process.send_signal(signal.SIGKILL)
     operator.process.wait()
     operator.process = None
-    draining.acknowledge(word=old_word)
+    draining.acknowledge(drain_id=old_drain_id)
 
     def is_whole() -> bool:
         growing.serves(4)
         return growing.count() >= 4
 
     wait_for(is_whole, "the next leader continues")
-    wait_for(lambda: draining.status().get("drain") not in (None, "", old_word), "it is announced again")
+    wait_for(lambda: draining.status().get("drain") not in (None, "", old_drain_id), "it drains again")
     wait_polls(growing.gateway.replicas[0])
     growing.settle(4)
     assert growing.changes() == before["growing"] + 3  # one at a time, and none too many
     assert (draining.count(), draining.changes()) == (1, before["draining"])
     assert (sleeping.count(), sleeping.changes()) == (0, before["sleeping"])
-    assert (sleeping.phase(), sleeping.status()["drain"]) == ("Zero", word_of_zero)
+    assert (sleeping.phase(), sleeping.status()["drain"]) == ("Zero", drain_id_at_zero)
     draining.go_to_zero()
     sleeping.report(1, held=1)
     sleeping.settle(1)

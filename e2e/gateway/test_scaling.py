@@ -34,7 +34,7 @@ from .conftest import URL
 from .test_disturbances import gateway_pods
 
 _CLIENT = Path(__file__).with_name("burst_client.py")
-#: Idle time before the way to zero, in seconds; the announcement and the end of pods follow.
+#: Idle time before the way to zero, in seconds; the drain and the end of pods follow.
 _IDLE_S = 4
 #: Time for a pod with a tiny model to start while others start, in seconds.
 _START_S = 240
@@ -177,7 +177,7 @@ def test_burst_at_zero_is_answered(scaled: Endpoint, images: Images, results: Re
 @pytest.mark.timeout(1200)
 def test_requests_at_any_moment_of_scaling_to_zero_are_answered(scaled: Endpoint, images: Images, key: str) -> None:
     rng, times = random.Random(7), [0.0]
-    for _ in range(8):  # from before the announcement to after the end of the last pod
+    for _ in range(8):  # from before the drain to after the end of the last pod
         times.append(times[-1] + rng.uniform(_IDLE_S - 1, _IDLE_S + 12))
     with burst(scaled, images, key, times) as answers:
         pass

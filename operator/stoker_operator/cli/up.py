@@ -221,7 +221,8 @@ def stays_in_the_cluster(spec: Spec) -> None:
 def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with ``spec.engine.env`` added.
 
-    Values that the manifest takes from the cluster, such as a token from a Secret, must be set in `environment`.
+    Values that the manifest takes from the cluster, such as a token from a Secret, must be set in `environment`, unless
+    they are optional.
 
     Raises:
         Refused: `environment` lacks such a value.
@@ -240,7 +241,7 @@ def env(spec: Spec, engine: Runtime, environment: Mapping[str, str]) -> dict[str
             listed[variable.name] = expand(variable.value or "", listed)
         elif variable.name in environment:
             listed[variable.name] = environment[variable.name]
-        else:
+        elif not variable.value_from.is_optional:
             raise Refused(
                 Violation(
                     f"spec.engine.env[{variable.name}].valueFrom",

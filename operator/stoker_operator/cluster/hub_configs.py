@@ -43,7 +43,8 @@ _MAX_BYTES: Final = 1 << 20
 _MAX_INDEX_BYTES: Final = 1 << 24
 #: Maximum number of models that are kept although no endpoint uses them; the least recently used is evicted.
 _MAX_UNUSED: Final = 512
-#: Time limit of an attempt, and of `pending`. Including the interval of reconciles, pods wait for about 10 s at most.
+#: Time limit of `pending`, and the time after which an attempt starts no more reads; the last one may take as long
+#: again. Including the interval of reconciles, pods wait for about 10 s at most.
 _ATTEMPT_SECONDS: Final = 8.0
 #: First and maximum pause after a failure, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
@@ -235,7 +236,7 @@ def _quoted(revision: str | None) -> str:
 
 
 class _HubFiles:
-    """`CheckpointFiles` of one model, read within one attempt's time limit.
+    """`CheckpointFiles` of one model, with one deadline for all files.
 
     Args:
         url: base URL of the files.
@@ -289,7 +290,7 @@ class _HubFiles:
 
 
 class _DeadlineReader:
-    """Reads an HTTP answer until a deadline."""
+    """Reads an HTTP answer until a deadline. A read that has started waits for the socket's timeout instead."""
 
     def __init__(self, response: Any, until: float) -> None:
         self._response, self._until = response, until

@@ -6,11 +6,11 @@ list over all namespaces.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import urllib3
@@ -75,6 +75,27 @@ class KubeError(Exception):
         return self.status in (400, 403, 422) or "failed to create typed patch object" in str(self)
 
 
+def client_configuration() -> client.Configuration:
+    """Return address and credentials of the kubeconfig's cluster or, without a kubeconfig, of this pod's.
+
+    Raises:
+        KubeError: there is no usable kubeconfig and no pod's service account.
+    """
+    configuration = client.Configuration()
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        # In a pod, HTTPS_PROXY is for requests out of the cluster. `load_kube_config` sets a kubeconfig's proxy.
+        configuration.proxy = None
+    # KUBECONFIG may list several files.
+    files = config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(os.pathsep)
+    has_file = any(file and Path(file).expanduser().exists() for file in files)
+    load = config.load_kube_config if has_file else config.load_incluster_config
+    try:
+        load(client_configuration=configuration)
+    except config.ConfigException as error:
+        raise KubeError(0, f"no cluster: {error}") from None
+    return configuration
+
+
 class Listing(NamedTuple):
     """Objects of a list, and the resource version at which they were read."""
 
@@ -104,15 +125,7 @@ class Kube:
         Raises:
             KubeError: there is no usable kubeconfig and no pod's service account.
         """
-        configuration = client.Configuration()
-        if "KUBERNETES_SERVICE_HOST" in os.environ:
-            # In a pod, HTTPS_PROXY is for requests out of the cluster. `load_config` sets a kubeconfig's proxy.
-            configuration.proxy = None
-        try:
-            with contextlib.redirect_stdout(None):  # `load_config` prints if there is no kubeconfig
-                config.load_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        except config.ConfigException as error:
-            raise KubeError(0, f"no cluster: {error}") from None
+        configuration = client_configuration()
         # Retry failed connections. urllib3 must not handle Retry-After: it would sleep for the whole time, and would
         # not retry patches and creations.
         configuration.retries = urllib3.Retry(3, respect_retry_after_header=False)

@@ -122,10 +122,11 @@ class Leadership:
         """Start to take part."""
         self._task = asyncio.create_task(self._run(), name="leadership")
 
-    async def stop(self) -> None:
+    async def stop(self, *, release: bool = True) -> None:
         """Stop taking part. A leader releases the Lease, so that its successor need not wait for it to expire.
 
-        Call it after all writes of the operator have ended.
+        Args:
+            release: whether to release it. It must be False while the operator still writes.
         """
         if self._task is None:
             return
@@ -133,7 +134,7 @@ class Leadership:
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
         led, self._renewed = self.leading, None
-        if led:
+        if led and release:
             try:
                 async with asyncio.timeout(self._timing.retry_period):
                     await self._release()

@@ -15,7 +15,7 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from typing import Any, Final
 
 from stoker_common.scaling.gateway_signals import GatewaySignals
 from stoker_operator.admission.review import Object
@@ -27,7 +27,7 @@ from stoker_operator.cluster.store import Store
 from stoker_operator.manager.endpoint_tasks import EndpointTasks
 from stoker_operator.manager.gateway_routes import GatewayRoutes
 from stoker_operator.manager.process import Process
-from stoker_operator.manager.reconciler import Reconciler
+from stoker_operator.manager.reconciler import Reconciler, lead_writer
 from stoker_operator.manager.relisting import Relisting, Watch, WatchedKinds
 from stoker_operator.manager.reviews import Reviews
 from stoker_operator.manager.scaling import ScalingLoop
@@ -35,14 +35,18 @@ from stoker_operator.objects.facts import Key
 from stoker_operator.objects.owner import INSTANCE
 from stoker_operator.plan.catalogue import Catalogue
 from stoker_operator.policy.policy import PERMISSIVE, Policy
+from stoker_operator.process.background_loop import OwnThread
 from stoker_operator.process.metrics import Metrics
-from stoker_operator.reconcile.apply import MANAGER
+from stoker_operator.reconcile.apply import MANAGER, WritesInFlight
 from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.gateway_rbac import KINDS as GRANTS
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome
 from stoker_operator.settings import Settings
 from stoker_operator.workloads.composition import ONE_DEPLOYMENT, Composition
+
+#: Maximum time for which `Controller.stop` waits for the answers to writes, in seconds.
+_LAST_WRITES_SECONDS: Final = 10.0
 
 
 class Controller:
@@ -88,13 +92,17 @@ class Controller:
             on_loss=self._stop_working,
             learn=self._reviews.await_config,
         )
-        lease, epoch = settings.lease, lambda: self._process.epoch()
+        self._in_flight = WritesInFlight()
+        writer = functools.partial(
+            lead_writer, kube, self._store, lambda: self._process.epoch(), in_flight=self._in_flight
+        )
+        lease = settings.lease
         operators = OtherOperators(kube, f"{lease.namespace}/{lease.name}" if lease else "")
         self._tasks = EndpointTasks(self._reconcile, settings)
         self._reconciler = Reconciler(
-            settings, kube, self._store, self._metrics, epoch, self._context, operators, self._wake_from_any_thread
+            settings, kube, self._store, self._metrics, writer, self._context, operators, self._wake_from_any_thread
         )
-        self._routes = GatewayRoutes(settings, kube, self._store, epoch, self._is_working, operators)
+        self._routes = GatewayRoutes(settings, kube, self._store, writer, self._is_working, operators)
         signals = settings.gateway.signals if settings.gateway else ""
         self._scaling = ScalingLoop(
             GatewaySignals(signals) if signals else None,
@@ -146,14 +154,21 @@ class Controller:
         self._scaling_task = asyncio.create_task(self._scaling.run(), name="scaling")
 
     async def stop(self) -> None:
-        """End the tasks, release the Lease, and stop the servers."""
+        """End the tasks, release the Lease, and stop the servers.
+
+        If writes take too long, the Lease is not released, and its successor waits until it expires.
+        """
         self._process.leave()
         ending = [task for task in (self._resync, self._scaling_task, self._taking_over) if task]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         await self._end_tasks()
-        await self._process.stop()
+        # Threads whose tasks have ended may still wait for the answer to a write.
+        thread = OwnThread("last writes")
+        have_ended = await thread.call(lambda: self._in_flight.wait(_LAST_WRITES_SECONDS))
+        thread.close()
+        await self._process.stop(release=have_ended)
 
     def on_event(self, kind: str, change: str | None, seen: Object) -> None:
         """Process an event of a watch."""

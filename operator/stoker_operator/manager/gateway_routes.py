@@ -10,8 +10,8 @@ from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster.kube import Kube
 from stoker_operator.cluster.store import Store
 from stoker_operator.manager.endpoint_tasks import EndpointTasks
-from stoker_operator.manager.reconciler import lead_writer
 from stoker_operator.objects.facts import Key
+from stoker_operator.reconcile.apply import Writer
 from stoker_operator.reconcile.gateway_rbac import grant, namespaces
 from stoker_operator.reconcile.other_operators import OtherOperators
 from stoker_operator.reconcile.reconcile import Outcome
@@ -26,7 +26,7 @@ class GatewayRoutes:
         settings: the operator's settings.
         kube: the API server's client.
         store: the watched objects.
-        epoch: returns the number of this replica's current term as the leader, or None if it may not write.
+        writer: returns a writer for this replica's current term as the leader.
         is_working: returns whether tasks may be woken now.
         operators: finds out which operator serves a namespace.
     """
@@ -36,14 +36,14 @@ class GatewayRoutes:
         settings: Settings,
         kube: Kube,
         store: Store,
-        epoch: Callable[[], int | None],
+        writer: Callable[[], Writer],
         is_working: Callable[[], bool],
         operators: OtherOperators,
     ) -> None:
         self._gateway = settings.gateway
         self._kube = kube
         self._store = store
-        self._epoch = epoch
+        self._writer = writer
         self._is_working = is_working
         self._operators = operators
         self._routes = Routes(settings.gateway)
@@ -81,9 +81,8 @@ class GatewayRoutes:
         """Grant the gateway access to exactly the Secrets that it needs in a namespace."""
         if self._gateway is None:
             return Outcome.GONE
-        writer = lead_writer(self._kube, self._store, self._epoch)
         secrets = self._routes.secrets(key.namespace)
-        work = functools.partial(grant, self._kube, self._store, writer, key.namespace, secrets, self._gateway)
+        work = functools.partial(grant, self._kube, self._store, self._writer(), key.namespace, secrets, self._gateway)
         outcome = await asyncio.to_thread(work, self._operators)
         if outcome is Outcome.GONE:
             self._operators.forget(key)

@@ -17,7 +17,7 @@ import kopf
 from kopf._cogs.structs.references import Insights  # an argument type of `kopf.operator`; not exported
 
 from stoker_operator.cluster.informer import Watched
-from stoker_operator.cluster.kube import Kube, KubeError
+from stoker_operator.cluster.kube import Kube, KubeError, client_configuration
 from stoker_operator.manager.controller import Controller
 from stoker_operator.manager.relisting import OnEvent
 from stoker_operator.objects.owner import MANAGED_BY
@@ -36,12 +36,36 @@ class KindGoneError(KubeError):
     """The API server lacks a watched kind."""
 
 
+def login(*, settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
+    """Return the address and credentials with which `Kube` connects.
+
+    `kopf.login_via_client` returns a pod's cluster, even if there is a kubeconfig.
+
+    Raises:
+        KubeError: there is no usable kubeconfig and no pod's service account.
+    """
+    configuration = client_configuration()
+    scheme, _space, token = (configuration.get_api_key_with_prefix("BearerToken") or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        trust_env=settings.networking.trust_env,
+    )
+
+
 def registry(
     controller: Controller, watched: Iterable[Watched], ending: asyncio.Event, failure: list[KubeError | OSError]
 ) -> kopf.OperatorRegistry:
     """Return kopf's handlers. SIGTERM and SIGINT set `ending`; `failure` gets the error of a failed start."""
     handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers)(kopf.login_via_client)  # as `Kube`, except in a pod with a kubeconfig
+    kopf.on.login(registry=handlers)(login)
 
     @kopf.on.startup(registry=handlers)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -109,7 +133,7 @@ class OptionalWatches:
 
     def _watch(self, watched: tuple[Watched, ...], on_event: OnEvent, ended: Callable[[], None]) -> None:
         handlers = kopf.OperatorRegistry()
-        kopf.on.login(registry=handlers)(kopf.login_via_client)
+        kopf.on.login(registry=handlers)(login)
 
         @kopf.on.startup(registry=handlers)
         async def start(settings: kopf.OperatorSettings, **_: Any) -> None:

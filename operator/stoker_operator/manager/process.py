@@ -1,7 +1,7 @@
 """The operator's process apart from reconciling: leader election, HTTP servers, and the order of starting and stopping.
 
 start:  answer probes and reviews ─► take part in the election ─► the work
-stop:   report not ready ─► the work ends ─► release the Lease ─► answer reviews for some more seconds
+stop:   report not ready, permit no more writes ─► the work ends ─► release the Lease ─► answer reviews for some seconds
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Process:
         learn: Learn | None = None,
     ) -> None:
         self._on_gain = on_gain
+        self._leaving = False
         self._leadership: Leadership | None = None
         self._keeper: CertificateKeeper | None = None
         self._webhook: Webhook | None = None
@@ -74,6 +75,8 @@ class Process:
 
     def epoch(self) -> int | None:
         """Return the number of this replica's term (0 without election), or None if it may not write. Thread-safe."""
+        if self._leaving:
+            return None
         return self._leadership.epoch if self._leadership else 0
 
     async def start(self) -> None:
@@ -97,13 +100,19 @@ class Process:
         self._on_gain()
 
     def leave(self) -> None:
-        """Report not ready, so that no new clients connect. Must be called before the work ends."""
+        """Report not ready, so that no new clients connect, and permit no more writes. Must be called before the work
+        ends."""
+        self._leaving = True
         self._health.leave()
 
-    async def stop(self) -> None:
-        """Stop the election and the servers. The work must have ended, because another replica may take over now."""
+    async def stop(self, *, release: bool = True) -> None:
+        """Stop the election and the servers.
+
+        Args:
+            release: whether another replica may take over at once, because all writes have ended.
+        """
         if self._leadership:
-            await self._leadership.stop()
+            await self._leadership.stop(release=release)
         if self._webhook and self._keeper:
             await self._keeper.stop()
             await self._webhook.stop()

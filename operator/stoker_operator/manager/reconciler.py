@@ -20,7 +20,7 @@ from stoker_operator.objects.facts import Key
 from stoker_operator.process.background_loop import WorkerThreads
 from stoker_operator.process.metrics import Metrics
 from stoker_operator.reconcile.accelerator_usage import AcceleratorUsage
-from stoker_operator.reconcile.apply import NotLeading, Writer
+from stoker_operator.reconcile.apply import NotLeading, Writer, WritesInFlight
 from stoker_operator.reconcile.cluster import Cluster
 from stoker_operator.reconcile.evaluate import PlanningContext
 from stoker_operator.reconcile.object_versions import ObjectVersions
@@ -45,7 +45,7 @@ class Reconciler:
         kube: the API server's client.
         store: the watched objects.
         metrics: the operator's metrics.
-        epoch: returns the number of this replica's current term as the leader, or None if it may not write.
+        writer: returns a writer for this replica's current term as the leader.
         context: returns the inputs of an endpoint's evaluation.
         operators: finds out which operator serves an endpoint.
         wake: requests a reconcile of an endpoint. Thread-safe.
@@ -57,7 +57,7 @@ class Reconciler:
         kube: Kube,
         store: Store,
         metrics: Metrics,
-        epoch: Callable[[], int | None],
+        writer: Callable[[], Writer],
         context: Callable[[Key], PlanningContext],
         operators: OtherOperators,
         wake: Callable[[Key], None],
@@ -66,7 +66,7 @@ class Reconciler:
         self._kube = kube
         self._store = store
         self._metrics = metrics
-        self._epoch = epoch
+        self._writer = writer
         self._context = context
         self._operators = operators
         self._wake = wake
@@ -114,9 +114,8 @@ class Reconciler:
         self._engine_watch.forget_all()
 
     def _cluster(self) -> Cluster:
-        writer = lead_writer(self._kube, self._store, self._epoch)
         facts = self._engines.reported, self._engine_watch.engine_states
-        cluster = Cluster(self._kube, self._store, writer, self._accelerator_usage.now, *facts, self._operators)
+        cluster = Cluster(self._kube, self._store, self._writer(), self._accelerator_usage.now, *facts, self._operators)
         return dataclasses.replace(cluster, version=self._versions.get) if self._versions else cluster
 
     def _report_late(self, cluster: Cluster, key: Key) -> None:
@@ -138,7 +137,14 @@ class Reconciler:
                 logger.exception("could not write the status; this is a bug in the operator", extra=key.reference)
 
 
-def lead_writer(kube: Kube, store: Store, epoch: Callable[[], int | None]) -> Writer:
-    """Return a writer that writes only during this replica's current term as the leader."""
+def lead_writer(kube: Kube, store: Store, epoch: Callable[[], int | None], in_flight: WritesInFlight) -> Writer:
+    """Return a writer that writes only during this replica's current term as the leader.
+
+    Args:
+        kube: the API server's client.
+        store: the watched objects.
+        epoch: returns the number of the current term, or None if this replica may not write.
+        in_flight: counts the writes.
+    """
     began = epoch()
-    return Writer(kube, store, lambda: began is not None and epoch() == began)
+    return Writer(kube, store, lambda: began is not None and epoch() == began, in_flight)

@@ -164,8 +164,7 @@ def sharing_problem(spec: Spec, access_modes: Mapping[str, Collection[str]]) -> 
         return Violation(
             claim.field,
             f"claim {claim.name} allows {', '.join(modes) or 'nothing'} only, and there may be two pods at a time",
-            f"use a claim that allows {' or '.join(claim.shared_by)}, or replicas 1 with rollout maxSurge 0 and "
-            "maxUnavailable 1",
+            f"use a claim that allows {' or '.join(claim.shared_by)}{f', or {spec.one_pod}' if spec.one_pod else ''}",
             reason="VolumeNotShared",
         )
     return None

@@ -51,8 +51,8 @@ def capacity(nodes: Sequence[Node], holders: Sequence[Holder], accelerator: Acce
     large = [node for node in fit if node.allocatable[resource] >= count]
     open_ = [node for node in large if node.ready and not node.unschedulable]
     if not open_:
-        state = "cordoned" if large[0].ready else "not ready"
-        return f"not now: {', '.join(node.name for node in large[:_NAMED])} could hold {demand} and is {state}"
+        states = [f"{node.name} ({'cordoned' if node.ready else 'not ready'})" for node in large]
+        return f"not now: {_first(states)} could hold {demand}"
     free = {node.name: node.allocatable[resource] - _held(holders, node.name, resource) for node in open_}
     best = max(open_, key=lambda node: free[node.name])
     if free[best.name] >= count:
@@ -81,5 +81,9 @@ def _held(holders: Sequence[Holder], node: str, resource: str) -> int:
 def _holder_names(holders: Sequence[Holder], node: str, resource: str) -> str:
     on_node = [holder for holder in holders if holder.node == node and holder.requests.get(resource, 0)]
     on_node.sort(key=lambda holder: (-holder.requests[resource], holder.name))
-    names = [f"{holder.name} ({holder.requests[resource]})" for holder in on_node[:_NAMED]]
-    return ", ".join(names) + (f" and {len(on_node) - _NAMED} more" if len(on_node) > _NAMED else "")
+    return _first([f"{holder.name} ({holder.requests[resource]})" for holder in on_node])
+
+
+def _first(texts: Sequence[str]) -> str:
+    """Return the first `_NAMED` texts, and the number of the others."""
+    return ", ".join(texts[:_NAMED]) + (f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else "")

@@ -125,7 +125,7 @@ class Catalogue(BaseModel):
         try:
             document = yaml.safe_load(override.read_text(encoding="utf-8")) or {}
             return cls.model_validate(_overlay(yaml.safe_load(BUILT_IN.read_text(encoding="utf-8")), document))
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise Refused(Violation(field, f"the file cannot be read: {error}")) from None
         except ValidationError as error:
             faults = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())

@@ -7,9 +7,11 @@ stored at once, so the next reconcile sees it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -50,6 +52,31 @@ class Applied:
     refused: Child | None = None
 
 
+class WritesInFlight:
+    """Counts the write requests that have been sent and not answered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def count(self) -> Iterator[None]:
+        """Count one more during the context."""
+        with self._changed:
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Block until there is none, or for `seconds`. Return whether there is none."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._count == 0, seconds)
+
+
 class Writer:
     """Writes objects while this replica leads.
 
@@ -58,12 +85,20 @@ class Writer:
         store: the observed objects.
         may_write: returns whether this replica may write; called before each write. A replica that has lost the lead
             must not finish the reconcile that it started, even if it leads again.
+        in_flight: counts the writes.
     """
 
-    def __init__(self, kube: Kube, store: Store, may_write: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        may_write: Callable[[], bool] = lambda: True,
+        in_flight: WritesInFlight | None = None,
+    ) -> None:
         self._kube = kube
         self._store = store
         self._may_write = may_write
+        self._in_flight = in_flight or WritesInFlight()
 
     def apply(
         self,
@@ -119,7 +154,7 @@ class Writer:
     ) -> bool:
         """Apply `status` if the endpoint's status differs from it, and emit Events about the changes.
 
-        An Event is emitted if Ready's status or reason changes or its last message lacks one of `notices`, and another
+        An Event is emitted if Ready's status or reason changes or its message gains one of `notices`, and another
         one if scaling changes the number of replicas.
 
         Returns:
@@ -142,7 +177,10 @@ class Writer:
                 raise
             return True
         before, ready = _ready(endpoint.status), _ready(status)
-        is_new = any(notice not in before.get("message", "") for notice in notices)
+        # A message that was cut lacks some notices in every status.
+        is_new = any(
+            notice in ready.get("message", "") and notice not in before.get("message", "") for notice in notices
+        )
         if ready and ((ready["status"], ready["reason"]) != (before.get("status"), before.get("reason")) or is_new):
             _log(body, f"Ready is {ready['status']} ({ready['reason']}): {ready['message']}")
             self._record_event(endpoint, ready, now)
@@ -186,22 +224,21 @@ class Writer:
         )
 
     def _apply(self, body: Object, subresource: str = "", *, dry_run: bool = False) -> Object:
-        self._check()
-        answer = self._kube.apply(dict(body), MANAGER, subresource, dry_run=dry_run)
+        with self._write():
+            answer = self._kube.apply(dict(body), MANAGER, subresource, dry_run=dry_run)
         if not dry_run:
             self._store.put(answer)
         return answer
 
     def _delete(self, live: Object) -> None:
-        self._check()
         metadata = live["metadata"]
-        self._kube.delete(live["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+        with self._write():
+            self._kube.delete(live["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
         self._store.remove(live)
         _log(live, f"{live['kind']} deleted")
 
     def _record_event(self, endpoint: Endpoint, ready: Mapping[str, str], now: datetime) -> None:
         """Create an Event for `kubectl describe`. A failed request is only logged."""
-        self._check()
         at = f"{now:%Y-%m-%dT%H:%M:%SZ}"
         unique = hashlib.sha256(f"{endpoint.uid}{ready['reason']}{now.isoformat()}".encode()).hexdigest()[:16]
         event = {
@@ -225,13 +262,19 @@ class Writer:
             "count": 1,
         }
         try:
-            self._kube.create(event)
+            with self._write():
+                self._kube.create(event)
         except KubeError as error:
             logger.warning("could not create an Event: %s", error, extra=endpoint.key.reference)
 
-    def _check(self) -> None:
-        if not self._may_write():
-            raise NotLeading
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[None]:
+        with self._in_flight.count():
+            # Checked after it is counted: if `may_write` changes to False, all later writes are refused, and all
+            # earlier ones are counted.
+            if not self._may_write():
+                raise NotLeading
+            yield
 
 
 def _ready(status: Mapping[str, Any]) -> Mapping[str, str]:

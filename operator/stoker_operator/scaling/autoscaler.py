@@ -108,7 +108,7 @@ class Autoscaler:
         settings: may be replaced at any time; the history is kept.
         now: monotonic time, in seconds.
         start_seconds: the start-up time in the endpoint's status, if it has one.
-        new_word: returns a new drain id.
+        new_drain_id: returns a new drain id.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class Autoscaler:
         settings: ScalingSettings,
         now: float,
         start_seconds: float | None = None,
-        new_word: Callable[[], str] = lambda: secrets.token_hex(8),
+        new_drain_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self.settings = settings
-        self._new_word = new_word
+        self._new_drain_id = new_drain_id
         self._now = now
         self._history = History()
         self._demand = Demand()
         self._start_time = StartTime(start_seconds)
         self._phase: Phase | None = None  # None before the first update
         self._drain = ""
-        self._announced_at = -math.inf
+        self._drain_started_at = -math.inf
         self._replicas = 0  # the last recommendation, or a later number of another writer
         self._written: deque[tuple[int, float]] = deque(maxlen=64)  # earlier recommendations and their end times
         self._observed = 0  # the workload's count at the last update
@@ -151,7 +151,7 @@ class Autoscaler:
         elif self._phase is Phase.ZERO:
             self._continue_zero(observation, now)
         elif self._is_idle(observation, now):
-            self._phase, self._drain, self._announced_at = Phase.DRAINING, self._new_word(), now
+            self._phase, self._drain, self._drain_started_at = Phase.DRAINING, self._new_drain_id(), now
         if self._phase is Phase.ZERO:
             return self._recommend(0, "ScaledToZero", "No requests: no replica runs until a request is held.", now)
         if self._phase is Phase.DRAINING:
@@ -181,7 +181,7 @@ class Autoscaler:
     def _continue_draining(self, observation: Observation, now: float) -> None:
         signals = observation.signals
         is_held = signals is not None and bool(signals.held or signals.queued)
-        if is_held or not self._may_be_zero(observation) or now - self._announced_at >= DRAIN_SECONDS:
+        if is_held or not self._may_be_zero(observation) or now - self._drain_started_at >= DRAIN_SECONDS:
             self._activate(now)
         elif signals is not None and signals.acknowledged(self._drain):
             self._phase = Phase.ZERO
@@ -193,7 +193,7 @@ class Autoscaler:
         elif observation.replicas > 0:
             # Zero is not written yet, or another writer has replaced it. It is written only while that is safe.
             is_safe = signals is not None and signals.acknowledged(self._drain)
-            if not is_safe or now - self._announced_at >= DRAIN_SECONDS:
+            if not is_safe or now - self._drain_started_at >= DRAIN_SECONDS:
                 self._activate(now)
 
     def _activate(self, now: float) -> None:
@@ -208,7 +208,7 @@ class Autoscaler:
         signals, needed = observation.signals, self.settings.idle_seconds_to_zero
         if signals is None or signals.missing or signals.is_busy or not self._may_be_zero(observation):
             return False
-        if observation.replicas == 0 or signals.idle_seconds is None or now - self._announced_at < RETRY_SECONDS:
+        if observation.replicas == 0 or signals.idle_seconds is None or now - self._drain_started_at < RETRY_SECONDS:
             return False
         since = (
             self._ready_since if self._ready_since is not None or not observation.start_failure else self._active_since

@@ -82,6 +82,21 @@ def test_a_wrong_spec_is_refused_with_field_and_remedy(document: Any, spec: Any,
     assert message.startswith(expected)
 
 
+def test_remedy_for_a_cache_of_a_replica_of_several_pods_is_to_share_it(document: Any) -> None:
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    messages = refusal(
+        document(
+            hardware={**GPUS, "nodes": 2},
+            parallelism={"tensor": 4, "pipeline": 2},
+            storage={"cache": {"volumeClaimTemplate": {"spec": claim}}},
+            rollout={"maxSurge": 0, "maxUnavailable": 1},
+        )
+    )
+    assert messages == [
+        "spec.storage.cache: the claim is for one pod, but there may be two; use access mode ReadWriteMany"
+    ]
+
+
 @pytest.mark.parametrize("name", ["1demo", "Demo", "de.mo", "demo-", "a" * 53])
 def test_a_name_that_no_service_can_have_is_refused(document: Any, name: str) -> None:
     manifest = document()

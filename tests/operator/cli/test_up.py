@@ -109,6 +109,23 @@ def test_environment_is_passed_on(run: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "ref", [{"secretKeyRef": {"name": "s", "key": "k"}}, {"configMapKeyRef": {"name": "c", "key": "k"}}]
+)
+def test_optional_variables_may_be_missing(run: Any, monkeypatch: Any, ref: Any) -> None:
+    monkeypatch.delenv("TOKEN", raising=False)
+    optional = {kind: {**key, "optional": True} for kind, key in ref.items()}
+    env = [{"name": "TOKEN", "valueFrom": optional}, {"name": "A", "value": "$(TOKEN)"}]
+    _, words, environment, _ = run(engine={"env": env})
+    assert "serve" in words
+    assert "TOKEN" not in environment
+    assert environment["A"] == "$(TOKEN)", "as in a pod, a missing variable is not expanded"
+    required = {kind: {**key, "optional": False} for kind, key in ref.items()}
+    code, _, _, output = run(engine={"env": [{"name": "TOKEN", "valueFrom": required}]})
+    assert code == 2
+    assert "spec.engine.env[TOKEN].valueFrom" in output.err
+
+
+@pytest.mark.parametrize(
     ("spec", "options", "expected"),
     [
         (

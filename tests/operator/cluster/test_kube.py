@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -102,13 +103,25 @@ def test_list_is_retried_after_the_requested_delay(server: Server, monkeypatch: 
 
 
 @pytest.mark.parametrize(
+    "files", [["config"], ["missing", "config"], ["config", ""]], ids=["one", "two", "one and an empty name"]
+)
+def test_kubeconfig_may_consist_of_several_files(
+    server: Server, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = os.pathsep.join(str(tmp_path / file) if file else "" for file in files)
+    for module in ("kubernetes.config", "kubernetes.config.kube_config"):
+        monkeypatch.setattr(f"{module}.KUBE_CONFIG_DEFAULT_LOCATION", paths)
+    assert Kube.connect().list("Lease").items == []
+
+
+@pytest.mark.parametrize(
     ("in_pod", "named", "expected"),
     [(True, None, None), (True, "http://named:1", "http://named:1"), (False, None, "http://way-out:3128")],
 )
 def test_proxy_variables_are_ignored_inside_the_cluster(
     in_pod: bool, named: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load_config(client_configuration: Any) -> None:
+    def load(client_configuration: Any) -> None:
         client_configuration.host = "https://10.96.0.1:443"
         if named:
             client_configuration.proxy = named
@@ -118,5 +131,6 @@ def test_proxy_variables_are_ignored_inside_the_cluster(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     if in_pod:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    monkeypatch.setattr(config, "load_config", load_config)
+    for loader in ("load_kube_config", "load_incluster_config"):
+        monkeypatch.setattr(config, loader, load)
     assert Kube.connect()._api.configuration.proxy == expected

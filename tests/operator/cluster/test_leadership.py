@@ -181,6 +181,24 @@ def test_killed_leader_is_replaced_within_20_seconds(server: Server, virtual_tim
     virtual_time(main)
 
 
+def test_stopping_leader_that_still_writes_keeps_the_lease_until_it_expires(server: Server, virtual_time: Any) -> None:
+    async def main() -> None:
+        first, second = Replica("a", server), Replica("b", server)
+        await first.leadership.start()
+        await elapse(1)
+        await second.leadership.start()
+        await elapse(30)
+        await first.leadership.stop(release=False)
+        assert server.lease and server.lease["spec"]["holderIdentity"] == "a"
+        await elapse(5)
+        assert not first.leadership.leading
+        assert not second.leadership.leading
+        await elapse(10)
+        assert second.leadership.leading
+
+    virtual_time(main)
+
+
 def test_stopping_leader_hands_over_at_once(server: Server, virtual_time: Any) -> None:
     async def main() -> None:
         first, second = Replica("a", server), Replica("b", server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from stoker_operator.api.v1alpha1 import KIND
 from stoker_operator.cluster.hub_configs import Model
 from stoker_operator.cluster.kube import KubeError, Listing
+from stoker_operator.manager import controller as controller_module
 from stoker_operator.manager import reconciler as reconciler_module
 from stoker_operator.manager.controller import Controller
 from stoker_operator.objects.facts import Key
@@ -173,9 +175,11 @@ def test_reconcile_of_an_earlier_leadership_writes_nothing(monkeypatch: pytest.M
         lead.epoch = 1
 
         def work(cluster: Cluster, *_: Any) -> Outcome:
-            cluster.writer._check()
+            with cluster.writer._write():
+                pass
             lead.epoch = 2  # another replica may have led in between
-            cluster.writer._check()
+            with cluster.writer._write():
+                pass
             raise AssertionError("the former leader may write")
 
         monkeypatch.setattr(reconciler_module, "reconcile", work)
@@ -184,6 +188,66 @@ def test_reconcile_of_an_earlier_leadership_writes_nothing(monkeypatch: pytest.M
         lead.epoch = None
         with pytest.raises(NotLeading):
             await controller._reconcile(Key("ns", "demo"))
+
+    asyncio.run(main())
+
+
+class BlockedKube(Kube):
+    """A cluster that does not answer writes until `may_answer` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[Any] = []
+        self.may_answer = threading.Event()
+
+    def apply(self, body: Any, *_: Any, **__: Any) -> Any:
+        self.writes.append(body)
+        self.may_answer.wait()
+        return body
+
+
+@pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "not answered"])
+def test_lease_is_released_only_after_the_last_write(is_answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        kube: Any = BlockedKube()
+        controller = Controller(Settings(health_address="127.0.0.1:0"), kube, Catalogue.load())
+        ended, released, later_writes = threading.Event(), [], []
+        stop = controller._process.stop
+
+        async def record(*, release: bool = True) -> None:
+            released.append(release)
+            await stop(release=release)
+
+        def work(cluster: Cluster, *_: Any) -> Outcome:
+            role: Any = {"kind": "Role", "metadata": {"name": "a", "namespace": "ns", "resourceVersion": "60"}}
+            try:
+                cluster.writer.apply([role], {})
+                later_writes.append("permitted")
+                cluster.writer.apply([role], {})
+            except NotLeading:
+                later_writes.append("refused")
+            ended.set()
+            return Outcome.SETTLED
+
+        monkeypatch.setattr(controller._process, "stop", record)
+        monkeypatch.setattr(reconciler_module, "reconcile", work)
+        if not is_answered:
+            monkeypatch.setattr(controller_module, "_LAST_WRITES_SECONDS", 0)
+        await controller.start()
+        await until_async(lambda: kube.writes)
+        stopping = asyncio.create_task(controller.stop())
+        if is_answered:
+            await until_async(lambda: not controller._tasks)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert released == [], "a successor would write at the same time"
+            kube.may_answer.set()
+        await stopping
+        assert released == [is_answered]
+        kube.may_answer.set()
+        await until_async(ended.is_set)
+        assert later_writes == ["permitted", "refused"]
+        assert len(kube.writes) == 1
 
     asyncio.run(main())
 

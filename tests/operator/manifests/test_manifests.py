@@ -233,6 +233,24 @@ def test_pods_that_cannot_share_a_claim_are_refused(endpoint: Any, spec: Any, mo
     assert sharing_problem(endpoint(**spec).spec, {"mine": modes}) is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        ({}, ", or replicas 1 with rollout maxSurge 0 and maxUnavailable 1"),
+        (
+            {"scaling": {"maxReplicas": 2, "target": 4}},
+            ", or scaling.maxReplicas 1 with rollout maxSurge 0 and maxUnavailable 1",
+        ),
+        ({"hardware": {"accelerator": "nvidia-l4", "nodes": 2}, "parallelism": {"pipeline": 2}}, ""),
+    ],
+    ids=["replicas", "scaling", "nodes"],
+)
+def test_remedy_for_a_claim_that_pods_cannot_share_leads_to_one_pod(endpoint: Any, spec: Any, remedy: str) -> None:
+    cache = {"storage": {"cache": {"persistentVolumeClaim": {"claimName": "mine"}}}}
+    problem = sharing_problem(endpoint(**cache, **spec).spec, {"mine": ["ReadWriteOnce"]})
+    assert problem and problem.remedy == f"use a claim that allows ReadWriteMany{remedy}"
+
+
 def test_read_only_claim_may_be_shared_by_readers(endpoint: Any) -> None:
     modes = {"mine": ["ReadOnlyMany"]}
     assert sharing_problem(endpoint(replicas=2, model={"source": "pvc://mine"}).spec, modes) is None

@@ -48,8 +48,13 @@ def node(name: str, gpus: int, product: str = "", *, ready: bool = True, cordone
             "not now: 6 of 8 free on b, held by ns/two (2)",
         ),
         ([node("a", 8), node("b", 8)], [Holder("ns/one", "a", {GPU: 8})], ""),
-        ([node("a", 8, ready=False)], [], "not now: a could hold 8 × nvidia.com/gpu and is not ready"),
-        ([node("a", 8, cordoned=True)], [], "not now: a could hold 8 × nvidia.com/gpu and is cordoned"),
+        ([node("a", 8, ready=False)], [], "not now: a (not ready) could hold 8 × nvidia.com/gpu"),
+        ([node("a", 8, cordoned=True)], [], "not now: a (cordoned) could hold 8 × nvidia.com/gpu"),
+        (
+            [node("a", 8, cordoned=True), node("b", 8, ready=False, cordoned=True), node("c", 4)],
+            [],
+            "not now: a (cordoned), b (not ready) could hold 8 × nvidia.com/gpu",
+        ),
         ([node("a", 8)], [Holder("ns/one", "a", {"cpu": 8})], ""),
     ],
 )
@@ -63,6 +68,12 @@ def test_only_the_largest_of_many_holders_are_named() -> None:
     holders = [Holder(f"ns/{index}", "a", {GPU: 1}) for index in range(8)]
     reason = capacity([node("a", 8)], holders, H100, 2)
     assert reason == "not now: 0 of 8 free on a, held by " + ", ".join(f"ns/{i} (1)" for i in range(5)) + " and 3 more"
+
+
+def test_only_some_of_many_closed_nodes_are_named() -> None:
+    reason = capacity([node(f"n{index}", 8, cordoned=True) for index in range(8)], [], H100, 2)
+    names = ", ".join(f"n{index} (cordoned)" for index in range(5))
+    assert reason == f"not now: {names} and 3 more could hold 2 × nvidia.com/gpu"
 
 
 def test_cpus_are_not_counted() -> None:

@@ -156,11 +156,13 @@ def test_a_file_extends_and_overrides_the_catalogue(endpoint: Any, tmp_path: Pat
     assert plan(endpoint().spec, catalogue).image == "stoker/engine-cpu:0.1.0"
 
 
-@pytest.mark.parametrize("text", ["accelerators: {a: {image: b}}", "nonsense: 1", "a: b: c", "[]"])
-def test_malformed_catalogue_file_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "content", [b"accelerators: {a: {image: b}}", b"nonsense: 1", b"a: b: c", b"# caf\xe9\n", b"a: \x00", b"[]"]
+)
+def test_malformed_catalogue_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "catalogue.yaml"
-    file.write_text(text)
-    if text == "[]":
+    file.write_bytes(content)
+    if content == b"[]":
         assert Catalogue.load(file) == Catalogue.load()
         return
     with pytest.raises(Refused, match=r"catalogue\.yaml"):

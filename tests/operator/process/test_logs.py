@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,8 @@ def test_log_lines_name_the_endpoint(format: str, capfd: pytest.CaptureFixture[s
     logger.info("of a namespace", extra=Key("default", "").reference)
     logger.debug("not written")
     logging.getLogger("kopf.objects").info("an event")
-    logging.getLogger("kopf.objects").warning("kopf's", extra={"k8s_ref": {}, "settings": object()})
+    no_events = SimpleNamespace(posting=SimpleNamespace(enabled=False, loggers=True, level=logging.INFO))
+    logging.getLogger("kopf.objects").warning("kopf's", extra={"k8s_ref": {}, "settings": no_events})
     lines = capfd.readouterr().err.rstrip("\n").split("\n")
     if format == "text":
         name = "info stoker_operator.reconcile.apply:"

@@ -207,6 +207,24 @@ def test_status_names_pods_with_an_earlier_object_and_the_remedy(document: Any) 
     assert ready(world) == "1 of 1 pods are ready with the newest spec"
 
 
+def test_events_about_earlier_objects_are_not_repeated_if_the_message_is_cut(document: Any) -> None:
+    secrets = [{"name": f"{index}-{'s' * 200}", "key": "key"} for index in range(9)]
+    env = [{"name": f"K{secret['name'][0]}", "valueFrom": {"secretKeyRef": secret}} for secret in secrets]
+    world = World(document(engine={"env": env}))
+    world.cluster = dataclasses.replace(world.cluster, version=lambda *_: version(-100, 300))
+    world.reconcile()
+    world.serve()
+    started = {"name": "engine", "ready": True, "state": {"running": {"startedAt": written(5)}}}
+    world.pod(containerStatuses=[started], conditions=[{"type": "Ready", "status": "True"}])
+    world.now = NOON + timedelta(seconds=400)
+    assert "create Event Ready" in world.reconcile()[1]
+    assert len(ready(world)) == 2048
+    world.spec(monitoring={"podMonitor": "Disabled"})
+    _, requests = world.reconcile()
+    assert "apply InferenceEndpoint/status" in requests
+    assert not [each for each in requests if each.startswith("create Event")]
+
+
 def ready(world: World) -> str:
     conditions = world.kube.objects["InferenceEndpoint", "demo"]["status"]["conditions"]
     (found,) = (each for each in conditions if each["type"] == "Ready")

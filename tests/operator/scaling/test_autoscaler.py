@@ -118,7 +118,7 @@ def test_slow_start_with_a_constant_load_does_not_overshoot() -> None:
 
 
 def test_replicas_that_start_for_held_requests_are_not_removed() -> None:
-    loop = Loop(ZERO, 0, start_seconds=900.0, phase=Phase.ZERO, drain="word")
+    loop = Loop(ZERO, 0, start_seconds=900.0, phase=Phase.ZERO, drain="id")
     loop.run(60, held=40)
     count = loop.replicas
     assert loop.run(800, held=40).replicas == count >= 4
@@ -197,20 +197,20 @@ def test_idle_counts_from_ready_and_from_the_last_request() -> None:
     assert loop.run(2, idle_seconds=9999.0).phase is Phase.DRAINING
 
 
-def test_announcement_lapses_and_the_next_one_is_later_and_different() -> None:
+def test_drain_id_lapses_and_the_next_one_is_later_and_different() -> None:
     loop = Loop(ZERO)
-    announced = loop.run(60.5, idle_seconds=999.0)
-    assert announced.phase is Phase.DRAINING and announced.replicas == 1
-    assert loop.run(14.5, idle_seconds=999.0).drain == announced.drain, "no acknowledgement: still announced"
+    draining = loop.run(60.5, idle_seconds=999.0)
+    assert draining.phase is Phase.DRAINING and draining.replicas == 1
+    assert loop.run(14.5, idle_seconds=999.0).drain == draining.drain, "no acknowledgement: still draining"
     assert loop.step(idle_seconds=999.0).phase is Phase.ACTIVE
-    late = [loop.step(idle_seconds=999.0, drained=(announced.drain,)) for _ in range(89)]
+    late = [loop.step(idle_seconds=999.0, drained=(draining.drain,)) for _ in range(89)]
     assert {made.phase for made in late} == {Phase.ACTIVE}, "a late acknowledgement has no effect"
     again = loop.step(idle_seconds=999.0)
-    assert again.phase is Phase.DRAINING and again.drain != announced.drain
+    assert again.phase is Phase.DRAINING and again.drain != draining.drain
 
 
 @pytest.mark.parametrize("signals", [{"held": 1}, {"queued": 1}, {"gateway_serves": False}])
-def test_announcement_is_withdrawn_at_once(signals: dict[str, Any]) -> None:
+def test_drain_is_withdrawn_at_once(signals: dict[str, Any]) -> None:
     loop = Loop(ZERO)
     loop.run(61, idle_seconds=999.0)
     made = loop.step(**signals)
@@ -222,11 +222,11 @@ def test_announcement_is_withdrawn_at_once(signals: dict[str, Any]) -> None:
 )
 def test_zero_that_is_not_written_yet_stays_only_while_it_is_safe(drained: bool, seconds: float, phase: Phase) -> None:
     loop = Loop(ZERO)
-    word = loop.run(61, idle_seconds=999.0).drain
-    assert loop.step(idle_seconds=999.0, drained=(word,)).replicas == 0
+    drain_id = loop.run(61, idle_seconds=999.0).drain
+    assert loop.step(idle_seconds=999.0, drained=(drain_id,)).replicas == 0
     loop.replicas = loop.ready = 1  # the write failed
     loop.writes = [(1, 0.0)]
-    made = loop.step(seconds, idle_seconds=999.0, drained=(word if drained else "",))
+    made = loop.step(seconds, idle_seconds=999.0, drained=(drain_id if drained else "",))
     assert made.phase is phase and made.replicas == (0 if phase is Phase.ZERO else 1)
 
 
@@ -246,7 +246,7 @@ def test_one_replica_is_kept_without_a_gateway() -> None:
 
 @pytest.mark.parametrize(("held", "replicas"), [(1, 1), (4, 1), (5, 2), (9, 3), (1000, 4)])
 def test_count_from_zero_follows_the_held_requests(held: int, replicas: int) -> None:
-    loop = Loop(ZERO, 0, phase=Phase.ZERO, drain="word")
+    loop = Loop(ZERO, 0, phase=Phase.ZERO, drain="id")
     assert loop.run(5, idle_seconds=999.0).replicas == 0
     made = loop.step(held=held)
     assert (made.replicas, made.phase, made.drain) == (replicas, Phase.ACTIVE, "")

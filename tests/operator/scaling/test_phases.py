@@ -18,10 +18,10 @@ from stoker_operator.scaling.behavior import History
 from stoker_operator.scaling.demand import Demand
 
 IDLE_SECONDS = 5.0
-#: Time for which a gateway obeys an announcement, by its own clock, in seconds.
+#: Time for which a gateway obeys a drain id, by its own clock, in seconds.
 LAPSE_SECONDS = 30.0
 SETTINGS = ScalingSettings(0, 1, "pendingRequests", 4.0, idle_seconds_to_zero=IDLE_SECONDS)
-WORDS = [f"word-{number}" for number in range(10_000)]
+DRAIN_IDS = [f"drain-{number}" for number in range(10_000)]
 
 
 @dataclass
@@ -52,7 +52,7 @@ class World:
     phase: Phase = Phase.ACTIVE
     drain: str = ""
     replicas: int = 1
-    num_words: int = 0
+    num_drain_ids: int = 0
     zeros: int = 0
     path: tuple[str, ...] = field(default=(), compare=False)
 
@@ -63,15 +63,15 @@ class World:
         # With at most one replica, neither affects a decision.
         made.autoscaler._history, made.autoscaler._demand = History(), Demand()
         made.autoscaler._written = copy.copy(self.autoscaler._written)
-        made.autoscaler._new_word = made.new_word
+        made.autoscaler._new_drain_id = made.new_drain_id
         return made
 
-    def new_word(self) -> str:
-        self.num_words += 1
-        return WORDS[self.num_words]
+    def new_drain_id(self) -> str:
+        self.num_drain_ids += 1
+        return DRAIN_IDS[self.num_drain_ids]
 
     def new_leader(self) -> None:
-        self.autoscaler = Autoscaler(SETTINGS, self.now, new_word=self.new_word)
+        self.autoscaler = Autoscaler(SETTINGS, self.now, new_drain_id=self.new_drain_id)
 
     def send_held(self, gateway: Gateway) -> None:
         if gateway.held and self.replicas and not gateway.obeys(self.now):
@@ -139,7 +139,7 @@ class World:
             (each.phase, each.drain == self.drain, age(each.seen_at), each.in_flight, each.held, age(each.busy_at))
             for each in self.gateways
         )
-        state = (scaler._phase, scaler._drain == self.drain, age(scaler._announced_at), age(scaler._busy_at))
+        state = (scaler._phase, scaler._drain == self.drain, age(scaler._drain_started_at), age(scaler._busy_at))
         rest = (age(scaler._ready_since), age(scaler._active_since), scaler._replicas, scaler._observed)
         return (*gateways, *state, *rest, self.phase, self.drain == "", self.replicas)
 

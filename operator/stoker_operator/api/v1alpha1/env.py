@@ -79,6 +79,12 @@ class EnvVarSource(Part):
         ),
     )
 
+    @property
+    def is_optional(self) -> bool:
+        """Whether a pod starts without the variable if its source does not exist."""
+        source = self.secret_key_ref or self.config_map_key_ref or self.file_key_ref
+        return source is not None and bool(source.optional)
+
 
 class EnvVar(Part):
     """An environment variable, as in core/v1."""

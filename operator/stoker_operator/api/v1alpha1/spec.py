@@ -34,9 +34,12 @@ _CEL_MOST_REPLICAS: Final = "(has(self.scaling) ? self.scaling.maxReplicas : sel
 _TWO_PODS: Final = "the claim is for one pod, but there may be two"
 
 
-def _one_pod(field: str) -> str:
-    """Return the remedy for a claim that pods on several nodes cannot share."""
-    return f"use access mode {SHARED}, or {field} 1 with rollout maxSurge 0 and maxUnavailable 1"
+_SHARE: Final = f"use access mode {SHARED}"
+
+
+def _one_pod(count: str) -> str:
+    """Return the settings with which there is at most one pod at a time; `count` is the field with their number."""
+    return f"{count} 1 with rollout maxSurge 0 and maxUnavailable 1"
 
 
 class Spec(Workload):
@@ -72,10 +75,10 @@ class Spec(Workload):
             "(self.rollout.maxSurge == 0 || self.rollout.maxSurge == '0%') && "
             "(!has(self.hardware.nodes) || self.hardware.nodes == 1))",
             message=_TWO_PODS,
-            remedy=_one_pod("replicas"),
-            explain=lambda it: (_TWO_PODS, _one_pod("scaling.maxReplicas" if it.scaling else "replicas")),
-            explain_cel=f"has(self.scaling) ? '{_TWO_PODS}; {_one_pod('scaling.maxReplicas')}' : "
-            f"'{_TWO_PODS}; {_one_pod('replicas')}'",
+            remedy=f"{_SHARE}, or {_one_pod('replicas')}",
+            explain=lambda it: (_TWO_PODS, f"{_SHARE}, or {it.one_pod}" if it.one_pod else _SHARE),
+            explain_cel=f"'{_TWO_PODS}; {_SHARE}' + (has(self.hardware.nodes) && self.hardware.nodes > 1 ? '' : "
+            f"has(self.scaling) ? ', or {_one_pod('scaling.maxReplicas')}' : ', or {_one_pod('replicas')}')",
         ),
         TARGET_RULE,
         Rule(
@@ -112,6 +115,13 @@ class Spec(Workload):
     def has_two_pods(self) -> bool:
         """Whether there may be several pods at the same time, also during a roll-out."""
         return self.most_replicas > 1 or self.hardware.pods_per_replica > 1 or self.rollout.surge not in (0, "0%")
+
+    @property
+    def one_pod(self) -> str:
+        """Settings with which `has_two_pods` is False; empty if each replica has several pods."""
+        if self.hardware.pods_per_replica > 1:
+            return ""
+        return _one_pod("scaling.maxReplicas" if self.scaling else "replicas")
 
     @property
     def can_share_its_cache(self) -> bool:
