@@ -58,8 +58,10 @@ async def command(*words: str) -> AsyncIterator[Command]:
 
 def children_of(pid: int) -> tuple[int, int]:
     """Return the process ids of Envoy and the picker; 0 for a missing one."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    by_name = {Path(f"/proc/{each}/comm").read_text().strip(): int(each) for each in children}
+    by_name = dict[str, int]()
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a killed picker may vanish at any time
+            by_name[Path(f"/proc/{child}/comm").read_text().strip()] = int(child)
     envoy = by_name.pop("envoy")
     return envoy, next(iter(by_name.values()), 0)
 

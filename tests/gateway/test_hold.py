@@ -83,12 +83,12 @@ class Held:
 
 
 @asynccontextmanager
-async def held(**limits: Any) -> AsyncIterator[Held]:
+async def held(message_timeout_s: float = MESSAGE_TIMEOUT_S, **limits: Any) -> AsyncIterator[Held]:
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         server = Server("a")
         await server.start()
         settings = EnvoySettings(
-            "127.0.0.1", 0, Path(folder), max_wait_s=MESSAGE_TIMEOUT_S - 5, threads=1, upload_s=0.5, max_held_s=60
+            "127.0.0.1", 0, Path(folder), max_wait_s=message_timeout_s - 5, threads=1, upload_s=0.5, max_held_s=60
         )
         registry = ModelRegistry({"m": Endpoint("m", "cluster-m", (server.address,), scaling=SCALING)})
         EnvoyFiles(settings).write(registry)
@@ -161,7 +161,8 @@ def test_expired_holds_and_failed_starts_are_answered_in_the_apis_format() -> No
 
 def test_disconnected_client_frees_its_held_bytes() -> None:
     async def main() -> None:
-        async with held(max_held=2, max_held_bytes=300_000) as at:
+        # Another process parses the large body, and its start takes longer than `MESSAGE_TIMEOUT_S` on a busy machine.
+        async with held(message_timeout_s=60, max_held=2, max_held_bytes=300_000) as at:
             large, small = asyncio.create_task(at.ask(size=250_000)), asyncio.create_task(at.ask())
             await at.until_held(2)
             status, headers, answer = await at.ask()  # a third request

@@ -50,11 +50,7 @@ def anthropic_error(status: int) -> Config:
 
 def config() -> Config:
     """Return Envoy's ``local_reply_config``. The first mapper that matches applies."""
-    # If Envoy answers 504 because of the picker, clients get 503, as if no server were available.
-    timed_out = [_cel_filter("response.code_details.startsWith('ext_proc')"), _status_filter(504)]
     mappers = [
-        _mapper(503, anthropic_error(503), *timed_out, _is_anthropic()) | {"status_code": 503},
-        _mapper(503, openai_error(503), *timed_out) | {"status_code": 503},
         # Envoy answers an unknown transfer coding with 501.
         _mapper(400, anthropic_error(400), _status_filter(501), _is_anthropic()) | {"status_code": 400},
         _mapper(400, openai_error(400), _status_filter(501)) | {"status_code": 400},

@@ -20,7 +20,8 @@ class PickerMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        #: The label ``model`` is empty unless the request was routed.
+        #: The label ``model`` is empty if the gateway answered the request itself, or rejected it before it had found
+        #: the model.
         self.requests = Counter(
             "stoker:gateway_requests",
             "Requests by outcome: routed, answered (by the gateway itself), invalid, unauthorized, not_found, "

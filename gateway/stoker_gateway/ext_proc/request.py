@@ -2,8 +2,8 @@
 
 The text is not the prompt that the model reads, because only the server applies the chat template. It is cheap to
 compute, and the text of a continued conversation normally begins with that of the earlier request. Tools and
-instructions come first, as in templates. Content parts' cache-control hints are left out, because clients move them
-between parts.
+instructions come first, as in templates. Cache-control hints of tools and content parts are left out, because clients
+move them, and they are no part of the prompt.
 
 Bodies are untrusted: the code does not recurse and takes linear time.
 """
@@ -110,8 +110,8 @@ def prompt_text(fields: dict[str, Any]) -> bytes:
     if fields.get("prompt") is not None:
         return _completion(fields["prompt"])
     pieces: list[str] = []
-    if fields.get("tools"):
-        pieces.append(_dump(fields["tools"]))
+    if tools := fields.get("tools"):
+        pieces.append(_dump([_without_hint(each) for each in tools] if isinstance(tools, list) else tools))
     for name in ("system", "instructions"):
         if fields.get(name):
             pieces.append("\x1esystem\x1f")
@@ -232,12 +232,19 @@ def _add_content(content: Any, pieces: list[str]) -> None:
         if isinstance(part, dict):
             text = part.get("text")
             if not isinstance(text, str):
-                text = _dump({name: value for name, value in part.items() if name != "cache_control"})
+                text = _dump(_without_hint(part))
             elif text.startswith(_BILLING):
                 continue
             pieces.append(text)
         else:
             pieces.append(part if isinstance(part, str) else _dump(part))
+
+
+def _without_hint(value: Any) -> Any:
+    """Return a tool or a content part without its cache-control hint."""
+    if not isinstance(value, dict) or "cache_control" not in value:
+        return value
+    return {name: each for name, each in value.items() if name != "cache_control"}
 
 
 def _dump(value: Any) -> str:

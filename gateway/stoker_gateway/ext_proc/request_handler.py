@@ -65,21 +65,24 @@ _EXTENSION_S: Final = 30.0
 
 #: Sets the proxy's timeout for the decision to the given number of seconds from now.
 Extend = Callable[[float], Awaitable[None]]
+#: Called with the served name of a request's model.
+OnModel = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
-    """Data needed to queue a request.
+class _Call:
+    """Data of one call of `RequestHandler.decide`.
 
     Attributes:
         began: monotonic time at which handling began, after the whole body had arrived, in seconds.
         num_bytes: size of the request's body.
-        extend: see `Extend`.
+        extend, on_model: see `RequestHandler.decide`.
     """
 
     began: float
     num_bytes: int
     extend: Extend
+    on_model: OnModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,26 +297,32 @@ class RequestHandler:
             _check_kind(head)
         return None
 
-    async def decide(self, head: RequestHead, body: bytes, extend: Extend = not_extended) -> tuple[str, Route]:
-        """Return the model and the route of a request that `at_once` did not answer.
+    async def decide(
+        self,
+        head: RequestHead,
+        body: bytes,
+        extend: Extend = not_extended,
+        on_model: OnModel = lambda _: None,
+    ) -> Route:
+        """Return the route of a request that `at_once` did not answer.
 
         Args:
             extend: awaited once if the request is held.
+            on_model: called once the request's model is found, hence only if it is served and the key may use it.
 
         Raises:
             RequestError: the request is rejected.
         """
         key = self._key(head)  # it may have been revoked while the body arrived
+        call = _Call(self._clock(), len(body), extend, on_model)
         if head.path == SCHEMA:
             endpoint = self._first_endpoint(key)
             request, routing = ModelRequest(endpoint.name), RoutingRequest(subset=head.subset)
-            wait = _Wait(self._clock(), len(body), extend)
-            return endpoint.name, await self._route(head, endpoint, request, routing, key, wait)
+            return await self._route(head, endpoint, request, routing, key, call)
         if head.path not in POSTED:
-            return await self._to_holder(head, key, _Wait(self._clock(), len(body), extend))
-        began = self._clock()
+            return await self._to_holder(head, key, call)
         request = await self._reader.read(head.path, body, head.header("content-type"), _owner_of(head, key))
-        return request.model, await self._to_server(head, request, key, _Wait(began, len(body), extend))
+        return await self._to_server(head, request, key, call)
 
     def answered(self, model: str, pick: int, server: str) -> None:
         """Record which server answered a request; later requests for the stored response go there."""
@@ -356,16 +365,16 @@ class RequestHandler:
             raise NotFoundError("no model is available for this request")
         return endpoint
 
-    async def _to_holder(self, head: RequestHead, key: Key | None, wait: _Wait) -> tuple[str, Route]:
+    async def _to_holder(self, head: RequestHead, key: Key | None, call: _Call) -> Route:
         name = unquote(response_id(head.path) or "")
         holder = self._holders.of(_owner_of(head, key), name)
         if holder is None:
             raise NotFoundError(f"the response {name[:200]!r} was not found", "response_id")
         routing = RoutingRequest(held_by=holder.server, subset=head.subset)
         request = ModelRequest(holder.model)
-        return holder.model, await self._route(head, self._endpoint(holder.model, key), request, routing, key, wait)
+        return await self._route(head, self._endpoint(holder.model, key), request, routing, key, call)
 
-    async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, wait: _Wait) -> Route:
+    async def _to_server(self, head: RequestHead, request: ModelRequest, key: Key | None, call: _Call) -> Route:
         endpoint = self._endpoint(request.model, key)
         session, held_by = request.session, None
         if endpoint.session_header is not None:
@@ -374,7 +383,7 @@ class RequestHandler:
             holder = self._holders.of(_owner_of(head, key), request.previous_response_id)
             held_by = holder.server if holder is not None and holder.model == request.model else None
         routing = RoutingRequest(request.chain, request.size, session, held_by, head.subset)
-        route = await self._route(head, endpoint, request, routing, key, wait)
+        route = await self._route(head, endpoint, request, routing, key, call)
         if head.path == RESPONSES:
             holder, pick = Holder(request.model, route.servers[0]), int(route.metadata[PICK])
             name = self._holders.sent(_owner_of(head, key), holder, pick, head.request_id, request.request_id)
@@ -388,20 +397,21 @@ class RequestHandler:
         request: ModelRequest,
         routing: RoutingRequest,
         key: Key | None,
-        wait: _Wait,
+        call: _Call,
     ) -> Route:
+        call.on_model(endpoint.name)
         if endpoint.refusal is not None:
             raise UnavailableError(f"the model {endpoint.name!r} is not available: {endpoint.refusal}", _REFUSED_S)
         self._active(endpoint)
         known: dict[str, str | int] = {MODEL: endpoint.name, ESTIMATE: request.prompt_tokens}
         if key is None:
-            pick = await self._pick(head, endpoint, routing, key, wait)
+            pick = await self._pick(head, endpoint, routing, key, call)
             known |= {PICK: pick.number, **_held(pick)}
             if self._keyring is None:  # a keyring may have been set while the request waited
                 return Route(endpoint.cluster, pick.servers, (), (), known)
             return self._with_key(endpoint, pick, known)
         async with rate_reservation.reserved(self._limiter, key, request, self._clock) as grant:
-            pick = await self._pick(head, endpoint, routing, key, wait)
+            pick = await self._pick(head, endpoint, routing, key, call)
             known |= {PICK: pick.number, KEY: key.id, GRANT: grant.id, **grant.standing.headers(), **_held(pick)}
             return self._with_key(endpoint, pick, known)
 
@@ -411,21 +421,21 @@ class RequestHandler:
         return Route(endpoint.cluster, servers, *credentials.swapped(authorization), metadata)
 
     async def _pick(
-        self, head: RequestHead, endpoint: Endpoint, routing: RoutingRequest, key: Key | None, wait: _Wait
+        self, head: RequestHead, endpoint: Endpoint, routing: RoutingRequest, key: Key | None, call: _Call
     ) -> Pick:
         queue = self._queues[endpoint.name]
         choice = queue.at_once(routing)
         now = self._clock()
-        spent_s = now - wait.began
+        spent_s = now - call.began
         self._metrics.decision_seconds.observe(spent_s)
         if choice is None:
             terms = WaitTerms(
                 _owner_of(head, key),
                 0 if key is None else key.priority,
-                wait.num_bytes,
+                call.num_bytes,
                 spent_s if spent_s > _READ_S else 0.0,
                 lambda: self._key(head),
-                lambda hold_s: wait.extend(hold_s + _EXTENSION_S),
+                lambda hold_s: call.extend(hold_s + _EXTENSION_S),
                 lambda outcome, held_s: self._held(endpoint.name, outcome, held_s),
             )
             choice = await queue.wait(routing, terms)

@@ -278,8 +278,11 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                     await context.write(response)
                 continue
             del message  # it contains a second copy of the body, and the request may wait for a long time
-            outcome.model, route = await self._handler.decide(
-                request_head, exchange.body, lambda seconds: context.write(exchange.extend(seconds))
+            route = await self._handler.decide(
+                request_head,
+                exchange.body,
+                lambda seconds: context.write(exchange.extend(seconds)),
+                outcome.set_model,
             )
             outcome.name = "routed"
             responses = exchange.route(route)
@@ -333,6 +336,10 @@ class _Outcome:
     request_id: str | None = None
     model: str = ""
     name: str = "cancelled"
+
+    def set_model(self, model: str) -> None:
+        """Set the request's model."""
+        self.model = model
 
 
 def _outcome_name(error: RequestError) -> str:

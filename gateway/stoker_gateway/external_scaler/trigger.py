@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
@@ -15,6 +16,10 @@ _TARGET: Final = "target"
 #: Keys of a trigger's metadata that KEDA itself reads and passes on.
 _OF_KEDA: Final = frozenset({"scalerAddress", "enableTLS", "unsafeSsl", "caCert", "tlsClientCert", "tlsClientKey"})
 _DEFAULT_METRIC: Final[Metric] = "pendingRequests"
+#: Names of InferenceEndpoints.
+_ENDPOINT_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
+#: Characters of a target; `float` accepts others, too.
+_NUMBER: Final = re.compile(r"[0-9.eE+-]+")
 #: Limits of the target. KEDA writes it with three decimal places.
 _MIN_TARGET: Final = 0.001
 _MAX_TARGET: Final = 1e6
@@ -73,7 +78,7 @@ def parse_trigger(name: str, namespace: str, metadata: Mapping[str, str]) -> Tri
     if text is None:
         raise TriggerError(f"metadata.{_TARGET} is missing; write the metric's value for each replica, such as '8'")
     try:
-        target = float(text) if len(text) <= _MAX_SHOWN else math.nan
+        target = float(text) if len(text) <= _MAX_SHOWN and _NUMBER.fullmatch(text) else math.nan
     except ValueError:
         target = math.nan
     if not _MIN_TARGET <= target <= _MAX_TARGET:  # NaN fails too
@@ -83,6 +88,8 @@ def parse_trigger(name: str, namespace: str, metadata: Mapping[str, str]) -> Tri
     endpoint = metadata.get(_ENDPOINT, name)
     if not endpoint or not namespace:
         raise TriggerError(f"metadata.{_ENDPOINT} is empty; write the InferenceEndpoint's name")
+    if not _ENDPOINT_NAME.fullmatch(endpoint):
+        raise TriggerError(f"{_shown(endpoint)} is not an InferenceEndpoint's name; write one as metadata.{_ENDPOINT}")
     return Trigger((namespace, endpoint), metric, target)
 
 

@@ -100,7 +100,7 @@ class Credentials:
             try:
                 key, problem = first_key(self._api.get(f"/api/v1/namespaces/{name[0]}/secrets/{name[1]}")), ""
                 if key is None:
-                    problem = "neither the entry api-key nor the first entry has a usable key in its first line"
+                    problem = "no entry has a line with text, or the first such line is not printable ASCII"
                 self._read(name, key, problem, keep=False)
             except ApiError as error:
                 self._read(name, None, str(error), keep=error.status not in (403, 404))

@@ -138,9 +138,6 @@ class Watch(Generic[Item]):
         with self._lock:
             is_changed = not self.listed or self._items != found
             self._items, self.listed = found, True
-        if self._logged_error:
-            logger.info("%s can be watched again", self._kind.plural)
-            self._logged_error = ""
         if is_changed:
             self._changed()
         return str(metadata.get("resourceVersion", ""))
@@ -157,6 +154,9 @@ class Watch(Generic[Item]):
             } | ({"labelSelector": self._kind.labels} if self._kind.labels else {})
             with self._api.lines(self._kind.path, query, seconds + _SILENT_S) as events:
                 self._current_until = None
+                if self._logged_error:
+                    logger.info("%s can be watched again", self._kind.plural)
+                    self._logged_error = ""
                 for event in events:
                     version = self._take(event) or version
                     if stop.is_set():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -17,6 +17,12 @@ from stoker_gateway.limits.peer_reports import Statement
 from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimitStatus
 
 LimitVerdict = RateLimitStatus | Denial
+
+#: Maximum of the numbers and durations in a message.
+_MAX_COUNT: Final = 2**53
+_MAX_S: Final = 1e9
+#: Values of `Denial.what`.
+_LIMITS: Final = ("requests", "tokens", "concurrency")
 
 
 class MessageError(Exception):
@@ -66,10 +72,12 @@ class Message:
         """
         try:
             fields = orjson.loads(data)
+            uses = {key_id: _statement(each) for key_id, each in _object(fields["uses"]).items()}
             requests = tuple(
-                LimitRequest(each["key_id"], Limits(**each["limits"]), each["tokens"]) for each in fields["asks"]
+                LimitRequest(_text(each["key_id"]), _limits(each["limits"]), _count(each["tokens"]))
+                for each in fields["asks"]
             )
-            return cls(fields["sender"], fields["number"], fields["uses"], requests)
+            return cls(_text(fields["sender"]), _count(fields["number"]), uses, requests)
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"invalid message from a replica: {error!r}") from None
 
@@ -99,7 +107,7 @@ class Reply:
         """
         try:
             fields = orjson.loads(data)
-            return cls(fields["sender"], tuple(_verdict(each) for each in fields["verdicts"]))
+            return cls(_text(fields["sender"]), tuple(_verdict(each) for each in fields["verdicts"]))
         except (ValueError, TypeError, KeyError) as error:
             raise MessageError(f"invalid reply from a replica: {error!r}") from None
 
@@ -107,8 +115,57 @@ class Reply:
 def _verdict(fields: dict[str, Any]) -> LimitVerdict:
     if "what" not in fields:
         return _standing(fields)
-    return Denial(**fields | {"standing": _standing(fields["standing"])})
+    if fields["what"] not in _LIMITS:
+        raise ValueError(fields["what"])
+    retry_after_s = fields["retry_after_s"]
+    return Denial(
+        fields["what"],
+        _count(fields["limit"]),
+        _count(fields["used"]),
+        _count(fields["requested"]),
+        None if retry_after_s is None else _seconds(retry_after_s),
+        _standing(fields["standing"]),
+    )
 
 
-def _standing(fields: dict[str, Any]) -> RateLimitStatus:
-    return RateLimitStatus(**{name: None if each is None else Allowance(**each) for name, each in fields.items()})
+def _standing(fields: Any) -> RateLimitStatus:
+    return RateLimitStatus(
+        **{name: None if each is None else _allowance(each) for name, each in _object(fields).items()}
+    )
+
+
+def _allowance(fields: Any) -> Allowance:
+    return Allowance(_count(fields["limit"]), _count(fields["remaining"]), _seconds(fields["reset_s"]))
+
+
+def _limits(fields: Any) -> Limits:
+    return Limits(**{name: None if each is None else _count(each) for name, each in _object(fields).items()})
+
+
+def _statement(fields: Any) -> Statement:
+    usage = {name: [[_seconds(age), _count(amount)] for age, amount in fields[name]] for name in ("requests", "tokens")}
+    return {**usage, "open": _count(fields["open"])}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.100} is not an object")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.100} is not a string")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"{value!r:.100} is not a number of requests or tokens")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_S:
+        raise ValueError(f"{value!r:.100} is not a duration in seconds")
+    return float(value)

@@ -16,7 +16,7 @@ from typing import Final
 from stoker_gateway.keys.key import Key, Limits
 from stoker_gateway.limits.ledger import Ledger
 from stoker_gateway.limits.limiter import grant_ids
-from stoker_gateway.limits.messages import LimitRequest, LimitVerdict, Message, MessageError, Reply
+from stoker_gateway.limits.messages import LimitRequest, LimitVerdict, Message, Reply
 from stoker_gateway.limits.peer_client import Peer
 from stoker_gateway.limits.peer_reports import PeerReports, statement
 from stoker_gateway.limits.rate_limit import LimitShare, decide
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 MAX_VERDICT_WAIT_S: Final = 0.1
 #: Seconds without a message from another replica after which it counts as unreachable.
 SILENT_S: Final = 2.0
+#: Maximum number of tokens that a request reserves. It exceeds each limit of a key.
+_MAX_TOKENS: Final = 2**40
 #: Interval in seconds at which the usage of all keys is reported again.
 _RESTATE_S: Final = 10.0
 
@@ -71,7 +73,7 @@ class PeerLimiter:
 
     async def reserve(self, key: Key, tokens: int, now: float) -> Grant | Denial:
         """See `Limiter`."""
-        tokens = max(0, tokens)
+        tokens = min(max(0, tokens), _MAX_TOKENS)
         request, peer = LimitRequest(key.id, key.limits, tokens), self._peer(self.view.owner(key.id))
         if peer is None or key.limits == Limits():
             grant = self._begin(request, self._decide(request, self.identity, now))
@@ -88,21 +90,14 @@ class PeerLimiter:
         self._ledger.end(grant_id, tokens, now)
 
     def receive(self, message: Message) -> Reply:
-        """Process a replica's message, and return the reply.
-
-        Raises:
-            MessageError: the message is invalid.
-        """
+        """Process a replica's message, and return the reply."""
         now, sender = self._clock(), message.sender
         if sender != self.identity:
             if message.number <= self._last_messages.get(sender, (-1, 0.0))[0]:
                 # Outdated: the sender has sent a later message, and does not wait for this reply.
                 return Reply(self.identity)
-            try:
-                for key_id, report in message.uses.items():
-                    self._reports.record(sender, key_id, report, now)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise MessageError(f"invalid usage statement: {error!r}") from None
+            for key_id, report in message.uses.items():
+                self._reports.record(sender, key_id, report, now)
             self._last_messages[sender] = message.number, now
             self._update_view()
         verdicts = []

@@ -43,16 +43,12 @@ class PeerReports:
         return len(self._uses)
 
     def record(self, replica: str, key_id: str, report: Statement, now: float) -> None:
-        """Record a replica's statement of a key's usage.
-
-        Raises:
-            KeyError, TypeError, ValueError: the statement is invalid.
-        """
+        """Record a replica's statement of a key's usage."""
         use = KeyUsage()
         for minute, name in ((use.requests, "requests"), (use.tokens, "tokens")):
             for age, number in report[name]:
-                minute.add(int(number), now - float(age))
-        use.open = int(report["open"])
+                minute.add(number, now - age)
+        use.open = report["open"]
         self._uses.setdefault(key_id, {})[replica] = use
         self._reported_at[key_id, replica] = now
 

@@ -2,8 +2,8 @@
 
 A poll requests ``/ready``, or ``/health`` if the former returns 404. If the status is less than 500, it also requests
 ``/v1/models``, at longer intervals, and the load from ``/metrics`` (with vLLM's names). Regular polls are spread evenly
-over a period that grows with their cost, so that they take about a tenth of a core. Polling has its own thread, whose
-CPU time is the cost.
+over a period that grows with their cost, so that they take about a tenth of a core. Polls of servers that requests wait
+for take as much again at most. Polling has its own thread, whose CPU time is the cost.
 
 A server is *lost* after several consecutive polls without an answer, or some seconds after the first of them began, for
 example if its process is frozen. A lost server counts as not ready until it answers.
@@ -25,14 +25,15 @@ import aiohttp
 from stoker_gateway.errors import GatewayError
 from stoker_gateway.scheduling.load import ServerLoad
 
-#: Fraction of a core that regular polls may take; processing their results in the main event loop takes some more.
+#: Fraction of a core that regular polls may take, and that polls of servers that requests wait for may take in
+#: addition; processing their results in the main event loop takes some more.
 CORE_SHARE: Final = 0.08
 
 #: Minimum interval of regular polls of a server, in seconds.
 SHORTEST_PERIOD_S: Final = 1.0
 
-#: Interval of polls of servers that requests wait for, in seconds, and the maximum number of servers that are polled at
-#: this interval.
+#: Minimum interval of polls of servers that requests wait for, in seconds, and the maximum number of servers that are
+#: polled at this interval.
 AWAITED_PERIOD_S: Final = 0.2
 MAX_AWAITED: Final = 32
 
@@ -130,9 +131,10 @@ class Poller:
 
     async def _poll_awaited(self) -> None:
         while True:
-            await asyncio.sleep(AWAITED_PERIOD_S)
-            for server in set(self._awaited).intersection(self._servers):
+            servers = set(self._awaited).intersection(self._servers)
+            for server in servers:
                 self._start_poll(server)
+            await asyncio.sleep(max(AWAITED_PERIOD_S, len(servers) * self._cost_s / CORE_SHARE))
 
     async def _poll_all(self) -> None:
         loop = asyncio.get_running_loop()

@@ -107,7 +107,7 @@ class _Supervisor:
             # In a new session, so that signals of the terminal reach only this process, which forwards them.
             self._picker = await asyncio.create_subprocess_exec(*command, start_new_session=True)
             if self._stop.is_set():  # the signal came while there was no picker
-                self._picker.terminate()
+                _send(self._picker, signal.SIGTERM)
             code = await self._picker.wait()
             if code >= 0:
                 self._code = code
@@ -128,4 +128,14 @@ class _Supervisor:
         (self._stop_now if is_second else self._stop).set()
         if self._picker is not None and self._picker.returncode is None:
             # Send a different second signal, because the kernel merges two equal pending signals.
-            self._picker.send_signal(signal.SIGINT if is_second else signal.SIGTERM)
+            _send(self._picker, signal.SIGINT if is_second else signal.SIGTERM)
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a process; does nothing if it has ended.
+
+    `Process.send_signal` also waits for a process that has just ended. asyncio then loses its exit status
+    (https://github.com/python/cpython/issues/87744), and the gateway would end instead of waiting for active requests.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)

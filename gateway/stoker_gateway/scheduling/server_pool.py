@@ -62,7 +62,8 @@ class ServerPool:
         self._ready_mask = 0
         self.sequences = 0.0
         self.num_ready = 0
-        self._all_full = False  # whether no server had room at the last check; reset by each report
+        #: Whether no server had room at the last check. Each report resets it, and a request's end that leaves room.
+        self._all_full = False
         self.careful = False
         self.backlog = False
 
@@ -147,7 +148,7 @@ class ServerPool:
                 known.load.cancel(number)
             if known.load.reported.ready:
                 self.sequences += known.load.sequences - before
-            if known.allowance is not None:
+            if not self._is_full(server):
                 self._all_full = False
 
     def failed(self, server: str, now: float) -> None:

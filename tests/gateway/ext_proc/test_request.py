@@ -80,6 +80,9 @@ def test_forms_of_the_same_prompt_are_the_same_text() -> None:
     block = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
     marked = block | {"cache_control": {"type": "ephemeral"}}
     assert prompt_text({"messages": [{"content": [block]}]}) == prompt_text({"messages": [{"content": [marked]}]})
+    tools = [*TOOLS, {"name": "look", "input_schema": {}}, "odd"]
+    hinted = [each | {"cache_control": {"type": "ephemeral"}} if isinstance(each, dict) else each for each in tools]
+    assert prompt_text({"tools": tools}) == prompt_text({"tools": hinted})
     assert prompt_text({"tools": TOOLS, "input": "x"}) != prompt_text({"input": "x"})
 
 

@@ -25,6 +25,7 @@ from stoker_gateway.ext_proc.request_limits import RequestLimits
 from stoker_gateway.ext_proc.server import PickerServer, TLSFiles
 from stoker_gateway.scheduling.load import ServerLoad
 
+from ...support.waiting import until_async
 from .proxy import Proxy, chat, head, model_registry, pickers_of, picking
 
 THREE = ("10.0.0.1:80", "10.0.0.2:80", "[fd00::3]:80")
@@ -171,6 +172,7 @@ def test_bad_requests_get_errors_in_the_format_of_their_api(path: str, mode: str
                 else:
                     assert (error["type"], error["code"]) == (kind, code)
                     assert error["param"] == ("model" if code else None)
+            assert picker.count("requests_total", model="gone", outcome="unavailable") == 1
             assert picker.count("requests_total", model="", outcome="too_large") == 1
             assert picker.count("requests_total", model="", outcome="not_found") == 1
 
@@ -234,6 +236,7 @@ def test_request_waits_while_all_servers_are_saturated() -> None:
             assert int(more.headers["retry-after"]) >= 1
             waiting.pop(0).cancel()  # its client disconnects
             await picker.until_waiting("a", 2)
+            await until_async(lambda: picker.count("requests_total", model="a", outcome="cancelled") == 1)
             assert not any(each.done() for each in waiting)
             now = asyncio.get_running_loop().time()
             picker.pickers["a"].observe(THREE[1], ServerLoad(), now, now)
@@ -251,6 +254,7 @@ def test_waiting_request_is_refused_after_the_timeout_or_model_removal() -> None
             picker.say(FULL)
             late = await picker.proxy.post("/v1/completions", {"model": "a", "prompt": ""}, "streamed")
             assert late.status == 429 and "retry-after" in late.headers
+            assert picker.count("requests_total", model="a", outcome="saturated") == 1
             waiting = asyncio.ensure_future(picker.proxy.post("/v1/completions", {"model": "b", "prompt": ""}))
             await picker.until_waiting("b", 1)
             picker.server.update(model_registry({"a": THREE}), {"a": picker.pickers["a"]})

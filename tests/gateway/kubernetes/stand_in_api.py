@@ -27,6 +27,7 @@ class StandInApi:
     Attributes:
         kinds: by path, objects by namespace and name.
         refused: by path, the status of its responses.
+        refused_watches: by path, the status of its responses to watches.
         requests: paths of requests, and whether they were watches.
         page: number of objects per page of a list.
     """
@@ -34,6 +35,7 @@ class StandInApi:
     def __init__(self) -> None:
         self.kinds: dict[str, dict[tuple[str, str], Object]] = {ENDPOINTS: {}, SLICES: {}, KEYS: {}}
         self.refused: dict[str, int] = {}
+        self.refused_watches: dict[str, int] = {}
         self.requests: list[tuple[str, bool]] = []
         self.page = 2
         self._lock = threading.RLock()
@@ -135,7 +137,8 @@ class StandInApi:
                 query = {name: values[0] for name, values in parse_qs(parts.query).items()}
                 with api._lock:
                     api.requests.append((parts.path, "watch" in query))
-                if (status := api.refused.get(parts.path)) is not None:
+                refused = api.refused | (api.refused_watches if "watch" in query else {})
+                if (status := refused.get(parts.path)) is not None:
                     return self._answer(status, {"kind": "Status", "message": f"refused with {status}"})
                 if parts.path not in api.kinds:
                     namespace, name = parts.path.split("/")[4], parts.path.rsplit("/", 1)[1]

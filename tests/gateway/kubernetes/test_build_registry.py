@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_gateway.kubernetes import build_registry, facts
-from stoker_gateway.kubernetes.credentials import first_key
+from stoker_gateway.kubernetes.credentials import Credentials, first_key
 from stoker_gateway.kubernetes.key_history import KeyHistory
 from stoker_gateway.registry.model_registry import Phase, Scaling
 
@@ -190,6 +190,22 @@ def test_earlier_keys_are_kept_per_endpoint_and_limited() -> None:
 )
 def test_first_usable_key_of_the_secret_is_sent(entries: dict[str, str], key: str | None) -> None:
     assert first_key(secret("s", **entries)) == key
+
+
+@pytest.mark.parametrize("entries", [{}, {"api_key": "", "bob": "\n"}, {"api_key": "\nä"}, {"alice": "ä"}])
+def test_secret_without_a_usable_key_is_logged_with_what_it_lacks(
+    entries: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Answers:
+        def get(self, _: str) -> Any:
+            credentials.stop()
+            return secret("s", **entries)
+
+    credentials = Credentials(Answers(), lambda: None)  # type: ignore[arg-type]
+    credentials.set_secrets({("one", "s"): 0})
+    credentials.run()
+    (message,) = caplog.messages
+    assert "cannot be read: no entry has a line with text, or the first such line is not printable ASCII; " in message
 
 
 def _scaling_of(spec: Any, status: Any) -> Scaling | None:

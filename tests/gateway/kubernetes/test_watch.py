@@ -108,3 +108,16 @@ def test_missing_permission_is_logged_once_and_retried(caplog: pytest.LogCapture
             " them; the gateway is not ready until they can be"
         )
         assert caplog.messages.count(refused) == 1 and caplog.messages[-1] == again, caplog.messages
+
+
+def test_missing_permission_to_watch_is_logged_once_although_lists_succeed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    api = StandInApi()
+    api.refused_watches[ENDPOINTS] = 403
+    api.start()
+    with watching(api):
+        until(lambda: api.requests.count((ENDPOINTS, True)) >= 3)
+        logged = [each for each in caplog.messages if each.startswith("endpoints ")]
+        assert len(logged) == 1 and logged[0].startswith("endpoints cannot be watched: refused with 403"), logged
+        del api.refused_watches[ENDPOINTS]
+        until(lambda: "endpoints can be watched again" in caplog.messages, lambda: caplog.messages)

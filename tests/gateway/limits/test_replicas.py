@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import grpc
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker_gateway.ext_proc.errors import RateLimitError
 from stoker_gateway.keys.key import Key, Limits
 from stoker_gateway.limits import peer_client, peer_limiter
 from stoker_gateway.limits.key_usage import KeyUsage
@@ -360,6 +363,18 @@ def test_cancelled_reservations_release_their_slots() -> None:
     asyncio.run(main())
 
 
+def test_requests_of_any_size_can_be_sent_to_the_keys_owner(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with replicas() as all_:
+            of = key("k", tokens_per_minute=10**12)
+            for each in all_:
+                denial = await each.reserve(of, 2**70)
+                assert isinstance(denial, Denial) and denial.retry_after_s is None
+        assert "Integer exceeds 64-bit range" not in caplog.text
+
+    asyncio.run(main())
+
+
 def test_replica_with_another_token_is_not_a_peer(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with replicas(tokens=("right", "wrong")) as all_:
@@ -444,3 +459,42 @@ def test_messages_survive_encoding_and_decoding() -> None:
             Message.decode(data)
         with pytest.raises(MessageError):
             Reply.decode(data)
+
+
+def _with_each_value_replaced(document: Any, value: Any) -> Iterator[Any]:
+    """Yield copies of a JSON document, in each of which another value is replaced."""
+    yield value
+    if not isinstance(document, dict | list):
+        return
+    for at, inner in document.items() if isinstance(document, dict) else enumerate(document):
+        for changed in _with_each_value_replaced(inner, value):
+            copy = document.copy()
+            copy[at] = changed
+            yield copy
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 1e300, "1", [], [1], {}, {"x": 1}], ids=repr)
+def test_messages_with_a_wrong_type_are_refused_or_harmless(value: Any) -> None:
+    use = KeyUsage()
+    use.begin(3, 1.0)
+    requests = LimitRequest("k", Limits(1, 2, 3), 1), LimitRequest("l", Limits(0, 5), 9)
+    message = Message("other", 5, {"k": statement(use, 2.0)}, requests)
+    standing = RateLimitStatus(Allowance(3, 1, 0.5), Allowance(3, 1, 0.5))
+    reply = Reply("me", (standing, Denial("tokens", 5, 4, 9, 1.0, standing)))
+
+    async def main() -> None:
+        limiter = PeerLimiter("t", lambda: 3.0)
+        for document in _with_each_value_replaced(orjson.loads(message.encode()), value):
+            with suppress(MessageError):
+                limiter.receive(Message.decode(orjson.dumps(document))).encode()
+        await limiter.close()
+
+    asyncio.run(main())
+    for document in _with_each_value_replaced(orjson.loads(reply.encode()), value):
+        with suppress(MessageError):
+            decoded = Reply.decode(orjson.dumps(document))
+            hash(decoded)
+            for verdict in decoded.verdicts:
+                (verdict.standing if isinstance(verdict, Denial) else verdict).headers()
+                if isinstance(verdict, Denial):
+                    RateLimitError("k", verdict)

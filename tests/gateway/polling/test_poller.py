@@ -151,7 +151,7 @@ def test_silent_server_delays_no_other_and_is_lost_in_the_end(virtual_time: Virt
     virtual_time(main)
 
 
-def test_awaited_servers_are_polled_more_often_and_others_as_before(
+def test_awaited_servers_are_polled_more_often_within_a_cpu_limit_and_others_as_before(
     virtual_time: VirtualTime,
 ) -> None:
     counts, spent = Counter[str](), 0.0
@@ -177,7 +177,10 @@ def test_awaited_servers_are_polled_more_often_and_others_as_before(
         poller.set_awaited(f"s{number}" for number in range(100))
         counts.clear()
         await elapse(20)
-        assert sum(counts[each] >= 20 / AWAITED_PERIOD_S for each in counts) == MAX_AWAITED
+        assert sum(counts[each] >= 2 * 20 / period for each in counts) == MAX_AWAITED
+        before, began = spent, asyncio.get_running_loop().time()
+        await elapse(100)
+        assert spent - before <= 0.2 * (asyncio.get_running_loop().time() - began)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -258,6 +258,18 @@ def test_saturation_lasts_until_a_server_reports_room() -> None:
     assert picked(picker.pick(ask_of(text_of(1)), 2.1)) == SERVERS[1]
 
 
+def test_saturation_lasts_until_a_request_ends() -> None:
+    picker = a_picker(SERVERS[:2])
+    for server in SERVERS[:2]:
+        picker.observe(server, ServerLoad(running=9, waiting=60), 1.0, 1.0)
+    sent = [picker.pick(RoutingRequest(), 1.1) for _ in range(8)]
+    assert picker.pick(RoutingRequest(), 1.2) == Refusal("saturated", 1.0)
+    assert isinstance(sent[0], Pick)
+    picker.ended(sent[0].number, sent[0].servers[:1], 1.3)
+    assert picked(picker.pick(RoutingRequest(), 1.4)) == sent[0].servers[0]
+    assert picker.pick(RoutingRequest(), 1.5) == Refusal("saturated", 1.0)
+
+
 def test_pickers_without_prompt_text_do_not_pick_in_step() -> None:
     same = 0
     one, another = (EndpointPicker(identity=name) for name in ("pod-a 1", "pod-b 1"))
