@@ -1,6 +1,7 @@
 """CPU time of the server's process per streamed token, compared with vLLM's.
 
-    python benchmarks/front_end.py [--clients 64] [--tokens 256] [--rounds 3] [--peers vllm|none] [--api chat|completions]
+    python benchmarks/front_end.py [--clients 64] [--tokens 256] [--rounds 3] [--peers vllm|none]
+                                   [--api chat|completions]
 
 Each server loads the same tiny model with random weights, so the engine is fast and the server's process has most of
 the work. All clients stream at once, each over its own connection. CPU time is that of the process that serves HTTP,
@@ -35,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from serving import Cost
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 START_S = 300
 #: A chat without a system prompt, as most templates write it.
@@ -84,10 +85,10 @@ def tiny_model() -> Path:
         vocab_size=len(tokens), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=2048, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         model.lm_head.weight[:257] = 0  # so that most tokens are words, and few are parts of a character
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)

@@ -102,7 +102,11 @@ class OutputProcessor:
             cumulative_logprob=delta.cumulative_logprob,
             error=delta.error,
         )
-        if len(entry.sequences) == entry.request.num_sequences and all(s.finished for s in entry.sequences.values()):
+        if (
+            sequence.finished
+            and len(entry.sequences) == entry.request.num_sequences
+            and all(each.finished for each in entry.sequences.values())
+        ):
             self._done(entry)
         return output, stop is not None and delta.finish_reason is None
 

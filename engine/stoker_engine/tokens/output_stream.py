@@ -33,7 +33,7 @@ class OutputStream:
     def __init__(self, interval: int | None = 1) -> None:
         self._lock = threading.Lock()
         self._interval = interval
-        self._begun: set[tuple[str, int]] = set()  # sequences with a delta, if they have an interval
+        self._started: set[tuple[str, int]] = set()  # sequences with a delta, if they have an interval
         self._held: dict[tuple[str, int], OutputDelta | _Merged] = {}  # fewer tokens than the interval
         self._pending: dict[tuple[str, int], OutputDelta | _Merged] = {}
         self._error: Exception | None = None
@@ -61,10 +61,10 @@ class OutputStream:
                 return was_empty
             held = self._held.pop(key, None)
             waiting = delta if held is None else _merged(held, delta)
-            if key in self._begun and delta.finish_reason is None and not self._is_enough(waiting):
+            if key in self._started and delta.finish_reason is None and not self._is_enough(waiting):
                 self._held[key] = waiting
                 return False
-            self._begun.add(key)
+            self._started.add(key)
             self._pending[key] = waiting
         return was_empty
 

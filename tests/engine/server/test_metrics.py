@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
@@ -176,6 +177,25 @@ def test_scheduler_stats_become_gauges_and_counters(metrics: EngineMetrics, regi
     assert value(registry, "vllm:prefix_cache_hits_total") == 60
     assert value(registry, "vllm:prompt_tokens_cached_by_source_total", source="device") == 60
     assert value(registry, "vllm:num_preemptions_total") == 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_of_one_step_are_in_the_same_buckets_as_single_ones(seed: int) -> None:
+    chance = random.Random(seed)
+    values = [chance.choice([0.0, 0.025, 0.3, 80, 81, chance.expovariate(1)]) for _ in range(200)]
+    found = []
+    for steps in ([values], [[each] for each in values]):
+        registry = CollectorRegistry()
+        metrics = EngineMetrics(registry, "m", EngineArgs("m"), [INFO])
+        for step in steps:
+            metrics.on_step(StepReport(1, 0, len(step), IDLE, inter_token=step))
+        text = generate_latest(registry).decode()
+        found.append([line for line in text.splitlines() if line.startswith("vllm:inter_token_latency_seconds_")])
+    for line in zip(*found, strict=True):
+        [(name, together), (same, single)] = (each.rsplit(" ", 1) for each in line)
+        assert name == same
+        if not name.startswith("vllm:inter_token_latency_seconds_created"):
+            assert float(together) == pytest.approx(float(single)), name
 
 
 def test_request_metrics_follow_a_requests_times(metrics: EngineMetrics, registry: CollectorRegistry) -> None:

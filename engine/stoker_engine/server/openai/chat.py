@@ -156,7 +156,7 @@ class _Writer:
         yield self._event(choices=[choice], usage=usage)
 
     def _is_text(self, index: int, delta: AnswerDelta) -> bool:
-        """Return whether a delta only adds text to a choice that has begun."""
+        """Return whether a delta only adds text to a choice that has started."""
         body, parts = self.body, delta.parts
         return (
             index in self._started

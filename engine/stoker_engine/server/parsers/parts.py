@@ -52,7 +52,9 @@ def tool_call(name: str, arguments: str, id: str | None = None) -> list[Part]:
 def merged(parts: Iterable[Part]) -> list[Part]:
     """Join neighbouring texts of the same kind, and drop empty ones."""
     joined: list[Part] = []
-    non_empty = (part for part in parts if isinstance(part, ToolCallStart) or part.text)
+    non_empty = [part for part in parts if isinstance(part, ToolCallStart) or part.text]
+    if len(non_empty) < 2:
+        return non_empty
     for kind, alike in itertools.groupby(non_empty, type):
         run: list[Part] = list(alike)
         if len(run) == 1 or kind is ToolCallStart:
