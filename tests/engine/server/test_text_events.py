@@ -70,7 +70,7 @@ def raw(server: Serving, path: str, version: str) -> bytes:
 def lines(body: bytes) -> list[bytes]:
     """Return the lines of a body's events without what differs between two requests."""
     kept = []
-    for line in body.splitlines():
+    for line in body.split(b"\n"):
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
             for part in (event, event.get("response", {}), event.get("item", {}), event.get("message", {})):
@@ -104,7 +104,7 @@ def test_an_interval_joins_tokens_after_the_first(engine: FakeEngine, path: str,
     body = {**BODIES[path], "n": n, "stream": True, "return_token_ids": True, "stream_interval": 2 if by_flag else 5}
     with serving_fake(engine, stream_interval=5 if by_flag else 1) as server:
         text = httpx.post(server.url + path, json=body, timeout=60).text
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
     for index in range(n):
         choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
         lengths = [len(choice["token_ids"]) for choice in choices if choice.get("token_ids")]
