@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -139,7 +139,8 @@ def serve(name: str, model: Path, clients: int) -> Iterator[Server]:
                 time.sleep(0.2)
             yield Server(name, process.pid, port)
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
 
 
 def _is_ready(port: int) -> bool:
@@ -167,7 +168,9 @@ async def stream(port: int, api: str, number: int, tokens: int) -> int:
     while received := await reader.read(1 << 16):
         *whole, rest = (rest + received).split(b"\n\n")
         events += sum(b"data: {" in event and any(mark in event for mark in marks) for event in whole)
-        ended = (ended or b"data: [DONE]" in received) and b'"error":' not in received
+        ended = ended or any(b"data: [DONE]" in event for event in whole)
+        if any(b'"error":' in event for event in whole):
+            break
     writer.close()
     if not ended:
         raise SystemExit(f"a stream of the server at port {port} broke off after {events} events")

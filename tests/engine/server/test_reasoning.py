@@ -46,6 +46,16 @@ def test_streamed_answer_equals_the_whole_one(piece: int, text: str) -> None:
     assert reasoning_tokens == (text.index("</think>") + len("</think>") if "</think>" in text else len(text))
 
 
+@pytest.mark.parametrize("piece", [1, 4])
+def test_a_call_ends_the_reasoning_tokens_without_a_marker(piece: int) -> None:
+    text = f"Let me see. {OSLO}"
+    client = openai_client(ScriptedEngine(text, text, piece=piece), reasoning_parser="qwen3")
+    whole = ask(client, tools=TOOLS)
+    *_, last = ask(client, tools=TOOLS, stream=True, stream_options={"include_usage": True})
+    counts = [each.usage.completion_tokens_details.reasoning_tokens for each in (whole, last)]
+    assert counts[0] == counts[1] < len(text)
+
+
 def test_content_is_null_while_there_is_only_reasoning() -> None:
     client = serve(ScriptedEngine("hm", "</think>"), reasoning_parser="deepseek_r1")
     message = client.post("/v1/chat/completions", json={"messages": MESSAGES}).json()["choices"][0]["message"]

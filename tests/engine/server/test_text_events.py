@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from stoker_engine.core.outputs import OutputDelta
+from stoker_engine.core.sampling_params import RequestParams
 from stoker_engine.server.conversation.text_events import TextEvents, encoded
 
 from .conftest import FakeEngine, Serving, serving_fake
+from .scripted_engine import ScriptedEngine
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 
@@ -114,3 +117,32 @@ def test_an_interval_joins_tokens_after_the_first(engine: FakeEngine, path: str,
             choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
         )
         assert joined == "".join(chr(ord(character) + index) for character in engine.answer)
+
+
+class TextlessEngine(ScriptedEngine):
+    """Its tokens `~` have no text."""
+
+    def _next_delta(
+        self, request_id: str, prompt: list[int], params: RequestParams, index: int, answer: str, num_written: int
+    ) -> OutputDelta:
+        delta = super()._next_delta(request_id, prompt, params, index, answer, num_written)
+        delta.text = delta.text.replace("~", "")
+        return delta
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a~b", ["a", "", "b"]),
+        ("<tool_call>~", ["<tool_call>"]),  # an incomplete call is content at the end
+        ('x<tool_call>\n{"name": "weather", "arguments": {"city": "~~"}}\n</tool_call>', ["x"]),
+    ],
+)
+def test_a_token_without_text_has_an_event_unless_a_parser_holds_text(text: str, expected: list[str]) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "ab"}], "stream": True, "tools": [tool], "model": "tiny"}
+    with serving_fake(TextlessEngine(text), tool_call_parser="hermes") as server:
+        answer = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=60).text
+    events = [json.loads(line[6:]) for line in answer.split("\n") if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events][1:]  # the first has the role
+    assert [delta["content"] for delta in deltas if "content" in delta] == expected

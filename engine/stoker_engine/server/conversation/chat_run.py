@@ -176,7 +176,8 @@ class ChatRun:
     async def collect(self) -> list[Answer]:
         """Wait for the complete answers, one per choice."""
         answers = [Answer() for _ in self._choices]
-        async with aclosing(self.deltas(whole=True)) as deltas:
+        # The count of reasoning tokens is exact only if each delta is short.
+        async with aclosing(self.deltas(whole=not self._reasons)) as deltas:
             async for step in deltas:
                 for choice, delta in step:
                     answer = answers[choice]
@@ -212,6 +213,7 @@ class _Choice:
 
     def __init__(self, request: ChatRequest, parsing: Parsing) -> None:
         self._num_calls = 0
+        self._holds = False  # whether the parser holds back the latest text
         self._include_reasoning = request.include_reasoning
         self._max_calls = None if request.tool_use.parallel else 1
         self._parser = parsing.new_parser()
@@ -235,6 +237,8 @@ class _Choice:
         is_reasoning = self._parser.is_reasoning
         self._reasoning.add(delta.token_ids, parts, is_reasoning)
         kept_parts = merged(self._kept(parts))
+        if delta.text:
+            self._holds = not parts
         is_left_out = is_reasoning and not self._include_reasoning
         return AnswerDelta(
             kept_parts,
@@ -242,7 +246,7 @@ class _Choice:
             delta.logprobs or [],
             delta.finish_reason,
             delta.stop_reason,
-            is_held=not kept_parts and (bool(delta.text) or is_left_out),
+            is_held=not kept_parts and (bool(delta.text) or self._holds or self._parser.is_within_call or is_left_out),
             is_reasoning=is_reasoning,
         )
 

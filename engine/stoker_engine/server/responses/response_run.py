@@ -52,6 +52,8 @@ class ResponseRun:
         self._store = store
         self._owner = owner
         self._writer = ResponseWriter(_new_response(body, run, model))
+        if logprobs is not None:  # each delta's tokens get the part that its text belongs to
+            run.generation.stream_interval = 1
 
     async def whole(self) -> bytes:
         """Generate the response and return it as JSON."""
