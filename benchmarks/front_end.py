@@ -34,7 +34,7 @@ from cpu.environments import cache_folder
 from machine import cpu_name
 from rich.console import Console
 from rich.table import Table
-from serving import Cost
+from serving import Cost, is_ready
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
@@ -132,24 +132,12 @@ def serve(name: str, model: Path, clients: int) -> Iterator[Server]:
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + START_S
-            while not _is_ready(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"{name} did not start: {log}")
-                time.sleep(0.2)
+            if not is_ready(port, process, START_S):
+                raise SystemExit(f"{name} did not start: {log}")
             yield Server(name, process.pid, port)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
-            return b" 200 " in connection.recv(64)
-    except ConnectionError:
-        return False
 
 
 async def stream(port: int, api: str, number: int, tokens: int) -> int:

@@ -114,16 +114,16 @@ def serve(model: str, *flags: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "stoker", *words]
     with log.open("w") as output, subprocess.Popen(command, stderr=output, start_new_session=True) as process:
         try:
-            if not _is_ready(port, process):
+            if not is_ready(port, process):
                 raise SystemExit(f"the server did not start: {log}")
             yield Server(process.pid, port, time.perf_counter() - started)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
 
 
-def _is_ready(port: int, process: subprocess.Popen[bytes]) -> bool:
-    """Wait until the server is ready; return False if it ends or exceeds `START_S`."""
-    deadline = time.monotonic() + START_S
+def is_ready(port: int, process: subprocess.Popen[bytes], seconds: float = START_S) -> bool:
+    """Wait until the server is ready; return False if it ends or exceeds `seconds`."""
+    deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:
             with socket.create_connection(("127.0.0.1", port)) as connection:

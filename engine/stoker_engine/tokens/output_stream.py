@@ -27,7 +27,8 @@ class OutputStream:
     the event loop.
 
     Args:
-        interval: least number of tokens of a sequence's deltas, except the first and the last; None: no others.
+        interval: least number of tokens of a sequence's deltas, except the first, the last and those before an error;
+            None: no others.
     """
 
     def __init__(self, interval: int | None = 1) -> None:

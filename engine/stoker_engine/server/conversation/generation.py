@@ -97,7 +97,7 @@ class Generation:
     async def deltas(self, *, whole: bool = False) -> AsyncGenerator[list[tuple[int, OutputDelta]], None]:
         """Yield new output as soon as it is available: (index of a choice, delta), at most one per choice.
 
-        With `whole`, a choice has at most two deltas: its first, and one with all that follows.
+        With `whole`, all deltas of a choice after its first are merged, up to its end or an error.
 
         A raised error ends all choices. Closing the generator aborts choices that are still running.
 

@@ -123,8 +123,10 @@ class _Writer:
     def _events(self, index: int, delta: AnswerDelta) -> Iterator[ChatCompletionChunk | EncodedEvent]:
         """Yield the events of a delta, if there is anything to send."""
         generation, body = self.run.generation, self.body
-        if self._is_text(index, delta):
-            yield self._text_event(index, delta)
+        text = _text_of(delta)
+        is_more_than_text = delta.finish_reason or body.return_token_ids or body.continuous_usage
+        if text is not None and index in self._started and not (is_more_than_text or self.logprobs is not None):
+            yield self._text_events(index, type(text)).encoded(text.text)
             return
         usage = Usage.of(self.run.usage(index)) if body.continuous_usage else None
         if index not in self._started:  # the role is sent first and alone, once the engine has accepted the request
@@ -136,8 +138,8 @@ class _Writer:
                 echoed = ChatChunkChoice(index=index, delta=ChatDelta(content=body.echoed))
                 yield self._event(choices=[echoed], usage=usage)
         pieces = [self._piece(index, part) for part in delta.parts]
-        if not pieces and not delta.is_held and delta.finish_reason is None:  # a token without text
-            pieces.append(self._piece(index, Reasoning("") if delta.is_reasoning else Content("")))
+        if not pieces and text is not None:
+            pieces.append(self._piece(index, text))
         if not pieces or (delta.finish_reason is not None and pieces[-1].tool_calls):
             # Clients expect no part of a call in the event that ends the choice.
             pieces.append(ChatDelta())
@@ -155,31 +157,15 @@ class _Writer:
         )
         yield self._event(choices=[choice], usage=usage)
 
-    def _is_text(self, index: int, delta: AnswerDelta) -> bool:
-        """Return whether a delta only adds text to a choice that has started."""
-        body, parts = self.body, delta.parts
-        return (
-            index in self._started
-            and delta.finish_reason is None
-            and not (body.return_token_ids or body.continuous_usage or self.logprobs is not None or delta.is_held)
-            and (not parts or (len(parts) == 1 and isinstance(parts[0], Content | Reasoning)))
-        )
+    def _text_events(self, index: int, kind: type[Content | Reasoning]) -> TextEvents:
+        """Return the events that only add text of this kind to a choice."""
 
-    def _text_event(self, index: int, delta: AnswerDelta) -> EncodedEvent:
-        """Return the event of a delta that `_is_text`."""
-        kind: type[Content | Reasoning] = Reasoning if delta.is_reasoning else Content
-        text = ""  # a token without text
-        for part in delta.parts:
-            assert isinstance(part, Content | Reasoning)
-            kind, text = type(part), part.text
-        events = self._texts.get((index, kind))
-        if events is None:
+        def event(text: str) -> ChatCompletionChunk:
+            return self._event(choices=[ChatChunkChoice(index=index, delta=self._piece(index, kind(text)))])
 
-            def event(text: str) -> ChatCompletionChunk:
-                return self._event(choices=[ChatChunkChoice(index=index, delta=self._piece(index, kind(text)))])
-
-            events = self._texts[index, kind] = TextEvents(event)
-        return events.encoded(text)
+        if (index, kind) not in self._texts:
+            self._texts[index, kind] = TextEvents(event)
+        return self._texts[index, kind]
 
     def _piece(self, index: int, part: Part) -> ChatDelta:
         """Return what a part adds to a message."""
@@ -211,6 +197,16 @@ class _Writer:
         if self.logprobs is None:
             return None
         return ChatLogprobs(content=self.logprobs.content(output.token_ids, output.logprobs))
+
+
+def _text_of(delta: AnswerDelta) -> Content | Reasoning | None:
+    """Return the text that a delta adds, which is empty for a token without text; None: it adds nothing, or more."""
+    if len(delta.parts) == 1:
+        part = delta.parts[0]
+        return part if isinstance(part, Content | Reasoning) else None
+    if delta.parts or delta.is_held or delta.finish_reason is not None:
+        return None
+    return Reasoning("") if delta.is_reasoning else Content("")
 
 
 def _message(answer: Answer, echoed: str) -> ChatMessage:
