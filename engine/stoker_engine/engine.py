@@ -3,8 +3,8 @@
     one step in flight     schedule 1 ─ launch 1 ─ collect 1 ─ commit 1 ─ schedule 2 ─ launch 2 ─ …
     two of them            … schedule 2 ─ launch 2 ─ collect 1 ─ commit 1 ─ schedule 3 ─ launch 3 ─ collect 2 …
 
-With two (``--async-scheduling``), the host's work on one step overlaps with the model's work on the next. A pipeline
-has at most as many steps in flight as stages, plus one with ``--async-scheduling``.
+With two (``--async-scheduling``, the default on GPUs), the host's work on one step overlaps with the model's work on
+the next. A pipeline has at most as many steps in flight as stages, plus one with ``--async-scheduling``.
 
 An engine is not thread-safe. `LLM` drives it offline, and the engine process drives it for the server.
 """
@@ -88,12 +88,15 @@ class Engine:
         laps.end("checkpoint" if executor is None else "ranks")
         defaults = sampling_defaults(args.generation_config, checkpoint.path)
         self.executor = executor or LocalExecutor(
-            build_runner(args, checkpoint, LoadingView(on_progress), lap=laps.end), args.async_scheduling
+            build_runner(args, checkpoint, LoadingView(on_progress), lap=laps.end), bool(args.async_scheduling)
         )
         plan = self.executor.plan
         kv = KVManager(plan.num_blocks, plan.block_size, plan.groups, plan.step_tokens, args.enable_prefix_caching)
         stages = RankLayout.of(args).pipeline
-        max_in_flight = stages + args.async_scheduling
+        is_async = args.async_scheduling
+        if is_async is None:  # sequences with drafts wait for the step in flight, so others would run apart from them
+            is_async = not self.executor.on_cpu and proposer is None
+        max_in_flight = stages + is_async
         self.scheduler = Scheduler(
             kv,
             args.max_num_seqs,

@@ -85,8 +85,10 @@ class EngineArgs:
         "fcfs",
         choices=names.SCHEDULING_POLICIES,
     )
-    async_scheduling: bool = flag(
-        "schedule a step while the previous one runs; helps if the model leaves a CPU core idle", False
+    async_scheduling: bool | None = flag(
+        "schedule a step while the previous one runs; on CPUs it helps if the model leaves a core idle; default: on "
+        "GPUs, unless drafts are verified",
+        None,
     )
     max_logprobs: int = flag("maximum logprobs per position; -1: no limit", 20, group="results")
     batch_invariant: bool = flag(

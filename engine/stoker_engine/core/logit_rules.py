@@ -63,6 +63,11 @@ class LogitRules:
         """Whether tokens in the prompt or output are penalized."""
         return self.repetition != 1 or self.frequency != 0 or self.presence != 0
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the rules depend on the tokens of the prompt or output."""
+        return self.bad_words is not None or self.is_penalised
+
     def counts(self, prompt: list[int]) -> TokenCounts | None:
         """Return the initial token counts of a sequence, or None without penalties. Only the repetition penalty
         includes the prompt."""

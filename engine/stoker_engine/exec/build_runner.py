@@ -19,6 +19,7 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
+from stoker_engine.exec.finish.draw_tokens import TokenDraws
 from stoker_engine.exec.finish.finish import Finish
 from stoker_engine.exec.finish.logits import Logits
 from stoker_engine.exec.finish.next_stage import SendToNextStage
@@ -111,7 +112,7 @@ def build_runner(
     elif make_finish is not None:
         finish = make_finish(model, batch)
     else:
-        finish = _sampling(args, build, model, batch, grammars, device, groups)
+        finish = _sampling(args, build, model, device_batch, batch, grammars, device, groups)
     # The Transformers backend uses torch's operators, while our decoder's kernels are multi-threaded themselves.
     shares_work = model.backend.capabilities.has_threads and isinstance(model, Decoder)
     runner = Runner(
@@ -212,6 +213,7 @@ def _sampling(
     args: EngineArgs,
     build: Build,
     model: Model,
+    device_batch: DeviceBatch,
     batch: InputBatch,
     grammars: Grammars,
     device: torch.device,
@@ -219,18 +221,24 @@ def _sampling(
 ) -> Sampling:
     vocab_size = model.config.vocab_size
     rows_at_once = activations.sampler_rows(vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens))
-    on_cpu = device.type == "cpu"
+    on_cpu, is_alone = device.type == "cpu", groups.tensor.size == 1 and groups.pipeline.stage.count == 1
     logits = Logits(model, build.kernels, build.ranks, build.widths(vocab_size), build.rows)
-    return Sampling(
+    draws = TokenDraws(
         batch=batch,
-        masks=StepMasks(grammars),
         logits=logits,
-        prompt_logprobs=PromptLogprobs(batch, logits, rows_at_once, groups.samples),
         vocabulary=build.share(vocab_size),
         rows_at_once=rows_at_once,
         logits_at_once=max(1, _KEPT_BYTES // (build.dtype.itemsize * vocab_size)) if on_cpu else args.max_num_seqs,
         samples=groups.samples,
+    )
+    return Sampling(
+        batch=batch,
+        masks=StepMasks(grammars),
+        draws=draws,
+        prompt_logprobs=PromptLogprobs(batch, logits, rows_at_once, groups.samples),
+        ranks=build.ranks,
         keeps_sampled=groups.pipeline.stage.count == 1,
+        device_batch=device_batch if is_alone and not on_cpu else None,
     )
 
 

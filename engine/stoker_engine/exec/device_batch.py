@@ -1,8 +1,11 @@
 """Per-row values of the input batch on the device, and the gather of a step's inputs from them.
 
     for each row of the batch, persistent     last token │ tokens computed │ adapter │ position delta
-                                                  ▲ a step's changes
+                                                  ▲ a step's changes, and its sampled tokens
     for each token of a step                  its row ──► token id, position, adapter, …
+
+Sampled tokens are written here on the device. A step may therefore be started before the host knows the tokens that the
+previous one samples; in their place it sends `UNKNOWN`.
 
 A CUDA graph gets the rows of a step's tokens and gathers their values, so it is valid for any sequences in these rows.
 The last entry is for padding: a token in row -1 (`layers.batch_rows.PADDING`) reads token 0 at position 0, without an
@@ -19,6 +22,9 @@ import torch
 #: Indices of the values in the first dimension of [values, rows].
 LAST_TOKEN, NUM_COMPUTED, ADAPTER, POSITION_DELTA = range(4)
 NUM_VALUES: Final = 4
+
+#: In place of a token that the host does not know yet.
+UNKNOWN: Final = -1
 
 
 def empty_values(num_rows: int) -> np.ndarray:
@@ -46,10 +52,20 @@ class DeviceBatch:
         """Update the values of some rows.
 
         Args:
-            rows: int64 [count].
-            values: int64 [values, count].
+            rows: int64 [count], different rows.
+            values: int64 [values, count]. A last token that is `UNKNOWN` is kept.
         """
+        values[LAST_TOKEN] = torch.where(values[LAST_TOKEN] < 0, self._last_tokens[rows], values[LAST_TOKEN])
         self._values.index_copy_(1, rows, values)
+
+    def sampled(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write the sampled tokens of some rows.
+
+        Args:
+            rows: int64 [count]. If a row occurs several times, which of its tokens is written is arbitrary.
+            tokens: int64 [count]; negative if none was sampled.
+        """
+        self._last_tokens.index_copy_(0, rows, tokens.clamp_min(0))  # a step in flight may look the token up
 
     def gather(
         self, rows: torch.Tensor, token_ids: torch.Tensor | None = None, offsets: torch.Tensor | None = None
@@ -58,10 +74,10 @@ class DeviceBatch:
 
         Args:
             rows: int64 [tokens], each token's row, or `layers.batch_rows.PADDING`.
-            token_ids: int64 [tokens], if known on the host; None: each row's last token.
+            token_ids: int64 [tokens], `UNKNOWN` for the last token of the row; None: the last tokens of all rows.
             offsets: int64 [tokens], position of each token relative to its row's first uncomputed token; None: 0.
         """
         positions = self._num_computed[rows] + self._position_deltas[rows]
-        if token_ids is None:
-            token_ids = self._last_tokens[rows]
+        last_tokens = self._last_tokens[rows]
+        token_ids = last_tokens if token_ids is None else torch.where(token_ids < 0, last_tokens, token_ids)
         return token_ids, positions if offsets is None else positions + offsets

@@ -6,7 +6,9 @@ first is collected; scheduling and the processing of results can then overlap wi
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -70,41 +72,44 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Runs steps in this process.
+    """Runs steps in this process. An accelerator runs them while the host goes on.
 
     Args:
-        overlap: run steps in a separate thread, so that `launch` returns immediately.
+        overlap: on a CPU, run steps in a separate thread, so that `launch` returns immediately.
     """
 
     def __init__(self, runner: Runner, overlap: bool = False) -> None:
         self.runner = runner
         self.plan = runner.plan
         self.on_cpu = runner.device.type == "cpu"
-        self._thread = ThreadPoolExecutor(1, "steps") if overlap else None
-        self._launched: deque[Future[StepResult]] = deque()
+        self._thread = ThreadPoolExecutor(1, "steps") if overlap and self.on_cpu else None
+        self._launched: deque[Callable[[], StepResult]] = deque()
         self._loader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first load
         self._last_drop: Future[None] | None = None
 
     def launch(self, step: Step) -> None:
         """See `Executor`."""
         if self._thread is not None:
-            self._launched.append(self._thread.submit(self.runner.run, step))
-            return
-        done: Future[StepResult] = Future()
-        done.set_result(self.runner.run(step))
-        self._launched.append(done)
+            self._launched.append(self._thread.submit(self.runner.run, step).result)
+        else:
+            self.runner.launch(step)
+            self._launched.append(self.runner.collect)
 
     def collect(self) -> StepResult:
         """See `Executor`."""
-        result = self._launched[0].result()
+        result = self._launched[0]()
         self._launched.popleft()
         return result
 
     def discard_in_flight(self) -> None:
         """See `Executor`."""
+        if self._thread is None:
+            self._launched.clear()
         while self._launched:
-            self._launched[0].exception()
+            with contextlib.suppress(Exception):
+                self._launched[0]()
             self._launched.popleft()
+        self.runner.discard_in_flight()
 
     def set_token_table(self, table: TokenTable) -> None:
         """See `Executor`."""

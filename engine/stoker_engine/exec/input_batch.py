@@ -23,6 +23,8 @@ from stoker_engine.core.token_counts import TokenCounts
 from stoker_engine.exec.device_batch import ADAPTER, POSITION_DELTA, empty_values
 from stoker_engine.grammar.masks import FREE, Mask
 from stoker_engine.grammar.matcher import Matcher
+from stoker_engine.kernels.select_token import COLUMNS
+from stoker_engine.sampling.draw import selection, stream
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 from stoker_engine.sizing.cache_groups import NULL_BLOCK, CacheGroup
 
@@ -38,6 +40,8 @@ class BatchRow:
         counts: counts of its tokens; None: no penalty needs them.
         num_prompt_logprobs: number of prompt tokens whose log-probabilities are already computed.
         is_plain: whether its next token is the most likely one, without log-probabilities, rules or grammar.
+        is_drawn: whether it is one drawn token, also without any of these.
+        reads_tokens: whether the choice of its next token depends on previous ones: penalties, bad words, a grammar.
         matcher: state of its grammar; None: no grammar, or not used yet.
     """
 
@@ -47,6 +51,8 @@ class BatchRow:
     counts: TokenCounts | None
     num_prompt_logprobs: int
     is_plain: bool
+    is_drawn: bool
+    reads_tokens: bool
     matcher: Matcher | None = None
 
     @property
@@ -67,12 +73,18 @@ class InputBatch:
     Attributes:
         token_ids: int32 [rows, tokens].
         tables: int32 [groups, rows, blocks], `NULL_BLOCK` in empty entries.
-        values: int64 [values, rows + 1], the host's copy of `exec.device_batch`. Last tokens and numbers of computed
-            tokens are set when a step's inputs are built, for its rows only, and only if the device gathers inputs.
+        values: int64 [values, rows + 1], see `exec.device_batch`. The host sets adapters and position deltas.
         states: state of each row that has been started.
         asking: rows that need more than the most likely token, see `BatchRow.is_plain`.
         wants_prompt_logprobs: rows whose requests ask for prompt log-probabilities.
         constrained: rows whose requests have a grammar.
+        reading_tokens: see `BatchRow.reads_tokens`.
+        special: rows of `asking` that need more than one draw per token.
+        is_drawn: bool [rows], rows of `asking` that are not special.
+        selections: float64 [rows, parameters], how these rows draw, see `sampling.draw.selection`.
+        streams: uint64 [rows], and their random numbers, see `sampling.draw.stream`.
+        num_in_flight: int64 [rows], number of steps in flight that sample a token of the row, which `token_ids` does
+            not contain yet.
     """
 
     def __init__(self, num_rows: int, num_tokens: int, block_size: int, groups: Sequence[CacheGroup]) -> None:
@@ -84,6 +96,13 @@ class InputBatch:
         self.asking: set[int] = set()
         self.wants_prompt_logprobs: set[int] = set()
         self.constrained: set[int] = set()
+        self.reading_tokens: set[int] = set()
+        self.special: set[int] = set()
+        self.is_drawn = np.zeros(num_rows, dtype=bool)
+        self.selections = np.zeros((num_rows, len(COLUMNS)))
+        self.streams = np.zeros(num_rows, dtype=np.uint64)
+        self.num_in_flight = np.zeros(num_rows, dtype=np.int64)
+        self._starts = np.zeros(num_rows, dtype=np.int64)  # how often each row has been started
         self._rules: WeakValueDictionary[tuple[str, float], LogitRules] = WeakValueDictionary()
         self._counted: set[int] = set()  # rows with token counts
         self._num_blocks = [0] * num_rows  # number of table entries that may be non-empty
@@ -91,7 +110,10 @@ class InputBatch:
     def clear(self) -> None:
         """Discard all sequences. A row's tables are cleared when the next sequence starts in it."""
         self.states.clear()
-        for rows in (self.asking, self.wants_prompt_logprobs, self.constrained, self._counted):
+        self.discard_in_flight()
+        for rows in (
+            self.asking, self.special, self.wants_prompt_logprobs, self.constrained, self.reading_tokens, self._counted
+        ):  # fmt: skip
             rows.clear()
 
     def apply(self, step: Step) -> None:
@@ -110,6 +132,24 @@ class InputBatch:
             self.tables[group, row_of, index] = block
             for row, last in zip(row_of.tolist(), index.tolist(), strict=True):
                 self._num_blocks[row] = max(self._num_blocks[row], last + 1)
+
+    def begin_sampling(self, rows: np.ndarray) -> np.ndarray:
+        """Count a step in flight that samples a token of each of the rows, int64 [count]. Returns what `end_sampling`
+        needs."""
+        self.num_in_flight[rows] += 1
+        starts: np.ndarray = self._starts[rows]
+        return starts
+
+    def end_sampling(self, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """End what `begin_sampling` began. Returns bool [count]: whether the row still belongs to the sequence whose
+        token was sampled."""
+        is_current: np.ndarray = self._starts[rows] == starts
+        self.num_in_flight[rows[is_current]] -= 1
+        return is_current
+
+    def discard_in_flight(self) -> None:
+        """Forget the steps in flight, whose results will not be collected."""
+        self.num_in_flight[:] = 0
 
     def append(self, row: int, position: int, token_ids: list[int]) -> None:
         """Write tokens of the output from `position` on, and count them if penalties need counts."""
@@ -182,10 +222,13 @@ class InputBatch:
             self.tables[group, row, : len(table)] = table
         rules = self._rules_of(new)
         params = spec.params
-        is_plain = params.is_greedy and params.logprobs is None and rules is None
-        is_plain = is_plain and spec.grammar is None
+        is_simple = params.logprobs is None and rules is None and spec.grammar is None
+        is_plain = params.is_greedy and is_simple
+        is_drawn = not params.is_greedy and is_simple and not new.num_candidates
+        reads_tokens = spec.grammar is not None or (rules is not None and rules.reads_tokens)
+        counts = _counts(rules, prompt, output)
         self._remember(
-            row, BatchRow(new, new.index, rules, _counts(rules, prompt, output), new.num_prompt_logprobs, is_plain)
+            row, BatchRow(new, new.index, rules, counts, new.num_prompt_logprobs, is_plain, is_drawn, reads_tokens)
         )
 
     def _fork(self, fork: Fork) -> None:
@@ -205,10 +248,22 @@ class InputBatch:
 
     def _remember(self, row: int, state: BatchRow) -> None:
         self.states[row] = state
+        self._starts[row] += 1
+        self.num_in_flight[row] = 0
+        self.reading_tokens.discard(row)
+        if state.reads_tokens:
+            self.reading_tokens.add(row)
         self.asking.discard(row)
+        self.special.discard(row)
+        spec, params = state.new.spec, state.new.spec.params
+        self.is_drawn[row] = state.is_drawn
+        if state.is_drawn:
+            self.selections[row] = selection(params.temperature, params.top_k, params.top_p, params.min_p)
+            self.streams[row] = stream(spec.seed + state.index)
         if not state.is_plain:
             self.asking.add(row)
-        params = state.new.spec.params
+            if not state.is_drawn:
+                self.special.add(row)
         self.wants_prompt_logprobs.discard(row)
         if params.prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(row)

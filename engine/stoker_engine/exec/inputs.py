@@ -14,7 +14,7 @@ import torch
 
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
-from stoker_engine.exec.device_batch import LAST_TOKEN, NUM_COMPUTED, POSITION_DELTA, DeviceBatch
+from stoker_engine.exec.device_batch import LAST_TOKEN, NUM_COMPUTED, POSITION_DELTA, UNKNOWN, DeviceBatch
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.layers.batch_rows import PADDING
 from stoker_engine.parallel.transfer import all_to_device
@@ -99,6 +99,8 @@ class InputBuilder:
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
             mappings.append(slot_mapping)
+        firsts = query_starts[:-1]
+        token_ids[firsts[batch.num_in_flight[row] > 0]] = UNKNOWN
         tokens = self._token_arrays(row, starts, token_rows, token_ids, positions, offsets, query_starts)
         if size is not None and size > count:
             token_rows, ends = _padded(token_rows, size, PADDING), _padded(ends, size)
@@ -141,9 +143,9 @@ class InputBuilder:
         values = self.batch.values
         if not self.gathers:
             return [token_ids, positions + values[POSITION_DELTA, token_rows]]
-        values[LAST_TOKEN, row], values[NUM_COMPUTED, row] = token_ids[query_starts[:-1]], starts
-        changes: list[np.ndarray] = [row, values[:, row]]
-        return changes if offsets is None else [*changes, token_ids, offsets]
+        changed = values[:, row]
+        changed[LAST_TOKEN], changed[NUM_COMPUTED] = token_ids[query_starts[: len(row)]], starts
+        return [row, changed] if offsets is None else [row, changed, token_ids, offsets]
 
     def _gathered(
         self, token_rows: torch.Tensor, arrays: list[torch.Tensor], size: int | None

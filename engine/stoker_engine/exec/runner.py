@@ -1,23 +1,27 @@
-"""Runs the steps of a model on a device: prepare → forward → finish.
+"""Runs the steps of a model on a device: prepare → forward → finish → collect.
 
     prepare    apply the step's changes to the input batch, build the input tensors, find a matching graph
     forward    compute this stage's part of the model
     finish     process the hidden states (`exec.finish`): sample, or send them to the next stage
+    collect    wait for the device, and write sampled tokens into the rows
 
-`exec.build_runner` builds a runner.
+On an accelerator the host only enqueues the first three, so the next step can be launched before a step is collected:
+its sampled tokens are already on the device (`exec.device_batch`). `exec.build_runner` builds a runner.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.adapters import Adapters
-from stoker_engine.exec.finish.finish import Finish, StepFinish
+from stoker_engine.exec.finish.finish import Finish, PendingResult, StepFinish
 from stoker_engine.exec.graphs import StepGraph, StepGraphs
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder, Inputs
@@ -40,6 +44,15 @@ class _Prepared:
     inputs: Inputs
     finish: StepFinish
     graph: StepGraph | None
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A step in flight, which was prepared from `started` to `ready` (monotonic times)."""
+
+    pending: PendingResult
+    started: float
+    ready: float
 
 
 @dataclass(eq=False)
@@ -71,19 +84,46 @@ class Runner:
     graphs: StepGraphs | None = None
     adapters: Adapters | None = None
     num_torch_threads: int | None = None
+    _in_flight: deque[_Launched] = field(default_factory=deque)
+    _collected: float = 0.0  # monotonic time at which the last step was collected
 
     def run(self, step: Step) -> StepResult:
         """Run a step. With a single stage, sampled tokens are also written into the rows. Only the rank with
         `RankGroups.samples` returns complete results."""
-        with torch.inference_mode(), torch_threads(self.num_torch_threads):
+        self.launch(step)
+        return self.collect()
+
+    def launch(self, step: Step) -> None:
+        """Start a step. If a previous one is in flight, the device must sample its tokens (`Sampling.device_batch`)."""
+        with self._mode():
             started = time.monotonic()
             prepared = self._prepare(step)
             ready = time.monotonic()
             hidden, states = self._forward(step, prepared)
-            result = prepared.finish.finish(hidden, states)
-            model_time = time.monotonic() - ready - result.sample_time
-            times = ready - started, model_time, result.sample_time
-            return StepResult(result.sampled, result.prompt_logprobs, *times, result.pooled)
+            self._in_flight.append(_Launched(prepared.finish.finish(hidden, states), started, ready))
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step in flight, and return its result; see `run`."""
+        launched = self._in_flight.popleft()
+        with self._mode():
+            result = launched.pending.collect()
+            collected = time.monotonic()
+            if self._in_flight:
+                self._in_flight[0].pending.resume()
+        model_time = collected - max(launched.ready, self._collected) - result.sample_time
+        self._collected = collected
+        times = launched.ready - launched.started, model_time, result.sample_time
+        return StepResult(result.sampled, result.prompt_logprobs, *times, result.pooled)
+
+    def discard_in_flight(self) -> None:
+        """Discard the steps in flight. All sequences must then be started again."""
+        self._in_flight.clear()
+        self.batch.discard_in_flight()
+
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        with torch.inference_mode(), torch_threads(self.num_torch_threads):
+            yield
 
     def _prepare(self, step: Step) -> _Prepared:
         if self.adapters is not None:

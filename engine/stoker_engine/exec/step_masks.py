@@ -27,18 +27,14 @@ class StepMasks:
         self._masks = Masks(grammars.vocab_size, grammars.eos_token_ids)
         self._thread: ThreadPoolExecutor | None = None
 
-    def launch(self, step: Step, rows: InputBatch) -> Future[MasksByBatchIndex] | None:
-        """Start to compute the masks of a step whose changes `rows` already contain. None: no sequence that samples has
-        a grammar. The rows must not be modified until the future is done."""
-        batch_indices = (
-            [
-                batch_index
-                for batch_index, row in enumerate(step.rows)
-                if row in rows.constrained and step.num_samples[batch_index] > 0
-            ]
-            if rows.constrained
-            else []
-        )
+    def launch(self, step: Step, rows: InputBatch, sampling: list[int]) -> Future[MasksByBatchIndex] | None:
+        """Start to compute the masks of a step whose changes `rows` already contain. None: no sequence of `sampling`
+        has a grammar. The rows must not be modified until the future is done.
+
+        Args:
+            sampling: batch indices of sequences that sample and whose tokens are all known.
+        """
+        batch_indices = [each for each in sampling if step.rows[each] in rows.constrained] if rows.constrained else []
         if not batch_indices:
             return None
         self._thread = self._thread or ThreadPoolExecutor(1, "masks")

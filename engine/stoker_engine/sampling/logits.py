@@ -14,7 +14,7 @@ import torch
 
 from stoker_engine.core.logit_rules import LogitRules
 from stoker_engine.core.token_ids import TokenIds
-from stoker_engine.parallel.transfer import to_device, to_host
+from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
 #: Maximum size of a set of end tokens that is forbidden by index; a larger one is applied as a mask.
@@ -76,8 +76,9 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # If no allowed token is left in a row, its forbidden tokens are restored, so that a token can be chosen.
     choiceless = logits[concerned].amax(dim=-1) == -torch.inf
-    if to_host(choiceless.any()):
-        logits[concerned[choiceless]] = before[choiceless]
+    if choiceless.device.type == "cpu" and not choiceless.any():
+        return  # a GPU's host would wait for this result
+    logits[concerned] = torch.where(choiceless.unsqueeze(1), before, logits[concerned])
 
 
 def _mask(ids: TokenIds, logits: torch.Tensor) -> torch.Tensor:

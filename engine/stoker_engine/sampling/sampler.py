@@ -10,7 +10,9 @@ Single logits of -inf are valid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -19,20 +21,34 @@ import torch
 from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.parallel.transfer import to_device, to_host
+from stoker_engine.parallel.transfer import HostCopy, all_to_device, to_device
 from stoker_engine.sampling.draw import Draw, draw
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.logprobs import candidates, token_logprobs
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 
 #: Placeholder for a token that cannot be chosen.
-_NONE: Final = -1
+NO_TOKEN: Final = -1
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Tokens of rows of logits, which the device may still compute.
+
+    Attributes:
+        tokens: returns the first sampled token of each row on the device, int64 [rows]; `NO_TOKEN` if none can be
+            chosen, arbitrary for beams.
+        collect: waits for the device, and returns one result per row.
+    """
+
+    tokens: Callable[[], torch.Tensor]
+    collect: Callable[[], list[Sampled]]
 
 
 def sample(
     logits: torch.Tensor, choices: Sequence[SamplingMetadata | None], rows_at_once: int, kernels: Kernels
-) -> list[Sampled]:
-    """Sample each row, and return one result per row.
+) -> Samples:
+    """Start to sample each row.
 
     Args:
         logits: [rows, vocabulary] float32, or bfloat16 if `kernels.argmax` supports it, unmodified logits of the model.
@@ -41,54 +57,110 @@ def sample(
         rows_at_once: maximum number of rows per pass, see `sizing.activations.sampler_rows`.
         kernels: kernels for the device of the logits.
     """
-    sampled: list[Sampled] = []
-    for part in _parts(len(choices), rows_at_once):
-        sampled += _sample(logits[part], choices[part], rows_at_once, kernels)
-    return sampled
+    parts = [_sample(logits[part], choices[part], rows_at_once, kernels) for part in _parts(len(choices), rows_at_once)]
+    return joined(parts)
 
 
-def greedy(best: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
-    """Return the most likely token of each row, from the results of `kernels.argmax`."""
-    if best.device.type == "cpu":  # Python is faster: the model evicts the code of torch's operators from CPU caches
-        found = zip(best.tolist(), largest.tolist(), strict=True)
-        return [Sampled([[token]]) if math.isfinite(largest_logit) else _corrupted() for token, largest_logit in found]
-    tokens: list[int] = to_host(_possible(best, largest))
-    return [_corrupted() if token == _NONE else Sampled([[token]]) for token in tokens]
+def joined(parts: list[Samples]) -> Samples:
+    """Return the samples of several tensors of logits as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Samples(
+        lambda: torch.cat([part.tokens() for part in parts]),
+        lambda: [sampled for part in parts for sampled in part.collect()],
+    )
+
+
+def draw_or_choose(
+    logits: torch.Tensor, drawn: np.ndarray, parameters: np.ndarray, rows_at_once: int, kernels: Kernels
+) -> Samples:
+    """Start to draw a token in some rows, and to choose the most likely one in the others.
+
+    Args:
+        logits: see `sample`.
+        drawn: int64 [count], ascending indices of the rows in which a token is drawn.
+        parameters: float64 [count, parameters], see `kernels.select_token`.
+        rows_at_once: see `sample`.
+    """
+    parts = list[Samples]()
+    for part in _parts(len(logits), rows_at_once):
+        begin, end = np.searchsorted(drawn, (part.start, part.stop))
+        rows = logits[part]
+        tokens, largest = kernels.argmax(rows)
+        if begin < end:
+            indices, of_rows = all_to_device([drawn[begin:end] - part.start, parameters[begin:end]], logits.device)
+            if end - begin == len(rows):
+                tokens = kernels.select_token(rows.float(), of_rows)
+            else:
+                tokens = tokens.index_copy(0, indices, kernels.select_token(rows[indices].float(), of_rows))
+        parts.append(samples_of(tokens, largest))
+    return joined(parts)
+
+
+def samples_of(tokens: torch.Tensor, largest: torch.Tensor) -> Samples:
+    """Return samples of one token per row.
+
+    Args:
+        tokens: int64 [rows].
+        largest: float32 [rows], the largest logit of each row; the token is not valid if it is not finite.
+    """
+    if tokens.device.type == "cpu":  # Python is faster: the model evicts the code of torch's operators from CPU caches
+        return Samples(partial(_possible, tokens, largest), partial(_results_on_cpu, tokens, largest))
+    possible = _possible(tokens, largest)
+    return Samples(lambda: possible, partial(_results, HostCopy(possible)))
+
+
+def _results_on_cpu(tokens: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
+    found = zip(tokens.tolist(), largest.tolist(), strict=True)
+    return [Sampled([[token]]) if math.isfinite(largest_logit) else _corrupted() for token, largest_logit in found]
+
+
+def _results(tokens: HostCopy) -> list[Sampled]:
+    return [_corrupted() if token == NO_TOKEN else Sampled([[token]]) for token in tokens.values()]
 
 
 def _possible(tokens: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """Return the token of each row, or `_NONE` if none can be chosen."""
-    return torch.where(largest.isfinite(), tokens, _NONE)
+    """Return the token of each row, or `NO_TOKEN` if none can be chosen."""
+    return torch.where(largest.isfinite(), tokens, NO_TOKEN)
 
 
 def _sample(
     logits: torch.Tensor, choices: Sequence[SamplingMetadata | None], rows_at_once: int, kernels: Kernels
-) -> list[Sampled]:
+) -> Samples:
     best, largest = kernels.argmax(logits)
     if all(choice is None for choice in choices):
-        return greedy(best, largest)
+        return samples_of(best, largest)
     logits = logits.float()
     beams = [(row, choice) for row, choice in enumerate(choices) if choice is not None and choice.num_candidates]
     drawing = [(row, choice) for row, choice in enumerate(choices) if choice is not None and not choice.num_candidates]
-    offers: list[list[tuple[int, float]]] = []
-    chosen: list[Sampled] = []
+    offers: Callable[[], list[list[tuple[int, float]]]] = list
+    chosen: Samples | None = None
     if beams:
         rows = [row for row, _ in beams]
         counts = [beam.num_candidates for _, beam in beams]
         offers = candidates(_rows(logits, rows), _rows(best, rows), counts, kernels.logprobs)
+    rows = [row for row, _ in drawing]
     if drawing:
-        rows = [row for row, _ in drawing]
         of_rows = _rows(best, rows), _rows(largest, rows)
         chosen = _choose(_rows(logits, rows), [choice for _, choice in drawing], *of_rows, rows_at_once, kernels)
-    if len(drawing) == len(choices):
-        return chosen
-    sampled = greedy(best, largest)
-    for (row, _), offer in zip(beams, offers, strict=True):
-        if not sampled[row].is_corrupted:
-            sampled[row] = Sampled([], candidates=offer)
-    for (row, _), row_sampled in zip(drawing, chosen, strict=True):
-        sampled[row] = row_sampled
-    return sampled
+        if len(drawing) == len(choices):
+            return chosen
+    likeliest = samples_of(best, largest)
+
+    def tokens() -> torch.Tensor:
+        found = likeliest.tokens()
+        return found if chosen is None else found.index_copy(0, to_device(rows, found.device), chosen.tokens())
+
+    def collect() -> list[Sampled]:
+        sampled = likeliest.collect()
+        for (row, _), offer in zip(beams, offers(), strict=True):
+            if not sampled[row].is_corrupted:
+                sampled[row] = Sampled([], candidates=offer)
+        for row, row_sampled in zip(rows, [] if chosen is None else chosen.collect(), strict=True):
+            sampled[row] = row_sampled
+        return sampled
+
+    return Samples(tokens, collect)
 
 
 def _choose(
@@ -98,7 +170,7 @@ def _choose(
     largest: torch.Tensor,
     rows_at_once: int,
     kernels: Kernels,
-) -> list[Sampled]:
+) -> Samples:
     """Choose tokens in rows without beams. A row may have several samples.
 
     Args:
@@ -127,33 +199,42 @@ def _choose(
             kernels,
         )
         found = drawn if len(drawn) == len(samples) else found.index_copy(0, to_device(of_part, found.device), drawn)
-    tokens: list[int] = to_host(_possible(found, _rows(largest, sample_rows)))
+    possible = _possible(found, _rows(largest, sample_rows))
+    tokens = HostCopy(possible)
 
     with_logprobs = [
-        (sample_index, p.logprobs)
+        (sample_index, count)
         for sample_index, (row, _) in enumerate(samples)
-        if tokens[sample_index] != _NONE and (p := choices[row].params).logprobs is not None
+        if (count := choices[row].params.logprobs) is not None
     ]
-    logprobs: dict[int, TokenLogprobs] = {}
+    logprobs = list[Callable[[], list[TokenLogprobs]]]()
     for part in _parts(len(with_logprobs), rows_at_once):
         of_part = [sample_index for sample_index, _ in with_logprobs[part]]
         rows = _rows(logits, [sample_rows[sample_index] for sample_index in of_part])
         counts = [count for _, count in with_logprobs[part]]
-        part_logprobs = token_logprobs(
-            rows, [tokens[sample_index] for sample_index in of_part], counts, kernels.logprobs
-        )
-        logprobs.update(zip(of_part, part_logprobs, strict=True))
+        # Log-probabilities of rows in which no token can be chosen are computed for a valid token, and not used.
+        of_tokens = _rows(possible, of_part).clamp_min(0)
+        logprobs.append(token_logprobs(rows, of_tokens, counts, kernels.logprobs))
 
-    sampled, sample_index = [], 0
-    for c in choices:
-        own_samples = range(sample_index, sample_index + c.num_samples)
-        sample_index += c.num_samples
-        if any(tokens[p] == _NONE for p in own_samples):
-            sampled.append(_corrupted())
-            continue
-        of_row = [[logprobs[p]] for p in own_samples if p in logprobs]
-        sampled.append(Sampled([[tokens[p]] for p in own_samples], of_row or None))
-    return sampled
+    def first_tokens() -> torch.Tensor:
+        firsts = [sample_index for sample_index, (_, i) in enumerate(samples) if i == 0]
+        return _rows(possible, firsts)
+
+    def collect() -> list[Sampled]:
+        computed = (found for part in logprobs for found in part())
+        by_sample = dict(zip([sample_index for sample_index, _ in with_logprobs], computed, strict=True))
+        sampled, sample_index, chosen = list[Sampled](), 0, tokens.values()
+        for c in choices:
+            own_samples = range(sample_index, sample_index + c.num_samples)
+            sample_index += c.num_samples
+            if any(chosen[p] == NO_TOKEN for p in own_samples):
+                sampled.append(_corrupted())
+                continue
+            of_row = [[by_sample[p]] for p in own_samples if p in by_sample]
+            sampled.append(Sampled([[chosen[p]] for p in own_samples], of_row or None))
+        return sampled
+
+    return Samples(first_tokens, collect)
 
 
 def _constrained(logits: torch.Tensor, choices: list[SamplingMetadata], kernels: Kernels) -> torch.Tensor:

@@ -179,13 +179,39 @@ def test_a_graph_launches_the_kernels_of_its_step(
     assert read == also_read == [(3,)]
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_step_is_launched_before_the_previous_one_is_read(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host reads nothing until it collects a step, except for penalties, which need the previous tokens."""
+    plain = [prompts(9, 16), decodes(9, 16), decodes(10, 17), decodes(11, 18)]
+    drawn = [prompts(9, 16, greedy=False, top_k=5, min_tokens=3, logprobs=2, prompt_logprobs=1), *plain[1:]]
+    penalised = [prompts(9, 16, repetition_penalty=1.1), *plain[1:]]
+    sizes = {"max_model_len": 512, "max_num_seqs": 8, "num_gpu_blocks_override": 64}
+    with monkeypatch.context() as patch, fake_device(patch, graphs=graphs) as reads:
+        with compile_only(SM_90, lambda kernel, key: None):
+            config = {**QWEN3_06B, "num_hidden_layers": 2}
+            runner = build_runner(EngineArgs("m", device="cuda", **sizes), checkpoint(config))
+        with compile_only(SM_90, lambda kernel, key: None), DeviceTrace():
+            for steps in (plain, drawn, penalised):
+                runner.batch.clear()
+                reads.clear()
+                runner.launch(steps[0])
+                for step in steps[1:]:
+                    runner.launch(step)
+                    assert reads == []
+                    runner.collect()
+                    assert (2,) in reads
+                    reads.clear()
+                runner.collect()
+                assert (2,) in reads
+
+
 def test_a_sampled_step_downloads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = {"top_k": 20, "top_p": 0.9, "min_p": 0.01}
     steps = [prompts(9, 16, greedy=False, logprobs=logprobs, **sampling) for logprobs in (None, 2)]
     (plain, reads), (_, more) = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, steps)
     assert plain.uploads == 2  # sampling parameters follow the step's inputs
     assert reads == [(2,)]
-    assert more == [(2,), (2, 3), (2, 3)]  # values and indices of each token, and of the two likeliest
+    assert more == [(2, 3), (2, 4), (2,)]  # values, and rank and indices, of each token and of the two likeliest
 
 
 def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

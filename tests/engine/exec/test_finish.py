@@ -22,6 +22,7 @@ from stoker_engine.core.step import NewSequence, Step, StepResult
 from stoker_engine.exec import build_runner as build_runner_module
 from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.device_batch import DeviceBatch
+from stoker_engine.exec.finish.finish import Complete
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder, Inputs
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
@@ -60,7 +61,7 @@ class PooledStep:
         """See `StepFinish`: all rows."""
         return None
 
-    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
+    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> Complete:
         """See `StepFinish`."""
         pooled, start = {}, 0
         for layer, found in self.of.states.items():
@@ -75,7 +76,7 @@ class PooledStep:
             if num_computed == self.of.batch.states[row].num_prompt_tokens:
                 pooled[batch_index] = (total / num_computed).tolist()
             start = end
-        return StepResult([], pooled=pooled)
+        return Complete(StepResult([], pooled=pooled))
 
 
 def steps_of(prompts: list[list[int]], chunk: int, groups: int) -> list[Step]:

@@ -24,6 +24,7 @@ from stoker_engine.exec.build_runner import build_runner
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.models.checkpoint import find_checkpoint
 
+from ...support.engine.device_steps import sample_on_device
 from ...support.engine.row_tables import RowTables
 from .test_row_spaces import ADAPTERS, SMALL, check_alike, generated, one_by_one, requests, tables
 
@@ -71,11 +72,14 @@ def lora_args(model: Path, **options: Any) -> EngineArgs:
     return EngineArgs(str(model), enable_lora=True, **{**SMALL, **options})
 
 
-def lora_engine(args: EngineArgs, native: bool = True) -> tuple[Engine, SlotAdapters]:
+def lora_engine(args: EngineArgs, native: bool = True, on_device: bool = False) -> tuple[Engine, SlotAdapters]:
     checkpoint, extend = find_checkpoint(args), tables(native)
     runner = build_runner(args, checkpoint, adapt=lambda build: replace(build, extend=extend))
     runner.adapters = adapters = SlotAdapters(extend, args.max_loras, args.num_resident_adapters)
-    return Engine(args, checkpoint, executor=LocalExecutor(runner, args.async_scheduling)), adapters
+    if on_device:
+        sample_on_device(runner)
+    executor = LocalExecutor(runner, overlap=bool(args.async_scheduling) and not on_device)
+    return Engine(args, checkpoint, executor=executor), adapters
 
 
 def register(engine: Engine, *numbers: int) -> None:
@@ -122,15 +126,13 @@ def ends(deltas: list[TokenDelta]) -> dict[str, tuple[FinishReason, str | None]]
 
 @pytest.mark.parametrize("max_loras", [1, 2])
 @pytest.mark.parametrize("max_cpu_loras", [2, 3])
-@pytest.mark.parametrize("async_scheduling", [False, True])
-def test_each_request_gets_its_own_adapter(
-    max_loras: int, max_cpu_loras: int, async_scheduling: bool, tiny_llama: Path
-) -> None:
-    options = {"max_loras": max_loras, "max_cpu_loras": max_cpu_loras, "async_scheduling": async_scheduling}
+@pytest.mark.parametrize("how", ["one by one", "in flight", "on a device"])
+def test_each_request_gets_its_own_adapter(max_loras: int, max_cpu_loras: int, how: str, tiny_llama: Path) -> None:
+    options = {"max_loras": max_loras, "max_cpu_loras": max_cpu_loras, "async_scheduling": how != "one by one"}
     args = lora_args(tiny_llama, num_gpu_blocks_override=40, **options)
     without = replace(args, enable_lora=False, max_loras=EngineArgs.max_loras, max_cpu_loras=None)
     submitted = requests(7, 500, count=12)
-    engine, adapters = lora_engine(args)
+    engine, adapters = lora_engine(args, on_device=how == "on a device")
     register(engine, *range(ADAPTERS))
     found = generated(engine, submitted)
     assert max_cpu_loras == ADAPTERS or len(adapters.loads) > ADAPTERS, "no adapter was loaded again"

@@ -33,6 +33,7 @@ from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
 
+from ...support.engine.device_steps import sample_on_device
 from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.row_tables import RowTables
 from ...support.engine.thread_ranks import ThreadExecutor
@@ -87,12 +88,13 @@ def generated(engine: Engine, submitted: Sequence[EngineRequest]) -> Found:
     return found
 
 
-def local(args: EngineArgs, extend: RowTables, **options: Any) -> Engine:
+def local(args: EngineArgs, extend: RowTables, on_device: bool = False, **options: Any) -> Engine:
     """Return an engine of one process."""
     checkpoint = find_checkpoint(args)
-    executor = LocalExecutor(
-        build_runner(args, checkpoint, adapt=lambda build: replace(build, extend=extend)), overlap=args.async_scheduling
-    )
+    runner = build_runner(args, checkpoint, adapt=lambda build: replace(build, extend=extend))
+    if on_device:
+        sample_on_device(runner)
+    executor = LocalExecutor(runner, overlap=bool(args.async_scheduling) and not on_device)
     return Engine(args, checkpoint, executor=executor, **options)
 
 
@@ -169,15 +171,16 @@ def test_each_adapter_changes_the_output(tiny_llama: Path) -> None:
     assert len({repr(output) for output in outputs}) == ADAPTERS + 1
 
 
-@pytest.mark.parametrize("how", ["preempted", "in flight", "drafts"])
+@pytest.mark.parametrize("how", ["preempted", "in flight", "in flight on a device", "drafts"])
 def test_preemption_steps_in_flight_and_drafts_change_no_output(how: str, tiny_llama: Path) -> None:
     blocks = 16 if how == "preempted" else 400
     args = EngineArgs(
         str(tiny_llama), num_gpu_blocks_override=blocks, max_num_batched_tokens=48,
-        async_scheduling=how == "in flight", **SMALL,
+        async_scheduling=how.startswith("in flight"), **SMALL,
     )  # fmt: skip
     submitted = requests(11, 500, count=12)
-    engine = local(args, tables(), proposer=RepeatingProposer() if how == "drafts" else None)
+    proposer = RepeatingProposer() if how == "drafts" else None
+    engine = local(args, tables(), on_device=how.endswith("on a device"), proposer=proposer)
     ours = generated(engine, submitted)
     assert (engine.scheduler.num_preemptions > 0) == (how == "preempted")
     roomy = replace(args, num_gpu_blocks_override=400, async_scheduling=False)
@@ -258,8 +261,8 @@ def test_captured_graphs_give_the_outputs_of_eager_steps(
     submitted = [request for request in requests(3, 500, count=9, longest=20) if request.params.n == 1]  # type: ignore[union-attr]
     extend = tables(native=False)
     expected = None
-    for graphs in (False, True):
-        engine = local(args, extend)
+    for graphs, in_flight in ((False, False), (True, False), (True, True)):
+        engine = local(replace(args, async_scheduling=in_flight), extend, on_device=in_flight)
         runner = engine.executor.runner  # type: ignore[attr-defined]
         begin = runner.batch._begin
 

@@ -15,6 +15,7 @@ from stoker_engine.core.outputs import TokenDelta
 from stoker_engine.engine import Engine
 from stoker_engine.models.checkpoint import find_checkpoint
 
+from ...support.engine.device_steps import engine_on_device
 from ...support.engine.repeating_proposer import RepeatingProposer
 
 SMALL: dict[str, Any] = {"max_model_len": 160, "max_num_batched_tokens": 48, "max_num_seqs": 6, "dtype": "float32"}
@@ -66,7 +67,7 @@ def parts(delta: TokenDelta) -> list[object]:
 @pytest.mark.parametrize(
     ("model", "blocks"), [("tiny_llama", ROOMY), ("tiny_llama", 18), ("tiny_gemma3", ROOMY), ("tiny_gemma3", 64)]
 )
-@pytest.mark.parametrize("how", ["in flight", "drafts", "both"])
+@pytest.mark.parametrize("how", ["in flight", "drafts", "both", "on a device", "drafts on a device"])
 def test_steps_in_flight_and_drafts_change_no_output(
     how: str, model: str, blocks: int, request: pytest.FixtureRequest
 ) -> None:
@@ -74,12 +75,16 @@ def test_steps_in_flight_and_drafts_change_no_output(
     seed = f"{how}{model}{blocks}"
     submitted = requests(random.Random(seed), 24)
     found = []
+    with_drafts = how not in ("in flight", "on a device")
     for args, proposer in (
         ({}, None),
-        ({"async_scheduling": how != "drafts"}, None if how == "in flight" else RepeatingProposer()),
+        ({"async_scheduling": how != "drafts"}, RepeatingProposer() if with_drafts else None),
     ):
         engine_args = EngineArgs(str(folder), num_gpu_blocks_override=blocks, **SMALL, **args)  # type: ignore[arg-type]
-        engine = Engine(engine_args, find_checkpoint(engine_args), proposer=proposer)
+        if args and how.endswith("on a device"):
+            engine = engine_on_device(engine_args, proposer)
+        else:
+            engine = Engine(engine_args, find_checkpoint(engine_args), proposer=proposer)
         found.append(outputs(engine, submitted, random.Random(seed)))
         preempted = engine.scheduler.num_preemptions
         assert (preempted > 0) == (blocks < ROOMY)
@@ -87,13 +92,14 @@ def test_steps_in_flight_and_drafts_change_no_output(
     assert found[0] == found[1]
 
 
-def test_aborts_and_stops_in_flight_do_not_change_other_requests(tiny_llama: Path) -> None:
+@pytest.mark.parametrize("device", [False, True], ids=["thread", "device"])
+def test_aborts_and_stops_in_flight_do_not_change_other_requests(device: bool, tiny_llama: Path) -> None:
     rng = random.Random(3)
     submitted = requests(rng, 40)
     alone = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
     expected = outputs(Engine(alone, find_checkpoint(alone)), submitted, rng)
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=20, async_scheduling=True, **SMALL)  # type: ignore[arg-type]
-    engine = Engine(args, find_checkpoint(args))
+    engine = engine_on_device(args) if device else Engine(args, find_checkpoint(args))
     found: dict[tuple[str, int], list[object]] = {}
     ended, waiting = set(), list(submitted)
     while waiting or engine.has_work:
@@ -109,6 +115,32 @@ def test_aborts_and_stops_in_flight_do_not_change_other_requests(tiny_llama: Pat
     assert engine.scheduler.kv.pool.num_free == engine.scheduler.kv.pool.num_usable
     survivors = {key: value for key, value in expected.items() if key[0] not in ended}
     assert len(survivors) > 10 and all(found[key] == value for key, value in survivors.items())
+
+
+def test_a_row_of_an_aborted_sequence_does_not_get_its_token(tiny_llama: Path) -> None:
+    """The next sequence in the row starts while a step that samples for the aborted one is in flight."""
+    rng = random.Random(11)
+    args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=ROOMY, **SMALL)  # type: ignore[arg-type]
+    long = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    victim = EngineRequest("victim", [rng.randrange(5, 500) for _ in range(100)], long, 40)
+    heir = EngineRequest("heir", [rng.randrange(5, 500) for _ in range(150)], long, 8)
+    expected = outputs(Engine(args, find_checkpoint(args)), [heir], rng)
+    for num_steps in range(3, 7):
+        engine = engine_on_device(args)
+        engine.add(victim)
+        for _ in range(num_steps):
+            engine.step()
+        [sequence] = engine.scheduler.requests["victim"].live
+        row = sequence.row
+        engine.abort("victim")
+        engine.add(heir)
+        found: list[object] = []
+        while engine.has_work:
+            for delta in engine.step().deltas:
+                found += parts(delta)
+            if engine.scheduler.requests:
+                assert [each.row for each in engine.scheduler.requests["heir"].live] == [row]
+        assert found == expected["heir", 0]
 
 
 def test_ctrl_c_during_a_step_caches_no_uncomputed_prefix(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.tokens.tokenizer import Tokenizer
 
+from ...support.engine.device_steps import engine_on_device
 from ...support.engine.repeating_proposer import RepeatingProposer
 from ...support.engine.tiny_models import save_model, tiny_llama_model
 
@@ -130,9 +131,11 @@ def run(engine: Engine, submitted: Sequence[EngineRequest], rng: random.Random) 
     return found
 
 
-def engine_of(model: Path, blocks: int = ROOMY, proposer: Any = None, **options: Any) -> Engine:
+def engine_of(
+    model: Path, blocks: int = ROOMY, proposer: Any = None, on_device: bool = False, **options: Any
+) -> Engine:
     args = EngineArgs(str(model), num_gpu_blocks_override=blocks, **{**SMALL, **options})
-    engine = Engine(args, find_checkpoint(args), proposer=proposer)
+    engine = engine_on_device(args, proposer) if on_device else Engine(args, find_checkpoint(args), proposer=proposer)
     engine.set_token_table(Tokenizer.load(model).token_table())
     return engine
 
@@ -158,6 +161,8 @@ def test_outputs_satisfy_their_grammars_equally_in_every_schedule(model: str, re
         (ROOMY, None, {"async_scheduling": True}),
         (ROOMY, RepeatingProposer(), {}),
         (num_blocks, RepeatingProposer(), {"async_scheduling": True}),
+        (ROOMY, None, {"on_device": True}),
+        (num_blocks, RepeatingProposer(), {"on_device": True}),
     ):
         engine = engine_of(folder, blocks, proposer, **options)
         assert run(engine, submitted, random.Random(1)) == expected

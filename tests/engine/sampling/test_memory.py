@@ -67,7 +67,7 @@ def test_sampler_stays_within_the_planned_bytes(
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0)) / 10
     sequences = [sequence(row, **asked) for row in range(ROWS)]
     rows_at_once = activations.sampler_rows(VOCABULARY, ROWS)
-    peak_bytes = peak(lambda: sample(logits, sequences, rows_at_once, KERNELS)) + logits.nbytes
+    peak_bytes = peak(lambda: sample(logits, sequences, rows_at_once, KERNELS).collect()) + logits.nbytes
     counted = activations.sampling_bytes(VOCABULARY, ROWS)
     assert peak_bytes <= counted, (
         f"{peak_bytes / VOCABULARY / 4:.1f} rows of logits, {counted / VOCABULARY / 4:.1f} counted"
@@ -80,6 +80,6 @@ def test_rows_draw_the_same_tokens_in_parts_and_at_once() -> None:
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1)) / 2
     asked: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 9}, WORST, {"temperature": 0}, {"logprobs": 3}]
     sequences = [sequence(row, num_samples=1 + row % 3, **asked[row % len(asked)]) for row in range(ROWS)]
-    together = sample(logits, sequences, ROWS * 3, KERNELS)
+    together = sample(logits, sequences, ROWS * 3, KERNELS).collect()
     for at_once in (1, 2, 7):
-        assert sample(logits, sequences, at_once, KERNELS) == together
+        assert sample(logits, sequences, at_once, KERNELS).collect() == together

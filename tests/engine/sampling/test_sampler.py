@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from stoker_engine.core.sampling_params import BeamSearchParams, SamplingParams
 from stoker_engine.core.step import Sampled
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.kernels.select_token import keep_likely
-from stoker_engine.sampling.draw import Draw, _parameters, _uniform
+from stoker_engine.sampling.draw import Draw, selection, stream, uniforms
 from stoker_engine.sampling.draw import draw as draw_rows
 from stoker_engine.sampling.logits import process_logits
 from stoker_engine.sampling.sampler import sample as sample_rows
@@ -46,7 +47,7 @@ KERNELS = select_kernels(torch.device("cpu"), torch.float32)
 
 
 def sample(logits: torch.Tensor, choices: list[SamplingMetadata], at_once: int = 64) -> list[Sampled]:
-    return sample_rows(logits, choices, at_once, KERNELS)
+    return sample_rows(logits, choices, at_once, KERNELS).collect()
 
 
 def _draw(seed: int = 0, position: int = 1, **fields: Any) -> Draw:
@@ -58,7 +59,8 @@ def draw(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
 
 
 def _kept(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    return keep_likely(logits, torch.tensor([_parameters(d) for d in draws], dtype=torch.float64))
+    parameters = [selection(d.temperature, d.top_k, d.top_p, d.min_p) for d in draws]
+    return keep_likely(logits, torch.tensor(parameters, dtype=torch.float64))
 
 
 def _kept_by_definition(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> set[int]:
@@ -116,13 +118,32 @@ def test_draws_follow_the_distribution() -> None:
     assert torch.allclose(shares, (logits[0] / 0.7).softmax(-1), atol=0.03)
 
 
+def test_random_numbers_are_those_of_splitmix64() -> None:
+    """Compared with the numbers that its authors publish for the seed 1234567."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    found = uniforms(np.full(4, 1234567, dtype=np.uint64), np.arange(4))
+    assert found.tolist() == [(number >> 11) / 2**53 for number in published]
+
+
+def test_random_numbers_of_seeds_and_positions_are_independent() -> None:
+    """Neighbouring seeds have streams of their own, which do not overlap."""
+    seeds = [-(2**63), -1, 0, 1, 2, 3, 2**31, 2**63 - 1, 2**64 + 7]
+    positions = np.arange(4000)
+    found = np.array([uniforms(np.full(len(positions), stream(seed)), positions) for seed in seeds])
+    assert ((found >= 0) & (found < 1)).all()
+    assert len(np.unique(found)) == found.size
+    assert np.abs(found.mean(1) - 0.5).max() < 0.02
+    together = np.corrcoef(np.concatenate([found, np.roll(found, 1, axis=1)]))
+    assert np.abs(together - np.eye(len(together))).max() < 0.07
+
+
 def test_draws_over_a_large_vocabulary_invert_the_cumulative_distribution() -> None:
     logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(2))
     draws = [_draw(seed=s) for s in range(64)]
     drawn = draw(logits.clone(), draws)
     cumulative = logits.double().softmax(-1).cumsum(-1)
     for row, token in enumerate(drawn.tolist()):
-        u = _uniform(draws[row].seed, draws[row].position)
+        [u] = uniforms(np.array([stream(draws[row].seed)]), np.array([draws[row].position]))
         assert (cumulative[row, token - 1] if token else 0) - 1e-6 <= u <= cumulative[row, token] + 1e-6
 
 

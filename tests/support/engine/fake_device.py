@@ -32,7 +32,6 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Draft, NewSequence, Step
 from stoker_engine.exec import build_runner, kv_cache
-from stoker_engine.exec.finish import prompt_logprobs as prompt_logprobs_finish
 from stoker_engine.exec.finish import sample as sample_finish
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
@@ -42,7 +41,6 @@ from stoker_engine.models.loading.quantized_on_load import format_on_load
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
 from stoker_engine.parallel import transfer
-from stoker_engine.sampling import logprobs, sampler
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 GIB: Final = 1 << 30
@@ -312,8 +310,12 @@ def fake_device(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
-    for module in (sample_finish, prompt_logprobs_finish, sampler, logprobs):
-        monkeypatch.setattr(module, "to_host", zeros)
+
+    def copied(copy: transfer.HostCopy, tensor: torch.Tensor) -> None:
+        copy.values = lambda: zeros(tensor)  # type: ignore[method-assign]
+
+    monkeypatch.setattr(sample_finish, "to_host", zeros)
+    monkeypatch.setattr(transfer.HostCopy, "__init__", copied)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield reads
 

@@ -4,17 +4,51 @@
     next_stage.py    sends hidden states to the next stage of the pipeline
 
 An implementation need not sample or compute logits: pooling uses the hidden states directly.
+
+The host does not wait for the device until it collects a result, so it can start the next step before:
+
+    step N      begin   finish ───────────────────────► collect
+    step N + 1                 begin   finish                    resume ─────────────► collect
+                                       tokens that depend on the text of N wait for it
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from stoker_engine.core.step import Step, StepResult
 from stoker_engine.exec.inputs import Inputs
+
+
+class PendingResult(Protocol):
+    """A result that the device may still compute."""
+
+    def resume(self) -> None:
+        """Start what had to wait for the result of the previous step, which is now in the rows."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the device. Returns the step's result without the times of earlier phases, and writes sampled tokens
+        into the rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Complete:
+    """A `PendingResult` that is already complete."""
+
+    result: StepResult
+
+    def resume(self) -> None:
+        """See `PendingResult`."""
+
+    def collect(self) -> StepResult:
+        """See `PendingResult`."""
+        return self.result
 
 
 class StepFinish(Protocol):
@@ -25,12 +59,12 @@ class StepFinish(Protocol):
         """int64, ascending indices of the tokens whose hidden states `finish` needs; None: all."""
         ...
 
-    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
-        """Return the step's result, without the times of earlier phases.
+    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> PendingResult:
+        """Start to compute the step's result.
 
         Args:
             hidden: hidden states of the `kept` tokens, [kept, hidden], or of all tokens, [tokens, hidden]; a CUDA graph
-                computes those of all tokens.
+                computes those of all tokens. Valid until the next step.
             states: see `models.model.StepInputs.hidden_states`.
         """
         ...

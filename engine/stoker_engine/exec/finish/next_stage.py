@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker_engine.core.step import Step, StepResult
+from stoker_engine.exec.finish.finish import Complete
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.parallel.rank_groups import Pipeline
 
@@ -26,7 +27,7 @@ class SendToNextStage:
         """See `Finish`."""
         return self
 
-    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
+    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> Complete:
         """See `StepFinish`: nothing is sampled here."""
         self.pipeline.send(hidden)
-        return StepResult([])
+        return Complete(StepResult([]))

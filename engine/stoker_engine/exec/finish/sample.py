@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from stoker_engine.core.logprobs import TokenLogprobs
 from stoker_engine.core.step import Sampled, Step, StepResult
-from stoker_engine.exec.finish.logits import Logits
+from stoker_engine.exec.device_batch import DeviceBatch
+from stoker_engine.exec.finish.draw_tokens import TokenDraws
 from stoker_engine.exec.finish.prompt_logprobs import PromptLogprobs
-from stoker_engine.exec.finish.verify_draft import verify_draft
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.step_masks import MasksByBatchIndex, StepMasks
-from stoker_engine.grammar.masks import FREE
+from stoker_engine.parallel.communicator import Communicator
 from stoker_engine.parallel.transfer import to_device, to_host
-from stoker_engine.quant.weight_target import Shard
-from stoker_engine.sampling.sampler import greedy, sample
-from stoker_engine.sampling.sampling_metadata import SamplingMetadata
-from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,136 +27,136 @@ class Sampling:
     """See `Finish`.
 
     Attributes:
-        vocabulary: this rank's part of the vocabulary.
-        rows_at_once: maximum number of rows of logits that the sampler processes at once.
-        logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
-            token.
-        samples: whether this rank returns the results; other ranks compute only logits and the most likely tokens.
+        ranks: the ranks that split the vocabulary.
         keeps_sampled: whether sampled tokens are written into the rows. In a pipeline the scheduler sends them instead.
+        device_batch: where sampled tokens are also written on the device, so that the next step can be launched before
+            this one is collected; None: it cannot.
     """
 
     batch: InputBatch
     masks: StepMasks
-    logits: Logits
+    draws: TokenDraws
     prompt_logprobs: PromptLogprobs
-    vocabulary: Shard
-    rows_at_once: int
-    logits_at_once: int
-    samples: bool
+    ranks: Communicator
     keeps_sampled: bool
+    device_batch: DeviceBatch | None = None
 
     def begin(self, step: Step, inputs: Inputs) -> StepSampling:
         """See `Finish`. Starts the masks of grammars, which are computed concurrently with the model."""
-        masks = self.masks.launch(step, self.batch) if self.samples else None
-        needs_all = len(inputs.logit_rows) == len(inputs.token_rows) or self.prompt_logprobs.are_requested(step)
-        return StepSampling(self, step, inputs, masks, None if needs_all else inputs.logit_rows)
+        return StepSampling(self, step, inputs)
 
 
 class StepSampling:
-    """See `StepFinish`."""
+    """See `StepFinish` and `PendingResult`.
 
-    def __init__(
-        self,
-        of: Sampling,
-        step: Step,
-        inputs: Inputs,
-        masks: Future[MasksByBatchIndex] | None,
-        kept: torch.Tensor | None,
-    ) -> None:
-        self._of, self._step, self._inputs, self._masks, self.kept = of, step, inputs, masks, kept
+    A sequence is *late* if its next token depends on tokens of a step in flight, which the host does not know yet. It
+    is sampled by `resume`, and delays no other sequence.
+    """
+
+    def __init__(self, of: Sampling, step: Step, inputs: Inputs) -> None:
+        self._of, self._step, self._inputs = of, step, inputs
         self._drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
+        self._sampling = [batch_index for batch_index, num_samples in enumerate(step.num_samples) if num_samples]
+        self._late = self._find_late()
+        self._early = [each for each in self._sampling if each not in self._late] if self._late else self._sampling
+        self._masks = self._launch_masks(self._early)
+        needs_all = len(inputs.logit_rows) == len(inputs.token_rows) or of.prompt_logprobs.are_requested(step)
+        self.kept = None if needs_all else inputs.logit_rows
+        self._late_rows: tuple[torch.Tensor, torch.Tensor] | None = None  # hidden states, indices of tokens
+        self._drawn = list[tuple[list[int], Callable[[], list[Sampled]]]]()  # batch indices, their results
+        self._prompt_logprobs: Callable[[], dict[int, list[TokenLogprobs] | None]] = dict
+        self._computed = self._sample_time = 0.0  # monotonic time at which the first logits were computed; seconds
 
-    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepResult:
+    def finish(self, hidden: torch.Tensor, states: Mapping[int, torch.Tensor]) -> StepSampling:
         """See `StepFinish`."""
-        computed = time.monotonic()
-        of, step, inputs = self._of, self._step, self._inputs
-        tokens = inputs.logit_rows
+        self._computed = time.monotonic()
+        of, step, tokens = self._of, self._step, self._inputs.logit_rows
         rows = hidden if len(tokens) == len(hidden) else hidden[tokens]  # avoids a copy if all are needed
-        is_plain = self._is_plain()
-        parts: Iterable[tuple[torch.Tensor, torch.Tensor]] = [(rows, tokens)] if len(rows) else []
-        if is_plain and len(rows) > of.logits_at_once:
-            parts = zip(rows.split(of.logits_at_once), tokens.split(of.logits_at_once), strict=True)
-        sampled: list[Sampled] = []
-        for part, part_tokens in parts:
-            logits = of.logits.of(part, part_tokens)
-            computed = time.monotonic() if not sampled else computed
-            masks = self._masks.result() if self._masks is not None else {}
-            sampled += self._draw(logits, [None] * len(logits)) if is_plain else self._sample(logits, masks)
-        if len(rows) and of.keeps_sampled:
+        if self._late:
+            late, early = (to_device(self._logit_rows_of(each), rows.device) for each in (self._late, self._early))
+            self._late_rows = rows[late], tokens[late]
+            rows, tokens = rows[early], tokens[early]
+        if self._early:
+            self._draw(self._early, rows, tokens, self._masks)
+        if of.keeps_sampled and self._sampling:
+            self._rows = np.array([step.rows[batch_index] for batch_index in self._sampling], dtype=np.int64)
+            self._starts = of.batch.begin_sampling(self._rows)
+        if of.prompt_logprobs.are_requested(step):
+            self._prompt_logprobs = of.prompt_logprobs.start(hidden, self._inputs, step)
+        self._sample_time = time.monotonic() - self._computed
+        return self
+
+    def resume(self) -> None:
+        """See `PendingResult`."""
+        if self._late_rows is not None:
+            self._draw(self._late, *self._late_rows, self._launch_masks(self._late))
+            self._late_rows = None
+
+    def collect(self) -> StepResult:
+        """See `PendingResult`."""
+        sampled = [drawn for _, collect in self._drawn for drawn in collect()]
+        collected = time.monotonic()
+        if self._late:
+            order = [batch_index for batch_indices, _ in self._drawn for batch_index in batch_indices]
+            sampled = [sampled[index] for index in np.argsort(order)]
+        if self._of.keeps_sampled and self._sampling:
             self._keep_sampled(sampled)
-        requested = of.prompt_logprobs.are_requested(step)
-        prompt_logprobs = of.prompt_logprobs.find(hidden, inputs, step) if requested else {}
-        return StepResult(sampled, prompt_logprobs, sample_time=time.monotonic() - computed)
+        prompt_logprobs = self._prompt_logprobs()
+        return StepResult(sampled, prompt_logprobs, sample_time=self._sample_time + time.monotonic() - collected)
 
-    def _is_plain(self) -> bool:
-        """Whether sequences sample, without drafts, and each needs only its most likely token."""
-        step, asking = self._step, self._of.batch.asking
-        if step.drafts or max(step.num_samples, default=0) != 1:
-            return False
-        if asking.isdisjoint(step.rows):
-            return True
-        return not any(num and row in asking for row, num in zip(step.rows, step.num_samples, strict=True))
+    def _find_late(self) -> list[int]:
+        """Return the batch indices of late sequences."""
+        step, batch = self._step, self._of.batch
+        if batch.reading_tokens.isdisjoint(step.rows):
+            return []
+        in_flight = batch.num_in_flight
+        return [each for each in self._sampling if (row := step.rows[each]) in batch.reading_tokens and in_flight[row]]
 
-    def _sample(self, logits: torch.Tensor, masks: MasksByBatchIndex) -> list[Sampled]:
-        """Draw the tokens of each sequence that samples, and verify drafts. Other ranks than the sampling one return
-        the most likely tokens."""
-        step = self._step
-        choices: list[SamplingMetadata | None] = []
-        shares = zip(step.rows, step.starts, step.lengths, step.num_samples, strict=True)
-        for batch_index, (row, start, length, num_samples) in enumerate(shares):
-            if num_samples:
-                draft = self._drafts.get(batch_index, [])
-                position = start + length - len(draft)
-                sequence_masks = masks.get(batch_index, [FREE] * (1 + len(draft)))
-                choices += [
-                    self._of.batch.choice(row, position + held, num_samples, draft[:held], mask)
-                    for held, mask in enumerate(sequence_masks)
-                ]
-        drawn = iter(self._draw(logits, choices))
-        verified = []
-        for batch_index in self._sampling_indices:
-            draft = self._drafts.get(batch_index, [])
-            sequence_masks = masks.get(batch_index, [FREE] * (1 + len(draft)))
-            errors = [mask.error for mask in sequence_masks]
-            verified.append(verify_draft([next(drawn) for _ in sequence_masks], draft, errors))
-        return verified
+    def _logit_rows_of(self, batch_indices: list[int]) -> np.ndarray:
+        """Return the indices in `Inputs.logit_rows` of the last known tokens and drafts of some sequences."""
+        counts = np.array([1 + len(self._drafts.get(batch_index, [])) for batch_index in self._sampling])
+        return np.flatnonzero(np.repeat(np.isin(self._sampling, batch_indices), counts))
 
-    def _draw(self, logits: torch.Tensor, choices: list[SamplingMetadata | None]) -> list[Sampled]:
-        """Draw tokens for each row, from this rank's part of the logits. The other parts are gathered only for rows
-        that need more than the most likely token."""
-        of, ranks, kernels = self._of, self._of.logits.ranks, self._of.logits.kernels
-        if ranks.size == 1:
-            return sample(logits, choices, of.rows_at_once, kernels)
-        drawn = greedy(*vocab_parallel_argmax(logits, of.vocabulary.start, ranks, kernels.argmax))
-        asking = [row for row, choice in enumerate(choices) if choice is not None]
-        if asking:
-            rows = logits if len(asking) == len(choices) else logits[to_device(asking, logits.device)]
-            rows, row_choices = of.logits.gather(rows), [choices[row] for row in asking]
-            if of.samples:
-                for row, sampled in zip(asking, sample(rows, row_choices, of.rows_at_once, kernels), strict=True):
-                    drawn[row] = sampled
-        return drawn
+    def _launch_masks(self, batch_indices: list[int]) -> Future[MasksByBatchIndex] | None:
+        """Start to compute the masks of those sequences that have a grammar."""
+        of = self._of
+        return of.masks.launch(self._step, of.batch, batch_indices) if of.draws.samples else None
 
-    @property
-    def _sampling_indices(self) -> list[int]:
-        """Batch indices of the sequences that sample."""
-        return [batch_index for batch_index, num_samples in enumerate(self._step.num_samples) if num_samples]
+    def _draw(
+        self,
+        batch_indices: list[int],
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        masks: Future[MasksByBatchIndex] | None,
+    ) -> None:
+        """Start to draw the tokens of some sequences; see `TokenDraws.start`."""
+
+        def on_logits() -> None:
+            self._computed = time.monotonic()
+
+        samples = self._of.draws.start(self._step, batch_indices, hidden, tokens, masks, on_logits)
+        if self._of.device_batch is not None:
+            self._of.device_batch.sampled(self._inputs.token_rows[tokens], samples.tokens())
+        self._drawn.append((batch_indices, samples.collect))
 
     def _keep_sampled(self, sampled: list[Sampled]) -> None:
-        """Write the tokens of each sequence's first child, which is the sequence itself, into its row."""
-        step, batch, sampling_indices = self._step, self._of.batch, self._sampling_indices
+        """Write the tokens of each sequence's first child, which is the sequence itself, into its row, unless the row
+        has been given to another sequence."""
+        step, batch, sampling = self._step, self._of.batch, self._sampling
+        is_current = batch.end_sampling(self._rows, self._starts)
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
-        if self._of.logits.ranks.size > 1:
-            tokens = self._from_first_rank(tokens, sampling_indices)
+        if self._of.ranks.size > 1:
+            tokens = self._from_first_rank(tokens, sampling)
+        if not is_current.all():
+            tokens = [row_tokens if holds else [] for row_tokens, holds in zip(tokens, is_current, strict=True)]
         if step.drafts:
-            for batch_index, row_tokens in zip(sampling_indices, tokens, strict=True):
-                end = step.starts[batch_index] + step.lengths[batch_index] - len(self._drafts.get(batch_index, []))
-                batch.append(step.rows[batch_index], end, row_tokens)
+            for batch_index, row_tokens in zip(sampling, tokens, strict=True):
+                if row_tokens:
+                    end = step.starts[batch_index] + step.lengths[batch_index] - len(self._drafts.get(batch_index, []))
+                    batch.append(step.rows[batch_index], end, row_tokens)
             return
         first_tokens = [
-            (batch_index, row_tokens[0])
-            for batch_index, row_tokens in zip(sampling_indices, tokens, strict=True)
-            if row_tokens
+            (batch_index, row_tokens[0]) for batch_index, row_tokens in zip(sampling, tokens, strict=True) if row_tokens
         ]
         rows = [step.rows[batch_index] for batch_index, _ in first_tokens]
         batch.append_one(
@@ -182,7 +179,7 @@ class StepSampling:
         for row, index in zip(padded, asking, strict=True):
             row[: len(tokens[index])] = tokens[index]
         device = self._inputs.logit_rows.device
-        received = to_host(self._of.logits.ranks.broadcast(to_device(padded, device)))
+        received = to_host(self._of.ranks.broadcast(to_device(padded, device)))
         for index, row_tokens in zip(asking, received, strict=True):
             tokens[index] = [token for token in row_tokens if token >= 0]
         return tokens

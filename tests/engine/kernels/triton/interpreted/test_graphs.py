@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from stoker_engine.exec.graphs import StepGraph, StepGraphs
 from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
 from stoker_engine.kernels.triton.bundle import TRITON
 
+from .....support.engine.device_steps import sample_on_device
 from ....integration.test_lora import Served
 from .conftest import ON_CHIP
 
@@ -43,7 +43,7 @@ def captured(llm: LLM) -> list[StepGraph]:
     executor = llm.engine.executor  # type: ignore[union-attr]
     assert isinstance(executor, LocalExecutor)
     runner, found = executor.runner, list[StepGraph]()
-    runner.inputs = replace(runner.inputs, gathers=True)
+    sample_on_device(runner)
     graphs = StepGraphs(
         runner.model,
         runner.plan,
@@ -95,8 +95,10 @@ def test_replayed_steps_equal_eager_steps(
     rng = random.Random(1)
     prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 70, 9, 30)]
     lengths = [9, 10, 7, 5]
-    llm = LLM(str(path), device="cpu", attention_backend="triton", **{**sizes, **options})  # type: ignore[arg-type]
-    expected = outputs(llm, prompts, lengths)
+    sizes |= {"device": "cpu", "attention_backend": "triton"}
+    expected = outputs(LLM(str(path), **{**sizes, **options}), prompts, lengths)  # type: ignore[arg-type]
+    llm = LLM(str(path), **{**sizes, **options})  # type: ignore[arg-type]
+    llm.engine._max_in_flight = 2  # type: ignore[union-attr]
     found = captured(llm)
     for ours, theirs in zip(outputs(llm, prompts, lengths), expected, strict=True):
         assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids

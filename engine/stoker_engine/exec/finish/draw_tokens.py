@@ -1,0 +1,157 @@
+"""Draws the next tokens of sequences from their hidden states, on ranks that may split the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from stoker_engine.core.step import Sampled, Step
+from stoker_engine.exec.finish.logits import Logits
+from stoker_engine.exec.finish.verify_draft import verify_draft
+from stoker_engine.exec.input_batch import InputBatch
+from stoker_engine.exec.step_masks import MasksByBatchIndex
+from stoker_engine.grammar.masks import FREE
+from stoker_engine.kernels.select_token import UNIFORM
+from stoker_engine.parallel.transfer import to_device
+from stoker_engine.quant.weight_target import Shard
+from stoker_engine.sampling.draw import uniforms
+from stoker_engine.sampling.sampler import Samples, draw_or_choose, joined, sample, samples_of
+from stoker_engine.sampling.sampling_metadata import SamplingMetadata
+from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDraws:
+    """Draws tokens.
+
+    Attributes:
+        vocabulary: this rank's part of the vocabulary.
+        rows_at_once: maximum number of rows of logits that the sampler processes at once.
+        logits_at_once: maximum number of rows of logits computed at once if each sequence needs only its most likely
+            token.
+        samples: whether this rank returns the results; other ranks compute only logits and the most likely tokens.
+    """
+
+    batch: InputBatch
+    logits: Logits
+    vocabulary: Shard
+    rows_at_once: int
+    logits_at_once: int
+    samples: bool
+
+    def start(
+        self,
+        step: Step,
+        batch_indices: list[int],
+        hidden: torch.Tensor,
+        tokens: torch.Tensor,
+        masks: Future[MasksByBatchIndex] | None,
+        on_logits: Callable[[], None] = lambda: None,
+    ) -> Samples:
+        """Start to draw the tokens of some of a step's sequences, and to verify their drafts.
+
+        Args:
+            batch_indices: the sequences.
+            hidden: [rows, hidden], hidden states of the last known token and the draft of each sequence.
+            tokens: int64 [rows], index in the step of each row's token.
+            on_logits: called once the first logits are computed or, on a GPU, are being computed.
+
+        Returns:
+            First tokens of each row of `hidden`; and results, one per sequence. Other ranks than the sampling one
+            return the most likely tokens.
+        """
+        rows = np.array([step.rows[batch_index] for batch_index in batch_indices], dtype=np.int64)
+        are_drawn = self.batch.is_drawn[rows]
+        if step.drafts or max(step.num_samples) > 1 or not self.batch.special.isdisjoint(rows.tolist()):
+            is_simple = False
+        else:
+            is_simple = self.logits.ranks.size == 1 or not are_drawn.any()
+        if not is_simple:
+            logits = self.logits.of(hidden, tokens)
+            on_logits()
+            found = masks.result() if masks is not None else {}
+            samples = self._draw(logits, self._choices(step, batch_indices, found))
+            return Samples(samples.tokens, partial(_verified, step, batch_indices, found, samples))
+        if are_drawn.any():
+            logits = self.logits.of(hidden, tokens)
+            on_logits()
+            return self._draw_simply(logits, step, batch_indices, rows, are_drawn)
+        parts = list[Samples]()
+        for part, part_tokens in zip(hidden.split(self.logits_at_once), tokens.split(self.logits_at_once), strict=True):
+            logits = self.logits.of(part, part_tokens)
+            if not parts:
+                on_logits()
+            parts.append(self._likeliest(logits))
+        return joined(parts)
+
+    def _draw_simply(
+        self, logits: torch.Tensor, step: Step, batch_indices: list[int], rows: np.ndarray, are_drawn: np.ndarray
+    ) -> Samples:
+        """Draw one token in each row of logits in `are_drawn` (bool), and choose the most likely one in the others."""
+        positions = np.array([step.starts[index] + step.lengths[index] for index in batch_indices])
+        drawn = rows[are_drawn]
+        parameters = self.batch.selections[drawn]
+        parameters[:, UNIFORM] = uniforms(self.batch.streams[drawn], positions[are_drawn])
+        return draw_or_choose(logits, np.flatnonzero(are_drawn), parameters, self.rows_at_once, self.logits.kernels)
+
+    def _likeliest(self, logits: torch.Tensor) -> Samples:
+        """Choose the most likely token of each row, from this rank's part of the logits."""
+        ranks, argmax = self.logits.ranks, self.logits.kernels.argmax
+        if ranks.size == 1:
+            return samples_of(*argmax(logits))
+        return samples_of(*vocab_parallel_argmax(logits, self.vocabulary.start, ranks, argmax))
+
+    def _choices(self, step: Step, batch_indices: list[int], masks: MasksByBatchIndex) -> list[SamplingMetadata | None]:
+        """Return how to choose in each row of logits."""
+        drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
+        choices: list[SamplingMetadata | None] = []
+        for batch_index in batch_indices:
+            row, draft = step.rows[batch_index], drafts.get(batch_index, [])
+            position = step.starts[batch_index] + step.lengths[batch_index] - len(draft)
+            choices += [
+                self.batch.choice(row, position + held, step.num_samples[batch_index], draft[:held], mask)
+                for held, mask in enumerate(masks.get(batch_index, [FREE] * (1 + len(draft))))
+            ]
+        return choices
+
+    def _draw(self, logits: torch.Tensor, choices: list[SamplingMetadata | None]) -> Samples:
+        """Draw tokens for each row, from this rank's part of the logits. The other parts are gathered only for rows
+        that need more than the most likely token."""
+        ranks, kernels = self.logits.ranks, self.logits.kernels
+        if ranks.size == 1:
+            return sample(logits, choices, self.rows_at_once, kernels)
+        likeliest = self._likeliest(logits)
+        asking = [row for row, choice in enumerate(choices) if choice is not None]
+        if not asking:
+            return likeliest
+        rows = logits if len(asking) == len(choices) else logits[to_device(asking, logits.device)]
+        rows, row_choices = self.logits.gather(rows), [choices[row] for row in asking]
+        if not self.samples:
+            return likeliest
+        chosen = sample(rows, row_choices, self.rows_at_once, kernels)
+
+        def collect() -> list[Sampled]:
+            drawn = likeliest.collect()
+            for row, sampled in zip(asking, chosen.collect(), strict=True):
+                drawn[row] = sampled
+            return drawn
+
+        return Samples(likeliest.tokens, collect)
+
+
+def _verified(step: Step, batch_indices: list[int], masks: MasksByBatchIndex, samples: Samples) -> list[Sampled]:
+    """Return the result of each sequence, from the results of its rows of logits."""
+    drafts = {draft.batch_index: draft.token_ids for draft in step.drafts}
+    drawn = iter(samples.collect())
+    verified = []
+    for batch_index in batch_indices:
+        draft = drafts.get(batch_index, [])
+        sequence_masks = masks.get(batch_index, [FREE] * (1 + len(draft)))
+        errors = [mask.error for mask in sequence_masks]
+        verified.append(verify_draft([next(drawn) for _ in sequence_masks], draft, errors))
+    return verified
