@@ -59,7 +59,7 @@ class Layer:
         torch.manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, dtype=torch.bfloat16, device=device) * shape[-1] ** -0.5
+            return torch.randn(*shape, dtype=torch.bfloat16, device=device).mul_(shape[-1] ** -0.5)
 
         self._mixture = mixture
         self._gate_up = random(mixture.experts, 2 * mixture.intermediate, mixture.hidden)
@@ -70,7 +70,8 @@ class Layer:
 
     def ours(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden], by the engine's kernels."""
-        return self._experts(x, *self.route(self.router(x)))
+        weights, chosen = self.route(self.router(x))
+        return self._experts(x, weights, chosen)
 
     def by_torch(self, x: torch.Tensor) -> torch.Tensor:
         """The same by `torch.nn.functional.grouped_mm`, with the same router."""
