@@ -25,22 +25,21 @@ from gpu_parts.timing import median_ms
 def measure(context: Context) -> None:
     """Record the figures."""
     scale, device, shape = context.scale, context.device, context.scale.attention
-    heads = f"{shape.heads} query heads, {shape.kv_heads} KV heads of {shape.head_dim}, bf16"
+    settings = f"{shape.heads} query heads, {shape.kv_heads} KV heads of {shape.head_dim}, bf16"
     for block_size in scale.blocks:
-        blocks = f"{heads}, blocks of {block_size}"
         for sequences, length in scale.decodes:
             run = paged_attention(shape, [1] * sequences, [length] * sequences, block_size, device)
-            title = f"decode attention, {sequences} × {length:,}"
+            title = f"decode attention, {sequences} × {length:,}, blocks of {block_size}"
             key = f"attention/decode/{sequences}x{length}/{block_size}"
             read = 4.0 * sequences * length * shape.kv_heads * shape.head_dim
-            context.add(Figure(key, title, median_ms(run, device), "ms", blocks, read))
+            context.add(Figure(key, title, median_ms(run, device), "ms", settings, read))
         for length in scale.prefills if block_size == scale.blocks[0] else scale.prefills[1:2]:
             took = median_ms(paged_attention(shape, [length], [length], block_size, device), device)
             flops = 2.0 * shape.heads * length * length * shape.head_dim  # the causal mask halves the scores
             peers = _torch_peers(shape, length, device) if block_size == scale.blocks[0] else {}
-            title = f"prefill attention, {length:,} tokens"
+            title = f"prefill attention, {length:,} tokens, blocks of {block_size}"
             key = f"attention/prefill/{length}/{block_size}"
-            context.add(Figure(key, title, took, "ms", blocks, least_flops=flops, peers=peers))
+            context.add(Figure(key, title, took, "ms", settings, least_flops=flops, peers=peers))
 
 
 def measure_packages(context: Context) -> None:

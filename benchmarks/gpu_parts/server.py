@@ -47,10 +47,10 @@ def _load(context: Context, port: int, settings: str) -> None:
     subprocess.run([sys.executable, "-P", "-m", "stoker", *words], check=True)
     found = json.loads(results.read_text())
     at = f"{rate:g} requests/s, {count} requests of {prompt} + {output} tokens; {settings}"
-    # At this rate about 30 streams decode at once, so a step's least work is the weights; see `steps` for the rest.
     for metric, label in (("tpot", "time per output token"), ("ttft", "time to first token"), ("itl", "token gap")):
-        read = Size(name).weights("bf16") if metric != "ttft" else 0.0
         for statistic in ("mean", "p99"):
+            is_step = (metric, statistic) == ("tpot", "mean")
+            read = Size(name).weights("bf16") if is_step else 0.0  # a step reads at least the weights
             value = found[f"{statistic}_{metric}_ms"]
             key = f"server/{name}/{metric}" + ("/p99" if statistic == "p99" else "")
             context.add(Figure(key, f"{name}, server: {label}, {statistic}", value, "ms", at, read))

@@ -312,6 +312,7 @@ def fake_device(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
+    monkeypatch.setattr(kv_cache, "device_name", lambda device: "a fake device")
     for module in (sample_finish, prompt_logprobs_finish, sampler, logprobs):
         monkeypatch.setattr(module, "to_host", zeros)
     with FakeTensorMode(allow_non_fake_inputs=True):
