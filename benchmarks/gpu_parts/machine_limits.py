@@ -32,11 +32,11 @@ def measure(context: Context) -> None:
         settings = f"{size}³, torch, one scale a row"
         context.add(Figure("machine/gemm-fp8", "GEMM in float8", rate, "TFLOP/s", settings))
     for name, title in (("h2d", "copy from pinned memory to the device"), ("d2h", "copy from the device to pinned")):
-        here = torch.empty(scale.copied // 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        there = torch.empty_like(here, device=device)
-        source, target = (here, there) if name == "h2d" else (there, here)
+        pinned = torch.empty(scale.copied // 4, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        on_device = torch.empty_like(pinned, device=device)
+        source, target = (pinned, on_device) if name == "h2d" else (on_device, pinned)
         took = median_ms(lambda s=source, t=target: t.copy_(s, non_blocking=True), device, in_graph=False)  # type: ignore[misc]
-        context.add(Figure(f"machine/{name}", title, len(here) / took / 1e6, "GB/s", f"{len(here) >> 20} MiB"))
+        context.add(Figure(f"machine/{name}", title, len(pinned) / took / 1e6, "GB/s", f"{len(pinned) >> 20} MiB"))
     context.add(Figure("machine/launch", "launch of a kernel by torch", _launch_us(device), "µs", "in a row"))
 
 
