@@ -22,7 +22,7 @@ CRD_FILES := $(foreach folder,crds charts/stoker/files,--output $(folder)/infere
 	--reference docs/reference/inferenceendpoint.md
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify docs docs-links cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-operator release release-version clean
+.PHONY: help setup demo check test test-all emulator test-gpu lint format generate verify docs docs-links cluster cluster-build cluster-down images e2e e2e-all soak bench bench-quick bench-gpu bench-operator release release-version clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
@@ -149,6 +149,9 @@ bench: setup ## compare Stoker with other engines on this processor (a part: WOR
 
 bench-quick: setup ## Stoker alone, relative to the machine's limits, in two minutes
 	PYTHONPATH=benchmarks $(BIN)/python -m cpu --quick
+
+bench-gpu: setup ## Stoker on this machine's GPU, relative to its limits and goals, in six minutes (a part: PARTS=machine,steps-bf16; LIMIT=350)
+	$(BIN)/python benchmarks/gpu.py $(if $(PARTS),--parts '$(PARTS)') $(if $(LIMIT),--seconds '$(LIMIT)')
 
 bench-operator: setup ## measure the operator with 1,000 endpoints on a real API server
 	e2e/cluster/build kube helm

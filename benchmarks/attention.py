@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from gpu_parts.paged import paged_attention
+from gpu_parts.scale import Attention
+from gpu_parts.timing import copy_bandwidth, median_ms
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
 
-from stoker_engine.kernels.triton.attention.attention import paged_attention
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_splits
+BLOCK, DEVICE = 16, torch.device("cuda")
 
-RUNS, BLOCK = 15, 16
-
-#: Layer shapes: query heads, KV heads, head size.
-LAYERS = {"Llama-3-8B": (32, 8, 128), "Qwen3-0.6B": (16, 8, 128), "Gemma 3 1B": (4, 1, 256), "one KV head": (8, 1, 128)}
+LAYERS = {
+    "Llama-3-8B": Attention(32, 8, 128),
+    "Qwen3-0.6B": Attention(16, 8, 128),
+    "Gemma 3 1B": Attention(4, 1, 256),
+    "one KV head": Attention(8, 1, 128),
+}
 
 
 @dataclass(frozen=True)
@@ -52,98 +54,22 @@ class Row:
         return self.reached / self.of
 
 
-def median_ms(run: Callable[[], object]) -> float:
-    """Return the median time of one call, in ms.
-
-    The call is replayed as a CUDA graph, which excludes the host's time. The GPU's caches are flushed before each run.
-    """
-    return median_of(captured(run))
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """Capture the launches of `run` in a CUDA graph, and return its replay."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay
-
-
-def median_of(run: Callable[[], object]) -> float:
-    """Return the median time of `run` by CUDA events, in ms, with flushed caches."""
-    trash, found = torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), []
-    for _ in range(RUNS):
-        trash.zero_()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end))
-    return float(statistics.median(found))
-
-
-def copy_bandwidth() -> float:
-    """Return the bandwidth of a 1 GiB copy in GB/s; reads and writes are both counted."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / median_of(lambda: target.copy_(source)) / 1e6  # not in a graph: copies are slower there
-
-
-def attend(heads: int, kv_heads: int, size: int, lengths: list[int], context: list[int]) -> Callable[[], object]:
-    """Return a launch in which sequence s computes its last `lengths[s]` tokens of a context of `context[s]`."""
-    blocks = [-(-each // BLOCK) for each in context]
-    cache = torch.randn(sum(blocks) + 1, 2, BLOCK, kv_heads, size, dtype=torch.bfloat16, device="cuda")
-    tables = torch.zeros(len(context), max(blocks), dtype=torch.int32)
-    numbers = iter((torch.randperm(sum(blocks)) + 1).tolist())
-    for row, count in enumerate(blocks):
-        tables[row, :count] = torch.tensor([next(numbers) for _ in range(count)], dtype=torch.int32)
-    tables = tables.cuda()
-    starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
-    ends = torch.tensor(context, dtype=torch.int32, device="cuda")
-    query = torch.randn(sum(lengths), heads, size, dtype=torch.bfloat16, device="cuda")
-    out = torch.empty_like(query)
-    scale, num_parts = size**-0.5, sum(-(-each // PART_KEYS) for each in context)
-    parts = decode_splits(ends, num_parts) if max(lengths) == 1 else (None, None)
-    return lambda: paged_attention(
-        query,
-        cache[:, 0],
-        cache[:, 1],
-        None,
-        None,
-        tables,
-        starts,
-        ends,
-        parts[0],
-        parts[1],
-        scale,
-        None,
-        None,
-        None,
-        None,
-        out,
-    )
-
-
 def decode(layer: str, sequences: int, context: int, bandwidth: float) -> Row:
     """Measure one decode token of each sequence."""
-    heads, kv_heads, size = LAYERS[layer]
-    took = median_ms(attend(heads, kv_heads, size, [1] * sequences, [context] * sequences))
-    read = 2 * 2 * sequences * context * kv_heads * size
+    shape = LAYERS[layer]
+    took = median_ms(paged_attention(shape, [1] * sequences, [context] * sequences, BLOCK, DEVICE), DEVICE)
+    read = 2 * 2 * sequences * context * shape.kv_heads * shape.head_dim
     return Row(layer, f"decode {sequences} × {context} ({read >> 20} MiB)", took, read / took / 1e6, bandwidth)
 
 
 def prefill(layer: str, length: int) -> Row:
     """Measure the prefill of one whole prompt."""
-    heads, kv_heads, size = LAYERS[layer]
-    took = median_ms(attend(heads, kv_heads, size, [length], [length]))
+    shape = LAYERS[layer]
+    heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_dim
+    took = median_ms(paged_attention(shape, [length], [length], BLOCK, DEVICE), DEVICE)
     shapes = ((heads, length, size), (kv_heads, length, size), (kv_heads, length, size))
     q, k, v = (torch.randn(1, *shape, dtype=torch.bfloat16, device="cuda") for shape in shapes)
-    torch_ms = median_ms(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    torch_ms = median_ms(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), DEVICE)
     operations = 2 * heads * length * length * size  # the causal mask halves the scores
     return Row(layer, f"prefill {length}", took, operations / took / 1e9, operations / torch_ms / 1e9)
 
@@ -156,7 +82,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks/attention.py: no GPU found", file=sys.stderr)
         return 2
-    rows, bandwidth = [], copy_bandwidth()
+    rows, bandwidth = [], copy_bandwidth(DEVICE)
     for layer in LAYERS:
         cases = [(1, 32768), (8, 8192), (64, 2048), (64, 16384), (256, 1024)]
         rows += [decode(layer, sequences, context, bandwidth) for sequences, context in cases]

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import httpx
 from machine import cpu_name
@@ -89,10 +89,48 @@ def drop_page_cache() -> bool:
 
 def start_here(command: Sequence[str], port: int, environment: Mapping[str, str]) -> Start:
     """Start a server, wait until ``/ready`` returns 200, and stop it."""
-    before, began = _children_cpu_s(), time.monotonic()
+    before = _children_cpu_s()
+    with running(command, port, environment) as server:
+        parts = server.parts()
+    return Start(parts, _children_cpu_s() - before)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that is ready.
+
+    Attributes:
+        ready_s: seconds from its start until ``/ready`` returned 200.
+    """
+
+    process: subprocess.Popen[bytes]
+    ready_s: float
+    _log: IO[str]
+
+    def log(self) -> str:
+        """Return what it has logged."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts of its start, in seconds."""
+        parts = engine_parts(self.log())
+        return {**parts, "answer of /ready": self.ready_s - sum(parts.values())}
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """Run a server during the block, which begins when ``/ready`` returns 200.
+
+    Raises:
+        RuntimeError: the server ends, or is not ready in time; with its log.
+    """
+    began = time.monotonic()
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **environment}) as server,
+        subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        ) as server,
     ):
         try:
             while not _is_ready(port):
@@ -100,14 +138,10 @@ def start_here(command: Sequence[str], port: int, environment: Mapping[str, str]
                     log.seek(0)
                     raise RuntimeError(f"the server does not start:\n{log.read()}")
                 time.sleep(0.01)
-            whole = time.monotonic() - began
+            yield Running(server, time.monotonic() - began, log)
         finally:
             server.send_signal(signal.SIGINT)  # stops at once, without the drain period
             server.wait()
-        log.seek(0)
-        parts = engine_parts(log.read())
-    parts["answer of /ready"] = whole - sum(parts.values())
-    return Start(parts, _children_cpu_s() - before)
 
 
 def _is_ready(port: int) -> bool:

@@ -99,8 +99,8 @@ class Engine:
         max_in_flight = stages + is_async
         self.scheduler = Scheduler(
             kv,
-            args.max_num_seqs,
-            args.max_num_batched_tokens,
+            plan.max_num_seqs,
+            plan.step_tokens,
             args.scheduling_policy,
             args.enable_chunked_prefill,
             args.long_prefill_token_threshold,
@@ -119,7 +119,7 @@ class Engine:
             cache_groups=plan.groups,
             step_tokens=plan.step_tokens,
             eos_token_ids=checkpoint.config.eos_token_ids,
-            max_num_seqs=args.max_num_seqs,
+            max_num_seqs=plan.max_num_seqs,
             sampling_defaults=defaults,
             max_logprobs=args.max_logprobs,
             seed=args.seed,

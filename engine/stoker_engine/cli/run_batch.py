@@ -161,10 +161,11 @@ async def _run(args: ServeArgs, source: IO[str], sink: IO[str], show: bool) -> i
 
         service = Service(args, client)
         app = create_app(service)
-        service.on_loaded(await client.load())
+        info = await client.load()
+        service.on_loaded(info)
         await service.load_modules()
         failed = 0
-        capacity = asyncio.Semaphore(_AHEAD * args.engine.max_num_seqs * args.engine.data_parallel_size)
+        capacity = asyncio.Semaphore(_AHEAD * info.max_num_seqs * args.engine.data_parallel_size)
         with tqdm(desc="Answered", unit=" lines", disable=not show) as bar:
 
             async def answer(line: str) -> None:

@@ -67,8 +67,16 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = flag("reuse KV cache blocks of shared prefixes", True)
 
-    max_num_seqs: int = flag("maximum sequences per step", 256, group="scheduling")
-    max_num_batched_tokens: int = flag("maximum tokens per step, over all sequences", 2048)
+    max_num_seqs: int | None = flag(
+        "maximum sequences per step; default: 1,024 on GPUs with 70 GiB and more, except A100; otherwise 256",
+        None,
+        group="scheduling",
+    )
+    max_num_batched_tokens: int | None = flag(
+        "maximum tokens per step, over all sequences; default: 16,384 on GPUs with 160 GiB and more, 8,192 with 70 GiB "
+        "and more, except A100; otherwise 2,048; offline 16,384 on these GPUs, and 8,192 on others",
+        None,
+    )
     enable_chunked_prefill: bool = flag("allow a prompt to be computed in several steps, beside other requests", True)
     long_prefill_token_threshold: int | None = flag(
         "maximum prompt tokens per step while other requests decode; 0: all that the decodes leave of the step; "
@@ -127,8 +135,6 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         for name in (
-            "max_num_seqs",
-            "max_num_batched_tokens",
             "block_size",
             "tensor_parallel_size",
             "pipeline_parallel_size",
@@ -150,7 +156,13 @@ class EngineArgs:
                 f"must be at least --max-loras ({self.max_loras}), because it includes these adapters; "
                 f"got {self.max_cpu_loras}",
             )
-        for name in ("max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "kv_cache_memory_bytes",
+            "num_gpu_blocks_override",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 1, got {value}")

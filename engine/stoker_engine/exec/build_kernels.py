@@ -124,7 +124,7 @@ def build_kernels(
         kv = kv_format(args.kv_cache_dtype, str(dtype))
         groups = memory.model_cache_groups(config, args.block_size, kv, args.tensor_parallel_size)
         num_blocks = _CACHE_BYTES // memory.kv_block_bytes(groups, args.block_size)
-        plan = KVCachePlan(kv, groups, num_blocks, args.block_size, _TOKENS, _TOKENS)
+        plan = KVCachePlan(kv, groups, num_blocks, args.block_size, _TOKENS, _TOKENS, _SEQUENCES)
         with device:
             model = Decoder(config, build, _TOKENS)
         specs = memory.layer_caches(config, args.tensor_parallel_size)

@@ -101,7 +101,7 @@ def build_runner(
     plan = plan_kv_cache(args, checkpoint.config, dtype, device, groups, formats)
     model, pool = _load(args, checkpoint, build, plan, device, on_progress)
     lap("weights")
-    batch = InputBatch(args.max_num_seqs, plan.max_model_len + _SPARE_TOKENS, args.block_size, plan.groups)
+    batch = InputBatch(plan.max_num_seqs, plan.max_model_len + _SPARE_TOKENS, args.block_size, plan.groups)
     device_batch = DeviceBatch(batch.values, device)
     build.rows.adapters = device_batch.adapters
     if adapters is not None:
@@ -112,7 +112,7 @@ def build_runner(
     elif make_finish is not None:
         finish = make_finish(model, batch)
     else:
-        finish = _sampling(args, build, model, device_batch, batch, grammars, device, groups)
+        finish = _sampling(plan, build, model, device_batch, batch, grammars, device, groups)
     # The Transformers backend uses torch's operators, while our decoder's kernels are multi-threaded themselves.
     shares_work = model.backend.capabilities.has_threads and isinstance(model, Decoder)
     runner = Runner(
@@ -131,10 +131,10 @@ def build_runner(
         num_torch_threads=1 if shares_work else None,
     )
     if device.type != "cpu":
-        _warm_up(args, runner, build.kernels, on_progress)
+        _warm_up(runner, build.kernels, on_progress)
         if not args.enforce_eager and _can_be_captured(runner, groups, build.kernels):
             with torch.inference_mode():
-                runner.graphs = _captured(args, runner, device_batch, on_progress)
+                runner.graphs = _captured(runner, device_batch, on_progress)
     lap("warm-up")
     return runner
 
@@ -210,7 +210,7 @@ def _load(
 
 
 def _sampling(
-    args: EngineArgs,
+    plan: KVCachePlan,
     build: Build,
     model: Model,
     device_batch: DeviceBatch,
@@ -220,7 +220,7 @@ def _sampling(
     groups: RankGroups,
 ) -> Sampling:
     vocab_size = model.config.vocab_size
-    rows_at_once = activations.sampler_rows(vocab_size, min(args.max_num_seqs, args.max_num_batched_tokens))
+    rows_at_once = activations.sampler_rows(vocab_size, min(plan.max_num_seqs, plan.step_tokens))
     on_cpu, is_alone = device.type == "cpu", groups.tensor.size == 1 and groups.pipeline.stage.count == 1
     logits = Logits(model, build.kernels, build.ranks, build.widths(vocab_size), build.rows)
     draws = TokenDraws(
@@ -228,7 +228,7 @@ def _sampling(
         logits=logits,
         vocabulary=build.share(vocab_size),
         rows_at_once=rows_at_once,
-        logits_at_once=max(1, _KEPT_BYTES // (build.dtype.itemsize * vocab_size)) if on_cpu else args.max_num_seqs,
+        logits_at_once=max(1, _KEPT_BYTES // (build.dtype.itemsize * vocab_size)) if on_cpu else plan.max_num_seqs,
         samples=groups.samples,
     )
     return Sampling(
@@ -242,11 +242,12 @@ def _sampling(
     )
 
 
-def _warm_up(args: EngineArgs, runner: Runner, kernels: Kernels, on_progress: OnProgress) -> None:
+def _warm_up(runner: Runner, kernels: Kernels, on_progress: OnProgress) -> None:
     """Run warm-up steps on a GPU, so that kernels are compiled before the first request."""
     started = time.monotonic()
     use_prebuilt()
-    limits = args.max_num_seqs, args.max_num_batched_tokens, runner.plan.max_model_len
+    plan = runner.plan
+    limits = plan.max_num_seqs, plan.step_tokens, plan.max_model_len
     with watch_compilations(lambda: on_progress(0, 0)) as compiled:
         slot = NO_ADAPTER if runner.adapters is None else 0
         for step in warm_up_steps(*limits, len(runner.plan.groups), slot):
@@ -275,16 +276,14 @@ def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bo
     return is_alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
-def _captured(
-    args: EngineArgs, runner: Runner, device_batch: DeviceBatch, on_progress: OnProgress
-) -> StepGraphs | None:
+def _captured(runner: Runner, device_batch: DeviceBatch, on_progress: OnProgress) -> StepGraphs | None:
     graphs = StepGraphs(
         runner.model,
         runner.plan,
         runner.pool.caches,
         device_batch,
         runner.rows,
-        max_seqs=min(args.max_num_seqs, args.max_num_batched_tokens),
+        max_seqs=min(runner.plan.max_num_seqs, runner.plan.step_tokens),
         max_blocks=runner.batch.tables.shape[2],
         device=runner.device,
         has_adapters=runner.adapters is not None,

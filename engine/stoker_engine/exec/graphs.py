@@ -39,7 +39,10 @@ from stoker_engine.models.model import Model, StepInputs
 logger = logging.getLogger(__name__)
 
 #: Numbers of sequences to capture.
-_SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_SIZES: Final = (
+    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256),
+    *(320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024),
+)
 #: Tokens per sequence of the shortest graphs, and the factor from one length to the next.
 _SHORTEST, _LONGER = 1024, 4
 

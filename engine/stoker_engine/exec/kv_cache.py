@@ -28,11 +28,13 @@ from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.exec.kv_views import layer_view
 from stoker_engine.models.loading.kv_scales import LayerScales
 from stoker_engine.parallel.claim_memory import claim_in_background
-from stoker_engine.parallel.device import memory_bytes
+from stoker_engine.parallel.communicator import Communicator
+from stoker_engine.parallel.device import device_name, memory_bytes
 from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.sizing import memory
+from stoker_engine.sizing.batch_limits import BatchLimits, default_batch_limits
 from stoker_engine.sizing.cache_groups import CacheGroup, usable_blocks
 from stoker_engine.sizing.kv_format import KVFormat, kv_format
 from stoker_engine.sizing.pipeline_stages import ONE_STAGE, Stage
@@ -54,6 +56,7 @@ class KVCachePlan:
         num_blocks: number of blocks, including the null block.
         max_model_len: maximum number of tokens of a sequence, prompt and output.
         step_tokens: maximum number of tokens that one step computes.
+        max_num_seqs: maximum number of sequences of one step.
     """
 
     kv: KVFormat
@@ -62,6 +65,7 @@ class KVCachePlan:
     block_size: int
     max_model_len: int
     step_tokens: int
+    max_num_seqs: int
 
 
 def plan_kv_cache(
@@ -74,8 +78,9 @@ def plan_kv_cache(
 ) -> KVCachePlan:
     """Compute the size of the KV cache; see `sizing.memory`.
 
-    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. All
-    ranks use the smallest number of blocks that any of them can hold.
+    An unset `--max-model-len` becomes the model's default length, or the longest that fits if that is shorter. Unset
+    limits of a step depend on the device (`sizing.batch_limits`). All ranks use the smallest limits, and the smallest
+    number of blocks that any of them can hold.
 
     Args:
         groups: groups of the ranks that share the model, all of which call this function; None: a single rank.
@@ -91,13 +96,15 @@ def plan_kv_cache(
     specs = memory.layer_caches(config, layout.tensor)
     layers = (groups or RankGroups()).pipeline.stage.layers(len(specs))
     block = memory.kv_block_bytes(memory.stage_cache_groups(cache_groups, layers, specs, kv), args.block_size)
-    room = _num_blocks(args, config, dtype, device, layout, formats)
+    limits = _batch_limits(args, device, ranks)
+    step_tokens = limits.max_num_batched_tokens
+    room = _num_blocks(args, limits, config, dtype, device, layout, formats)
     num_blocks = int(ranks.all_gather(torch.tensor([room])).min())
     model_len = args.max_model_len or config.default_model_len
     if model_len > config.longest_model_len:
         raise ModelError(f"--max-model-len {model_len} exceeds the model's limit of {config.longest_model_len}")
     usable = usable_blocks(num_blocks)
-    longest = memory.longest_sequence(cache_groups, usable, args.max_num_batched_tokens, args.block_size, model_len)
+    longest = memory.longest_sequence(cache_groups, usable, step_tokens, args.block_size, model_len)
     if longest < model_len and (args.max_model_len is not None or longest < 2):
         shorter = f"lower --max-model-len to {longest} or " if longest > 1 else ""
         larger = "increase the cache's memory (--kv-cache-memory-bytes)"
@@ -107,7 +114,7 @@ def plan_kv_cache(
         )
     if longest < model_len:
         logger.warning("max_model_len is reduced from %d to %d, the longest that fits the KV cache", model_len, longest)
-    if not args.enable_chunked_prefill and args.max_num_batched_tokens < longest:
+    if not args.enable_chunked_prefill and step_tokens < longest:
         raise ArgumentError(
             "--no-enable-chunked-prefill",
             f"a prompt of up to {longest} tokens must fit into one step; raise --max-num-batched-tokens to {longest}, "
@@ -120,7 +127,20 @@ def plan_kv_cache(
         _gib(num_blocks * block),
         longest,
     )
-    return KVCachePlan(kv, cache_groups, num_blocks, args.block_size, longest, args.max_num_batched_tokens)
+    logger.info("a step has at most %d sequences and %d tokens", limits.max_num_seqs, step_tokens)
+    return KVCachePlan(kv, cache_groups, num_blocks, args.block_size, longest, step_tokens, limits.max_num_seqs)
+
+
+def _batch_limits(args: EngineArgs, device: torch.device, ranks: Communicator) -> BatchLimits:
+    """Return the limits of a step: those of the arguments, or the defaults for the devices of all ranks."""
+    on_cpu = device.type == "cpu"
+    memory_of_one = 0 if on_cpu else memory_bytes(device, 1)
+    unbounded = args.long_prefill_token_threshold == 0
+    found = default_batch_limits(memory_of_one, device_name(device), on_cpu=on_cpu, unbounded_prompts=unbounded)
+    sequences, tokens = found.max_num_seqs, found.max_num_batched_tokens
+    if not on_cpu:
+        sequences, tokens = (int(ranks.all_gather(torch.tensor([each])).min()) for each in (sequences, tokens))
+    return BatchLimits(args.max_num_seqs or sequences, args.max_num_batched_tokens or tokens)
 
 
 class KVCachePool:
@@ -195,6 +215,7 @@ def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, 
 
 def _num_blocks(
     args: EngineArgs,
+    limits: BatchLimits,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
@@ -205,8 +226,8 @@ def _num_blocks(
         element_bytes=dtype.itemsize,
         kv=kv_format(args.kv_cache_dtype, str(dtype)),
         block_size=args.block_size,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
         formats=formats,

@@ -66,6 +66,11 @@ def memory_bytes(device: torch.device, sharers: int = 1) -> int:
     return host_memory() // sharers
 
 
+def device_name(device: torch.device) -> str:
+    """Return the name of an accelerator, as its driver reports it, or ``CPU``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
 def limit_threads(limit: int | None = None) -> None:
     """Limit torch's threads to the container's CPU limit, or to `limit` if that is lower.
 

@@ -1,8 +1,7 @@
 """The settings that decide how an engine uses memory: stated ones and the engine's defaults.
 
-A typed field of the spec takes precedence, then an argument in ``spec.engine.args``, then the runtime's default.
-vLLM's defaults for a step depend on the accelerator: they are those of ``EngineArgs.get_batch_defaults`` for its API
-server, in vLLM 0.32.
+A typed field of the spec takes precedence, then an argument in ``spec.engine.args``, then the runtime's default. The
+defaults for a step depend on the accelerator (`sizing.batch_limits`), and are the same for Stoker's engine and vLLM.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from typing import Any, Final
 
 from stoker_engine.contract.argv import human_int
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.sizing.batch_limits import default_batch_limits
+from stoker_operator.api.v1alpha1.hardware import CPU
 from stoker_operator.api.v1alpha1.workload import Workload
 
-#: Defaults of Stoker's engine. Those that are read for vLLM are the same in vLLM, except for `_batch_defaults`.
+#: Defaults of Stoker's engine. Those that are read for vLLM are the same in vLLM.
 _OURS: Final = EngineArgs(model="")
-_MIB: Final = 1024**2
 #: Exclusive upper bound of numeric arguments; others are ignored here.
 _MAX_VALUE: Final = 10**16
 
@@ -61,7 +61,8 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
     """Return the settings of a workload on the catalogue's accelerator `key` with `memory_bytes`; None if not known."""
     engine = workload.engine
     words = engine.args or []
-    batched, seqs = _batch_defaults(engine.runtime, memory_bytes or 0, key)
+    unbounded = engine.runtime == "stoker" and _word(words, "long_prefill_token_threshold") == "0"
+    limits = default_batch_limits(memory_bytes or 0, key, on_cpu=key == CPU, unbounded_prompts=unbounded)
 
     def number(name: str, otherwise: Any) -> Any:
         """Return a numeric argument, or `otherwise` if it is absent or not a positive number."""
@@ -76,8 +77,9 @@ def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> E
     max_loras = number("max_loras", _OURS.max_loras) if engine.runtime == "stoker" and _serves_adapters(words) else 0
     return EngineSettings(
         utilization=_share(engine.gpu_memory_utilization_percent, _word(words, "gpu_memory_utilization")),
-        max_num_seqs=engine.max_num_seqs or number("max_num_seqs", seqs),
-        max_num_batched_tokens=engine.max_num_batched_tokens or number("max_num_batched_tokens", batched),
+        max_num_seqs=engine.max_num_seqs or number("max_num_seqs", limits.max_num_seqs),
+        max_num_batched_tokens=engine.max_num_batched_tokens
+        or number("max_num_batched_tokens", limits.max_num_batched_tokens),
         block_size=number("block_size", _OURS.block_size),
         max_model_len=engine.max_model_len or stated_len,
         chooses_length=engine.max_model_len is None
@@ -96,15 +98,6 @@ def _serves_adapters(words: Sequence[str]) -> bool:
     """Return whether the last of ``--enable-lora`` and ``--no-enable-lora`` enables adapters."""
     stated = [word for word in words if word.replace("_", "-") in ("--enable-lora", "--no-enable-lora")]
     return bool(stated) and not stated[-1].startswith("--no")
-
-
-def _batch_defaults(runtime: str, memory_bytes: int, key: str) -> tuple[int, int]:
-    """Return the default maximum numbers of tokens and sequences of one step."""
-    if runtime == "vllm" and memory_bytes >= 160 * 1024 * _MIB:
-        return 16384, 1024
-    if runtime == "vllm" and memory_bytes >= 70 * 1024 * _MIB and "a100" not in key:
-        return 8192, 1024
-    return _OURS.max_num_batched_tokens, _OURS.max_num_seqs
 
 
 def _share(percent: int | None, word: str | None) -> float:

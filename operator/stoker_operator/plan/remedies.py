@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stoker_common.errors import ModelError
+from stoker_engine.sizing.batch_limits import default_batch_limits
 from stoker_engine.sizing.memory import GIB
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
@@ -76,6 +77,7 @@ def refusal(
             yield from tuple(_smaller_pods(layout)) or _other_machines(spec, layout)
             yield from _fewer_bits(spec, catalogue, layout)
             yield from _fewer_adapters(spec, layout)
+            yield from _shorter_steps(layout)
 
     return Refusal(field, problem.message, problem.reason, proposals, otherwise, "; or ")
 
@@ -189,6 +191,17 @@ def _more_memory(spec: Spec, layout: ParallelLayout, chosen: Option) -> Iterator
     yield from _fewer_adapters(spec, layout)
     if layout.bench.numbers.element_bytes > 2:
         yield Proposal("set spec.engine.dtype to bfloat16", {"engine": {"dtype": "bfloat16"}})
+
+
+def _shorter_steps(layout: ParallelLayout) -> Iterator[Proposal]:
+    """Propose the limits of a step of the smaller GPUs, with which activations take less memory."""
+    least = default_batch_limits(0, "", on_cpu=False, unbounded_prompts=False)
+    tokens, sequences = least.max_num_batched_tokens, least.max_num_seqs
+    if layout.bench is not None and layout.bench.settings.max_num_batched_tokens > tokens:
+        change = {"maxNumBatchedTokens": tokens, "maxNumSeqs": sequences}
+        yield Proposal(
+            f"set spec.engine.maxNumBatchedTokens to {tokens} and maxNumSeqs to {sequences}", {"engine": change}
+        )
 
 
 def _fewer_adapters(spec: Spec, layout: ParallelLayout) -> Iterator[Proposal]:

@@ -187,7 +187,7 @@ class Bidirectional:
 @pytest.mark.parametrize("gathers", [False, True])
 def test_a_model_without_a_cache_is_pooled(gathers: bool) -> None:
     """No group of layers has keys and values, hence there is no block table and no slot."""
-    plan = KVCachePlan(kv_format("auto", "torch.float32"), (), 0, BLOCK, 128, 256)
+    plan = KVCachePlan(kv_format("auto", "torch.float32"), (), 0, BLOCK, 128, 256, 8)
     batch = InputBatch(6, 128, BLOCK, plan.groups)
     device_batch = DeviceBatch(batch.values, CPU)
     model: Any = Bidirectional()

@@ -27,7 +27,7 @@ def graphs_of(
     max_seqs: int, num_blocks: int, max_model_len: int, has_adapters: bool = False, **options: Any
 ) -> StepGraphs:
     """Return graphs that compute nothing."""
-    plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048)
+    plan = KVCachePlan(kv_format("auto", "torch.bfloat16"), [], num_blocks, 16, max_model_len, 2048, 1024)
     model: Any = SimpleNamespace(backend=TritonBackend(**options))
     device = torch.device("cpu")
     batch = DeviceBatch(empty_values(max_seqs), device)
@@ -46,12 +46,13 @@ def parts(lengths: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize(
-    ("max_seqs", "num_blocks", "max_model_len"), [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072)]
+    ("max_seqs", "num_blocks", "max_model_len"),
+    [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072), (1500, 20_000, 4096)],
 )
 def test_the_smallest_graph_with_room_is_chosen(max_seqs: int, num_blocks: int, max_model_len: int) -> None:
     graphs, rng = graphs_of(max_seqs, num_blocks, max_model_len), random.Random(max_seqs)
     sizes = sorted(shape.sequences for shape in graphs.captured)
-    assert sizes[-1] == min(max_seqs, 512)
+    assert sizes[-1] == min(max_seqs, 1024)
     found = set()
     for _ in range(400):
         count = min(max_seqs, max(1, rng.choice(sizes) + rng.choice((-1, 0, 1))))

@@ -33,7 +33,7 @@ def pool(request: pytest.FixtureRequest) -> KVCachePool:
     kv = kv_format("auto", str(request.param))
     groups = cache_groups(SPECS, 4, kv)
     assert [group.layers for group in groups] == [(0, 3), (1, 2)]
-    plan = KVCachePlan(kv, groups, num_blocks=6, block_size=4, max_model_len=16, step_tokens=16)
+    plan = KVCachePlan(kv, groups, num_blocks=6, block_size=4, max_model_len=16, step_tokens=16, max_num_seqs=4)
     return KVCachePool(plan, SPECS, request.param, torch.device("cpu"))
 
 
@@ -130,7 +130,7 @@ def test_ranks_share_the_memory_of_their_own_machine(
         master_addr="10.0.0.1",
     )
     rank_device = Device((8 << 30) // (tensor * engines // nodes), 1, on_cpu=True, sharding=Sharding(tensor))
-    numbers = Numbers(4, kv_format("auto", "torch.float32"), args.block_size, args.max_num_batched_tokens, 256)
+    numbers = Numbers(4, kv_format("auto", "torch.float32"), args.block_size, 2048, 256)
     expected = memory_use(config, numbers, rank_device).num_blocks
     assert plan_kv_cache(args, config, torch.float32, torch.device("cpu")).num_blocks == expected
 
@@ -145,10 +145,66 @@ def test_all_ranks_have_the_blocks_of_the_rank_with_the_least_room(monkeypatch: 
     assert two.groups[0].bytes_per_token * 2 == alone.groups[0].bytes_per_token
     use = memory_use(
         config,
-        Numbers(4, kv_format("auto", "float32"), args.block_size, args.max_num_batched_tokens, args.max_num_seqs),
+        Numbers(4, kv_format("auto", "float32"), args.block_size, 2048, 256),
         Device(2 << 30, 1.0, on_cpu=True, sharding=Sharding(tensor=2)),
     )
     assert two.num_blocks == use.num_blocks - 7
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "name", "options", "sequences", "tokens"),
+    [
+        (24, "NVIDIA L4", {}, 256, 2048),
+        (80, "NVIDIA H100 80GB HBM3", {}, 1024, 8192),
+        (80, "NVIDIA H100 80GB HBM3", {"long_prefill_token_threshold": 0}, 1024, 16384),
+        (80, "NVIDIA A100-SXM4-80GB", {}, 256, 2048),
+        (192, "AMD Instinct MI300X", {}, 1024, 16384),
+        (80, "NVIDIA H100 80GB HBM3", {"max_num_seqs": 7}, 7, 8192),
+        (80, "NVIDIA H100 80GB HBM3", {"max_num_batched_tokens": 300}, 1024, 300),
+        (24, "NVIDIA L4", {"max_num_batched_tokens": 16384, "max_num_seqs": 2000}, 2000, 16384),
+    ],
+)
+def test_limits_of_a_step_are_those_of_the_arguments_or_the_device(
+    memory_gib: int, name: str, options: dict[str, int], sequences: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is planned with the same limits."""
+    monkeypatch.setattr("stoker_engine.exec.kv_cache.memory_bytes", lambda *_: memory_gib << 30)
+    monkeypatch.setattr("stoker_engine.exec.kv_cache.device_name", lambda _: name)
+    config, args = ModelConfig.from_dict(TINY), EngineArgs("m", **options)  # type: ignore[arg-type]
+    found = plan_kv_cache(args, config, torch.float32, torch.device("cuda"))
+    assert (found.max_num_seqs, found.step_tokens) == (sequences, tokens)
+    numbers = Numbers(4, kv_format("auto", "torch.float32"), args.block_size, tokens, sequences, fused=True)
+    device = Device(memory_gib << 30, args.gpu_memory_utilization, on_cpu=False)
+    assert found.num_blocks == memory_use(config, numbers, device).num_blocks
+
+
+def test_all_ranks_have_the_smallest_limits_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OtherRank(SingleRank):
+        """Its other rank is on a GPU with less memory."""
+
+        def all_gather(self, x: torch.Tensor, widths: Sequence[int] | None = None) -> torch.Tensor:
+            theirs = {1024: 256, 8192: 2048}  # its blocks are as many as ours
+            return torch.cat([x, torch.tensor([theirs.get(int(x), int(x))])])
+
+    monkeypatch.setattr("stoker_engine.exec.kv_cache.memory_bytes", lambda *_: 80 << 30)
+    monkeypatch.setattr("stoker_engine.exec.kv_cache.device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    config, ranks = ModelConfig.from_dict(TINY), RankGroups(engine=OtherRank())
+    args = EngineArgs("m", tensor_parallel_size=2)
+    found = plan_kv_cache(args, config, torch.float32, torch.device("cuda"), ranks)
+    assert (found.max_num_seqs, found.step_tokens) == (256, 2048)
+    stated = replace(args, max_num_seqs=900, max_num_batched_tokens=9000)
+    found = plan_kv_cache(stated, config, torch.float32, torch.device("cuda"), ranks)
+    assert (found.max_num_seqs, found.step_tokens) == (900, 9000)
+
+
+@pytest.mark.parametrize("options", [{}, {"long_prefill_token_threshold": 0}])
+def test_limits_of_a_step_on_a_cpu_do_not_depend_on_its_memory(
+    options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_engine.parallel.device.host_memory", lambda: 200 << 30)
+    args = EngineArgs("m", **options)  # type: ignore[arg-type]
+    found = plan_kv_cache(args, ModelConfig.from_dict(TINY), torch.float32, torch.device("cpu"))
+    assert (found.max_num_seqs, found.step_tokens) == (256, 2048)
 
 
 @pytest.mark.parametrize("fixed", [None, 1 << 20])

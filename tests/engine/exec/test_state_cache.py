@@ -23,7 +23,7 @@ def pool_of(specs: list[LayerCache], num_blocks: int, block_size: int, dtype: to
     """Return a pool filled with NaN in every dtype."""
     kv = kv_format("auto", str(dtype))
     groups = cache_groups(specs, block_size, kv)
-    plan = KVCachePlan(kv, groups, num_blocks, block_size, max_model_len=64, step_tokens=64)
+    plan = KVCachePlan(kv, groups, num_blocks, block_size, max_model_len=64, step_tokens=64, max_num_seqs=4)
     pool = KVCachePool(plan, specs, dtype, torch.device("cpu"))
     pool._pool.fill_(0xFF)
     return pool

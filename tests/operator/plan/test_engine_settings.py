@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.contract.engine_args import EngineArgs
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.exec import kv_cache
+from stoker_engine.exec.kv_cache import plan_kv_cache
 from stoker_operator.api.manifest import parse
 from stoker_operator.api.violation import Refused
 from stoker_operator.plan.catalogue import Catalogue
@@ -16,6 +21,18 @@ from stoker_operator.plan.planner import plan
 from .conftest import LLAMA_8B, document
 
 DEFAULTS = EngineArgs(model="m")
+TINY = ModelConfig.from_dict(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 1024,
+        "dtype": "bfloat16",
+    }
+)
 
 
 def settings(accelerator: str = "nvidia-l4", **engine: Any) -> EngineSettings:
@@ -26,14 +43,12 @@ def settings(accelerator: str = "nvidia-l4", **engine: Any) -> EngineSettings:
 
 def test_absent_settings_have_the_engines_defaults() -> None:
     found = settings(runtime="stoker")
-    assert (found.max_num_seqs, found.max_num_batched_tokens) == (
-        DEFAULTS.max_num_seqs,
-        DEFAULTS.max_num_batched_tokens,
-    )
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == (256, 2048)
     assert (found.utilization, found.block_size) == (DEFAULTS.gpu_memory_utilization, DEFAULTS.block_size)
     assert found.max_model_len is found.num_blocks is found.kv_cache_memory_bytes is None
 
 
+@pytest.mark.parametrize("runtime", ["stoker", "vllm"])
 @pytest.mark.parametrize(
     ("accelerator", "tokens", "sequences"),
     [
@@ -45,9 +60,40 @@ def test_absent_settings_have_the_engines_defaults() -> None:
         ("amd-mi300x", 16384, 1024),
     ],
 )
-def test_vllms_defaults_depend_on_the_accelerator(accelerator: str, tokens: int, sequences: int) -> None:
-    found = settings(accelerator)
+def test_limits_of_a_step_depend_on_the_accelerator(
+    accelerator: str, tokens: int, sequences: int, runtime: str
+) -> None:
+    found = settings(accelerator, runtime=runtime)
     assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, sequences)
+
+
+def test_limits_of_a_step_on_a_cpu_do_not_depend_on_its_memory() -> None:
+    spec = parse(document("demo://gemma-3-270m", "cpu", runtime="stoker")).spec
+    for gib in (0, 4, 70, 1000):
+        found = engine_settings(spec, gib << 30, "cpu")
+        assert (found.max_num_batched_tokens, found.max_num_seqs) == (2048, 256)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--long-prefill-token-threshold=0"], ["--long-prefill-token-threshold", "512"], ["--max-num-seqs=9"],
+              ["--max-num-batched-tokens=4K"], ["--max-num-seqs", "9", "--max-num-batched-tokens", "77"]]
+)  # fmt: skip
+def test_engine_chooses_the_limits_that_are_planned(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every accelerator of the catalogue, by the memory and a name like its driver's."""
+    catalogue = Catalogue.load()
+    for key in catalogue.accelerators:
+        memory = catalogue.accelerator(key).memory_mib
+        if memory is None:
+            continue
+        planned = settings(key, runtime="stoker", args=words)
+        # torch reports some MiB less than the driver; no accelerator is so close to a limit that it would matter.
+        assert all(abs(memory / 1024 - limit) > 0.02 * limit for limit in (70, 160)), key
+        with monkeypatch.context() as patch:
+            patch.setattr(kv_cache, "memory_bytes", lambda device, sharers, memory=memory: memory * 1024**2)
+            patch.setattr(kv_cache, "device_name", lambda device, key=key: key.upper().replace("-", " "))
+            args = ServeArgs.from_argv(["m", *words]).engine
+            found = plan_kv_cache(args, TINY, torch.bfloat16, torch.device("cuda"))
+        assert (found.max_num_seqs, found.step_tokens) == (planned.max_num_seqs, planned.max_num_batched_tokens), key
 
 
 def test_field_overrides_an_argument_which_overrides_the_default() -> None:

@@ -168,7 +168,7 @@ def test_offered_fp8_weights_are_accepted(studied: Studied) -> None:
                     parts |= {"quantization": "fp8"}
                     assert not studied(source, accelerator, count, **parts).unplannable
                     offered.add((source, accelerator))
-    assert len(offered) > 3
+    assert len(offered) >= 3
     (violation,) = studied(LLAMA_31_70B, "nvidia-l4", 4, runtime="stoker", image="mine:1").unplannable
     assert "to fp8" not in violation.remedy  # 8 bits would fit, 8.5 do not
 

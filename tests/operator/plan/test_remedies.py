@@ -136,8 +136,11 @@ def tried(manifest: dict[str, Any], violation: Violation) -> Iterator[tuple[str,
         yield "one engine", shared(manifest, alone, int(found[1]) if found[1] else None)
     if found := re.search(r"(?:lower it to|use at most) (\d+)", text):
         yield "a length", merged(manifest, "engine.maxModelLen", int(found[1]))
-    if found := re.search(r"limits\.memory to (\d+Gi)", text):
+    if "with runtime: " not in text and (found := re.search(r"limits\.memory to (\d+Gi)", text)):
         yield "memory", merged(manifest, "hardware.resources.limits.memory", found[1])
+    if found := re.search(r"maxNumBatchedTokens to (\d+) and maxNumSeqs to (\d+)", text):
+        made = merged(manifest, "engine.maxNumBatchedTokens", int(found[1]))
+        yield "shorter steps", merged(made, "engine.maxNumSeqs", int(found[2]))
     if "set spec.engine.dtype to bfloat16" in text:
         yield "bfloat16", merged(manifest, "engine.dtype", "bfloat16")
     if violation.reason == "ExpertMismatch" and (found := re.match(r"use (\d+)", text)):
@@ -188,6 +191,19 @@ def named(seed: int) -> set[str]:
 @pytest.mark.parametrize("seed", range(60))
 def test_remedies_are_accepted(seed: int) -> None:
     named(seed)
+
+
+def test_shorter_steps_are_a_remedy_where_large_ones_do_not_fit() -> None:
+    """Llama 2 70B in 8 bits on one GPU: its weights leave 4.6 GiB, of which large steps need 2."""
+    hub = "hf://meta-llama/Llama-2-70b-chat-hf"
+    manifest = document(hub, "nvidia-h100-80gb", 1, runtime="stoker", quantization="fp8")
+    (violation,) = refusals(manifest, None)
+    (change,) = [change for kind, change in tried(manifest, violation) if kind == "shorter steps"]
+    assert not refusals(change, None)
+    assert (
+        "maxNumSeqs"
+        not in refusals(merged(change, "model.source", "hf://meta-llama/Llama-3.1-405B-Instruct"), None)[0].remedy
+    )
 
 
 @pytest.mark.slow

@@ -310,6 +310,7 @@ def fake_device(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
+    monkeypatch.setattr(kv_cache, "device_name", lambda device: "a fake device")
 
     def copied(copy: transfer.HostCopy, tensor: torch.Tensor) -> None:
         copy.values = lambda: zeros(tensor)  # type: ignore[method-assign]

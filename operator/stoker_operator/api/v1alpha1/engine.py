@@ -38,9 +38,11 @@ class Engine(Part):
     runtime stoker refuses it with a checkpoint that has scales. fp8_per_token_head and int8_per_token_head keep a scale
     for each token and head. auto, or absent: the type of activations."""
     max_num_seqs: Positive | None = None
-    """Maximum number of sequences in one step."""
+    """Maximum number of sequences in one step. Absent: 1024 on accelerators with at least 70 GiB, except A100; 256 on
+    others."""
     max_num_batched_tokens: Positive | None = None
-    """Maximum number of tokens in one step, over all sequences."""
+    """Maximum number of tokens in one step, over all sequences. Absent: 16384 on accelerators with at least 160 GiB,
+    8192 with at least 70 GiB, except A100; 2048 on others."""
     max_model_len: Positive | None = None
     """Maximum length of a sequence in tokens, prompt and output. Absent: the longest that fits into memory, at most the
     model's own maximum, or with longrope or dynamic RoPE its original length; the engine's default if the model's shape
