@@ -53,6 +53,7 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Qwen3-0.6B": (QWEN3_06B, None, 10),
     "Llama-3-8B": (LLAMA_8B, None, 10),
     "Llama-3-8B int4": (LLAMA_8B, "int4", 10),
+    "Llama-3-8B fp8": (LLAMA_8B, "fp8", 11),
     "Llama-3-70B": (LLAMA_70B, None, 10),
     "Mixtral-8x7B": (MIXTRAL, None, 16),
     "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
