@@ -28,6 +28,7 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.kernels.triton.compile import compile_only as compile_only_module
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
+from stoker_engine.models.decoder import Decoder
 from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.lora import adapter_bytes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
@@ -102,6 +103,21 @@ def test_a_layer_launches_a_limited_number_of_kernels(model: str, monkeypatch: p
         assert launched.total() <= max_launches, launched
 
 
+def test_fp8_matrices_are_multiplied_by_fp8_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one launch more than in bfloat16, which quantizes attention's result."""
+    config, steps = {**LLAMA_8B, "num_hidden_layers": 2}, [prompts(9, 16), decodes(9, 16)]
+    plain = traces(monkeypatch, config, steps)
+    for (trace, _), (unquantized, _) in zip(traces(monkeypatch, config, steps, "fp8"), plain, strict=True):
+        assert trace.launches["_scaled_mm"] == 2 * 4
+        assert trace.launches["quantize_rows._quantize_rows"] == 2 * 2
+        assert not trace.launches["quant_gemm._quant_gemm"]
+        assert trace.launches.total() == unquantized.launches.total() + 2
+    for more in ({"fp8_weight_only": True}, {"batch_invariant": True}, {"dtype": "float16"}):
+        for trace, _ in traces(monkeypatch, config, steps, "fp8", **more):
+            assert trace.launches["quant_gemm._quant_gemm"] == 2 * 4
+            assert not trace.launches["_scaled_mm"] and not trace.launches["quantize_rows._quantize_rows"]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, quantization, _ = MODELS[model]
@@ -116,11 +132,14 @@ def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.
 def test_adapters_launch_two_kernels_per_operation(
     model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two kernels per operation if a sequence has an adapter, otherwise none; and no other transfer."""
+    """Two kernels per operation if a sequence has an adapter, otherwise none; and no other transfer. With adapters, no
+    norm or activation quantizes its result."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
     steps = [prompts(9, 16), prompts(9, 16, adapter_slot=2), decodes(9, 16)]
-    plain = traces(monkeypatch, config, steps, quantization, batch_invariant="batch_invariant" in more)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "quantize_early", lambda model: None)
+        plain = traces(monkeypatch, config, steps, quantization, batch_invariant="batch_invariant" in more)
     found = traces(monkeypatch, config, steps, quantization, enable_lora=True, max_loras=3, **more)
     assert found[0][0].launches == plain[0][0].launches
     for (trace, reads), (without, _) in zip(found[1:], plain[1:], strict=True):
