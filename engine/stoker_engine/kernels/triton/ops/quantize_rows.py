@@ -90,7 +90,8 @@ def _(x: torch.Tensor, kind: int, gated: bool, limit: float, alpha: float) -> tu
 
 
 def _part(size: int) -> int:
-    return min(triton.next_power_of_2(size), _LARGEST)
+    part: int = min(triton.next_power_of_2(size), _LARGEST)
+    return part
 
 
 def quantize_rows(x: torch.Tensor) -> QuantizedRows:
