@@ -56,6 +56,5 @@ def test_fp8_is_close_to_bfloat16(demo_gguf: Path, demo_reference: Path, monkeyp
         return float((unquantized.exp() * (unquantized - logprobs(kernels, "fp8"))).sum(-1).mean())
 
     found = divergence(REFERENCE), divergence(REFERENCE_FP8)
-    print(found)
     assert 0.005 < found[0] < 0.018
     assert 0.01 < found[1] < 0.027
