@@ -40,8 +40,8 @@ def fp8_linear(
 ) -> torch.Tensor:
     """Return x Wᵀ + b in `dtype`, [rows, outputs].
 
-    Sums are accumulated without an additional addition in float32 per block (`use_fast_accum`), as vLLM's CUTLASS
-    kernels do: on Hopper the tensor cores then keep about 14 bits of a partial sum, and multiply up to twice as fast.
+    GPUs use fast accumulation, as vLLM's CUTLASS kernels do: on Hopper partial sums stay in the tensor cores, which keep
+    about 14 bits of them (DeepSeek-V3's technical report, 2024), instead of being added up in float32.
 
     Args:
         weight: float8_e4m3fn [outputs, inner], both multiples of `MULTIPLE`, contiguous in rows.

@@ -7,7 +7,7 @@ packed    │ c c … c │ c c … c │ … │ s s …    in the same memory
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
 from stoker_engine.kernels.bundle import Activations, BlockPanels, QuantizedRows
 from stoker_engine.kernels.fp8_linear import MULTIPLE, fp8_linear
 
-_SCALE_BYTES = 4
+_SCALE_BYTES: Final = 4
 
 
 class Packed(NamedTuple):
