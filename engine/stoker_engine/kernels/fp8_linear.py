@@ -40,7 +40,7 @@ def fp8_linear(
 ) -> torch.Tensor:
     """Return x Wᵀ + b in `dtype`, [rows, outputs].
 
-    GPUs use fast accumulation, as vLLM's CUTLASS kernels do: on Hopper partial sums stay in the tensor cores, which keep
+    GPUs use fast accumulation, as vLLM's CUTLASS kernels do: on Hopper partial sums stay in tensor cores, which keep
     about 14 bits of them (DeepSeek-V3's technical report, 2024), instead of being added up in float32.
 
     Args:
