@@ -11,7 +11,7 @@ without decoding them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
 
@@ -104,6 +104,8 @@ class GroupFormat:
         row_scale: whether each row starts with a float32 factor of all its scales (NVFP4).
         in_order_of: "groups": the matrix's columns are stored in the order of the groups, whose columns need not be
             adjacent in the matrix (GPTQ's ``desc_act``); an additional weight holds the column order.
+        fp8_activations: whether kernels for FP8 may also round activations to e4m3, with a scale for each token. Only
+            with the code ``fp8_e4m3``.
     """
 
     code: Code
@@ -112,6 +114,7 @@ class GroupFormat:
     zero: bool = False
     row_scale: bool = False
     in_order_of: Literal["columns", "groups"] = "columns"
+    fp8_activations: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.group <= LARGEST_GROUP or self.group % 16:
@@ -139,8 +142,12 @@ class GroupFormat:
         return self.group or 1
 
     def for_rows(self, inner: int) -> GroupFormat:
-        """Return the format for rows of `inner` elements: if a group covers the whole row, the group size is 0."""
-        return self if 0 < self.group < inner else replace(self, group=0, in_order_of="columns")
+        """Return the format for rows of `inner` elements: if a group covers the whole row, the group size is 0, and the
+        scale is float32 where FP8 kernels, which need that, may use it."""
+        if 0 < self.group < inner:
+            return self
+        is_widened = self.fp8_activations and self.scale in ("float16", "bfloat16")
+        return replace(self, group=0, in_order_of="columns", scale="float32" if is_widened else self.scale)
 
     def groups(self, inner: int) -> int:
         """Return the number of groups in a row of `inner` elements; the last may be smaller."""
@@ -190,7 +197,7 @@ class FileFormat(GroupFormat):
     @classmethod
     def of(cls, stored: GroupFormat, rows: int) -> FileFormat:
         """Return the file format of a matrix that Stoker's engine stores as `stored`."""
-        return cls(stored.code, stored.group, stored.scale, stored.zero, stored.row_scale, stored.in_order_of, rows)
+        return cls(**{each.name: getattr(stored, each.name) for each in fields(stored)}, rows=rows)
 
 
 StoredFormat = GGUFFormat | GroupFormat

@@ -29,6 +29,7 @@ class BuildKernelsArgs:
     tensor_parallel_size: int = flag("GPUs that share each layer, as for serve", 1)
     enable_expert_parallel: bool = flag("whether each of these GPUs has whole experts, as for serve", False)
     batch_invariant: bool = flag("whether the result of a request has the same bits in any batch, as for serve", False)
+    fp8_weight_only: bool = flag("whether FP8 weights are multiplied with unquantized activations, as for serve", False)
     enable_lora: bool = flag("whether LoRA is enabled, as for serve", False)
     max_loras: int = flag("maximum adapters per step, as for serve", EngineArgs.max_loras)
     max_lora_rank: int = flag("maximum rank of an adapter, as for serve", EngineArgs.max_lora_rank)

@@ -119,6 +119,9 @@ class EngineArgs:
     )
 
     enforce_eager: bool = flag("launch GPU kernels one by one for decodes, without CUDA graphs", False, group="GPU")
+    fp8_weight_only: bool = flag(
+        "multiply FP8 weights with unquantized activations, also on GPUs with FP8 tensor cores", False
+    )
 
     tensor_parallel_size: int = flag("devices over which each layer is split", 1, group="parallelism", short="-tp")
     pipeline_parallel_size: int = flag("pipeline stages over which the layers are distributed", 1, short="-pp")

@@ -31,8 +31,8 @@ from stoker_engine.exec.inputs import InputBuilder
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool
 from stoker_engine.exec.warm_up import warm_up_steps
 from stoker_engine.kernels.compile_progress import watch_compilations
+from stoker_engine.kernels.select import triton_kernels
 from stoker_engine.kernels.select_token import COLUMNS
-from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.compile.ahead_of_time import TARGETS, gpu_target
 from stoker_engine.kernels.triton.compile.compile_only import OnLaunch, compile_only
@@ -44,7 +44,7 @@ from stoker_engine.lora.loaded_adapters import LoadedAdapters
 from stoker_engine.lora.slot_stacks import grouped_adapters
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.models.decoder_loader import DecoderLoader, settle
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model import StepInputs
 from stoker_engine.sizing import memory
@@ -110,7 +110,8 @@ def build_kernels(
         Names of the compiled kernels, without those that were already in the cache.
     """
     device = torch.device("cuda")
-    kernels = BATCH_INVARIANT if args.batch_invariant else TRITON
+    capability = divmod(int(target.arch), 10) if target.backend == "cuda" else None
+    kernels = triton_kernels(capability, dtype, args.batch_invariant, args.fp8_weight_only)
     adapters: LoadedAdapters | None = None
     if args.enable_lora:
         reader, grouped = native_adapter_reader(config, args, dtype), grouped_adapters(args, config, kernels)
@@ -127,6 +128,7 @@ def build_kernels(
         plan = KVCachePlan(kv, groups, num_blocks, args.block_size, _TOKENS, _TOKENS, _SEQUENCES)
         with device:
             model = Decoder(config, build, _TOKENS)
+        settle(model)
         specs = memory.layer_caches(config, args.tensor_parallel_size)
         pool = KVCachePool(plan, specs, dtype, device)
         rows = InputBatch(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)

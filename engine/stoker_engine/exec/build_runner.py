@@ -162,7 +162,7 @@ def _build(
     return Build(
         dtype,
         attention_backend(device, requirements, args.batch_invariant, args.attention_backend),
-        select_kernels(device, dtype, args.batch_invariant),
+        select_kernels(device, dtype, args.batch_invariant, args.fp8_weight_only),
         groups.tensor,
         stage=groups.pipeline.stage,
         whole_experts=args.enable_expert_parallel,

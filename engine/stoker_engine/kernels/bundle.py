@@ -127,7 +127,7 @@ class BlockPanels:
         fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix can be packed, and is then
             multiplied faster.
         pack: packs a matrix, in place.
-        linear: `Kernels.quant_linear` of a packed matrix, with x rounded to 8 bits (`int8_activations`).
+        linear: `Kernels.quant_linear` of a packed matrix, with x rounded to 8 bits (`int8_activations`, `fp8_linear`).
         rows: `Kernels.block_rows` of a packed matrix.
     """
 
@@ -135,6 +135,44 @@ class BlockPanels:
     pack: Callable[[torch.Tensor, StoredFormat, int], None]
     linear: MakeQuantLinear
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
+
+
+class QuantizedRows(NamedTuple):
+    """Rows in e4m3 with a scale for each; see `fp8_linear.quantize_rows`.
+
+    Attributes:
+        values: float8_e4m3fn [rows, inner].
+        scales: float32 [rows, 1], by which the values are multiplied.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+#: Input of a linear operation that may multiply in FP8.
+Activations = torch.Tensor | QuantizedRows
+
+
+@dataclass(frozen=True)
+class Fp8Kernels:
+    """Operations whose results are quantized to e4m3: those of `Kernels` with the same names, followed by `quantize`,
+    with the same bits.
+
+    Attributes:
+        quantize: x [..., inner] → its rows, `fp8_linear.quantize_rows`.
+        rms_norm: weight [d], eps → operation x [rows, d] → quantized rows.
+        add_rms_norm: weight [d], eps → operation (x, added), both [rows, d] → their sum, and quantized rows.
+        act_and_mul: the activation → operation x [rows, 2 × size] → quantized rows.
+        activation: the activation → operation x [rows, size] → quantized rows.
+    """
+
+    quantize: Callable[[torch.Tensor], QuantizedRows]
+    rms_norm: Callable[[torch.Tensor, float], Callable[[torch.Tensor], QuantizedRows]]
+    add_rms_norm: Callable[
+        [torch.Tensor, float], Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, QuantizedRows]]
+    ]
+    act_and_mul: Callable[[Activation], Callable[[torch.Tensor], QuantizedRows]]
+    activation: Callable[[Activation], Callable[[torch.Tensor], QuantizedRows]]
 
 
 class AdapterTiles(NamedTuple):
@@ -205,6 +243,8 @@ class Kernels:
         panels: operations on weights that are packed after loading; None if the kernels do not use panels.
         block_panels: like `panels`, for weights in blocks.
         lora: LoRA of all rows at once; None if it is computed adapter by adapter.
+        fp8: operations with quantized results, for the matrices that `block_panels` packs for FP8 tensor cores; None if
+            it packs none.
     """
 
     linear: MakeLinear
@@ -232,3 +272,4 @@ class Kernels:
     panels: Panels | None = None
     block_panels: BlockPanels | None = None
     lora: GroupedLora | None = None
+    fp8: Fp8Kernels | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -11,8 +13,10 @@ from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
-from stoker_engine.kernels.bundle import Kernels, Operation
+from stoker_engine.kernels.bundle import Fp8Kernels, Kernels, Operation, QuantizedRows
 from stoker_engine.kernels.concat_linear import concat_linear
+from stoker_engine.kernels.fp8_linear import quantize_rows
+from stoker_engine.kernels.fp8_panels import fp8_panels
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.logprobs import logprobs
@@ -55,4 +59,40 @@ REFERENCE: Final = Kernels(
     keep_allowed=keep_allowed,
     select_token=select_token,
     logprobs=logprobs,
+)
+
+
+def _then_quantized(make: Callable[..., Operation]) -> Callable[..., Callable[[torch.Tensor], QuantizedRows]]:
+    """Return the factory of an operation followed by `quantize_rows`."""
+
+    def made(*constants: object) -> Callable[[torch.Tensor], QuantizedRows]:
+        compute = make(*constants)
+        return lambda x: quantize_rows(compute(x))
+
+    return made
+
+
+def _add_rms_norm_rows(
+    weight: torch.Tensor, eps: float
+) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, QuantizedRows]]:
+    sum_and_norm = REFERENCE.add_rms_norm(weight, eps)
+
+    def compute(x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, QuantizedRows]:
+        total, normed = sum_and_norm(x, added)
+        return total, quantize_rows(normed)
+
+    return compute
+
+
+#: The same with products in FP8.
+REFERENCE_FP8: Final = replace(
+    REFERENCE,
+    block_panels=fp8_panels(quantize_rows),
+    fp8=Fp8Kernels(
+        quantize=quantize_rows,
+        rms_norm=_then_quantized(REFERENCE.rms_norm),
+        add_rms_norm=_add_rms_norm_rows,
+        act_and_mul=_then_quantized(act_and_mul),
+        activation=_then_quantized(activation),
+    ),
 )

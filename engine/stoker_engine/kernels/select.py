@@ -16,23 +16,49 @@ from stoker_engine.kernels.reference import REFERENCE
 #: Lowest compute capability of NVIDIA GPUs that the Triton kernels support.
 _OLDEST: Final = (8, 0)
 
+#: Lowest compute capability of NVIDIA GPUs with FP8 tensor cores.
+_FP8: Final = (8, 9)
 
-def select_kernels(device: torch.device, dtype: torch.dtype, batch_invariant: bool = False) -> Kernels:
+
+def select_kernels(
+    device: torch.device, dtype: torch.dtype, batch_invariant: bool = False, fp8_weight_only: bool = False
+) -> Kernels:
     """Return the fastest kernels for a model of `dtype` on `device`.
 
     Args:
         batch_invariant: whether a row's result must not depend on its batch. `attention.select.attention_backend`
             rejects combinations that do not support it.
+        fp8_weight_only: whether activations are not quantized, even if FP8 tensor cores could multiply the weights.
     """
     library = cpu_library(device, dtype)
     if library is not None:
         return cpu_kernels(library)
     if device.type == "cuda" and lack_of_triton(device) is None:
-        from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
-        from stoker_engine.kernels.triton.bundle import TRITON
-
-        return BATCH_INVARIANT if batch_invariant else TRITON
+        is_amd = torch.version.hip is not None
+        capability = None if is_amd else torch.cuda.get_device_capability(device)
+        return triton_kernels(capability, dtype, batch_invariant, fp8_weight_only)
     return REFERENCE
+
+
+def triton_kernels(
+    capability: tuple[int, int] | None, dtype: torch.dtype, batch_invariant: bool, fp8_weight_only: bool
+) -> Kernels:
+    """Return the Triton kernels for a model of `dtype`. For the flags see `select_kernels`.
+
+    torch multiplies e4m3 with scales for rows in an order of summation that may depend on the number of rows, and on
+    all GPUs only to bfloat16; so batch-invariant and other models do not use it. Neither do AMD's GPUs, whose e4m3
+    is a different one before gfx950.
+
+    Args:
+        capability: compute capability of an NVIDIA GPU; None: an AMD GPU.
+    """
+    from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
+    from stoker_engine.kernels.triton.bundle import TRITON, TRITON_FP8
+
+    if batch_invariant:
+        return BATCH_INVARIANT
+    has_fp8 = capability is not None and capability >= _FP8 and dtype == torch.bfloat16
+    return TRITON_FP8 if has_fp8 and not fp8_weight_only else TRITON
 
 
 def has_little_shared_memory(device: torch.device) -> bool:

@@ -9,6 +9,7 @@ from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
 from stoker_engine.attention.backend import AttentionPlan, AttentionShape, HeadNorm, KVCache, fuses_kv
+from stoker_engine.kernels.bundle import Activations
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -81,11 +82,15 @@ class Attention(nn.Module):
             return None
         return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+    def quantize_early(self) -> bool:
+        """Return whether `attend` also takes `QuantizedRows`. Call this after the weights are prepacked."""
+        return self.qkv.takes_quantized_rows
+
+    def attend(self, x: Activations, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Project to queries, keys and values, store keys and values, and attend.
 
         Args:
-            x: [tokens, hidden].
+            x: [tokens, hidden]; see `quantize_early`.
 
         Returns:
             [tokens, heads × head_dim].

@@ -12,13 +12,15 @@ An attention or MLP block consists of one of each, so it needs a single all-redu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from stoker_common.errors import ModelError
-from stoker_engine.kernels.bundle import Operation
+from stoker_engine.kernels.bundle import Activations, Operation
+from stoker_engine.kernels.fp8_panels import Fp8Linear
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import LinearMethod, Products
@@ -64,13 +66,21 @@ class MergedLinear(nn.Module):
         self.matrix: Products = merged(stored, inputs.size, build.dtype, build.kernels)
         self.bias = nn.Parameter(torch.empty(size, dtype=build.dtype), requires_grad=False) if bias else None
         is_reduced = reduce and not inputs.is_whole
-        linear = build.extended(self.matrix.linear(None if is_reduced else self._bias), self._parts, inputs, space)
-        self._linear = self._reduced(linear, build) if is_reduced else linear
+        unextended = self.matrix.linear(None if is_reduced else self._bias)
+        linear = build.extended(unextended, self._parts, inputs, space)
+        self._unextended = unextended if linear is unextended else None
+        self._linear: Callable[[Any], torch.Tensor] = self._reduced(linear, build) if is_reduced else linear
 
     @property
     def linear(self) -> Operation:
         """The operation of `forward`, resolved by `resolve_prepack`; read it after the weights are prepacked."""
         return resolve_prepack(self._linear)
+
+    @property
+    def takes_quantized_rows(self) -> bool:
+        """Whether `forward` also takes `QuantizedRows`; read it after the weights are prepacked. With adapters it does
+        not, since they multiply x itself."""
+        return self._unextended is not None and isinstance(resolve_prepack(self._unextended), Fp8Linear)
 
     def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Shard) -> None:
         for name, method in zip(self._parts, methods, strict=True):
@@ -109,8 +119,8 @@ class MergedLinear(nn.Module):
             start += rows.size
         return targets
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, inputs] → [tokens, outputs of all parts]."""
+    def forward(self, x: Activations) -> torch.Tensor:
+        """[tokens, inputs] → [tokens, outputs of all parts]. See `takes_quantized_rows`."""
         return self._linear(x)
 
     __call__ = forward

@@ -26,6 +26,7 @@ from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache, fuses_kv
+from stoker_engine.kernels.bundle import Activations
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -94,8 +95,13 @@ class LatentAttention(nn.Module):
         method = build.linear([f"{self._prefix}.{name}.weight"])
         return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
 
-    def attend(self, x: torch.Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
-        """Store the latents and attend: [tokens, hidden] → [tokens, heads × latent]."""
+    def quantize_early(self) -> bool:
+        """See `Attention.quantize_early`."""
+        takes_input = [self.bottlenecks] if self.q_a_norm is not None else [self.bottlenecks, self.query]
+        return all(linear.takes_quantized_rows for linear in takes_input)
+
+    def attend(self, x: Activations, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
+        """Store the latents and attend: [tokens, hidden] → [tokens, heads × latent]. See `quantize_early`."""
         assert rotation is not None, "a part of each head is rotated"
         rows = self.bottlenecks(x)
         if self._fusing is not None:
@@ -114,7 +120,7 @@ class LatentAttention(nn.Module):
         key = rotation.joined(self.kv_a_norm(latent).unsqueeze(1), key_rope.unsqueeze(1))
         return self.backend.forward(self.shape, query, key, None, cache, plan)
 
-    def _queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def _queries(self, x: Activations, rotation: Rotation) -> torch.Tensor:
         """Return the queries with absorbed W_UK, [tokens, heads, latent + rope]."""
         query = self.query(x).unflatten(-1, (self.shape.num_heads, -1))
         nope, rope = query.split([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], dim=-1)

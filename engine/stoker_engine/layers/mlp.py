@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import MLPConfig
+from stoker_engine.kernels.bundle import Activations, Fp8Kernels, Kernels
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -34,10 +37,21 @@ class MLP(nn.Module):
         self.up = MergedLinear(build, prefix, hidden, parts, config.bias, space=space)
         self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias, space=space)
         self.config = config
-        self.act = (build.kernels.act_and_mul if config.gated else build.kernels.activation)(config.act)
+        self.act: Callable[[torch.Tensor], Activations] = _activation(build.kernels, config)
+        self._fp8 = build.kernels.fp8
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+    def quantize_early(self) -> bool:
+        """Let the activation quantize its result, if `down` takes it so. Call this after the weights are prepacked.
+
+        Returns:
+            Whether `forward` also takes `QuantizedRows`.
+        """
+        if self._fp8 is not None and self.down.takes_quantized_rows:
+            self.act = _activation(self._fp8, self.config)
+        return self.up.takes_quantized_rows
+
+    def forward(self, x: Activations) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, hidden]. See `quantize_early`."""
         return self.down(self.act(self.up(x)))
 
     __call__ = forward
@@ -45,3 +59,7 @@ class MLP(nn.Module):
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Return the targets that a checkpoint must fill, by parameter name."""
         return {**self.up.weight_targets(), **self.down.weight_targets()}
+
+
+def _activation(kernels: Kernels | Fp8Kernels, config: MLPConfig) -> Callable[[torch.Tensor], Activations]:
+    return (kernels.act_and_mul if config.gated else kernels.activation)(config.act)

@@ -11,13 +11,15 @@ of its output.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.bundle import Experts, Operation
+from stoker_engine.kernels.bundle import Activations, Experts, Operation
 from stoker_engine.kernels.moe import experts, sigmoid
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
@@ -95,7 +97,8 @@ class MoE(nn.Module):
             self.shared_gate_up = MergedLinear(build, name, self._hidden, parts, False, space=space)
             parts = {"down": self._hidden}
             self.shared_down = MergedLinear(build, name, shared, parts, False, reduce=False, space=space)
-            self._act = build.kernels.act_and_mul(act)
+            self._act: Callable[[torch.Tensor], Activations] = build.kernels.act_and_mul(act)
+            self._act_name, self._fp8 = act, build.kernels.fp8
         if config.shared_gate:
             self.shared_gate = _empty(1, hidden_size, dtype=build.dtype)
             shared_gate = build.kernels.linear(self.shared_gate.data)
@@ -120,8 +123,15 @@ class MoE(nn.Module):
 
         return experts(gate_up, down, build.kernels.act_and_mul(act), on_expert)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+    def quantize_early(self) -> bool:
+        """See `MLP.quantize_early`; it concerns the shared experts. The router and the routed experts need x itself."""
+        if self.shared_down is not None and self._fp8 is not None and self.shared_down.takes_quantized_rows:
+            self._act = self._fp8.act_and_mul(self._act_name)
+        return False
+
+    def forward(self, x: Activations) -> torch.Tensor:
+        """[tokens, hidden] → [tokens, hidden]; never quantized rows."""
+        assert isinstance(x, torch.Tensor)
         weights, chosen = self._route(self._router(x))
         if not self._ours.is_whole:  # renumber: this rank's experts first, from 0; larger indices are other ranks'
             chosen = (chosen - self._ours.start) % self._ours.full

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import NormConfig
+from stoker_engine.kernels.bundle import Fp8Kernels, QuantizedRows
 from stoker_engine.kernels.rms_norm import after_sum
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.weight_target import Shard, WeightTarget
@@ -36,6 +37,22 @@ class RMSNorm(nn.Module):
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Return the targets that a checkpoint must fill, by parameter name."""
         return {self._name: WeightTarget.whole(self.weight.data)}
+
+
+class QuantizedRMSNorm:
+    """An RMS norm whose result is quantized to e4m3."""
+
+    def __init__(self, norm: RMSNorm, kernels: Fp8Kernels) -> None:
+        self._norm = kernels.rms_norm(norm.weight.data, norm.eps)
+        self._sum_and_norm = kernels.add_rms_norm(norm.weight.data, norm.eps)
+
+    def __call__(self, x: torch.Tensor) -> QuantizedRows:
+        """[rows, size] → its normalised rows."""
+        return self._norm(x)
+
+    def after_sum(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, QuantizedRows]:
+        """Return `x + added`, [rows, size], and its normalised rows."""
+        return self._sum_and_norm(x, added)
 
 
 class LayerNorm(nn.Module):

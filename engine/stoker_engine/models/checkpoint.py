@@ -24,7 +24,7 @@ from stoker_engine.models.hub.locate import locate_model
 from stoker_engine.models.loading.kv_scales import LayerScales
 from stoker_engine.models.loading.load_progress import OnProgress
 from stoker_engine.models.loading.quantized_folder import QuantizedFolder
-from stoker_engine.models.loading.quantized_on_load import format_on_load
+from stoker_engine.models.loading.quantized_on_load import method_on_load
 from stoker_engine.models.loading.safetensors_folder import SafetensorsFolder
 from stoker_engine.models.model import Model
 from stoker_engine.models.model_card import ModelCard, card_of_folder, card_of_gguf
@@ -131,7 +131,7 @@ def find_checkpoint(args: EngineArgs) -> Checkpoint:
 
 def _gguf(path: Path, quantization: str | None) -> Checkpoint:
     gguf = GGUFFile(path)
-    on_load = None if quantization == "gguf" else format_on_load(quantization, gguf.quantized_as())
+    on_load = None if quantization == "gguf" else method_on_load(quantization, gguf.quantized_as())
     config = gguf.config()
     if dequantized := gguf.other_types():
         counts = ", ".join(f"{count} of type {name}" for name, count in sorted(dequantized.items()))
@@ -153,7 +153,7 @@ def _folder(path: Path, args: EngineArgs) -> Checkpoint:
     names = own_modules(raw_config)
     if not names:
         quantization = read_quantization(raw_config)
-        on_load = format_on_load(args.quantization, quantization.method if quantization else None)
+        on_load = method_on_load(args.quantization, quantization.method if quantization else None)
         config = ModelConfig.from_dict(raw_config)
         weight_names, weights = FAMILIES[config.architecture].weight_names, _safetensors(path)
         if quantization is None:

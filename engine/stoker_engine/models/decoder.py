@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import nn
@@ -36,6 +36,7 @@ from stoker_engine.attention.backend import (
     WholeLayers,
     runs_layers,
 )
+from stoker_engine.kernels.bundle import Activations
 from stoker_engine.layers.attention import Attention
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
@@ -44,7 +45,7 @@ from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.mla import LatentAttention
 from stoker_engine.layers.mlp import MLP
 from stoker_engine.layers.moe import MoE
-from stoker_engine.layers.norm import Norm, RMSNorm, make_norm
+from stoker_engine.layers.norm import Norm, QuantizedRMSNorm, RMSNorm, make_norm
 from stoker_engine.layers.rotary import Rotary, Rotation
 from stoker_engine.models.model import StepInputs
 from stoker_engine.quant.weight_target import Shard, WeightTarget
@@ -65,10 +66,16 @@ class ResidualStream(NamedTuple):
         """The residual stream [tokens, hidden]."""
         return self.x if self.added is None else self.x + self.added
 
-    def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+    @overload
+    def normed(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @overload
+    def normed(self, norm: Norm | QuantizedRMSNorm | None) -> tuple[torch.Tensor, Activations]: ...
+
+    def normed(self, norm: Norm | QuantizedRMSNorm | None) -> tuple[torch.Tensor, Activations]:
         """Return the residual stream and its normalised value; the stream twice if `norm` is None."""
         if self.added is None:
-            return self.x, _maybe(norm, self.x)
+            return self.x, self.x if norm is None else norm(self.x)
         if norm is None:
             total = self.x + self.added
             return total, total
@@ -97,6 +104,20 @@ class DecoderLayer(nn.Module):
         self.attention = _attention(build, prefix, config, layer, space)
         self.mlp = _mlp(build, prefix, config, layer, space)
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
+        self._fp8 = build.kernels.fp8
+        self._quantized_input_norm: QuantizedRMSNorm | None = None
+        self._quantized_mlp_norm: QuantizedRMSNorm | None = None
+
+    def quantize_early(self) -> None:
+        """Let norms and activations quantize their results to FP8 where only linear operations in FP8 read them, which
+        saves launches. Call this after all weights are loaded and prepacked."""
+        attention_takes, mlp_takes = self.attention.quantize_early(), self.mlp.quantize_early()
+        if self._fp8 is None or self.kind != "sequential":
+            return
+        if attention_takes and isinstance(self.input_norm, RMSNorm):
+            self._quantized_input_norm = QuantizedRMSNorm(self.input_norm, self._fp8)
+        if mlp_takes and isinstance(self.pre_mlp_norm, RMSNorm):
+            self._quantized_mlp_norm = QuantizedRMSNorm(self.pre_mlp_norm, self._fp8)
 
     def parts(self, cos_sin: int | None) -> LayerParts | None:
         """Return the parts from which a backend computes the whole layer in one call; None if the layer has parts that
@@ -143,21 +164,26 @@ class DecoderLayer(nn.Module):
             rows: tokens to compute after attention; None: all. Given only for the model's last layer, whose outputs no
                 other token attends to.
         """
-        x, normed = stream.normed(self.input_norm)
+        x, normed = stream.normed(self._quantized_input_norm or self.input_norm)
         attended = self.attention.attend(normed, rotation, plan, cache)
         if rows is not None:
-            x, normed, attended = x[rows], normed[rows], attended[rows]
+            x, attended = x[rows], attended[rows]
             if not len(rows):
                 return ResidualStream(x)
         attended = self.attention.project(attended)
         if self.kind == "parallel":
-            return ResidualStream(x + attended, self.mlp(normed if self.pre_mlp_norm is None else self.pre_mlp_norm(x)))
+            assert isinstance(normed, torch.Tensor)
+            if self.pre_mlp_norm is not None:
+                normed = self.pre_mlp_norm(x)
+            elif rows is not None:
+                normed = normed[rows]
+            return ResidualStream(x + attended, self.mlp(normed))
         if self.kind == "post-norm":
             _, x = ResidualStream(x, attended).normed(self.post_attention_norm)
             _, x = ResidualStream(x, self.mlp(x)).normed(self.post_mlp_norm)
             return ResidualStream(x)
         x, normed = ResidualStream(x, self._weighted(_maybe(self.post_attention_norm, attended))).normed(
-            self.pre_mlp_norm
+            self._quantized_mlp_norm or self.pre_mlp_norm
         )
         return ResidualStream(x, self._weighted(_maybe(self.post_mlp_norm, self.mlp(normed))))
 
@@ -268,6 +294,12 @@ class Decoder(nn.Module):
             assert isinstance(layer, DecoderLayer)
             targets.update(layer.weight_targets())
         return targets
+
+    def quantize_early(self) -> None:
+        """See `DecoderLayer.quantize_early`."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.quantize_early()
 
     def fuse(self) -> None:
         """Let the backend compute consecutive layers in one call where it can. A call ends after each layer of

@@ -23,6 +23,7 @@ from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.prepack import Packable
 from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.pipeline_stages import Stage
+from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.weight_formats import WeightFormats
 
 logger = logging.getLogger(__name__)
@@ -35,13 +36,13 @@ class DecoderLoader:
     Attributes:
         weight_names: map from the files' tensor names to parameters.
         weights: tensors of the checkpoint.
-        on_load: format that matrices are quantized to while loading; None: no quantization.
+        on_load: method of `ON_LOAD` by which matrices are quantized while loading; None: no quantization.
         kv_cache: see `architectures.quantization.read.kv_cache_of`.
     """
 
     weight_names: WeightNames
     weights: WeightSource
-    on_load: GroupFormat | None = None
+    on_load: str | None = None
     kv_cache: str = ""
 
     def load(
@@ -71,7 +72,9 @@ class DecoderLoader:
     def weight_formats(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> WeightFormats:
         """See `models.checkpoint.Loader`."""
         formats = stored_weights(self.weights, self.weight_names, config, dtype, device)
-        return formats if self.on_load is None else formats.quantized_on_load(len(config.layers), self.on_load)
+        if self.on_load is None:
+            return formats
+        return formats.replaced(on_load_formats(config, self.on_load, on_cpu=device.type == "cpu"))
 
     def kv_scales(self, kv_cache_dtype: str, config: ModelConfig, build: Build) -> dict[int, LayerScales]:
         """See `models.checkpoint.Loader`."""
@@ -83,8 +86,20 @@ def settle(model: Decoder) -> None:
     packed = [module for module in model.modules() if isinstance(module, Packable)]
     for module in packed:
         module.pack()
-    if any(isinstance(module, BlockMatrix) and module.is_packed for module in packed):
+    blocks = [module for module in packed if isinstance(module, BlockMatrix)]
+    of_fp8 = [each for each in blocks if isinstance(each.stored, GroupFormat) and each.stored.fp8_activations]
+    if num_packed := sum(each.is_packed for each in of_fp8):
+        logger.info(
+            "%d of %d FP8 matrices are multiplied with activations quantized to FP8 for each token; "
+            "--fp8-weight-only disables this",
+            num_packed,
+            len(of_fp8),
+        )
+    elif of_fp8:
+        logger.info("FP8 weights are multiplied with unquantized activations")
+    if any(each.is_packed for each in blocks if each not in of_fp8):
         logger.info("GEMMs with block-quantized weights round activations to 8 bits; --dtype float32 disables this")
+    model.quantize_early()
     model.fuse()
 
 

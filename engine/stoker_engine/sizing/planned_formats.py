@@ -13,7 +13,7 @@ from typing import Any, Final
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
-from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
+from stoker_engine.architectures.quantization.on_load import formats_on_load, matrix_of
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.architectures.quantization.stated import stated_quantization
 from stoker_engine.architectures.stored_formats import FileFormat, StoredFormat
@@ -96,7 +96,9 @@ def refuse_transposed(architecture: str, method: str) -> None:
         )
 
 
-def on_load_formats(config: ModelConfig, method: str) -> WeightFormats:
-    """Return the formats of a model that `method` of `ON_LOAD` quantizes when it is loaded."""
+def on_load_formats(config: ModelConfig, method: str, on_cpu: bool) -> WeightFormats:
+    """Return the formats of a model that `method` of `ON_LOAD` quantizes when it is loaded, on a CPU or an
+    accelerator."""
+    formats = formats_on_load(method, on_cpu)
     modules = (module for module, _ in matrices(config, first_expert))
-    return WeightFormats.of({module: ON_LOAD[method] for module in modules if is_quantized(f"{module}.weight")})
+    return WeightFormats.of({module: formats[part] for module in modules if (part := matrix_of(f"{module}.weight"))})

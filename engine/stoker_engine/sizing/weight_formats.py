@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stoker_engine.architectures.quantization.on_load import MATRICES
 from stoker_engine.architectures.stored_formats import StoredFormat
 
 #: Pairs: a weight's name within a layer (``q``, ``down``, ``experts.gate``, ``shared.up``), or outside of layers
@@ -51,12 +50,12 @@ class WeightFormats:
         layer, part = _part(name)
         return dict(self.ends if layer is None else self.layer(layer)).get(part)
 
-    def quantized_on_load(self, layers: int, stored: StoredFormat) -> WeightFormats:
-        """Return a copy in which the matrices of attention, MLP and experts of `layers` layers have the format
-        `stored`."""
-        matrices = dict.fromkeys(MATRICES, stored)
+    def replaced(self, others: WeightFormats) -> WeightFormats:
+        """Return a copy in which the weights of layers that have a format in `others` have that one."""
+        layers = range(max(len(self.layers), len(others.layers)))
         return WeightFormats(
-            self.ends, tuple(frozenset((dict(self.layer(index)) | matrices).items()) for index in range(layers))
+            self.ends,
+            tuple(frozenset({**dict(self.layer(index)), **dict(others.layer(index))}.items()) for index in layers),
         )
 
     def layer(self, index: int) -> Formats:

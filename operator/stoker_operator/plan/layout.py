@@ -114,7 +114,7 @@ def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -
     if shape.is_gguf:
         return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
     if not shape.method and quantization in ON_LOAD:
-        return on_load_formats(shape.config, quantization)
+        return on_load_formats(shape.config, quantization, on_cpu)
     return shape.formats
 
 

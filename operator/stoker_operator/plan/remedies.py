@@ -237,7 +237,7 @@ def _fewer_bits(spec: Spec, catalogue: Catalogue, layout: ParallelLayout) -> Ite
         return
     if runtimes[0] == "stoker":
         try:
-            formats = on_load_formats(bench.shape.config, "fp8")
+            formats = on_load_formats(bench.shape.config, "fp8", bench.on_cpu)
         except ModelError:
             return  # the config contains an implausible number of experts
         smaller = replace(bench, numbers=replace(bench.numbers, quantized=None, formats=formats))

@@ -28,6 +28,7 @@ from stoker_engine.grammar.compile import compile_grammar
 from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.kernels.triton.compile import compile_only as compile_only_module
 from stoker_engine.kernels.triton.compile.compile_only import compile_only
+from stoker_engine.models.decoder import Decoder
 from stoker_engine.sizing.activations import activation_bytes
 from stoker_engine.sizing.lora import adapter_bytes
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS
@@ -53,6 +54,7 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Qwen3-0.6B": (QWEN3_06B, None, 10),
     "Llama-3-8B": (LLAMA_8B, None, 10),
     "Llama-3-8B int4": (LLAMA_8B, "int4", 10),
+    "Llama-3-8B fp8": (LLAMA_8B, "fp8", 11),
     "Llama-3-70B": (LLAMA_70B, None, 10),
     "Mixtral-8x7B": (MIXTRAL, None, 16),
     "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
@@ -101,6 +103,21 @@ def test_a_layer_launches_a_limited_number_of_kernels(model: str, monkeypatch: p
         assert launched.total() <= max_launches, launched
 
 
+def test_fp8_matrices_are_multiplied_by_fp8_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one launch more than in bfloat16, which quantizes attention's result."""
+    config, steps = {**LLAMA_8B, "num_hidden_layers": 2}, [prompts(9, 16), decodes(9, 16)]
+    plain = traces(monkeypatch, config, steps)
+    for (trace, _), (unquantized, _) in zip(traces(monkeypatch, config, steps, "fp8"), plain, strict=True):
+        assert trace.launches["_scaled_mm"] == 2 * 4
+        assert trace.launches["quantize_rows._quantize_rows"] == 2 * 2
+        assert not trace.launches["quant_gemm._quant_gemm"]
+        assert trace.launches.total() == unquantized.launches.total() + 2
+    for more in ({"fp8_weight_only": True}, {"batch_invariant": True}, {"dtype": "float16"}):
+        for trace, _ in traces(monkeypatch, config, steps, "fp8", **more):
+            assert trace.launches["quant_gemm._quant_gemm"] == 2 * 4
+            assert not trace.launches["_scaled_mm"] and not trace.launches["quantize_rows._quantize_rows"]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, quantization, _ = MODELS[model]
@@ -115,11 +132,14 @@ def test_a_step_uploads_once_and_downloads_once(model: str, monkeypatch: pytest.
 def test_adapters_launch_two_kernels_per_operation(
     model: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two kernels per operation if a sequence has an adapter, otherwise none; and no other transfer."""
+    """Two kernels per operation if a sequence has an adapter, otherwise none; and no other transfer. With adapters, no
+    norm or activation quantizes its result."""
     config, quantization, _ = MODELS[model]
     config = {**config, "num_hidden_layers": 2}
     steps = [prompts(9, 16), prompts(9, 16, adapter_slot=2), decodes(9, 16)]
-    plain = traces(monkeypatch, config, steps, quantization, batch_invariant="batch_invariant" in more)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "quantize_early", lambda model: None)
+        plain = traces(monkeypatch, config, steps, quantization, batch_invariant="batch_invariant" in more)
     found = traces(monkeypatch, config, steps, quantization, enable_lora=True, max_loras=3, **more)
     assert found[0][0].launches == plain[0][0].launches
     for (trace, reads), (without, _) in zip(found[1:], plain[1:], strict=True):
@@ -375,7 +395,9 @@ def test_activations_are_within_a_tenth_of_the_plan(model: str, monkeypatch: pyt
     sizes = {"max_model_len": tokens, "max_num_seqs": 8, "max_num_batched_tokens": tokens}
     held = peak_bytes(monkeypatch, config, [prompts(*[1024] * 8)], quantization=quantization, **sizes)
     planned = activation_bytes(ModelConfig.from_dict(config), tokens, 8, 2, fused=True)
-    assert 0.9 * planned <= held <= planned
+    # The plan does not count that the MLP's activations take half as much in FP8.
+    least = 0.8 if quantization == "fp8" and config["architectures"] == ["LlamaForCausalLM"] else 0.9
+    assert least * planned <= held <= planned
 
 
 @pytest.mark.parametrize("family", _FAMILIES)

@@ -49,6 +49,7 @@ class PagedRun:
 
     Attributes:
         rows: the batch's rows, for operations that depend on them: sequence i has row i.
+        compares_subsets: whether the first step is repeated for subsets of rows, with equal results.
     """
 
     model: Model
@@ -58,6 +59,7 @@ class PagedRun:
     dtype: torch.dtype = torch.float32
     chunks: tuple[int, ...] = (1, 5, 17)
     rows: BatchRows = field(default_factory=BatchRows)
+    compares_subsets: bool = True
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -110,7 +112,7 @@ class PagedRun:
         token_rows = torch.tensor(batch_rows)
         self.rows.begin(token_rows)
         hidden = self.model.forward(inputs)
-        if not any(len(s.logits) for s in self.sequences):  # once: again, for a subset of rows
+        if self.compares_subsets and not any(len(s.logits) for s in self.sequences):  # once
             for rows in (tokens[:0], range(len(tokens) - 1, len(tokens)), range(0, len(tokens), 3)):
                 kept = torch.tensor(rows, dtype=torch.int64)
                 self.rows.begin(token_rows, kept)

@@ -23,7 +23,7 @@ from stoker_engine.layers.build import Build
 from stoker_engine.llm import LLM
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.loading.quantized_on_load import format_on_load
+from stoker_engine.models.loading.quantized_on_load import method_on_load
 from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.blocks import BlockMatrix
 from stoker_engine.quant.weight_target import WeightTarget
@@ -182,12 +182,12 @@ def test_quantized_checkpoints_are_not_quantized_again(tiny_llama: Path, demo_gg
     assert find_checkpoint(EngineArgs(model=str(demo_gguf), quantization="gguf")).loader.on_load is None
     refused(tiny_llama, "fp8_per_tensor", "fp8_per_tensor is requested.*loading are int8, int4, fp8")
     refused(tiny_llama, "gptq", "gptq is requested, but the checkpoint is not quantized")
-    assert format_on_load("gptq_marlin", "gptq") is None
-    assert format_on_load("fp8", "fp8") is None
+    assert method_on_load("gptq_marlin", "gptq") is None
+    assert method_on_load("fp8", "fp8") is None
     with pytest.raises(ArgumentError, match="int8 is requested, but the checkpoint is already quantized by awq"):
-        format_on_load("int8", "awq")
+        method_on_load("int8", "awq")
     with pytest.raises(ArgumentError, match="int8_per_channel_weight_only is requested, but the checkpoint is"):
-        format_on_load("int8_per_channel_weight_only", "fp8")
+        method_on_load("int8_per_channel_weight_only", "fp8")
 
 
 def test_models_of_the_transformers_backend_are_not_quantized(tmp_path: Path) -> None:

@@ -105,6 +105,24 @@ def test_dequantized_values_equal_those_of_the_library(case: Compressed) -> None
         assert torch.equal(found, expected.float())
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "fp8_activations"),
+    [
+        ("FP8 tensor", "float32", True),
+        ("FP8 rows", "float32", True),
+        ("FP8 blocks", "bfloat16", False),
+        ("FP8 naive", "float32", False),
+        ("MXFP8", "e8m0", False),
+        ("W8A8", "bfloat16", False),
+    ],
+)
+def test_fp8_activations_follow_from_the_config(name: str, scale: str, fp8_activations: bool) -> None:
+    """Only checkpoints that quantize activations to FP8 permit it; their row scales become float32."""
+    case = Compressed(**CASES[name])
+    (module,) = find_modules(_config(case), _stored(case)).values()
+    assert (module.format.fp8_activations, module.format.scale) == (fp8_activations, scale)
+
+
 def test_format_follows_from_the_config(case: Compressed) -> None:
     config = _config(case)
     (module,) = find_modules(config, _stored(case)).values()
@@ -389,8 +407,15 @@ def test_symmetric_weights_refuse_nonzero_zero_points() -> None:
         find_modules(_config(case), stored)
 
 
-def test_activation_scales_are_ignored_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    case = Compressed(**CASES["FP8 tensor"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("FP8 tensor", "the checkpoint's scales of activations are not used; each token has its own"),
+        ("W8A8", "activations are not quantized, although config.json states int8 for each token"),
+    ],
+)
+def test_activation_scales_are_ignored_and_logged(name: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    case = Compressed(**CASES[name])
     stored = _stored(case)
     stored.tensors[f"{_NAME}.input_scale"] = torch.ones(1)
     others = {"model.layers.0.self_attn.k_scale": torch.ones(1), "model.norm.weight": torch.ones(3)}
@@ -398,9 +423,7 @@ def test_activation_scales_are_ignored_and_logged(caplog: pytest.LogCaptureFixtu
     stored.tensors["model.layers.0.self_attn.k_proj.output_scale"] = torch.ones(1)
     with caplog.at_level("INFO"):
         modules = find_modules(_config(case), stored)
-    assert [record.getMessage() for record in caplog.records] == [
-        "activations are not quantized, although config.json states float8 by stored scales"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [message]
     assert list(modules) == [_NAME]
     assert modules[_NAME].tensors == {f"{_NAME}.{part}" for part in ("weight", "weight_scale", "input_scale")}
 

@@ -119,7 +119,7 @@ def test_adapter_bytes_follow_rank_dtype_and_shards() -> None:
 
 def test_uncut_blocks_give_the_first_rank_more_bytes() -> None:
     config = ModelConfig.from_dict(BASE | {"intermediate_size": 96})
-    formats = on_load_formats(config, next(iter(ON_LOAD)))
+    formats = on_load_formats(config, next(iter(ON_LOAD)), on_cpu=True)
     split = Sharding(tensor=2)
     assert adapter_bytes(config, 16, 2, split, formats)[0] >= adapter_bytes(config, 16, 2, split)[0]
 

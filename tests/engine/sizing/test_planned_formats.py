@@ -16,7 +16,7 @@ from stoker_common.errors import ModelError
 from stoker_engine.architectures.families.registry import FAMILIES
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.module_names import module_name
-from stoker_engine.architectures.quantization.on_load import ON_LOAD
+from stoker_engine.architectures.quantization.on_load import FP8_ROWS, ON_LOAD
 from stoker_engine.architectures.quantization.read import METHODS, read_quantization
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.models.checkpoint import find_checkpoint
@@ -148,20 +148,27 @@ def test_quantized_files_of_transposed_families_are_refused(
         find_checkpoint(EngineArgs(str(tmp_path)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("method", ON_LOAD)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "falcon 7b", "qwen2_moe", "deepseek_v3", "dbrx"])
-def test_planned_formats_on_load_equal_those_of_the_engine(name: str, method: str, tmp_path: Path) -> None:
+def test_planned_formats_on_load_equal_those_of_the_engine(name: str, method: str, device: str, tmp_path: Path) -> None:
     tiny_gguf(name).save_pretrained(tmp_path)
     found = find_checkpoint(EngineArgs(str(tmp_path), quantization=method))
-    config, formats = _config(tmp_path), found.weight_formats(torch.float32, CPU)
-    planned = on_load_formats(config, method)
+    config, formats = _config(tmp_path), found.weight_formats(torch.float32, torch.device(device))
+    planned = on_load_formats(config, method, on_cpu=device == "cpu")
     assert {module: formats.stored(module) for module, _ in matrices(config)} == {
         module: planned.stored(module) for module, _ in matrices(config)
     }
     assert (
         weight_bytes(config, 4, formats=formats) == weight_bytes(config, 4, formats=planned) < weight_bytes(config, 4)
     )
-    assert found.weights_stored_as(torch.float32, CPU) == ON_LOAD[method].name
+    names = found.weights_stored_as(torch.float32, torch.device(device)).split(", ")
+    has_experts = any(layer.moe is not None for layer in config.layers)
+    if device == "cuda" and method == "fp8":
+        assert set(names) == {FP8_ROWS.name} | {ON_LOAD[method].name for _ in range(has_experts)}
+        assert planned.stored("layers.0.q.weight") in (FP8_ROWS, None)
+    else:
+        assert names == [ON_LOAD[method].name]
 
 
 def test_catalogue_lists_all_supported_quantizations() -> None:

@@ -76,7 +76,7 @@ def test_planner_refuses_exactly_the_sizes_that_the_engine_refuses(seed: int, sp
     dice = random.Random(seed)
     stated, quantization = drawn(dice)
     config = ModelConfig.from_dict(stated)
-    formats = on_load_formats(config, quantization) if quantization else ALL_NUMBERS
+    formats = on_load_formats(config, quantization, on_cpu=True) if quantization else ALL_NUMBERS
     for ranks in (1, 2, 3, 4):
         tested_spec = spec(
             "hf://org/m",
@@ -94,7 +94,7 @@ def test_planner_refuses_exactly_the_sizes_that_the_engine_refuses(seed: int, sp
 def start_objection(stated: dict[str, Any], quantization: str | None, sizes: dict[str, int], device: str) -> str:
     """Return the engine's error at its start; empty if there is none."""
     config = ModelConfig.from_dict(stated)
-    formats = on_load_formats(config, quantization) if quantization else ALL_NUMBERS
+    formats = on_load_formats(config, quantization, device == "cpu") if quantization else ALL_NUMBERS
     checkpoint: Any = SimpleNamespace(config=config, weight_formats=lambda *_: formats, quantization=None)
     try:
         args = EngineArgs(

@@ -37,10 +37,11 @@ from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.loading.quantized_on_load import format_on_load
+from stoker_engine.models.decoder_loader import settle
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
 from stoker_engine.parallel import transfer
+from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 GIB: Final = 1 << 30
@@ -271,11 +272,14 @@ class NoWeights:
         formats = self.weight_formats(config)
         with device:
             linear = with_formats(formats, build.linear)
-            return Decoder(config, dataclasses.replace(build, linear=linear), max_model_len)
+            model = Decoder(config, dataclasses.replace(build, linear=linear), max_model_len)
+        settle(model)
+        return model
 
     def weight_formats(self, config: ModelConfig, *_: Any) -> WeightFormats:
-        on_load = format_on_load(self.quantization, None)
-        return ALL_NUMBERS if on_load is None else ALL_NUMBERS.quantized_on_load(len(config.layers), on_load)
+        if self.quantization is None:
+            return ALL_NUMBERS
+        return on_load_formats(config, self.quantization, on_cpu=False)
 
     def kv_scales(self, *_: Any) -> dict[int, Any]:
         return {}

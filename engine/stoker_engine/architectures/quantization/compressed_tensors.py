@@ -1,12 +1,13 @@
 """compressed-tensors, the format of llm-compressor. Each group of modules has its own scheme.
 
-Fields are those of compressed-tensors' ``QuantizationConfig``. A scheme's quantization of activations is not applied.
+Fields are those of compressed-tensors' ``QuantizationConfig``. Of a scheme's quantization of activations only e4m3 is
+applied, for each token, on GPUs with FP8 tensor cores; scales stored for activations are not used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stoker_common.errors import ModelError
@@ -195,7 +196,12 @@ def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) ->
     _check_format(fields, where)
     given = fields.object("weights")
     is_stored = given and not dense and fields.get("format") != _DENSE
-    return Group(tuple(fields.items("targets", str)), _scheme(where, given, numbers) if is_stored else None)
+    if not is_stored:
+        return Group(tuple(fields.items("targets", str)), None)
+    scheme = _scheme(where, given, numbers)
+    if scheme.format.code == "fp8_e4m3" and scheme.format.scale != "e8m0" and _activations(fields).startswith("float8"):
+        scheme = replace(scheme, format=replace(scheme.format, fp8_activations=True))
+    return Group(tuple(fields.items("targets", str)), scheme)
 
 
 def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:

@@ -1,7 +1,7 @@
 """FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's), ``fbgemm_fp8``, and
 ``mxfp8``, whose blocks are 32 elements of a row.
 
-The config's quantization of activations is not applied.
+Activations are quantized for each token, on GPUs with FP8 tensor cores; scales stored for them are not used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.config_fields import Fields
 from stoker_engine.architectures.quantization.listed_modules import ListedModules, is_usually_numbers
-from stoker_engine.architectures.stored_formats import LARGEST_GROUP, GroupFormat, Scale
+from stoker_engine.architectures.stored_formats import LARGEST_GROUP, Code, GroupFormat, Scale
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,10 @@ def parse(config: Mapping[str, Any]) -> FP8:
         raise ModelError(
             f"config.json: quantization_config has the activation_scheme {scheme[:20]!r}; it must be static or dynamic"
         )
+    code: Code = "fp8_e5m2" if fields.get("fmt") == "e5m2" else "fp8_e4m3"
     return FP8(
         method,
-        GroupFormat("fp8_e5m2" if fields.get("fmt") == "e5m2" else "fp8_e4m3", group, scale),
+        GroupFormat(code, group, scale, fp8_activations=code == "fp8_e4m3" and not bytes_only),
         rows,
         ListedModules.of(ignored, "quantization_config's modules_to_not_convert"),
         "fp8 by stored scales" if scheme == "static" else "fp8 for each token",

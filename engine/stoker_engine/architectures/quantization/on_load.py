@@ -2,17 +2,19 @@
 
 Only the matrices of attention, MLP and experts are quantized, except latent attention's ``k_b`` and ``v_b``: one tensor
 of most checkpoints contains both, and ``k_b`` is used transposed. The group size is one unit of codes
-(`stored_formats.UNIT`), so small that tensor parallelism can split most rows between groups.
+(`stored_formats.UNIT`), so small that tensor parallelism can split most rows between groups. On accelerators ``fp8``
+has one scale for each row instead, which FP8 tensor cores need; except for experts, which no kernel multiplies so.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from stoker_engine.architectures.stored_formats import GroupFormat
 
-#: Value of ``--quantization`` → format.
+#: Value of ``--quantization`` → format on CPUs.
 ON_LOAD: Final = {
     "int8": GroupFormat("int8", 32, "float16"),
     "int4": GroupFormat("uint4", 32, "float16", zero=True),
@@ -25,10 +27,26 @@ MATRICES: Final = frozenset(
     | {f"{mlp}{part}" for mlp in ("", "experts.", "shared.") for part in ("gate", "up", "down")}
 )
 
+#: Format of ``fp8`` on accelerators, for all matrices but experts.
+FP8_ROWS: Final = GroupFormat("fp8_e4m3", 0, "float32", fp8_activations=True)
+
 _WEIGHT: Final = re.compile(r"layers\.\d{1,9}\.(.*)\.weight")
 
 
-def is_quantized(param_name: str) -> bool:
-    """Whether the weight, for example ``layers.3.experts.7.gate.weight`` (see `models.decoder`), is quantized."""
+def matrix_of(param_name: str) -> str:
+    """Return the one of `MATRICES` to which the weight, for example ``layers.3.experts.7.gate.weight`` (see
+    `models.decoder`), belongs; empty if it is not quantized."""
     match = _WEIGHT.fullmatch(param_name)
-    return match is not None and re.sub(r"\.\d+\.", ".", match[1]) in MATRICES
+    name = "" if match is None else re.sub(r"\.\d+\.", ".", match[1])
+    return name if name in MATRICES else ""
+
+
+def is_quantized(param_name: str) -> bool:
+    """Whether the weight belongs to one of `MATRICES`."""
+    return bool(matrix_of(param_name))
+
+
+def formats_on_load(method: str, on_cpu: bool) -> Mapping[str, GroupFormat]:
+    """Return the format of each of `MATRICES` that `method` of `ON_LOAD` quantizes on a CPU, or on an accelerator."""
+    has_rows = method == "fp8" and not on_cpu
+    return {name: FP8_ROWS if has_rows and not name.startswith("experts.") else ON_LOAD[method] for name in MATRICES}

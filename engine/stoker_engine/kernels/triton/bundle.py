@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from stoker_engine.kernels.bundle import GroupedLora
+from stoker_engine.kernels.bundle import Fp8Kernels, GroupedLora
+from stoker_engine.kernels.fp8_panels import fp8_panels
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
@@ -17,7 +18,8 @@ from stoker_engine.kernels.triton.moe.route import route
 from stoker_engine.kernels.triton.ops.activation import act_and_mul, activation
 from stoker_engine.kernels.triton.ops.concat_rotated import concat_rotated
 from stoker_engine.kernels.triton.ops.layer_norm import layer_norm
-from stoker_engine.kernels.triton.ops.rms_norm import add_rms_norm, rms_norm
+from stoker_engine.kernels.triton.ops.quantize_rows import act_and_mul_rows, activation_rows, quantize_rows
+from stoker_engine.kernels.triton.ops.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm, rms_norm_rows
 from stoker_engine.kernels.triton.ops.rotary import apply_rotary
 from stoker_engine.kernels.triton.sampling.argmax import argmax
 from stoker_engine.kernels.triton.sampling.logprobs import logprobs
@@ -44,4 +46,17 @@ TRITON: Final = replace(
     select_token=select_token,
     logprobs=logprobs,
     lora=GroupedLora(group, lora_shrink, lora_expand, tile_outputs),
+)
+
+#: The same on GPUs with FP8 tensor cores, in bfloat16.
+TRITON_FP8: Final = replace(
+    TRITON,
+    block_panels=fp8_panels(quantize_rows),
+    fp8=Fp8Kernels(
+        quantize=quantize_rows,
+        rms_norm=lambda weight, eps: lambda x: rms_norm_rows(x, weight, eps),
+        add_rms_norm=lambda weight, eps: lambda x, added: add_rms_norm_rows(x, added, weight, eps),
+        act_and_mul=act_and_mul_rows,
+        activation=activation_rows,
+    ),
 )

@@ -13,8 +13,9 @@ from stoker_engine.quant.weight_target import WeightTarget
 from stoker_engine.sizing.quantized_weights import canonical_method
 
 
-def format_on_load(requested: str | None, stated: str | None) -> GroupFormat | None:
-    """Return the format that matrices are quantized to while loading, or None if matrices keep the checkpoint's format.
+def method_on_load(requested: str | None, stated: str | None) -> str | None:
+    """Return the method of `ON_LOAD` by which matrices are quantized while loading, or None if they keep the
+    checkpoint's format.
 
     Args:
         requested: value of ``--quantization``.
@@ -36,7 +37,7 @@ def format_on_load(requested: str | None, stated: str | None) -> GroupFormat | N
             f"{requested} is requested, but the checkpoint is not quantized; methods that quantize while loading are "
             f"{', '.join(ON_LOAD)}",
         )
-    return ON_LOAD[requested]
+    return requested
 
 
 class QuantizedOnLoad:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Final
 
 from stoker_common.errors import WeightsError
+from stoker_engine.architectures.stored_formats import GroupFormat
 
-#: Parts that describe quantized activations; they are ignored, since activations are not quantized.
+logger = logging.getLogger(__name__)
+
+#: Parts that describe quantized activations; they are ignored, since each token has its own scale, or none.
 OF_ACTIVATIONS: Final = (
     "input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale",
     "output_zero_point",
@@ -55,3 +59,18 @@ def needed(module: str, parts: dict[str, str], part: str) -> str:
     if part not in parts:
         raise WeightsError(f"{module} is quantized but has no {part}; download the model again")
     return parts[part]
+
+
+def log_activations(stated: str, formats: Iterable[GroupFormat]) -> None:
+    """Log what of a checkpoint's quantization of activations is not applied.
+
+    Args:
+        stated: description of that quantization; empty if there is none.
+        formats: formats of the checkpoint's matrices.
+    """
+    if not stated:
+        return
+    if not any(format.fp8_activations for format in formats):
+        logger.info("activations are not quantized, although config.json states %s", stated)
+    elif "stored scales" in stated:
+        logger.info("the checkpoint's scales of activations are not used; each token has its own")

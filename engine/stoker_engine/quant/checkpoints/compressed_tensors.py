@@ -10,7 +10,6 @@ weight_g_idx         group of each column, if groups are not consecutive columns
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +19,13 @@ from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.compressed_tensors import CompressedTensors, Scheme
 from stoker_engine.architectures.stored_formats import GroupFormat
 from stoker_engine.kernels.group_blocks import implied_zero
-from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed, refuse_others
+from stoker_engine.quant.checkpoints.components import (
+    OF_ACTIVATIONS,
+    components,
+    log_activations,
+    needed,
+    refuse_others,
+)
 from stoker_engine.quant.checkpoints.grouped_matrix import (
     Bytes,
     Grid,
@@ -36,8 +41,6 @@ from stoker_engine.quant.checkpoints.grouped_matrix import (
 )
 from stoker_engine.quant.checkpoints.module import Tensors
 from stoker_engine.quant.checkpoints.packed_integers import words_of
-
-logger = logging.getLogger(__name__)
 
 _PARTS: Final = (
     "weight", "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_global_scale",
@@ -67,8 +70,7 @@ def find_modules(config: CompressedTensors, tensors: Tensors) -> dict[str, Group
                 f"{name} is quantized, but not according to quantization_config; download the model again"
             )
         found[name] = _matrix(name, parts, scheme, tensors)
-    if config.activations:
-        logger.info("activations are not quantized, although config.json states %s", config.activations)
+    log_activations(config.activations, (module.format for module in found.values()))
     return found
 
 

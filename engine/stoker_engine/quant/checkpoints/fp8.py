@@ -10,7 +10,6 @@ Stacks of experts, [count, outputs, inner], may have names without ``.weight``: 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -20,11 +19,15 @@ import torch
 from stoker_common.errors import WeightsError
 from stoker_engine.architectures.quantization.fp8 import FP8
 from stoker_engine.architectures.stored_formats import Code
-from stoker_engine.quant.checkpoints.components import OF_ACTIVATIONS, components, needed, refuse_others
+from stoker_engine.quant.checkpoints.components import (
+    OF_ACTIVATIONS,
+    components,
+    log_activations,
+    needed,
+    refuse_others,
+)
 from stoker_engine.quant.checkpoints.grouped_matrix import Bytes, Grid, GroupedMatrix, check_sizes, dtype_name, scale_of
 from stoker_engine.quant.checkpoints.module import Tensors
-
-logger = logging.getLogger(__name__)
 
 _SCALES: Final = ("weight_scale", "weight_scale_inv")
 _SCALES_OF_STACKS: Final = ("_scale", "_scale_inv")
@@ -49,8 +52,8 @@ def find_modules(config: FP8, tensors: Tensors) -> dict[str, GroupedMatrix]:
         scale = next((scale for scale in _SCALES if scale in parts), _SCALES[0])
         refuse_others(name, parts, ("weight", scale))
         found[name] = _matrix(name, config, parts, needed(name, parts, scale), tensors)
-    if config.activations and found:
-        logger.info("activations are not quantized, although config.json states %s", config.activations)
+    if found:
+        log_activations(config.activations, (module.format for module in found.values()))
     return found
 
 
@@ -79,13 +82,19 @@ def _matrix(name: str, config: FP8, parts: dict[str, str], scale: str, tensors: 
     shape = tensors.shape(weight)
     check_sizes(weight, shape)
     *stack, outputs, inner = shape
-    format = replace(config.format, code=_CODES[tensors.dtype(weight)], scale=scale_of(tensors, scale)).for_rows(inner)
+    code = _CODES[tensors.dtype(weight)]
+    format = replace(
+        config.format,
+        code=code,
+        scale=scale_of(tensors, scale),
+        fp8_activations=config.format.fp8_activations and code == "fp8_e4m3",
+    ).for_rows(inner)
     stored = [size for size in tensors.shape(scale) if size != 1]
     rows = config.rows
     blocks = [*stack, -(-outputs // (rows or outputs)), format.groups(inner)]
     if stored != [size for size in blocks if size != 1]:
         # Some modules of a checkpoint with block scales may have a single scale, or one for each row.
-        format = replace(format, group=0)
+        format = replace(format, group=0).for_rows(inner)
         rows = 0 if stored == [size for size in stack if size != 1] else 1
     return GroupedMatrix(
         name,

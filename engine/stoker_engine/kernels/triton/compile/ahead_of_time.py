@@ -33,7 +33,7 @@ from stoker_engine.kernels.triton.gemm import (
 )
 from stoker_engine.kernels.triton.lora import lora_expand, lora_shrink
 from stoker_engine.kernels.triton.moe import align, combine, route
-from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, rms_norm, rotary
+from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, quantize_rows, rms_norm, rotary
 from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token, token_mask
 
 #: Targets of compilation: NVIDIA's compute capabilities and AMD's architectures.
@@ -47,6 +47,7 @@ _MODULES: Final = (
     rms_norm,
     layer_norm,
     activation,
+    quantize_rows,
     rotary,
     argmax,
     token_mask,

@@ -21,6 +21,8 @@ from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
 _GELU, _GELU_TANH, _QUICK_GELU, _RELU, _RELU2, _SILU, _CLAMPED = range(7)
+#: No activation: the input is the result.
+IDENTITY: Final = 7
 _KINDS: Final = {
     "gelu": _GELU,
     "gelu_fast": _GELU_TANH,
@@ -49,8 +51,31 @@ def _activated(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     elif KIND == 4:
         positive = tl.where(x <= 0, 0.0, x)
         return positive * positive
+    elif KIND == 7:
+        return x
     else:
         return x * tl.sigmoid(x)
+
+
+@triton.jit
+def activated_part(row, at, limit, alpha, SIZE: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the results at positions `at` of a row, rounded to the dtype of `row` (a pointer) and widened to float32.
+    Beyond SIZE they are 0."""
+    is_number = at < SIZE
+    DTYPE: tl.constexpr = row.dtype.element_ty
+    gate = widened(tl.load(row + at, mask=is_number, other=0.0))
+    if KIND == 6:
+        up = widened(tl.load(row + SIZE + at, mask=is_number, other=0.0))
+        # Comparisons, unlike min and max, keep NaN.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        result = gate * tl.sigmoid(gate * alpha) * (up + 1)
+    else:
+        result = _activated(gate, KIND)
+        if GATED:
+            up = widened(tl.load(row + SIZE + at, mask=is_number, other=0.0))
+            result = widened(rounded(result, DTYPE)) * up
+    return widened(rounded(result, DTYPE))
 
 
 @triton.jit
@@ -67,21 +92,8 @@ def _activate(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * PART + tl.arange(0, PART)
-    is_number = at < SIZE
-    DTYPE: tl.constexpr = out.dtype.element_ty
-    gate = widened(tl.load(x + row * x_row + at, mask=is_number, other=0.0))
-    if KIND == 6:
-        up = widened(tl.load(x + row * x_row + SIZE + at, mask=is_number, other=0.0))
-        # Comparisons, unlike min and max, keep NaN.
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-        result = gate * tl.sigmoid(gate * alpha) * (up + 1)
-    else:
-        result = _activated(gate, KIND)
-        if GATED:
-            up = widened(tl.load(x + row * x_row + SIZE + at, mask=is_number, other=0.0))
-            result = widened(rounded(result, DTYPE)) * up
-    tl.store(out + row * SIZE + at, rounded(result, DTYPE), mask=is_number)
+    result = activated_part(x + row * x_row, at, limit, alpha, SIZE, KIND, GATED)
+    tl.store(out + row * SIZE + at, rounded(result, out.dtype.element_ty), mask=at < SIZE)
 
 
 @operation("stoker::activate")
@@ -103,6 +115,18 @@ def _(x: torch.Tensor, kind: int, gated: bool, limit: float, alpha: float) -> to
     return torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
 
 
+def constants_of(act: Activation) -> tuple[int, float, float]:
+    """Return the kernels' `KIND`, `limit` and `alpha` of a gated activation.
+
+    Raises:
+        ModelError: the activation is not supported.
+    """
+    if isinstance(act, ClampedSwiGLU):
+        return _CLAMPED, float(act.limit), float(act.alpha)
+    defined.activation(act)
+    return _KINDS[str(act)], 0.0, 0.0
+
+
 def activation(act: Activation) -> Operation:
     """See `kernels.activation.activation`."""
     defined.activation(act)
@@ -112,12 +136,8 @@ def activation(act: Activation) -> Operation:
 
 def act_and_mul(act: Activation) -> Operation:
     """See `kernels.activation.act_and_mul`."""
-    if isinstance(act, ClampedSwiGLU):
-        limit, alpha = float(act.limit), float(act.alpha)
-        return lambda x: _run(x, _CLAMPED, True, limit, alpha)
-    defined.activation(act)
-    kind = _KINDS[str(act)]
-    return lambda x: _run(x, kind, True, 0.0, 0.0)
+    kind, limit, alpha = constants_of(act)
+    return lambda x: _run(x, kind, True, limit, alpha)
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:

@@ -1,4 +1,5 @@
-"""RMS normalisation (`kernels/rms_norm.py` defines it). One program computes a row."""
+"""RMS normalisation (`kernels/rms_norm.py` defines it), also with a quantized result (`kernels/fp8_linear.py`). One
+program computes a row."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
+from stoker_engine.kernels.bundle import QuantizedRows
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
+from stoker_engine.kernels.triton.common.float8 import encode_scaled, magnitude_bits, row_scale
 from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
-from stoker_engine.kernels.triton.common.rows import rows_of, warps_for
+from stoker_engine.kernels.triton.common.rows import empty_rows, rows_of, warps_for
 
 
 @triton.jit
@@ -22,6 +25,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     weight,
     total,
     out,
+    scales,
     eps,
     x_outer: tl.int64,
     x_inner: tl.int64,
@@ -29,21 +33,29 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     ADDS: tl.constexpr,
+    QUANTIZES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, PADDED)
     is_number = dims < SIZE
-    DTYPE: tl.constexpr = out.dtype.element_ty
+    DTYPE: tl.constexpr = x.dtype.element_ty
     numbers = widened(tl.load(x + row // INNER * x_outer + row % INNER * x_inner + dims, mask=is_number, other=0.0))
     if ADDS:
         summed = rounded(numbers + widened(tl.load(added + row * SIZE + dims, mask=is_number, other=0.0)), DTYPE)
         tl.store(total + row * SIZE + dims, summed, mask=is_number)
         numbers = widened(summed)
-    scale = widened(tl.load(weight + dims, mask=is_number, other=0.0))
+    weights = widened(tl.load(weight + dims, mask=is_number, other=0.0))
     normalised = numbers * tl.rsqrt(tl.sum(numbers * numbers, 0) / SIZE + eps)
     if weight.dtype.element_ty != tl.float32:
         normalised = widened(rounded(normalised, DTYPE))
-    tl.store(out + row * SIZE + dims, rounded(normalised * scale, DTYPE), mask=is_number)
+    result = rounded(normalised * weights, DTYPE)
+    if QUANTIZES:
+        numbers = widened(result)
+        scale = row_scale(tl.max(magnitude_bits(numbers), 0))
+        tl.store(scales + row, scale)
+        tl.store(out + row * SIZE + dims, encode_scaled(numbers, scale), mask=is_number)
+    else:
+        tl.store(out + row * SIZE + dims, result, mask=is_number)
 
 
 @operation("stoker::rms_norm")
@@ -74,6 +86,48 @@ def _(x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float) ->
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+@operation("stoker::rms_norm_rows")
+def _rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    values, scales = empty_rows(len(x), x.shape[1], x.device)
+    _launch(x, None, weight, None, values.view(torch.uint8), eps, scales)
+    return values, scales
+
+
+@_rms_norm_rows.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return empty_rows(len(x), x.shape[1], x.device)
+
+
+@operation("stoker::add_rms_norm_rows")
+def _add_rms_norm_rows(
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    values, scales = empty_rows(len(x), x.shape[1], x.device)
+    _launch(x, added.contiguous(), weight, total, values.view(torch.uint8), eps, scales)
+    return total, values, scales
+
+
+@_add_rms_norm_rows.register_fake
+def _(
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), *empty_rows(len(x), x.shape[1], x.device)
+
+
+def rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> QuantizedRows:
+    """See `Fp8Kernels.rms_norm`."""
+    return QuantizedRows(*_rms_norm_rows(x, weight, eps))
+
+
+def add_rms_norm_rows(
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, QuantizedRows]:
+    """See `Fp8Kernels.add_rms_norm`."""
+    total, values, scales = _add_rms_norm_rows(x, added, weight, eps)
+    return total, QuantizedRows(values, scales)
+
+
 def _launch(
     x: torch.Tensor,
     added: torch.Tensor | None,
@@ -81,6 +135,7 @@ def _launch(
     total: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
+    scales: torch.Tensor | None = None,
 ) -> None:
     rows = rows_of(x)
     outer, inner, size = rows.shape
@@ -93,29 +148,38 @@ def _launch(
         weight,
         total,
         out,
+        scales,
         eps,
         *rows.stride()[:2],
         INNER=inner,
         SIZE=size,
         PADDED=padded,
         ADDS=added is not None,
+        QUANTIZES=scales is not None,
         num_warps=warps_for(padded),
     )
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
-    for name, inner, size, weight, adds in (
-        ("hidden", 1, 8192, "bf16", False),
-        ("heads", 32, 128, "bf16", False),
-        ("wide", 1, 640, "fp32", False),
-        ("after a sum", 1, 8192, "bf16", True),
+    for name, inner, size, weight, adds, quantizes in (
+        ("hidden", 1, 8192, "bf16", False, False),
+        ("heads", 32, 128, "bf16", False, False),
+        ("wide", 1, 640, "fp32", False, False),
+        ("after a sum", 1, 8192, "bf16", True, False),
+        ("quantized", 1, 8192, "bf16", False, True),
+        ("quantized after a sum", 1, 8192, "bf16", True, True),
     ):
         padded = triton.next_power_of_2(size)
-        pointers = {"x": "bf16", "weight": weight, "out": "bf16"}
+        pointers = {"x": "bf16", "weight": weight, "out": "u8" if quantizes else "bf16"}
         constants: dict[str, object] = {"INNER": inner, "SIZE": size, "PADDED": padded, "ADDS": adds}
+        constants["QUANTIZES"] = quantizes
         if adds:
             pointers |= {"added": "bf16", "total": "bf16"}
         else:
             constants |= {"added": None, "total": None}
+        if quantizes:
+            pointers["scales"] = "fp32"
+        else:
+            constants["scales"] = None
         yield KernelVariant.of(f"rms_norm {name}", _rms_norm, pointers, {"eps": "fp32"}, constants, warps_for(padded))
