@@ -44,7 +44,7 @@ from stoker_engine.lora.loaded_adapters import LoadedAdapters
 from stoker_engine.lora.slot_stacks import grouped_adapters
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
-from stoker_engine.models.decoder_loader import DecoderLoader
+from stoker_engine.models.decoder_loader import DecoderLoader, settle
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model import StepInputs
 from stoker_engine.sizing import memory
@@ -127,6 +127,7 @@ def build_kernels(
         plan = KVCachePlan(kv, groups, num_blocks, args.block_size, _TOKENS, _TOKENS)
         with device:
             model = Decoder(config, build, _TOKENS)
+        settle(model)
         specs = memory.layer_caches(config, args.tensor_parallel_size)
         pool = KVCachePool(plan, specs, dtype, device)
         rows = InputBatch(_SEQUENCES, 2 * _TOKENS, args.block_size, groups)

@@ -83,7 +83,7 @@ def settle(model: Decoder) -> None:
     packed = [module for module in model.modules() if isinstance(module, Packable)]
     for module in packed:
         module.pack()
-    if any(isinstance(module, BlockMatrix) and module.is_packed for module in packed):
+    if any(isinstance(module, BlockMatrix) and module.rounds_activations for module in packed):
         logger.info("GEMMs with block-quantized weights round activations to 8 bits; --dtype float32 disables this")
     model.fuse()
 

@@ -38,6 +38,7 @@ from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.decoder_loader import settle
 from stoker_engine.models.loading.quantized_on_load import format_on_load
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
@@ -273,7 +274,9 @@ class NoWeights:
         formats = self.weight_formats(config)
         with device:
             linear = with_formats(formats, build.linear)
-            return Decoder(config, dataclasses.replace(build, linear=linear), max_model_len)
+            model = Decoder(config, dataclasses.replace(build, linear=linear), max_model_len)
+        settle(model)
+        return model
 
     def weight_formats(self, config: ModelConfig, *_: Any) -> WeightFormats:
         on_load = format_on_load(self.quantization, None)

@@ -8,6 +8,7 @@ from typing import Final
 from stoker_engine.kernels.bundle import GroupedLora
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
+from stoker_engine.kernels.triton.gemm.packed_linear import block_panels
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
 from stoker_engine.kernels.triton.lora.lora_expand import lora_expand
 from stoker_engine.kernels.triton.lora.lora_shrink import lora_shrink
@@ -43,5 +44,6 @@ TRITON: Final = replace(
     keep_allowed=keep_allowed,
     select_token=select_token,
     logprobs=logprobs,
+    block_panels=block_panels(is_fixed=False),
     lora=GroupedLora(group, lora_shrink, lora_expand, tile_outputs),
 )
