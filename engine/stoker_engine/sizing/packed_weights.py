@@ -39,9 +39,9 @@ def slab_rows(outputs: int, inner: int, element_bytes: int, multiple: int) -> in
         outputs, inner: size of the matrix.
         element_bytes: bytes of a dequantized element.
     """
-    most = max(1, SLAB_BYTES // (inner * element_bytes * multiple))
+    max_tiles = max(1, SLAB_BYTES // (inner * element_bytes * multiple))
     tiles = -(-outputs // multiple)
-    return -(-tiles // -(-tiles // most)) * multiple
+    return -(-tiles // -(-tiles // max_tiles)) * multiple
 
 
 def workspace_bytes(formats: WeightFormats) -> int:
