@@ -17,8 +17,9 @@ from stoker_engine.core.step import NewSequence, Step
 #: Maximum tokens of prompts, except those of `_MORE_TOKENS`.
 _LENGTH: Final = 5
 
-#: Token counts just above 16, 32 and 64, where some kernels change the width of their tiles.
-_MORE_TOKENS: Final = (17, 33, 65)
+#: Token counts just above 16, 32 and 64, where some kernels change the width of their tiles, and above 128, where
+#: quantized matrices are dequantized before they are multiplied.
+_MORE_TOKENS: Final = (17, 33, 65, 129)
 
 #: Greedy, and random sampling with options.
 _PARAMS: Final = (

@@ -121,20 +121,23 @@ class Panels:
 
 @dataclass(frozen=True)
 class BlockPanels:
-    """Operations on matrices in blocks [outputs, bytes of a row], packed into panels.
+    """Operations on matrices in blocks [outputs, bytes of a row], packed after loading: on a CPU into panels
+    (`kernels.panels`), on a GPU into tiles of words (`kernels.triton.quant.packed_groups`).
 
     Attributes:
         fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix can be packed, and is then
             multiplied faster.
         pack: packs a matrix, in place.
-        linear: `Kernels.quant_linear` of a packed matrix, with x rounded to 8 bits (`int8_activations`, `fp8_linear`).
+        linear: `Kernels.quant_linear` of a matrix that is packed before the operation is called.
         rows: `Kernels.block_rows` of a packed matrix.
+        rounds_activations: whether `linear` rounds x to integers of 8 bits (`int8_activations`).
     """
 
     fit: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool]
     pack: Callable[[torch.Tensor, StoredFormat, int], None]
     linear: MakeQuantLinear
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
+    rounds_activations: bool = False
 
 
 class QuantizedRows(NamedTuple):

@@ -69,6 +69,21 @@ def fp8_panels(quantize: Callable[[torch.Tensor], QuantizedRows]) -> BlockPanels
     return BlockPanels(fit=fit, pack=pack, linear=linear, rows=rows)
 
 
+def fp8_panels_or(others: BlockPanels, quantize: Callable[[torch.Tensor], QuantizedRows]) -> BlockPanels:
+    """Return operations that are those of `fp8_panels` for formats with `fp8_activations`, else those of `others`."""
+    of_fp8 = fp8_panels(quantize)
+
+    def of(stored: StoredFormat) -> BlockPanels:
+        return of_fp8 if isinstance(stored, GroupFormat) and stored.fp8_activations else others
+
+    return BlockPanels(
+        fit=lambda blocks, stored, inner, dtype: of(stored).fit(blocks, stored, inner, dtype),
+        pack=lambda blocks, stored, inner: of(stored).pack(blocks, stored, inner),
+        linear=lambda blocks, stored, inner, dtype, bias=None: of(stored).linear(blocks, stored, inner, dtype, bias),
+        rows=lambda blocks, stored, inner, ids, dtype: of(stored).rows(blocks, stored, inner, ids, dtype),
+    )
+
+
 def fit(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> bool:
     """See `BlockPanels`."""
     return (

@@ -97,7 +97,7 @@ def settle(model: Decoder) -> None:
         )
     elif of_fp8:
         logger.info("FP8 weights are multiplied with unquantized activations")
-    if any(each.is_packed for each in blocks if each not in of_fp8):
+    if any(each.rounds_activations for each in blocks):
         logger.info("GEMMs with block-quantized weights round activations to 8 bits; --dtype float32 disables this")
     model.quantize_early()
     model.fuse()

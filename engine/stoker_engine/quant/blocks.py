@@ -1,7 +1,7 @@
 """Matrices stored in blocks (`architectures.stored_formats`).
 
 Operations compute with the matrix dequantized to the model's dtype, while its storage takes less memory and bandwidth.
-On panels they also round activations to 8 bits (`kernels.int8_activations`).
+On a CPU's panels they also round activations to 8 bits (`kernels.int8_activations`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BlockMatrix(nn.Module):
         blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
         columns: int32 [inner] or [count, inner], the column at each position of a row, for formats that store columns
             in the order of their groups; else None.
-        is_packed: whether the matrix is in panels (`kernels.panels`); always False for stacks of matrices.
+        is_packed: whether the matrix is packed (`kernels.bundle.BlockPanels`); always False for stacks of matrices.
     """
 
     def __init__(
@@ -46,6 +46,11 @@ class BlockMatrix(nn.Module):
         self._panels = (
             panels if panels is not None and blocks.dim() == 2 and panels.fit(blocks, stored, inner, dtype) else None
         )
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether multiplications round activations to 8 bits."""
+        return self._panels is not None and self.is_packed and self._panels.rounds_activations
 
     def pack(self) -> None:
         """See `Packable`."""

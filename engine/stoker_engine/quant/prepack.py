@@ -15,14 +15,14 @@ class Packable(Protocol):
     """A matrix that can be packed.
 
     Attributes:
-        is_packed: whether it is in panels (`kernels.panels`).
+        is_packed: whether it is packed (`kernels.bundle.Panels`, `BlockPanels`).
     """
 
     is_packed: bool
 
     def pack(self) -> None:
-        """Reorder the elements into panels, if the kernels have panels for the matrix; otherwise do nothing. Must not
-        be called before the matrix is loaded; repeated calls have no effect."""
+        """Reorder the elements, if the kernels have a packed layout for the matrix; otherwise do nothing. Must not be
+        called before the matrix is loaded; repeated calls have no effect."""
         ...
 
 
@@ -37,19 +37,19 @@ class Resolvable(Protocol):
 
 
 class LazyPrepack:
-    """A linear operation that computes with the current layout of its matrix: rows, or panels once it is packed."""
+    """A linear operation that computes with the current layout of its matrix: rows, or the packed one."""
 
-    def __init__(self, matrix: Packable, of_rows: Operation, of_panels: Operation) -> None:
-        self._matrix, self._of_rows, self._of_panels = matrix, of_rows, of_panels
+    def __init__(self, matrix: Packable, of_rows: Operation, of_packed: Operation) -> None:
+        self._matrix, self._of_rows, self._of_packed = matrix, of_rows, of_packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See `Products.linear`."""
-        return self._of_panels(x) if self._matrix.is_packed else self._of_rows(x)
+        return self._of_packed(x) if self._matrix.is_packed else self._of_rows(x)
 
     @property
     def now(self) -> Operation:
         """See `Resolvable`."""
-        return self._of_panels if self._matrix.is_packed else self._of_rows
+        return self._of_packed if self._matrix.is_packed else self._of_rows
 
 
 class LazyPrepackConcat:

@@ -26,6 +26,7 @@ from stoker_engine.sizing.cache_groups import (
 )
 from stoker_engine.sizing.kv_format import KVFormat
 from stoker_engine.sizing.lora import adapter_bytes
+from stoker_engine.sizing.packed_weights import workspace_bytes
 from stoker_engine.sizing.pipeline_stages import pipeline_stages
 from stoker_engine.sizing.quantized_weights import QuantizedWeights
 from stoker_engine.sizing.state_layout import aligned, state_bytes
@@ -163,6 +164,7 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
         numbers.element_bytes,
         split,
         numbers.fused,
+        workspace_bytes(numbers.formats),
     )
     blocks = stage_block_bytes(config, numbers, split)
     weights = [

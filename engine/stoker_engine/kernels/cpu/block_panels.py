@@ -20,7 +20,7 @@ def block_panels(library: ctypes.CDLL) -> BlockPanels | None:
         return None
     return BlockPanels(
         fit=partial(fit, library), pack=partial(pack, library), linear=partial(linear, library),
-        rows=partial(rows, library),
+        rows=partial(rows, library), rounds_activations=True,
     )  # fmt: skip
 
 

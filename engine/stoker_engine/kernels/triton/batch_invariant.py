@@ -1,7 +1,7 @@
 """Bundle of batch-invariant Triton kernels: a row's bits do not depend on its batch (``--batch-invariant``).
 
 Most Triton kernels are batch-invariant by construction. Only linear operations are replaced: torch's order of sums
-depends on the number of rows, and the tile width of the kernel for weights in blocks on the number of tokens.
+depends on the number of rows, and the tiles of the kernels for weights in blocks on the number of tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from stoker_engine.kernels.bundle import Operation
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.gemm import quant_gemm as blocks_of
 from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_linear, float32_linear, linear_of
+from stoker_engine.kernels.triton.gemm.packed_linear import block_panels
 from stoker_engine.kernels.triton.moe.experts import block_experts_with
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
@@ -37,4 +38,5 @@ BATCH_INVARIANT: Final = replace(
     batched_linear=batched_linear,
     quant_linear=quant_linear,
     block_experts=block_experts_with(quant_linear),
+    block_panels=block_panels(is_fixed=True),
 )

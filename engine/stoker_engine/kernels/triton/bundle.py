@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from stoker_engine.kernels.bundle import Fp8Kernels, GroupedLora
-from stoker_engine.kernels.fp8_panels import fp8_panels
+from stoker_engine.kernels.fp8_panels import fp8_panels_or
 from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
+from stoker_engine.kernels.triton.gemm.packed_linear import block_panels
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
 from stoker_engine.kernels.triton.lora.lora_expand import lora_expand
 from stoker_engine.kernels.triton.lora.lora_shrink import lora_shrink
@@ -45,13 +46,14 @@ TRITON: Final = replace(
     keep_allowed=keep_allowed,
     select_token=select_token,
     logprobs=logprobs,
+    block_panels=block_panels(is_fixed=False),
     lora=GroupedLora(group, lora_shrink, lora_expand, tile_outputs),
 )
 
 #: The same on GPUs with FP8 tensor cores, in bfloat16.
 TRITON_FP8: Final = replace(
     TRITON,
-    block_panels=fp8_panels(quantize_rows),
+    block_panels=fp8_panels_or(block_panels(is_fixed=False), quantize_rows),
     fp8=Fp8Kernels(
         quantize=quantize_rows,
         rms_norm=lambda weight, eps: lambda x: rms_norm_rows(x, weight, eps),

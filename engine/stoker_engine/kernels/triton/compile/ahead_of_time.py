@@ -29,11 +29,14 @@ from stoker_engine.kernels.triton.gemm import (
     batch_invariant_gemm,
     grouped_gemm,
     grouped_quant_gemm,
+    packed_quant_gemm,
     quant_gemm,
+    sum_parts,
 )
 from stoker_engine.kernels.triton.lora import lora_expand, lora_shrink
 from stoker_engine.kernels.triton.moe import align, combine, route
 from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, quantize_rows, rms_norm, rotary
+from stoker_engine.kernels.triton.quant import dequantize_packed
 from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token, token_mask
 
 #: Targets of compilation: NVIDIA's compute capabilities and AMD's architectures.
@@ -59,6 +62,9 @@ _MODULES: Final = (
     grouped_gemm,
     combine,
     quant_gemm,
+    packed_quant_gemm,
+    sum_parts,
+    dequantize_packed,
     batch_invariant_gemm,
     lora_shrink,
     lora_expand,
