@@ -250,6 +250,10 @@ def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     [(trace, _)] = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1}, [prompts(9)], batch_invariant=True)
     assert not {"mm", "addmm", "bmm"} & set(trace.launches)
     launched |= {name.partition(".")[0] for name in trace.launches}
+    [(trace, _)] = traces(
+        monkeypatch, {**LLAMA_8B, "num_hidden_layers": 1}, [prompts(9)], quantization="fp8", fp8_weight_only=True
+    )
+    launched |= {name.partition(".")[0] for name in trace.launches}
     constrained = prompts(9, greedy=False, grammar=GRAMMAR)
     [(trace, _)] = traces(monkeypatch, {**QWEN3_06B, "num_hidden_layers": 1, "eos_token_id": 0}, [constrained])
     launched |= {name.partition(".")[0] for name in trace.launches}
