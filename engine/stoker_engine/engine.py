@@ -95,7 +95,7 @@ class Engine:
         stages = RankLayout.of(args).pipeline
         is_async = args.async_scheduling
         if is_async is None:  # sequences with drafts wait for the step in flight, so others would run apart from them
-            is_async = not self.executor.on_cpu and proposer is None
+            is_async = self.executor.runs_ahead and proposer is None
         max_in_flight = stages + is_async
         self.scheduler = Scheduler(
             kv,

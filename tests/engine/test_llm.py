@@ -374,7 +374,7 @@ def test_logits_of_many_streams_are_searched_in_parts(tiny_llama: Path, monkeypa
     expected = LLM(str(tiny_llama)).generate(prompts, params, use_tqdm=False)
     llm = LLM(str(tiny_llama))
     runner = llm.engine.executor.runner  # type: ignore[attr-defined]
-    runner.finish = replace(runner.finish, logits_at_once=3)
+    runner.finish = replace(runner.finish, draws=replace(runner.finish.draws, logits_at_once=3))
     sizes = list[int]()
     logits = runner.model.logits
     monkeypatch.setattr(runner.model, "logits", lambda rows: sizes.append(len(rows)) or logits(rows))

@@ -1,7 +1,8 @@
 """Attention by the package flashinfer (Ye et al., 2025), on the paged cache.
 
 Triton kernels store keys and values. For each kind of layer, the package plans a step on the host and copies the plan
-to the device. This happens when the first layer of the kind runs.
+to the device. This happens when the first layer of the kind runs. A plan's page-locked memory belongs to the package's
+object, which must not plan again before the device has read it. Steps therefore take turns with two objects.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plan:
-    """A step's metadata, and the kinds of layers that are already planned."""
+    """A step's metadata, its turn, and the kinds of layers that are already planned."""
 
     metadata: AttentionMetadata
+    is_odd: bool
     planned: set[_Kind] = field(default_factory=set)
 
 
@@ -50,11 +52,14 @@ class FlashInferBackend(FusedKVStoreBackend):
     def __init__(self, wrapper: Callable[..., Any]) -> None:
         self._wrapper = wrapper
         self._workspace: torch.Tensor | None = None
-        self._wrappers: dict[_Kind, Any] = {}
+        self._wrappers: dict[tuple[_Kind, bool], Any] = {}
+        self._planned: dict[tuple[_Kind, bool], torch.cuda.Event] = {}
+        self._is_odd = False
 
     def prepare(self, metadata: AttentionMetadata) -> _Plan:
         """See `AttentionBackend.prepare`."""
-        return _Plan(metadata)
+        self._is_odd = not self._is_odd
+        return _Plan(metadata, self._is_odd)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
         """See `FusedKVBackend`."""
@@ -62,20 +67,23 @@ class FlashInferBackend(FusedKVStoreBackend):
             cache.group, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, shape.logits_soft_cap
         )
         if kind not in plan.planned:
-            self._plan(kind, plan.metadata, query)
+            self._plan(kind, plan, query)
             plan.planned.add(kind)
-        out: torch.Tensor = self._wrappers[kind].run(query.contiguous(), (cache.key, cache.value))
+        out: torch.Tensor = self._wrappers[kind, plan.is_odd].run(query.contiguous(), (cache.key, cache.value))
         return out.flatten(1)
 
-    def _plan(self, kind: _Kind, metadata: AttentionMetadata, query: torch.Tensor) -> None:
+    def _plan(self, kind: _Kind, plan: _Plan, query: torch.Tensor) -> None:
+        metadata, key = plan.metadata, (kind, plan.is_odd)
         if self._workspace is None:
             self._workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=query.device)
-        if kind not in self._wrappers:
-            self._wrappers[kind] = self._wrapper(self._workspace, "NHD")
+        if key not in self._wrappers:
+            self._wrappers[key] = self._wrapper(self._workspace, "NHD")
+        if key in self._planned:
+            self._planned[key].synchronize()
         group, size = metadata.groups[kind.group], metadata.block_size
         lengths = metadata.seq_lens_host
         counts = -(-lengths // size)
-        self._wrappers[kind].plan(
+        self._wrappers[key].plan(
             torch.from_numpy(metadata.query_starts_host.astype(np.int32)),
             torch.from_numpy(np.concatenate([[0], counts.cumsum()]).astype(np.int32)),
             _blocks(group, metadata, int(counts.sum())),
@@ -91,6 +99,9 @@ class FlashInferBackend(FusedKVStoreBackend):
             q_data_type=query.dtype,
             kv_data_type=query.dtype,
         )
+        if query.is_cuda:
+            event = self._planned[key] = torch.cuda.Event()
+            event.record()
 
 
 def _blocks(group: BlockTables, metadata: AttentionMetadata, count: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ from stoker_engine.sizing.weight_formats import WeightFormats
 
 logger = logging.getLogger(__name__)
 
-_SEQUENCES: Final = 16
+_SEQUENCES: Final = 160
 _TOKENS: Final = 256
 #: Size of the KV cache, in bytes: beyond the range of 32-bit offsets, as on a real GPU.
 _CACHE_BYTES: Final = 8 << 30

@@ -37,6 +37,7 @@ from stoker_engine.kernels.bundle import Kernels
 from stoker_engine.kernels.compile_progress import watch_compilations
 from stoker_engine.kernels.cpu.library import cpu_library
 from stoker_engine.kernels.prebuilt import use_prebuilt
+from stoker_engine.kernels.reference import REFERENCE
 from stoker_engine.kernels.select import select_kernels
 from stoker_engine.layers.build import Build
 from stoker_engine.lora.adapter_reader import adapter_reader
@@ -129,6 +130,10 @@ def build_runner(
         pipeline=groups.pipeline,
         adapters=adapters,
         num_torch_threads=1 if shares_work else None,
+        # The reference's kernels, and LoRA adapter by adapter, make the host wait within a step.
+        runs_ahead=device.type != "cpu"
+        and build.kernels.argmax is not REFERENCE.argmax
+        and (adapters is None or build.kernels.lora is not None),
     )
     if device.type != "cpu":
         _warm_up(runner, build.kernels, on_progress)

@@ -27,10 +27,13 @@ class Executor(Protocol):
     Attributes:
         plan: size of the KV cache.
         on_cpu: whether the model runs on the CPU, where each token of a step adds to its duration.
+        runs_ahead: whether `launch` returns while the step runs, so that steps in flight overlap with the host's work
+            without a thread.
     """
 
     plan: KVCachePlan
     on_cpu: bool
+    runs_ahead: bool
 
     def launch(self, step: Step) -> None:
         """Start a step; it may already have run when this returns."""
@@ -82,6 +85,7 @@ class LocalExecutor:
         self.runner = runner
         self.plan = runner.plan
         self.on_cpu = runner.device.type == "cpu"
+        self.runs_ahead = runner.runs_ahead
         self._thread = ThreadPoolExecutor(1, "steps") if overlap and self.on_cpu else None
         self._launched: deque[Callable[[], StepResult]] = deque()
         self._loader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first load

@@ -79,8 +79,8 @@ class InputBatch:
         wants_prompt_logprobs: rows whose requests ask for prompt log-probabilities.
         constrained: rows whose requests have a grammar.
         reading_tokens: see `BatchRow.reads_tokens`.
-        special: rows of `asking` that need more than one draw per token.
-        is_drawn: bool [rows], rows of `asking` that are not special.
+        is_drawn: bool [rows], rows of `asking` that need one draw, see `BatchRow.is_drawn`.
+        is_special: bool [rows], the other rows of `asking`.
         selections: float64 [rows, parameters], how these rows draw, see `sampling.draw.selection`.
         streams: uint64 [rows], and their random numbers, see `sampling.draw.stream`.
         num_in_flight: int64 [rows], number of steps in flight that sample a token of the row, which `token_ids` does
@@ -97,7 +97,7 @@ class InputBatch:
         self.wants_prompt_logprobs: set[int] = set()
         self.constrained: set[int] = set()
         self.reading_tokens: set[int] = set()
-        self.special: set[int] = set()
+        self.is_special = np.zeros(num_rows, dtype=bool)
         self.is_drawn = np.zeros(num_rows, dtype=bool)
         self.selections = np.zeros((num_rows, len(COLUMNS)))
         self.streams = np.zeros(num_rows, dtype=np.uint64)
@@ -112,7 +112,7 @@ class InputBatch:
         self.states.clear()
         self.discard_in_flight()
         for rows in (
-            self.asking, self.special, self.wants_prompt_logprobs, self.constrained, self.reading_tokens, self._counted
+            self.asking, self.wants_prompt_logprobs, self.constrained, self.reading_tokens, self._counted
         ):  # fmt: skip
             rows.clear()
 
@@ -254,16 +254,14 @@ class InputBatch:
         if state.reads_tokens:
             self.reading_tokens.add(row)
         self.asking.discard(row)
-        self.special.discard(row)
         spec, params = state.new.spec, state.new.spec.params
         self.is_drawn[row] = state.is_drawn
         if state.is_drawn:
             self.selections[row] = selection(params.temperature, params.top_k, params.top_p, params.min_p)
             self.streams[row] = stream(spec.seed + state.index)
+        self.is_special[row] = not (state.is_plain or state.is_drawn)
         if not state.is_plain:
             self.asking.add(row)
-            if not state.is_drawn:
-                self.special.add(row)
         self.wants_prompt_logprobs.discard(row)
         if params.prompt_logprobs is not None:
             self.wants_prompt_logprobs.add(row)

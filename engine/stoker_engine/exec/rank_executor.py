@@ -113,6 +113,7 @@ class RankExecutor:
 
     plan: KVCachePlan
     on_cpu: bool
+    runs_ahead: bool
 
     def __init__(
         self,
@@ -154,6 +155,7 @@ class RankExecutor:
                 for rank in self._ranks:
                     self._send(replace(args, model=rank.model or str(checkpoint.path), revision=None), [rank])
                 self.plan, self.on_cpu = self._loaded(on_progress)
+                self.runs_ahead = not self.on_cpu
             self._send(AllLoaded())
             threading.Thread(target=self._read, name="from-ranks", daemon=True).start()
             undo.pop_all()

@@ -68,6 +68,7 @@ class Runner:
         graphs: captured graphs; None: every step runs kernel by kernel.
         adapters: the LoRA adapters; None: LoRA is off.
         num_torch_threads: number of threads for torch's operators; None: torch's current setting.
+        runs_ahead: whether `launch` does not wait for the device.
     """
 
     device: torch.device
@@ -84,6 +85,7 @@ class Runner:
     graphs: StepGraphs | None = None
     adapters: Adapters | None = None
     num_torch_threads: int | None = None
+    runs_ahead: bool = False
     _in_flight: deque[_Launched] = field(default_factory=deque)
     _collected: float = 0.0  # monotonic time at which the last step was collected
 
@@ -96,6 +98,8 @@ class Runner:
     def launch(self, step: Step) -> None:
         """Start a step. If a previous one is in flight, the device must sample its tokens (`Sampling.device_batch`)."""
         with self._mode():
+            if self._in_flight:
+                self._in_flight[0].pending.resume()
             started = time.monotonic()
             prepared = self._prepare(step)
             ready = time.monotonic()
@@ -106,11 +110,13 @@ class Runner:
         """Wait for the oldest step in flight, and return its result; see `run`."""
         launched = self._in_flight.popleft()
         with self._mode():
+            launched.pending.resume()
             result = launched.pending.collect()
             collected = time.monotonic()
             if self._in_flight:
-                self._in_flight[0].pending.resume()
-        model_time = collected - max(launched.ready, self._collected) - result.sample_time
+                self._in_flight[0].pending.before_resume()
+        # With several steps in flight, sampling may have been started before the previous step was collected.
+        model_time = max(0.0, collected - max(launched.ready, self._collected) - result.sample_time)
         self._collected = collected
         times = launched.ready - launched.started, model_time, result.sample_time
         return StepResult(result.sampled, result.prompt_logprobs, *times, result.pooled)

@@ -61,6 +61,10 @@ def warm_up_steps(
         if tokens <= min(max_model_len, max_num_batched_tokens):
             request = EngineRequest("warm-up", [0] * tokens, _PARAMS[0], 1)
             yield _step([new_sequence(0, request)], [(0, 0, tokens)], 0)
+        if tokens <= min(max_num_seqs, max_num_batched_tokens):  # as many rows of logits, for a quantized head
+            requests = [EngineRequest(f"warm-up {row}", [0], _PARAMS[0], 1) for row in range(tokens)]
+            new = [new_sequence(row, request) for row, request in enumerate(requests)]
+            yield _step(new, [(row, 0, 1) for row in range(tokens)], tokens)
 
 
 def _step(new: list[NewSequence], batch: list[tuple[int, int, int]], num_decodes: int) -> Step:

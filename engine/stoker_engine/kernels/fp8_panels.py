@@ -1,7 +1,8 @@
 """Matrices of e4m3 with a scale for each row, packed for FP8 tensor cores: codes and scales apart, both aligned.
 
-rows      │ s c c … c │ s c c … c │ …        as `group_blocks` stores them: 4 bytes of scale before each row's codes
-packed    │ c c … c │ c c … c │ … │ s s …    in the same memory
+rows      │ s c c … c 0 │ s c c … c 0 │ …    as `group_blocks` stores them: 4 bytes of scale, codes, padding of the row
+packed    │ c c … c │ c c … c │ … │ s s …    in the same memory; torch's kernel for compute capability 8.9 reads codes
+                                             as if rows were adjacent, whatever their stride
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Packed(NamedTuple):
     """Views of a packed matrix.
 
     Attributes:
-        codes: float8_e4m3fn [outputs, inner], whose rows are padded to whole units of codes.
+        codes: float8_e4m3fn [outputs, inner], contiguous.
         scales: float32 [1, outputs].
     """
 
@@ -32,9 +33,9 @@ class Packed(NamedTuple):
     @classmethod
     def of(cls, blocks: torch.Tensor, inner: int) -> Packed:
         """Return the views of `blocks`, uint8 [outputs, bytes of a row]."""
-        outputs, width = blocks.shape
-        codes, scales = blocks.view(-1).split((outputs * (width - _SCALE_BYTES), outputs * _SCALE_BYTES))
-        rows = codes.view(torch.float8_e4m3fn).view(outputs, -1)[:, :inner]
+        outputs, memory = len(blocks), blocks.view(-1)
+        codes, scales = memory[: outputs * inner], memory[outputs * inner :][: outputs * _SCALE_BYTES]
+        rows = codes.view(torch.float8_e4m3fn).view(outputs, inner)
         return cls(rows, scales.view(torch.float32).view(1, outputs))
 
 
@@ -99,8 +100,9 @@ def fit(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dty
 
 def pack(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> None:
     """See `BlockPanels`."""
-    scales, codes = blocks[:, :_SCALE_BYTES].flatten(), blocks[:, _SCALE_BYTES:].flatten()
-    blocks.view(-1).copy_(torch.cat([codes, scales]))
+    scales, codes = blocks[:, :_SCALE_BYTES].flatten(), blocks[:, _SCALE_BYTES : _SCALE_BYTES + inner].flatten()
+    packed = torch.cat([codes, scales])
+    blocks.view(-1)[: len(packed)] = packed
 
 
 def rows(blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

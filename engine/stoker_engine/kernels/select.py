@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from typing import Final
 
 import torch
 
-from stoker_engine.kernels.bundle import Kernels
+from stoker_engine.kernels.bundle import Kernels, QuantizedRows
 from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import cpu_library
+from stoker_engine.kernels.fp8_linear import fp8_linear
 from stoker_engine.kernels.reference import REFERENCE
+
+logger = logging.getLogger(__name__)
 
 #: Lowest compute capability of NVIDIA GPUs that the Triton kernels support.
 _OLDEST: Final = (8, 0)
@@ -36,8 +40,36 @@ def select_kernels(
     if device.type == "cuda" and lack_of_triton(device) is None:
         is_amd = torch.version.hip is not None
         capability = None if is_amd else torch.cuda.get_device_capability(device)
-        return triton_kernels(capability, dtype, batch_invariant, fp8_weight_only)
+        has_fp8 = not fp8_weight_only and multiplies_fp8(capability)
+        return triton_kernels(capability if has_fp8 else None, dtype, batch_invariant, fp8_weight_only)
     return REFERENCE
+
+
+def multiplies_fp8(capability: tuple[int, int] | None) -> bool:
+    """Whether the installed torch can multiply e4m3 with scales for rows on the current GPU; logs if only torch is in
+    the way. Its kernel for compute capability 8.9 is right in CUDA graphs since 2.12 (pytorch#177651).
+
+    Args:
+        capability: compute capability of an NVIDIA GPU; None: an AMD GPU.
+    """
+    if capability is None or capability < _FP8:
+        return False
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if capability == _FP8 and version < (2, 12):
+        logger.warning("torch %s is too old for FP8 tensor cores of this GPU; 2.12 is needed", torch.__version__)
+        return False
+    try:
+        _try_fp8()
+    except RuntimeError as error:
+        logger.warning("torch cannot use FP8 tensor cores of this GPU: %s", str(error).partition("\n")[0])
+        return False
+    return True
+
+
+def _try_fp8() -> None:
+    values = torch.zeros((16, 16), dtype=torch.float8_e4m3fn, device="cuda")
+    scales = torch.ones((16, 1), device="cuda")
+    fp8_linear(QuantizedRows(values, scales), values, scales.t(), torch.bfloat16)
 
 
 def triton_kernels(

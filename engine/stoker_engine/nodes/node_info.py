@@ -77,10 +77,8 @@ class NodeInfo:
         for field in sorted(self.arguments.keys() | other.arguments.keys()):
             own_value, other_value = self.arguments.get(field), other.arguments.get(field)
             if own_value != other_value:
-                return ArgumentError(
-                    flag_name(field),
-                    f"{own_value} on node 0, but {other_value} on {name}; start all nodes with the same arguments",
-                )
+                values = f"{_shown(own_value)} on node 0, but {_shown(other_value)} on {name}"
+                return ArgumentError(flag_name(field), f"{values}; start all nodes with the same arguments")
         if other.model != self.model:
             return ArgumentError(
                 "MODEL", f"the files on {name} differ from those on node 0; use the same model on all nodes"
@@ -99,3 +97,7 @@ def _digest(model: Path) -> str:
     if config.is_file():
         digest.update(config.read_bytes())
     return digest.hexdigest()
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value in (None, "None") else str(value)

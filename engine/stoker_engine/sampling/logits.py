@@ -71,7 +71,8 @@ def _forbid(logits: torch.Tensor, rows: _Rows) -> None:
         return
     before = logits[concerned]
     if token_lists:
-        logits[_flat_indices(token_lists, logits.device)] = -torch.inf
+        # An assignment of a number would copy it from the host, for which a GPU's host waits.
+        logits.index_put_(_flat_indices(token_lists, logits.device), logits.new_full((), -torch.inf))
     for row, ids in many:
         logits[row].masked_fill_(_mask(ids, logits), -torch.inf)
     # If no allowed token is left in a row, its forbidden tokens are restored, so that a token can be chosen.

@@ -71,6 +71,22 @@ def joined(parts: list[Samples]) -> Samples:
     )
 
 
+def replaced(samples: Samples, rows: Sequence[int] | np.ndarray, others: Samples) -> Samples:
+    """Return samples in which those of some rows, in ascending order, are `others`."""
+
+    def tokens() -> torch.Tensor:
+        found = samples.tokens()
+        return found.index_copy(0, to_device(rows, found.device, torch.int64), others.tokens())
+
+    def collect() -> list[Sampled]:
+        found = samples.collect()
+        for row, sampled in zip(rows, others.collect(), strict=True):
+            found[row] = sampled
+        return found
+
+    return Samples(tokens, collect)
+
+
 def draw_or_choose(
     logits: torch.Tensor, drawn: np.ndarray, parameters: np.ndarray, rows_at_once: int, kernels: Kernels
 ) -> Samples:
@@ -146,21 +162,16 @@ def _sample(
         if len(drawing) == len(choices):
             return chosen
     likeliest = samples_of(best, largest)
-
-    def tokens() -> torch.Tensor:
-        found = likeliest.tokens()
-        return found if chosen is None else found.index_copy(0, to_device(rows, found.device), chosen.tokens())
+    chosen_or_likeliest = likeliest if chosen is None else replaced(likeliest, rows, chosen)
 
     def collect() -> list[Sampled]:
-        sampled = likeliest.collect()
+        sampled = chosen_or_likeliest.collect()
         for (row, _), offer in zip(beams, offers(), strict=True):
             if not sampled[row].is_corrupted:
                 sampled[row] = Sampled([], candidates=offer)
-        for row, row_sampled in zip(rows, [] if chosen is None else chosen.collect(), strict=True):
-            sampled[row] = row_sampled
         return sampled
 
-    return Samples(tokens, collect)
+    return Samples(chosen_or_likeliest.tokens, collect)
 
 
 def _choose(

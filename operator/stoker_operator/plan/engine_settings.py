@@ -1,7 +1,8 @@
 """The settings that decide how an engine uses memory: stated ones and the engine's defaults.
 
 A typed field of the spec takes precedence, then an argument in ``spec.engine.args``, then the runtime's default. The
-defaults for a step depend on the accelerator (`sizing.batch_limits`), and are the same for Stoker's engine and vLLM.
+defaults for a step depend on the accelerator (`sizing.batch_limits`); on GPUs they are the same for Stoker's engine
+and vLLM.
 """
 
 from __future__ import annotations

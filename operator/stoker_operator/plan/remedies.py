@@ -198,6 +198,7 @@ def _shorter_steps(layout: ParallelLayout) -> Iterator[Proposal]:
     least = default_batch_limits(0, "", on_cpu=False, unbounded_prompts=False)
     tokens, sequences = least.max_num_batched_tokens, least.max_num_seqs
     if layout.bench is not None and layout.bench.settings.max_num_batched_tokens > tokens:
+        sequences = min(sequences, layout.bench.settings.max_num_seqs)
         change = {"maxNumBatchedTokens": tokens, "maxNumSeqs": sequences}
         yield Proposal(
             f"set spec.engine.maxNumBatchedTokens to {tokens} and maxNumSeqs to {sequences}", {"engine": change}

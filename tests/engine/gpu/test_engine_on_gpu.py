@@ -6,17 +6,16 @@ Single kernels are tested in `../kernels/triton/interpreted`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.contract import names
-from stoker_engine.exec.finish import prompt_logprobs as prompt_logprobs_finish
-from stoker_engine.exec.finish import sample as sample_finish
 from stoker_engine.parallel import transfer
-from stoker_engine.sampling import logits, logprobs, sampler
 
 from ...support.engine.tiny_models import prompts, save_model, tiny_family, tiny_mixture
 from ..conftest import AssertGreedy
@@ -123,17 +122,17 @@ def test_graphs_of_models_quantized_on_load_equal_eager_steps(quantization: str,
 
 @pytest.fixture
 def forbid_synchronization(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make all synchronizations of the host with the GPU fail, except those in `to_host`."""
+    """Make all synchronizations of the host with the GPU fail, except when a step's results are read."""
+    values = transfer.HostCopy.values
 
-    def to_host(tensor: torch.Tensor) -> object:
+    def read(copy: transfer.HostCopy) -> object:
         torch.cuda.set_sync_debug_mode("default")
         try:
-            return transfer.to_host(tensor)
+            return values(copy)
         finally:
             torch.cuda.set_sync_debug_mode("error")
 
-    for module in (sample_finish, prompt_logprobs_finish, sampler, logits, logprobs):
-        monkeypatch.setattr(module, "to_host", to_host)
+    monkeypatch.setattr(transfer.HostCopy, "values", read)
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -142,6 +141,16 @@ def test_steps_synchronize_only_at_permitted_places(tiny_llama: Path, forbid_syn
     llm = engine(tiny_llama)
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     drawn = SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, seed=1, max_tokens=16, ignore_eos=True)
+    special: list[dict[str, Any]] = [
+        {"min_tokens": 9, "ignore_eos": False},
+        {"bad_words": ["a", "the"]},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+        {"logit_bias": {7: 3.0}},
+        {"allowed_token_ids": [5, 6, 7]},
+        {"logprobs": 2},
+        {"prompt_logprobs": 1},
+        {"n": 3},
+    ]
     torch.cuda.set_sync_debug_mode("error")
-    for params in (greedy, drawn):
+    for params in (greedy, drawn, *(replace(drawn, **more) for more in special)):
         llm.generate(prompts(4), params, use_tqdm=False)

@@ -33,6 +33,7 @@ def requests(rng: random.Random, count: int) -> list[EngineRequest]:
         params: Any = rng.choice(
             [
                 SamplingParams(temperature=0, max_tokens=length, ignore_eos=True),
+                SamplingParams(temperature=0.8, seed=index, top_k=rng.choice((-1, 20)), max_tokens=length),
                 SamplingParams(temperature=0, max_tokens=length, repetition_penalty=1.2, min_tokens=length // 2),
                 SamplingParams(seed=index, n=rng.randrange(1, 4), max_tokens=length, logprobs=2),
                 SamplingParams(seed=index, top_p=0.9, frequency_penalty=0.5, max_tokens=length),

@@ -11,11 +11,14 @@ import torch
 
 from stoker_engine.architectures.quantization.on_load import FP8_ROWS
 from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.kernels import select
 from stoker_engine.kernels.blocks import block_rows, dequantize
 from stoker_engine.kernels.bundle import BlockPanels
 from stoker_engine.kernels.fp8_linear import LEAST_SCALE, quantize_rows
+from stoker_engine.kernels.fp8_panels import Packed
 from stoker_engine.kernels.group_blocks import quantize
 from stoker_engine.kernels.reference import REFERENCE, REFERENCE_FP8
+from stoker_engine.kernels.select import multiplies_fp8
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BF16: Final = torch.bfloat16
@@ -103,6 +106,33 @@ def test_packing_keeps_every_value(inner: int) -> None:
     packed = blocks.clone()
     panels().pack(packed, FP8_ROWS, inner)
     assert torch.equal(panels().rows(packed, FP8_ROWS, inner, ids, BF16), expected)
+    parts = Packed.of(packed, inner)  # torch's kernel for compute capability 8.9 ignores strides
+    assert parts.codes.is_contiguous() and parts.scales.is_contiguous()
+    assert parts.codes.storage_offset() % 16 == 0 and parts.scales.storage_offset() % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "expected"),
+    [
+        (None, "2.15.0", False),
+        ((8, 0), "2.15.0", False),
+        ((8, 9), "2.11.0+cu130", False),
+        ((8, 9), "2.12.1", True),
+        ((9, 0), "2.11.0+cu130", True),
+        ((12, 0), "2.15.0a0+git", True),
+    ],
+)
+def test_fp8_tensor_cores_need_a_gpu_and_a_torch_that_has_kernels_for_them(
+    capability: tuple[int, int] | None, version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> torch.Tensor:
+        raise RuntimeError("Rowwise scaling is not currently supported\non this device")
+
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(select, "_try_fp8", lambda: None)
+    assert multiplies_fp8(capability) is expected
+    monkeypatch.setattr(select, "_try_fp8", refuses)
+    assert multiplies_fp8(capability) is False
 
 
 def test_only_matrices_for_fp8_tensor_cores_are_packed() -> None:

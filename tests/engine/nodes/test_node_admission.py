@@ -35,7 +35,7 @@ def test_a_second_node_of_the_same_number_waits(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"max_num_seqs": 7}, r"--max-num-seqs: .*256 on node 0, but 7 on node 1"),
+        ({"max_num_seqs": 7}, r"--max-num-seqs: .*unset on node 0, but 7 on node 1"),
         ({"nnodes": 4, "node_rank": 1}, r"--nnodes: .*2 on node 0, but 4 on node 1"),
     ],
 )

@@ -117,7 +117,12 @@ class Runner:
     def __init__(self, *_: object, **options: object) -> None:
         come_to("load")
         self.plan = types.SimpleNamespace(
-            num_blocks=BLOCKS, block_size=16, groups=(CacheGroup(None, (0,), 1),), step_tokens=512, max_model_len=512
+            num_blocks=BLOCKS,
+            block_size=16,
+            groups=(CacheGroup(None, (0,), 1),),
+            step_tokens=512,
+            max_model_len=512,
+            max_num_seqs=256,
         )
         self.device = types.SimpleNamespace(type="cpu")
         self.grammars = types.SimpleNamespace(set_token_table=lambda table: None)
@@ -125,6 +130,17 @@ class Runner:
         self._slots: dict[int, int] = {}  # by row
         self._steps_left = -1
         self._known: dict[int, list[int]] = {}  # by row
+        self._results: list[StepResult] = []
+        self.runs_ahead = False
+
+    def launch(self, step: Step) -> None:
+        self._results.append(self.run(step))
+
+    def collect(self) -> StepResult:
+        return self._results.pop(0)
+
+    def discard_in_flight(self) -> None:
+        self._results.clear()
 
     def run(self, step: Step) -> StepResult:
         time.sleep(0.001)  # sleeps: a step takes time

@@ -215,6 +215,8 @@ class DeviceTrace(HostFunctions):
         to_host = any(each.device.type == "cpu" for each in made)
         to_device = any(each.device.type == "cuda" for each in made)
         assert not (from_device and to_host), f"{func} reads the device"
+        if "index_put" in func._opname and from_device:  # the host waits even for the copy of a number
+            assert all(each.device.type == "cuda" for each in arguments), f"{func} copies from the host"
         if from_host and (from_device or to_device):
             assert _called_by(transfer.__file__), f"{func} has the device read the host"
 

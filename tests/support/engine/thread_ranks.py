@@ -153,7 +153,7 @@ class ThreadExecutor:
             )
 
         self.runners = self._all([pool.submit(load, rank) for rank, pool in enumerate(self._threads)])
-        self.plan, self.on_cpu = self.runners[0].plan, True
+        self.plan, self.on_cpu, self.runs_ahead = self.runners[0].plan, True, False
         assert all(runner.plan == self.plan for runner in self.runners)
 
     def launch(self, step: Step) -> None:

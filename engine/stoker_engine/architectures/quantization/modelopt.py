@@ -1,6 +1,7 @@
 """NVIDIA's Model Optimizer: FP8 with a scale per tensor, row or block, MXFP8, and NVFP4.
 
-The config's quantization of activations is not applied.
+Activations of the first two kinds of FP8 are quantized for each token, on GPUs with FP8 tensor cores; scales stored for
+them are not used.
 """
 
 from __future__ import annotations

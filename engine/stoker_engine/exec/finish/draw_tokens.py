@@ -20,7 +20,7 @@ from stoker_engine.kernels.select_token import UNIFORM
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.quant.weight_target import Shard
 from stoker_engine.sampling.draw import uniforms
-from stoker_engine.sampling.sampler import Samples, draw_or_choose, joined, sample, samples_of
+from stoker_engine.sampling.sampler import Samples, draw_or_choose, joined, replaced, sample, samples_of
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
 
@@ -66,21 +66,44 @@ class TokenDraws:
             return the most likely tokens.
         """
         rows = np.array([step.rows[batch_index] for batch_index in batch_indices], dtype=np.int64)
-        are_drawn = self.batch.is_drawn[rows]
-        if step.drafts or max(step.num_samples) > 1 or not self.batch.special.isdisjoint(rows.tolist()):
-            is_simple = False
-        else:
-            is_simple = self.logits.ranks.size == 1 or not are_drawn.any()
-        if not is_simple:
-            logits = self.logits.of(hidden, tokens)
-            on_logits()
-            found = masks.result() if masks is not None else {}
+        are_special = self.batch.is_special[rows]
+        if max(step.num_samples) > 1:
+            are_special |= np.array(step.num_samples)[batch_indices] > 1
+        are_drawn = self.batch.is_drawn[rows] & ~are_special
+        if not step.drafts and not (are_drawn | are_special).any():
+            return self._choose(hidden, tokens, on_logits)
+        logits = self.logits.of(hidden, tokens)
+        on_logits()
+        found = masks.result() if masks is not None else {}
+        if step.drafts or self.logits.ranks.size > 1 or are_special.all():
             samples = self._draw(logits, self._choices(step, batch_indices, found))
             return Samples(samples.tokens, partial(_verified, step, batch_indices, found, samples))
-        if are_drawn.any():
-            logits = self.logits.of(hidden, tokens)
-            on_logits()
-            return self._draw_simply(logits, step, batch_indices, rows, are_drawn)
+        positions = np.array([step.starts[index] + step.lengths[index] for index in batch_indices])
+        plain = self._draw_plain(logits, rows, positions, are_drawn)
+        if not are_special.any():
+            return plain
+        places = np.flatnonzero(are_special)
+        return replaced(plain, places, self._draw_special(logits, step, batch_indices, places, found))
+
+    def _draw_special(
+        self, logits: torch.Tensor, step: Step, batch_indices: list[int], places: np.ndarray, masks: MasksByBatchIndex
+    ) -> Samples:
+        """Draw the tokens of sequences without drafts that need an object each, in copies of some rows of logits.
+
+        Args:
+            places: int64 [count], rows of logits, which are also indices of `batch_indices`.
+        """
+        parts = list[Samples]()
+        for first in range(0, len(places), self.rows_at_once):
+            part = places[first : first + self.rows_at_once]
+            indices = [batch_indices[place] for place in part]
+            rows = logits[to_device(part, logits.device)]
+            samples = sample(rows, self._choices(step, indices, masks), self.rows_at_once, self.logits.kernels)
+            parts.append(Samples(samples.tokens, partial(_verified, step, indices, masks, samples)))
+        return joined(parts)
+
+    def _choose(self, hidden: torch.Tensor, tokens: torch.Tensor, on_logits: Callable[[], None]) -> Samples:
+        """Choose the most likely token of each row, see `start`."""
         parts = list[Samples]()
         for part, part_tokens in zip(hidden.split(self.logits_at_once), tokens.split(self.logits_at_once), strict=True):
             logits = self.logits.of(part, part_tokens)
@@ -89,11 +112,15 @@ class TokenDraws:
             parts.append(self._likeliest(logits))
         return joined(parts)
 
-    def _draw_simply(
-        self, logits: torch.Tensor, step: Step, batch_indices: list[int], rows: np.ndarray, are_drawn: np.ndarray
+    def _draw_plain(
+        self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray, are_drawn: np.ndarray
     ) -> Samples:
-        """Draw one token in each row of logits in `are_drawn` (bool), and choose the most likely one in the others."""
-        positions = np.array([step.starts[index] + step.lengths[index] for index in batch_indices])
+        """Draw one token in each row of logits in `are_drawn`, and choose the most likely one in the others.
+
+        Args:
+            rows, positions: integers [rows of logits], row of each sequence and position of its next token.
+            are_drawn: bool [rows of logits].
+        """
         drawn = rows[are_drawn]
         parameters = self.batch.selections[drawn]
         parameters[:, UNIFORM] = uniforms(self.batch.streams[drawn], positions[are_drawn])
@@ -133,15 +160,7 @@ class TokenDraws:
         rows, row_choices = self.logits.gather(rows), [choices[row] for row in asking]
         if not self.samples:
             return likeliest
-        chosen = sample(rows, row_choices, self.rows_at_once, kernels)
-
-        def collect() -> list[Sampled]:
-            drawn = likeliest.collect()
-            for row, sampled in zip(asking, chosen.collect(), strict=True):
-                drawn[row] = sampled
-            return drawn
-
-        return Samples(likeliest.tokens, collect)
+        return replaced(likeliest, asking, sample(rows, row_choices, self.rows_at_once, kernels))
 
 
 def _verified(step: Step, batch_indices: list[int], masks: MasksByBatchIndex, samples: Samples) -> list[Sampled]:

@@ -7,9 +7,11 @@ An implementation need not sample or compute logits: pooling uses the hidden sta
 
 The host does not wait for the device until it collects a result, so it can start the next step before:
 
-    step N      begin   finish ───────────────────────► collect
-    step N + 1                 begin   finish                    resume ─────────────► collect
-                                       tokens that depend on the text of N wait for it
+    step N      begin   finish ──────────────────► collect
+    step N + 1                 begin   finish ───────────── before_resume ── resume ──► collect
+    step N + 2                                                               begin   finish …
+
+What the device cannot compute without the host having read N's tokens, such as the mask of a grammar, waits in N + 1.
 """
 
 from __future__ import annotations
@@ -27,8 +29,14 @@ from stoker_engine.exec.inputs import Inputs
 class PendingResult(Protocol):
     """A result that the device may still compute."""
 
+    def before_resume(self) -> None:
+        """Start the host's part of `resume` in another thread. Called when the tokens of the previous step are in the
+        rows, which must not be changed until `resume` returns."""
+        ...
+
     def resume(self) -> None:
-        """Start what had to wait for the result of the previous step, which is now in the rows."""
+        """Start what had to wait for the tokens of the previous step. Called before the next step is launched and
+        before `collect`; only the first call has an effect."""
         ...
 
     def collect(self) -> StepResult:
@@ -42,6 +50,9 @@ class Complete:
     """A `PendingResult` that is already complete."""
 
     result: StepResult
+
+    def before_resume(self) -> None:
+        """See `PendingResult`."""
 
     def resume(self) -> None:
         """See `PendingResult`."""

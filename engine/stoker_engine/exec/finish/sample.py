@@ -86,10 +86,14 @@ class StepSampling:
         self._sample_time = time.monotonic() - self._computed
         return self
 
+    def before_resume(self) -> None:
+        """See `PendingResult`."""
+        self._masks = self._launch_masks(self._late)
+
     def resume(self) -> None:
         """See `PendingResult`."""
         if self._late_rows is not None:
-            self._draw(self._late, *self._late_rows, self._launch_masks(self._late))
+            self._draw(self._late, *self._late_rows, self._masks)
             self._late_rows = None
 
     def collect(self) -> StepResult:

@@ -145,10 +145,10 @@ def rows(blocks: torch.Tensor, stored: StoredFormat, inner: int, ids: torch.Tens
     words, scales, zeros = _parts(blocks, stored, inner)
     order = torch.arange(ROWS * WORDS, device=ids.device).view(2, 4, 8, 4, 2, 2)
     order = order.permute(1, 4, 2, 0, 3, 5).reshape(ROWS, WORDS)
-    tiles = words.index_select(0, ids // ROWS)
-    index = order.index_select(0, ids % ROWS).unsqueeze(1).expand(-1, tiles.shape[1], -1)
+    column_tiles = torch.arange(words.shape[1], device=ids.device)
+    found = words[(ids // ROWS)[:, None, None], column_tiles[:, None], order[ids % ROWS].unsqueeze(1)]
     shifts = torch.arange(0, 32, tile.bits, device=ids.device, dtype=torch.int32).view(-1, 1)
-    codes = ((tiles.gather(2, index).unsqueeze(2) >> shifts) & ((1 << tile.bits) - 1)).flatten(1).float()
+    codes = ((found.unsqueeze(2) >> shifts) & ((1 << tile.bits) - 1)).flatten(1).float()
     scale = scales.index_select(1, ids).t().float()
     zero = torch.full_like(scale, tile.zero_point) if zeros is None else zeros.index_select(1, ids).t().float()
     if tile.group:
