@@ -82,21 +82,26 @@ class TokenDraws:
         plain = self._draw_plain(logits, rows, positions, are_drawn)
         if not are_special.any():
             return plain
-        places = np.flatnonzero(are_special)
-        return replaced(plain, places, self._draw_special(logits, step, batch_indices, places, found))
+        row_indices = np.flatnonzero(are_special)
+        return replaced(plain, row_indices, self._draw_special(logits, step, batch_indices, row_indices, found))
 
     def _draw_special(
-        self, logits: torch.Tensor, step: Step, batch_indices: list[int], places: np.ndarray, masks: MasksByBatchIndex
+        self,
+        logits: torch.Tensor,
+        step: Step,
+        batch_indices: list[int],
+        row_indices: np.ndarray,
+        masks: MasksByBatchIndex,
     ) -> Samples:
         """Draw the tokens of sequences without drafts that need an object each, in copies of some rows of logits.
 
         Args:
-            places: int64 [count], rows of logits, which are also indices of `batch_indices`.
+            row_indices: int64 [count], rows of logits, which are also indices of `batch_indices`.
         """
         parts = list[Samples]()
-        for first in range(0, len(places), self.rows_at_once):
-            part = places[first : first + self.rows_at_once]
-            indices = [batch_indices[place] for place in part]
+        for first in range(0, len(row_indices), self.rows_at_once):
+            part = row_indices[first : first + self.rows_at_once]
+            indices = [batch_indices[index] for index in part]
             rows = logits[to_device(part, logits.device)]
             samples = sample(rows, self._choices(step, indices, masks), self.rows_at_once, self.logits.kernels)
             parts.append(Samples(samples.tokens, partial(_verified, step, indices, masks, samples)))
