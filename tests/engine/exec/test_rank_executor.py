@@ -279,7 +279,7 @@ def test_every_rank_caches_its_share_of_heads(pair: tuple[Path, Engine, Engine])
     found, whole = ranks.executor.plan, alone.executor.plan
     assert (found.num_blocks, found.max_model_len) == (whole.num_blocks, whole.max_model_len)
     kept = [sum(group.bytes_per_token for group in plan.groups) for plan in (found, whole)]
-    heads = alone.executor.runner.config.num_key_value_heads  # type: ignore[attr-defined]
+    heads = alone.executor.runner.model.config.layers[0].attention.num_kv_heads  # type: ignore[attr-defined]
     assert kept[0] * heads == kept[1] * -(-heads // SIZE)
 
 
