@@ -35,6 +35,7 @@ CPU: Final = torch.device("cpu")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # whole models by torch's operators
 def test_fp8_is_close_to_bfloat16(demo_gguf: Path, demo_reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def formats(config: ModelConfig, method: str, on_cpu: bool) -> WeightFormats:
         return on_load_formats(config, method, on_cpu=False)
