@@ -99,8 +99,8 @@ class InputBuilder:
             if group.kind == "tokens":
                 slot_mapping = tables[of_sequence, index].astype(np.int64) * self.block_size + offset
             mappings.append(slot_mapping)
-        firsts = query_starts[:-1]
-        token_ids[firsts[batch.num_in_flight[row] > 0]] = UNKNOWN
+        if self.gathers:
+            token_ids[query_starts[:-1][batch.num_in_flight[row] > 0]] = UNKNOWN
         tokens = self._token_arrays(row, starts, token_rows, token_ids, positions, offsets, query_starts)
         if size is not None and size > count:
             token_rows, ends = _padded(token_rows, size, PADDING), _padded(ends, size)

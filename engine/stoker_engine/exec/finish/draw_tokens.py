@@ -65,6 +65,8 @@ class TokenDraws:
             First tokens of each row of `hidden`; and results, one per sequence. Other ranks than the sampling one
             return the most likely tokens.
         """
+        if not step.drafts and max(step.num_samples) == 1 and self.batch.asking.isdisjoint(step.rows):
+            return self._choose(hidden, tokens, on_logits)  # the common case, without arrays
         rows = np.array([step.rows[batch_index] for batch_index in batch_indices], dtype=np.int64)
         are_special = self.batch.is_special[rows]
         if max(step.num_samples) > 1:
