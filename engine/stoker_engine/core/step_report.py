@@ -103,7 +103,7 @@ class StepReport:
         num_tokens: number of computed tokens.
         num_prompt_tokens: number of computed prompt tokens.
         num_new_tokens: number of generated tokens.
-        first_tokens: for each request that got its first token in this step.
+        first_tokens: times and prompt sizes of the requests that got their first token in this step.
         inter_token: for each sequence that got tokens in this step and had some before: seconds since its previous
             tokens.
         finished: requests that ended in this step or since the previous report, including aborted ones.

@@ -218,7 +218,7 @@ def _send_last(connection: Connection, message: Any) -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """End this process immediately when the other end of its pipe is closed, even in the middle of a step."""
+    """Wait until the other end of the pipe is closed, then end this process at once, even in the middle of a step."""
     wait_for_hangup(pipe)
     os._exit(0)
 

@@ -71,18 +71,18 @@ class NodeEngine:
         self._poll.register(connection.fileno(), select.POLLIN)
 
     def run_commands(self, wake: socket.socket, on_contact: Callable[[], str | None]) -> bool:
-        """Execute the head's commands until the end. Then all ranks have ended, also after an error. Ranks are killed
-        if the calling thread ends.
+        """Execute the head's commands until it sends ``farewell``, `on_contact` returns a reason, or the connection is
+        lost. All ranks have ended when this returns or raises; the kernel kills them if the calling thread ends.
 
         Args:
-            wake: socket that is closed to end this function.
+            wake: socket whose peer is closed in order to have `on_contact` called at once.
             on_contact: called periodically; returns the reason to end, or None.
 
         Returns:
-            True if the head said farewell or `on_contact` returned a reason; False if the connection was lost.
+            True if the head sent ``farewell`` or `on_contact` returned a reason; False if the connection was lost.
 
         Raises:
-            ModelError: the head said farewell because it could not serve.
+            ModelError: the head sent ``farewell`` with a reason, because it could not serve.
         """
         self._poll.register(wake.fileno(), 0)
         try:

@@ -39,7 +39,7 @@ GIB: Final = 1024**3
 #: Bytes reserved for the interpreter, torch, and the device's context and buffers: an upper estimate, not measured.
 RUNTIME_BYTES: Final = 1 * GIB
 
-#: Bytes reserved for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion weights.
+#: Bytes reserved for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion parameters.
 GRAPH_BYTES: Final = 1 * GIB
 
 #: Bytes reserved for buffers of collective communication if an engine has several devices. None are reserved on

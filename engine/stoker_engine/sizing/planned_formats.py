@@ -89,7 +89,7 @@ def refuse_transposed(architecture: str, method: str) -> None:
     """
     computed = _TRANSPOSED.get(architecture)
     if computed is not None and method not in computed:
-        others = "".join(f"the one by {each}, or " for each in computed)
+        others = "".join(f"a checkpoint quantized by {each}, or " for each in computed)
         raise ModelError(
             f"{architecture}'s checkpoints hold matrices transposed, and {method} is not supported for them; use "
             f"{others}the unquantized model with --quantization int8"

@@ -2,7 +2,7 @@
 
 key ─► path and method ─► /v1/models         answered from the model registry
                        ─► /v1/responses/ID   server that stores the response ─┐
-                       ─► /openapi.json      any server                      ─┼─► limits of the key ─► queue ─► server
+                       ─► /openapi.json      server of the key's first model ─┼─► limits of the key ─► queue ─► server
                        ─► others             model and prompt in the body    ─┘
 
 If keys are required, a request without one is rejected before its body is read, and models that its key may not use are

@@ -45,7 +45,7 @@ MAX_SERVERS: Final = 3
 #: The search for servers stops once it has found one with room within the balance and more than this many beyond it.
 MAX_LOOKS: Final = 32
 
-#: Weight of a request in the moving average of the bytes to compute.
+#: Weight of a request in the moving average of the prompt bytes that a server has to compute for each request.
 USUAL_GAIN: Final = 0.05
 
 

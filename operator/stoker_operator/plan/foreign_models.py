@@ -31,7 +31,8 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.moe_config import MoEConfig
 from stoker_engine.architectures.text_config import text_of
 
-#: Architecture → family with the same sizes as its text model; empty if the text model's config names the family.
+#: Architecture → family by whose rules the sizes of its text model are computed; empty if the text model's config names
+#: the family.
 _LIKE: Final = {
     "AquilaForCausalLM": "LlamaForCausalLM",
     "AquilaModel": "LlamaForCausalLM",

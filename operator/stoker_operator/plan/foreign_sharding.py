@@ -8,7 +8,7 @@ are in `stoker_engine.sizing.sharding`.
 
 vLLM finds such errors only when it loads the weights, minutes after a pod has started: in
 ``validate_fp8_block_shape``, in ``Fp8MoEMethod`` (its issue 25292: experts of 768 columns in four shards, with blocks
-of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. It does not check a single shard.
+of 128) and in the group-size checks of AWQ, GPTQ and compressed-tensors. With one shard, vLLM checks nothing.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
     if layout.bench.memory_bytes is None:
         return "fewest accelerators per engine; their memory is not known"
     if best.serves:
-        return f"the most engines that hold {layout.min_concurrency} sequences of {wanted_len:,} tokens each"
+        return f"the most engines, each with room for {layout.min_concurrency} sequences of {wanted_len:,} tokens"
     length, at_once = best.reach
     return f"comes nearest to {layout.min_concurrency} sequences of {wanted_len:,} tokens: {at_once} of {length:,}"
 

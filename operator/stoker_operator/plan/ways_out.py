@@ -26,7 +26,7 @@ from stoker_operator.plan.study import Study
 Trial = Callable[[Spec, bool], Study | None]
 
 #: Remedy if no pod with these accelerators is known to hold the model.
-_NO_POD: Final = "set nodes to 1, and use accelerators with more memory or a smaller model"
+_NO_POD: Final = "set nodes to 1, and use a smaller model, or accelerators with more memory"
 _FIELD: Final = "spec.parallelism"
 #: Prefixes of the fields whose violations depend on sizes and counts.
 _OF_SIZES: Final = (_FIELD, "spec.hardware")

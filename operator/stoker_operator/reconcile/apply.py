@@ -158,8 +158,8 @@ class Writer:
         one if scaling changes the number of replicas.
 
         Returns:
-            False if the API server's answer has another spec than the reconciled one. The answer is stored, so the
-            watch event of that spec wakes no reconcile.
+            False if the spec has changed since it was read. The caller must then reconcile again: the API server's
+            answer is stored, so the watch event of the new spec starts no reconcile.
 
         Raises:
             KubeError: the request failed, other than with status 404 or 409.

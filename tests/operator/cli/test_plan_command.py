@@ -52,7 +52,7 @@ def test_table_shows_every_layout_and_the_chosen_one(run: Any) -> None:
     assert [line.split()[:4] for line in lines[6:9]] == [list("4111"), list("2122"), list("1144")]
     assert lines[6].split()[4:] == ["3.7", "GiB", "2,191,440", "8,192", "267", "chosen"]
     assert lines[8].endswith(
-        "56  recommended  the most engines that hold 4 sequences of 8,192 tokens each; "
+        "56  recommended  the most engines, each with room for 4 sequences of 8,192 tokens; "
         "better as hardware.count 1, replicas 4: one engine per pod"
     )
 

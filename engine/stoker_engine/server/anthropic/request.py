@@ -219,7 +219,7 @@ class ConversationBody(StrictModel):
         tools = [tool.to_tool() for tool in self.tools or ()]
         config = self.output_config or OutputConfig()
         thinking: dict[str, Any] = {}
-        if self.thinking is not None:  # both names that chat templates use
+        if self.thinking is not None:  # chat templates use either name
             thinking = dict.fromkeys(("enable_thinking", "thinking"), self.thinking.type != "disabled")
         output = config.format or self.output_format
         conversation = Conversation(

@@ -1,9 +1,10 @@
 """Rules about parallel sizes, above all tensor × pipeline × data = count × nodes.
 
-This one does not apply to accelerator cpu, where absent sizes are 1.
+This equation does not apply to accelerator cpu, where absent sizes are 1. ``hardware.allowIdle`` permits a smaller
+product.
 
-Absent sizes follow from the others (`resolve`). Sizes with another product are refused, with a message about sizes that
-obey the rule. These need not suit the model, which is not known here; `plan.ways_out` replaces them with planned sizes
+Absent sizes follow from the others (`resolve`). Other sizes are refused, with a message that names sizes that obey the
+rule. The named sizes need not suit the model, which is not known here; `plan.ways_out` replaces them with planned sizes
 if the model's shape is known. The calculation is written in Python and in CEL, where ``self`` is a workload.
 """
 

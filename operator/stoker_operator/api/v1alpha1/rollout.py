@@ -26,8 +26,9 @@ class Rollout(Part):
     drain_seconds: Annotated[int, Field(ge=0, le=86400)] | None = None
     """Maximum number of seconds that a terminating pod has to finish its requests. Absent: 30."""
     startup_timeout_seconds: Annotated[int, Field(ge=1, le=604800)] | None = None
-    """Number of seconds after which a roll-out without progress is reported as stalled; enough for a pod to download
-    and load the model. Absent: 3600."""
+    """Number of seconds without progress after which a roll-out is reported as stalled. With runtime vllm a container
+    that has not started by then is restarted. A pod must be able to download and load the model in this time. Absent:
+    3600."""
     image_updates: Annotated[ImageUpdates | None, NOT_IN_PODS] = None
     """When pods are replaced because the catalogue has a newer image, or because a newer operator creates other pods
     for the same spec. OnSpecChange: at the next change of the spec that replaces pods; until then the status reports a

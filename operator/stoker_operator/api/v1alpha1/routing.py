@@ -21,8 +21,8 @@ class Routing(Part):
 
     gateway: Literal["Enabled", "Disabled"] | None = None
     """Absent: the gateway serves the endpoint's model names if the namespace has the label stoker.dev/gateway: enabled,
-    and no older endpoint claims them. Enabled: as absent, and the condition Routed reports a missing gateway. Disabled:
-    the gateway does not serve them."""
+    and no older endpoint claims one of them. Enabled: the same; if there is no gateway, the condition Routed reports
+    this. Disabled: the gateway does not serve them."""
     session_header: HeaderName | None = None
     """Request header that identifies a session, such as X-Session-Id; the gateway prefers one pod for the requests of a
     session. Without the header, fields of the body can identify it."""

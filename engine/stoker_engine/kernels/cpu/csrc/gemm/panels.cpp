@@ -15,7 +15,7 @@ extern "C" int stoker_has_panels() {
 
 #if defined(STOKER_PANELS)
 
-// Packs the whole panels of contiguous w [outputs, inner], inner even, in place.
+// Packs contiguous w [outputs, inner] in place; inner is even. Rows after the last whole panel stay unpacked.
 extern "C" void stoker_pack_panels(void* w, long outputs, long inner) {
   parallel(outputs / PANEL, [&](Pieces& pieces) {
     std::vector<uint32_t> copy(PANEL * inner / 2);

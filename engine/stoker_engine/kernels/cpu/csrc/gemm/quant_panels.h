@@ -179,7 +179,7 @@ struct QuantRows {
     return HAS_OFFSET ? multiply_add(header.offset, all_floats(activations.sum), sum) : sum;
   }
 
-  // Multiplies rows m … m + M - 1 of x with the N panels of `source`, which are those from `panel` on.
+  // Multiplies rows m … m + M - 1 of x by N panels, the first of which is `panel`; `source` reads their weights.
   template <int M, int N, class Source>
   FLATTEN void tile(const Source& source, long panel, long m, Prefetcher& prefetcher) const {
     constexpr long STEP = Source::STEP;
