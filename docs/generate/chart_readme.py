@@ -25,7 +25,7 @@ helm upgrade stoker charts/stoker --namespace stoker-system --reset-then-reuse-v
 helm uninstall stoker --namespace stoker-system
 ```
 
-Nodes pull the images from `REGISTRY`. `make images` builds them.
+Nodes pull the images from `REGISTRY`. `make images` builds them; tag and push them to `REGISTRY`.
 
 Endpoints keep serving during an upgrade, and after an uninstall. The CustomResourceDefinition is part of the release,
 so an upgrade updates it. An uninstall keeps it (`crds.keep`), since deleting it would delete all endpoints.

@@ -51,7 +51,7 @@ def _main(arguments: list[str]) -> int:
     argv.add_arguments(parser, BuildKernelsArgs, "build-kernels")
     args = argv.from_namespace(BuildKernelsArgs, command_line.parse(parser, command_line.with_model_flag(arguments)))
     if not args.target:
-        raise ArgumentError("--target", "is required: GPUs such as sm_90 or gfx942")
+        raise ArgumentError("--target", "is required, for example sm_90 or gfx942")
     as_served = {name: getattr(args, name) for name in BuildKernelsArgs.__dataclass_fields__}
     del as_served["target"], as_served["output"]
     engine = EngineArgs(**as_served)

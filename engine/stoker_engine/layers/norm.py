@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
     __call__ = forward
 
     def after_sum(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `x + added` and its norm; all are [tokens, size]."""
+        """Return the sum `x + added` and the normalized sum; all are [tokens, size]."""
         return self._sum_and_norm(x, added)
 
     def weight_targets(self) -> dict[str, WeightTarget]:

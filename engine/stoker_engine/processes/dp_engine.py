@@ -186,7 +186,7 @@ class DPEngine:
         if self.is_ready:
             message = "serving"
         elif self._standstill is not None and not self.is_dead:
-            message = f"stuck for more than {self.watchdog.step_timeout:.0f} s (--step-timeout)"
+            message = "stuck: no progress within the time limit of a step (--step-timeout) or of the server"
         else:
             message = self.status
         return EngineState(

@@ -72,7 +72,8 @@ class Watchdog:
     Args:
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
         has_waiters: whether requests or loads wait for the engine, or it is stopped.
-        on_death: called with a process and the reason why it was killed, even if it could not be killed.
+        on_death: called with the process and the reason for killing it, also if it is still alive after
+            `KILL_TIMEOUT_S`.
     """
 
     def __init__(

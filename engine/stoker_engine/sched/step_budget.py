@@ -104,7 +104,8 @@ class StepBudget:
         return num_tokens if self._limits.chunked or num_tokens == num_uncomputed else 0
 
     def spend(self, num_uncomputed: int, num_tokens: int, start: int) -> None:
-        """Subtract `num_tokens` of a sequence's `num_uncomputed` tokens from the budget."""
+        """Subtract `num_tokens` of a sequence's `num_uncomputed` tokens from the budget, and their time, which depends
+        on the number of computed tokens, `start`."""
         self.tokens -= num_tokens
         if num_uncomputed > 1:
             self.prompts -= num_tokens

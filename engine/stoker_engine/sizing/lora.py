@@ -112,11 +112,11 @@ def adapter_bytes(
 
 
 def changeable(config: ModelConfig, target_modules: Sequence[str]) -> Container[str]:
-    """Return the matrices that adapters may change, by `AdapterMatrices.weight`.
+    """Return the names (`AdapterMatrices.weight`) of the matrices that adapters may change.
 
     Args:
-        target_modules: last components of module names in adapter files; empty: all. If the family's weight names lack
-            one of these components, it could be any matrix, so all matrices are returned.
+        target_modules: last components of module names in adapter files; empty: all. A component that is not in the
+            family's weight names may be any matrix; then all names are returned.
     """
     family = FAMILIES.get(config.architecture)
     if not target_modules or family is None:

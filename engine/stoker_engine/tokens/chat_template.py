@@ -102,8 +102,8 @@ def compile_ahead(template: str) -> bool:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it: without nulls, and with `thinking` and `reasoning_content` if either
-    or `reasoning` is set."""
+    """Return a message as templates expect it: without nulls, and with both `thinking` and `reasoning_content` if any
+    of `_REASONING_FIELDS` is set."""
     present = {key: value for key, value in message.items() if value is not None}
     reasoning = next((present[name] for name in _REASONING_FIELDS if name in present), None)
     if reasoning is None:

@@ -83,7 +83,7 @@ def _flat(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
-    """Return the piece decoder of a part that sees tokens one by one; None: it cannot be streamed."""
+    """Return the piece decoder of a decoder that no fusing one precedes in the chain; None: it cannot be streamed."""
     match part["type"]:
         case "ByteLevel":
             return ByteLevel()
@@ -103,7 +103,7 @@ def _decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
 
 
 def _fused_decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
-    """Return the piece decoder of a part that sees the whole text as one token; None: it cannot be streamed."""
+    """Return the piece decoder of a decoder that follows a fusing one in the chain; None: it cannot be streamed."""
     match part["type"]:
         case "Strip" if not part["stop"]:
             return StripText(part["content"], part["start"])

@@ -177,7 +177,7 @@ def program(engine: Runtime) -> list[str]:
 
 
 def on_cpu(spec: Spec) -> Spec:
-    """Return the spec with this machine's CPU as its hardware.
+    """Return the spec with this machine's CPU as its hardware, and without parallel sizes.
 
     Raises:
         Refused: another field is not allowed on a CPU.

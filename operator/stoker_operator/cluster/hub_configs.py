@@ -5,8 +5,8 @@ configs of gated models are unknown.
 
     get() ─► queued ─► fetched ─► on_attempt()     after a failure, get() queues again only after a pause, which doubles
 
-A config is `pending` from its first `get` until the first attempt to fetch it ends, or for some seconds: decisions
-about the model may change when it arrives. No config is pending while the hub is known not to answer.
+A config is `pending` from its first `get` until the first attempt to fetch it ends, but for at most `_ATTEMPT_SECONDS`:
+decisions about the model may change when it arrives. No config is pending while the hub is known not to answer.
 
 The configs of models that endpoints use are kept, and a limited number of others.
 

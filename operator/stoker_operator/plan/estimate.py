@@ -185,7 +185,7 @@ def could_hold(bench: Bench, devices: int) -> bool:
 def needed_bytes(bench: Bench, sharding: Sharding = ONE_DEVICE) -> int:
     """Return the memory in bytes that each device must have for one sequence of the stated length.
 
-    Without one, the length is `SHORTEST` tokens, or the model's maximum if that is less.
+    If no length is stated, it is `SHORTEST` tokens, or the model's maximum if that is less.
     """
     device = Device(0, 1.0, bench.on_cpu, sharding)
     use = memory_use(bench.shape.config, bench.numbers, device)

@@ -160,10 +160,10 @@ def evaluate_option(layout: ParallelLayout, sizes: Sizes) -> Option:
 
 
 def options(layout: ParallelLayout, pipeline: int | None = None) -> tuple[Option, ...]:
-    """Return the layouts that use every accelerator, for each number of stages by decreasing tensor size.
+    """Return the layouts that use every accelerator, by number of stages, then by decreasing tensor size.
 
-    They include pipeline stages if the spec states them, if a replica spans nodes, or if no layout is possible without
-    them and the weights may fit.
+    With `pipeline`, all have that number of stages. Otherwise they have one stage and, if a replica spans nodes, also
+    one stage per node; if none of these is possible and the weights may fit, layouts with other numbers follow.
     """
     if pipeline is not None:
         return _options_with(layout, (pipeline,))

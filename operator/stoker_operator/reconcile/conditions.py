@@ -8,8 +8,8 @@
     Routed        the gateway serves the endpoint; only if there is a gateway, or the endpoint requests one
     Scaling       the number of replicas follows the load; only with spec.scaling
     Degraded      some engines of a pod do not accept requests, and others do; only if pods run several engines
-    Ready         every replica, or some while scaling starts others, serves the newest spec; also at zero replicas, and
-    while the first one starts; to be read first
+    Ready         read this first: all replicas serve the newest spec, or there are none; with spec.scaling also while
+                  some serve it and others start, and while the first one starts after scaling to zero
 
 Each condition has the generation of the spec that it describes, and the time of its last transition.
 """

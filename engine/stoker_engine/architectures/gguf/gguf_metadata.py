@@ -30,7 +30,7 @@ def rope_scaling(metadata: Metadata) -> dict[str, Any]:
         ModelError: the RoPE scaling is not supported.
     """
     kind = metadata.get("rope.scaling.type")
-    if metadata.has("rope_factors_long.weight"):  # Phi-3's longrope, even if the type differs
+    if metadata.has("rope_factors_long.weight"):  # Phi-3's longrope, whatever rope.scaling.type states
         return {
             "original_max_position_embeddings": int(metadata.get("rope.scaling.original_context_length")),
             "rope_scaling": {

@@ -40,7 +40,8 @@ class Restarts:
     """The restarts of one engine. Used from the event loop only.
 
     Args:
-        max_restarts: maximum number of restarts per hour while no other engine serves.
+        max_restarts: maximum number of restarts per hour; at least `BESIDE_OTHERS` are allowed while another engine
+            serves.
 
     Attributes:
         given_up: whether no further restart follows, at least until another engine serves.

@@ -21,7 +21,7 @@ ResourceName = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class ResourceClaim(Part):
-    """A resource claim of the pod that the engine uses, as in core/v1."""
+    """One of the pod's resource claims, which the engine's container uses, as in core/v1."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
     """Name of an entry of resourceClaims in spec.template.spec."""

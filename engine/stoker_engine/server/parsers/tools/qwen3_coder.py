@@ -22,8 +22,8 @@ class Qwen3CoderToolParser(CallParser):
     """Reads ``<tool_call><function=NAME>``, ``<parameter=KEY>VALUE</parameter>`` per argument, and the closing tags.
 
     Models write each tag on a line of its own. Values are plain text without escapes: a value ends at the first
-    ``</parameter>`` before ``<parameter=`` or ``</function>``. The ``tool_call`` tags are optional, as in vLLM, because
-    models sometimes omit them.
+    ``</parameter>`` that is followed, after optional whitespace, by ``<parameter=`` or ``</function>``. The
+    ``tool_call`` tags are optional, as in vLLM, because models sometimes omit them.
     """
 
     markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")

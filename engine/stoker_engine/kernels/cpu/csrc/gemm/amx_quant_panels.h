@@ -68,7 +68,8 @@ struct AmxQuantPanels : QuantPanels<Packed> {
     return found;
   }
 
-  // Dot products of 16 rows with 16 outputs. Double-buffered, since a tile can be reloaded only after it was read.
+  // Dot products of 16 rows with 16 outputs. `tile` has two, with separate tile registers, so that one group is
+  // multiplied while the previous one is added to the sums.
   struct alignas(64) Accumulators {
     int32_t of[TILE_ROWS][PANEL];
   };
