@@ -226,7 +226,7 @@ def _sampling(
 ) -> Sampling:
     vocab_size = model.config.vocab_size
     rows_at_once = activations.sampler_rows(vocab_size, min(plan.max_num_seqs, plan.step_tokens))
-    on_cpu, is_alone = device.type == "cpu", groups.tensor.size == 1 and groups.pipeline.stage.count == 1
+    on_cpu, has_stages = device.type == "cpu", groups.pipeline.stage.count > 1
     logits = Logits(model, build.kernels, build.ranks, build.widths(vocab_size), build.rows)
     draws = TokenDraws(
         batch=batch,
@@ -241,9 +241,8 @@ def _sampling(
         masks=StepMasks(grammars),
         draws=draws,
         prompt_logprobs=PromptLogprobs(batch, logits, rows_at_once, groups.samples),
-        ranks=build.ranks,
-        keeps_sampled=groups.pipeline.stage.count == 1,
-        device_batch=device_batch if is_alone and not on_cpu else None,
+        keeps_sampled=not has_stages,
+        device_batch=device_batch if not has_stages and not on_cpu else None,
     )
 
 

@@ -32,7 +32,6 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Draft, NewSequence, Step
 from stoker_engine.exec import build_runner, kv_cache
-from stoker_engine.exec.finish import sample as sample_finish
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
@@ -321,7 +320,6 @@ def fake_device(
     def copied(copy: transfer.HostCopy, tensor: torch.Tensor) -> None:
         copy.values = lambda: zeros(tensor)  # type: ignore[method-assign]
 
-    monkeypatch.setattr(sample_finish, "to_host", zeros)
     monkeypatch.setattr(transfer.HostCopy, "__init__", copied)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield reads
