@@ -7,22 +7,29 @@ tests compare.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from stoker_engine import BeamSearchParams
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.engine import Engine
+from stoker_engine.exec import build_runner as build_runner_module
+from stoker_engine.exec.capture_agreement import CaptureError, agreed
+from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.tokens.tokenizer import Tokenizer
 
 from ...support.engine.repeating_proposer import RepeatingProposer
-from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine
+from ...support.engine.thread_ranks import ThreadExecutor, ThreadRanks, thread_engine, thread_groups
 from ...support.engine.tiny_models import save_model, tiny_llama_model
+from .test_row_spaces import Captured, replayed
 from .test_steps_in_flight import SMALL, outputs, parts, requests
 from .test_structured_outputs import constraints
 from .test_structured_outputs import requests as requests_with_grammars
@@ -45,15 +52,20 @@ def ranks_in_flight(args: EngineArgs, proposer: Any = None) -> Iterator[Engine]:
         yield engine
     assert isinstance(engine.executor, ThreadExecutor)
     for members in RankLayout.of(args).tensor_groups():
-        first, *others = (engine.executor.groups[rank].tensor for rank in members)
-        assert isinstance(first, ThreadRanks) and first.calls
-        for other in others:
-            assert isinstance(other, ThreadRanks)
-            assert (other.calls, other.sizes) == (first.calls, first.sizes)
+        groups = [engine.executor.groups[rank].tensor for rank in members]
+        calls = [(ranks.calls, ranks.sizes) for ranks in groups if isinstance(ranks, ThreadRanks)]
+        assert all(each == calls[0] for each in calls)
 
 
-def args_of(model: Path, ranks: int, blocks: int = ROOMY) -> EngineArgs:
-    return EngineArgs(str(model), device="cpu", num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, **SMALL)
+def args_of(model: Path, ranks: int, blocks: int = ROOMY, **options: Any) -> EngineArgs:
+    options = {**SMALL, **options}
+    return EngineArgs(str(model), device="cpu", num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, **options)
+
+
+def tokens_of(output: list[object]) -> list[object]:
+    """Return the tokens and ends of an output, without log-probabilities, which are rounded differently if sums are
+    split."""
+    return [each[0] if isinstance(each, tuple) else each for each in output if not isinstance(each, str)]
 
 
 @pytest.mark.parametrize(
@@ -73,21 +85,16 @@ def test_two_steps_in_flight_change_no_output(ranks: int, blocks: int, drafts: b
 @pytest.mark.parametrize(("ranks", "drafts"), [(2, False), (2, True), (4, False)])
 def test_grammars_and_penalties_give_the_tokens_of_one_rank(ranks: int, drafts: bool, model: Path) -> None:
     """Their sequences are sampled once the previous tokens are read, on all ranks at the same place."""
-    submitted = requests_with_grammars(random.Random(ranks), constraints(random.Random(ranks), 12))
-    found = []
-    for args, proposer in (
-        (args_of(model, 1), None),
-        (args_of(model, ranks, 40), RepeatingProposer() if drafts else None),
+    submitted = requests_with_grammars(random.Random(ranks), constraints(random.Random(ranks), 7))
+    proposer, table, found = RepeatingProposer() if drafts else None, Tokenizer.load(model).token_table(), []
+    for engines in (
+        thread_engine(args_of(model, 1, max_model_len=320)),
+        ranks_in_flight(args_of(model, ranks, 24, max_model_len=320), proposer),
     ):
-        engines = thread_engine(args) if len(found) == 0 else ranks_in_flight(args, proposer)
         with engines as engine:
-            engine.set_token_table(Tokenizer.load(model).token_table())
+            engine.set_token_table(table)
             found.append(run_with_grammars(engine, submitted, random.Random(1)))
-    # Log-probabilities are rounded differently if a sum is split.
-    alone, shared = (
-        {key: [each[0] if isinstance(each, tuple) else each for each in output] for key, output in each.items()}
-        for each in found
-    )
+    alone, shared = ({key: tokens_of(output) for key, output in each.items()} for each in found)
     assert shared == alone
 
 
@@ -128,3 +135,87 @@ def test_steps_in_flight_are_discarded_on_all_ranks(model: Path) -> None:
         while engine.has_work:
             engine.step()
         assert outputs(engine, submitted, random.Random(6)) == expected
+
+
+def replay_decodes(executor: ThreadExecutor) -> list[int]:
+    """Have all ranks replay decodes. Returns the padding of each step that the last rank replays from now on."""
+
+    def capture(rank: int) -> None:
+        runner, groups = executor.runners[rank], executor.groups[rank]
+        with torch.inference_mode():
+            runner.graphs = build_runner_module._captured(runner, runner.inputs.device_batch, groups, lambda *_: None)
+
+    with ThreadPoolExecutor(len(executor.runners)) as pool:
+        list(pool.map(capture, range(len(executor.runners))))
+    graphs, padding = executor.runners[-1].graphs, list[int]()
+    assert graphs is not None
+    find = graphs.find
+
+    def noted(step: Any, has_adapters: bool) -> Any:
+        graph = find(step, has_adapters)
+        if graph is not None:
+            padding.append(graph.size - len(step.rows))
+        return graph
+
+    graphs.find = noted  # type: ignore[method-assign]
+    return padding
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    ],
+    ids=str,
+)
+def test_replayed_decodes_of_ranks_give_the_tokens_of_one_rank(
+    layout: dict[str, int], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay is simulated: the ranks compute the step again, padded, from the same memory."""
+
+    def capture_all(graphs: StepGraphs, on_progress: Callable[[], None], ranks: Any) -> bool:
+        graphs.capture(agreed(replayed, ranks))
+        return True
+
+    monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
+    monkeypatch.setattr(build_runner_module, "capture_all", capture_all)
+    submitted = [each for each in requests(random.Random(9), 16) if not isinstance(each.params, BeamSearchParams)]
+    args = args_of(model, 1, max_num_seqs=9)
+    with thread_engine(args) as engine:
+        expected = outputs(engine, submitted, random.Random(9))
+    with ranks_in_flight(replace(args, **layout)) as engine:
+        assert isinstance(engine.executor, ThreadExecutor)
+        padding = replay_decodes(engine.executor)
+        found = outputs(engine, submitted, random.Random(9))
+    assert {key: tokens_of(each) for key, each in found.items()} == {
+        key: tokens_of(each) for key, each in expected.items()
+    }
+    assert len(padding) > 20 and set(padding) > {0}
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), CaptureError("it synchronizes")], ids=repr)
+def test_a_failed_capture_fails_on_all_ranks(error: Exception, failing: int) -> None:
+    """At the same graph, so that no rank has a graph that others lack."""
+    groups, captured = thread_groups(RankLayout(tensor=3)), [0, 0, 0]
+
+    def capture_on(rank: int) -> str:
+        def capture(compute: Callable[[], torch.Tensor]) -> Any:
+            if rank == failing and captured[rank] == 4:
+                raise error
+            return compute(), lambda: None
+
+        agreeing = agreed(capture, groups[rank].engine)
+        with pytest.raises(CaptureError) as raised:
+            for _ in range(9):
+                agreeing(lambda: torch.zeros(1))
+                captured[rank] += 1
+        return str(raised.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        reasons = list(pool.map(capture_on, range(3)))
+    assert captured == [4, 4, 4]
+    assert [reason == str(error) for reason in reasons] == [rank == failing for rank in range(3)]
+    assert all(reason == "another rank could not capture one" for reason in reasons if reason != str(error))

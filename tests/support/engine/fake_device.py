@@ -40,6 +40,7 @@ from stoker_engine.models.decoder_loader import settle
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
 from stoker_engine.parallel import transfer
+from stoker_engine.parallel.communicator import Communicator
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
@@ -311,7 +312,7 @@ def fake_device(
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())
     monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # unguarded: fake tensors have no memory
-    monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
+    monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda *_: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
@@ -325,7 +326,7 @@ def fake_device(
         yield reads
 
 
-def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
+def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None], ranks: Communicator) -> bool:
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         def replay() -> None:
             compute()

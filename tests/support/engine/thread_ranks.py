@@ -106,11 +106,11 @@ class ThreadPipeline:
         self.num_sent += 1
         self._queues[self.stage.index + 1].put(x.clone())
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def receive(self, x: torch.Tensor) -> None:
         """See `Pipeline`."""
-        x = self._queues[self.stage.index].get(timeout=TIMEOUT_S)
-        assert (x.shape, x.dtype, x.device.type) == (shape, dtype, device.type)
-        return x
+        sent = self._queues[self.stage.index].get(timeout=TIMEOUT_S)
+        assert (sent.shape, sent.dtype, sent.device) == (x.shape, x.dtype, x.device)
+        x.copy_(sent)
 
 
 def thread_groups(layout: RankLayout) -> list[RankGroups]:
