@@ -17,6 +17,7 @@ from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import NO_ADAPTER
+from stoker_engine.exec.capture_agreement import all_agree
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.finish.draw_tokens import TokenDraws
@@ -137,9 +138,9 @@ def build_runner(
     )
     if device.type != "cpu":
         _warm_up(runner, build.kernels, on_progress)
-        if not args.enforce_eager and _can_be_captured(runner, groups, build.kernels):
+        if not args.enforce_eager and all_agree(groups.engine, _can_be_captured(runner, build)):
             with torch.inference_mode():
-                runner.graphs = _captured(runner, device_batch, on_progress)
+                runner.graphs = _captured(runner, device_batch, groups, on_progress)
     lap("warm-up")
     return runner
 
@@ -226,7 +227,7 @@ def _sampling(
 ) -> Sampling:
     vocab_size = model.config.vocab_size
     rows_at_once = activations.sampler_rows(vocab_size, min(plan.max_num_seqs, plan.step_tokens))
-    on_cpu, is_alone = device.type == "cpu", groups.tensor.size == 1 and groups.pipeline.stage.count == 1
+    on_cpu, has_stages = device.type == "cpu", groups.pipeline.stage.count > 1
     logits = Logits(model, build.kernels, build.ranks, build.widths(vocab_size), build.rows)
     draws = TokenDraws(
         batch=batch,
@@ -241,9 +242,8 @@ def _sampling(
         masks=StepMasks(grammars),
         draws=draws,
         prompt_logprobs=PromptLogprobs(batch, logits, rows_at_once, groups.samples),
-        ranks=build.ranks,
-        keeps_sampled=groups.pipeline.stage.count == 1,
-        device_batch=device_batch if is_alone and not on_cpu else None,
+        keeps_sampled=not has_stages,
+        device_batch=device_batch if not has_stages and not on_cpu else None,
     )
 
 
@@ -271,26 +271,35 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
     kernels.keep_allowed(logits, to_device([0], runner.device), to_device(any_token, runner.device))
 
 
-def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bool:
-    """Whether decodes can be captured as CUDA graphs. Not supported: several ranks, models that keep a state per
-    sequence, models of the Transformers backend, attention backends that cannot be captured, and LoRA if the host waits
-    within a step for adapters (without grouped kernels, or if experts may have adapters)."""
-    waits = runner.adapters is not None and (kernels.lora is None or runner.rows.extends_experts)
-    is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and not waits
+def _can_be_captured(runner: Runner, build: Build) -> bool:
+    """Whether decodes can be captured as CUDA graphs. Not supported: models that keep a state per sequence, models of
+    the Transformers backend, attention backends that cannot be captured, and LoRA if the host waits within a step for
+    adapters (without grouped kernels, or if experts may have adapters), or if ranks have different experts, so that an
+    adapter may change those of some ranks only."""
+    waits = runner.adapters is not None and (
+        build.kernels.lora is None or runner.rows.extends_experts or (build.whole_experts and build.ranks.size > 1)
+    )
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
-    return is_alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
+    return not waits and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
-def _captured(runner: Runner, device_batch: DeviceBatch, on_progress: OnProgress) -> StepGraphs | None:
+def _captured(
+    runner: Runner, device_batch: DeviceBatch, groups: RankGroups, on_progress: OnProgress
+) -> StepGraphs | None:
+    max_seqs, received = min(runner.plan.max_num_seqs, runner.plan.step_tokens), None
+    if not groups.pipeline.stage.is_first:
+        shape = max_seqs, runner.model.config.hidden_size
+        received = torch.zeros(shape, dtype=runner.dtype, device=runner.device)
     graphs = StepGraphs(
         runner.model,
         runner.plan,
         runner.pool.caches,
         device_batch,
         runner.rows,
-        max_seqs=min(runner.plan.max_num_seqs, runner.plan.step_tokens),
+        max_seqs=max_seqs,
         max_blocks=runner.batch.tables.shape[2],
         device=runner.device,
         has_adapters=runner.adapters is not None,
+        received=received,
     )
-    return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None
+    return graphs if capture_all(graphs, lambda: on_progress(0, 0), groups.engine) else None

@@ -10,7 +10,8 @@ A graph reads and writes fixed addresses, so a step's inputs are copied there: t
 graph gathers token ids and positions, and the attention metadata. A padding sequence has no keys and stores none. With
 LoRA each graph is captured twice: without adapters, and with any adapters.
 
-The results are the same as without graphs, except that GEMM libraries may choose other kernels for the padded size.
+The results are the same as without graphs, except that GEMM libraries may choose other kernels for the padded size, and
+NCCL another order of summation.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ import torch
 from stoker_engine.attention.backend import KVCache, captures_decodes
 from stoker_engine.attention.metadata import AttentionMetadata, BlockTables
 from stoker_engine.core.step import Step
+from stoker_engine.exec.capture_agreement import Capture, CaptureError, agreed
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.layers.batch_rows import PADDING, BatchRows
 from stoker_engine.models.model import Model, StepInputs
+from stoker_engine.parallel.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +48,6 @@ _SIZES: Final = (
 )
 #: Tokens per sequence of the shortest graphs, and the factor from one length to the next.
 _SHORTEST, _LONGER = 1024, 4
-
-#: Captures a computation. Returns its result at a fixed address, and a function that replays it.
-Capture = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Callable[[], None]]]
 
 
 class StepShape(NamedTuple):
@@ -134,6 +134,7 @@ class StepGraph:
         planned: int32 [sequences], length in tokens of each sequence for which attention was planned.
         hidden: [sequences, hidden], the hidden states that it writes.
         states: hidden states of inner layers that it writes, see `StepInputs.hidden_states`.
+        received: [sequences, hidden], the previous stage's hidden states, which it reads; None: it is the first stage.
     """
 
     planned: np.ndarray
@@ -141,6 +142,7 @@ class StepGraph:
     hidden: torch.Tensor
     states: dict[int, torch.Tensor]
     replay: Callable[[], None]
+    received: torch.Tensor | None
 
     @property
     def size(self) -> int:
@@ -163,6 +165,8 @@ class StepGraphs:
         max_seqs: maximum number of sequences in a step.
         max_blocks: maximum number of blocks per sequence.
         has_adapters: whether to capture graphs with adapters, too.
+        received: [max_seqs, hidden], where all graphs read the previous stage's hidden states; None: it is the first
+            stage.
 
     Attributes:
         captured: graphs by shape; of each shape, the graphs for shorter sequences come first.
@@ -171,11 +175,12 @@ class StepGraphs:
     def __init__(
         self, model: Model, plan: KVCachePlan, caches: list[KVCache], batch: DeviceBatch, rows: BatchRows,
         max_seqs: int, max_blocks: int, device: torch.device, has_adapters: bool = False,
+        received: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         backend = model.backend
         assert captures_decodes(backend)
         self._model, self._backend, self._plan, self._caches = model, backend, plan, caches
-        self._batch, self._rows = batch, rows
+        self._batch, self._rows, self._received = batch, rows, received
         sizes = _sizes(max_seqs)
         kinds = (False, True) if has_adapters else (False,)
         self.captured: dict[StepShape, list[StepGraph]] = {
@@ -188,8 +193,9 @@ class StepGraphs:
         for shape in sorted(self.captured, reverse=True):
             for planned in self._plans(shape.sequences):
                 states: dict[int, torch.Tensor] = {}
-                hidden, replay = capture(partial(self._forward, planned, states, shape.has_adapters))
-                self.captured[shape].insert(0, StepGraph(planned, self._inputs, hidden, states, replay))
+                received = None if self._received is None else self._received[: shape.sequences]
+                hidden, replay = capture(partial(self._forward, planned, states, shape.has_adapters, received))
+                self.captured[shape].insert(0, StepGraph(planned, self._inputs, hidden, states, replay, received))
                 on_captured()
 
     def find(self, step: Step, has_adapters: bool = False) -> StepGraph | None:
@@ -226,24 +232,30 @@ class StepGraphs:
                 return plans
             length *= _LONGER
 
-    def _forward(self, planned: np.ndarray, states: dict[int, torch.Tensor], has_adapters: bool) -> torch.Tensor:
+    def _forward(
+        self, planned: np.ndarray, states: dict[int, torch.Tensor], has_adapters: bool, received: torch.Tensor | None
+    ) -> torch.Tensor:
         token_rows = self._inputs.token_rows(len(planned))
         self._rows.begin(token_rows, has_adapters=has_adapters)
         token_ids, positions = self._batch.gather(token_rows)
         attention = self._backend.prepare(self._inputs.metadata(planned))
         inputs = StepInputs(token_ids, positions, attention, self._caches, hidden_states=states)
-        return self._model.forward(inputs)
+        return self._model.forward(inputs, received)
 
 
 def _has_room(captured: StepShape, shape: StepShape) -> bool:
     return captured[1:] == shape[1:] and captured.sequences >= shape.sequences
 
 
-def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
+def capture_all(graphs: StepGraphs, on_progress: Callable[[], None], ranks: Communicator) -> bool:
     """Capture all graphs on the current GPU, which takes seconds.
 
+    Args:
+        ranks: the ranks that share the model, all of which call this.
+
     Returns:
-        Whether they were captured; False: the model's forward pass synchronizes with the device.
+        Whether they were captured; False: the model's forward pass synchronizes with the device, or one of several
+        ranks could not capture a graph.
     """
     started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -262,9 +274,9 @@ def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
         return hidden, graph.replay
 
     try:
-        graphs.capture(capture, on_progress)
-    except _SyncError as error:
-        logger.warning("CUDA graphs are disabled for decodes: the model synchronizes with the GPU (%s)", error)
+        graphs.capture(capture if ranks.size == 1 else agreed(capture, ranks), on_progress)
+    except CaptureError as error:
+        logger.warning("CUDA graphs are disabled for decodes: %s", error)
         return False
     torch.cuda.current_stream().wait_stream(stream)
     count = sum(map(len, graphs.captured.values()))
@@ -273,7 +285,7 @@ def capture_all(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
     return True
 
 
-class _SyncError(Exception):
+class _SyncError(CaptureError):
     """The host would have waited for the device."""
 
 
@@ -289,7 +301,8 @@ def _forbid_sync() -> Iterator[None]:
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise
-        raise _SyncError(str(error).partition("\n")[0]) from error
+        reason = str(error).partition("\n")[0]
+        raise _SyncError(f"the model synchronizes with the GPU ({reason})") from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 

@@ -5,7 +5,9 @@
                                         └─► rank 1: Runner
 
 Every rank gets every step from the scheduler, and computes it with its part of the weights. One rank, the first of the
-last stage, samples and sends results.
+last stage, samples and sends results. On a CPU a rank runs a step when it gets it. On accelerators it only launches the
+step, and waits for it when it is told to collect it, which may be after the next launch; all ranks do both in the same
+order.
 
 If one rank ends, all ranks are ended. A thread monitors them, even while no step runs: when a rank has ended, or was
 stopped for `_STOPPED_S`, all ranks are killed. The first cause, determined from all last messages and exit codes, is
@@ -52,6 +54,7 @@ from stoker_engine.exec.rank import Rank
 from stoker_engine.exec.rank_messages import (
     AdapterLoaded,
     AllLoaded,
+    Collect,
     DropAdapter,
     LoadAdapter,
     Loaded,
@@ -135,6 +138,7 @@ class RankExecutor:
         self._sending = threading.Lock()
         self._error: StokerError | None = None
         self._num_launched = 0
+        self._is_collecting = False  # whether ranks have been told to collect a step whose result is not received yet
         self._is_closing = False
         self._ranks: list[Rank] = []
         self._results: queue.SimpleQueue[StepResult | None] = queue.SimpleQueue()
@@ -175,6 +179,9 @@ class RankExecutor:
         Raises:
             EngineDeadError: a rank has ended, or gave no result in time.
         """
+        if self.runs_ahead and not self._is_collecting:  # otherwise ranks send the result as soon as they have it
+            self._send(Collect())
+            self._is_collecting = True
         waited = 0.0
         while True:
             if self._error is not None:
@@ -191,6 +198,7 @@ class RankExecutor:
             if result is None:
                 raise self._end()
             self._num_launched -= 1
+            self._is_collecting = False
             return result
 
     def discard_in_flight(self) -> None:

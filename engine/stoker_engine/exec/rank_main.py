@@ -31,6 +31,7 @@ from stoker_engine.exec.adapters import load_adapter
 from stoker_engine.exec.rank_messages import (
     AdapterLoaded,
     AllLoaded,
+    Collect,
     DropAdapter,
     LoadAdapter,
     Loaded,
@@ -143,6 +144,7 @@ def _load(connection: Connection, args: EngineArgs, groups: RankGroups, device: 
 
 def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) -> None:
     """Process messages until the pipe is closed. Only the rank that `answers` sends the results of steps."""
+    waits = runner.device.type == "cpu"  # each step is run at once; otherwise the host only launches it
     # Messages are read while a step runs. Otherwise a large step and a large result could deadlock in the pipe.
     inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
@@ -161,10 +163,12 @@ def _run(connection: Connection, runner: Runner, joined: Joined, answers: bool) 
         elif isinstance(message, DropAdapter):
             assert runner.adapters is not None, "it is not loaded"
             runner.adapters.drop(message.number)
-        else:
-            result = runner.run(message)
+        elif isinstance(message, Collect) or waits:
+            result = runner.run(message) if waits else runner.collect()
             if answers:
                 _send(connection, result)
+        else:
+            runner.launch(message)
 
 
 def _report_prepared(connection: Connection, grammar_id: int, prepared: Future[object]) -> None:

@@ -1,7 +1,8 @@
 """Messages between the executor and its ranks, pickled.
 
-To a rank: first `Setup` and `EngineArgs`; `AllLoaded`; then one `Step` at a time, and between steps `LoadAdapter` and
-`DropAdapter`. To the answering rank only: a `TokenTable` before the first grammar, then a `Prepare` for each grammar.
+To a rank: first `Setup` and `EngineArgs`; `AllLoaded`; then `Step`s, and between them `LoadAdapter` and `DropAdapter`.
+On a CPU each `Step` is run at once. On accelerators it is launched, and a `Collect` follows, maybe after the next one.
+To the answering rank only: a `TokenTable` before the first grammar, then a `Prepare` for each grammar.
 From a rank: `Progress` while it loads, then `Loaded` or `LoadFailed`; an `AdapterLoaded` for each `LoadAdapter`; after
 a fatal error `Lost` or `Died`, if it can still send. From the answering rank only: a `StepResult` for each step, and a
 `Prepared` for each grammar.
@@ -77,6 +78,15 @@ class Loaded:
 @dataclass(frozen=True)
 class AllLoaded:
     """All ranks have loaded; steps follow."""
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Collect the oldest step in flight.
+
+    All ranks get it at the same place among the steps, since what they communicate in a step depends on which of the
+    previous ones they have collected (`finish.sample`).
+    """
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,17 @@ class Runner:
         inputs, graph = prepared.inputs, prepared.graph
         if graph is not None:
             count = len(step.rows)
+            if graph.received is not None:
+                self.pipeline.receive(graph.received[:count])
             hidden = graph.run(inputs)[:count]
+            if not self.pipeline.stage.is_last:
+                hidden = hidden.clone()  # it may still be on its way to the next stage when the graph runs again
             return hidden, {layer: state[:count] for layer, state in graph.states.items()}
         plan = self.model.backend.prepare(inputs.metadata)
         step_inputs = StepInputs(inputs.token_ids, inputs.positions, plan, self.pool.caches, prepared.finish.kept)
         if self.pipeline.stage.is_first:
             return self.model.forward(step_inputs), step_inputs.hidden_states
         shape = len(inputs.token_ids), self.model.config.hidden_size
-        received = self.pipeline.receive(shape, self.dtype, self.device)
+        received = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.pipeline.receive(received)
         return self.model.forward(step_inputs, received), step_inputs.hidden_states

@@ -44,15 +44,13 @@ class ProcessPipeline:
         assert work is not None
         self._on_their_way.append((work, x))
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def receive(self, x: torch.Tensor) -> None:
         """See `Pipeline`.
 
         Raises:
             RankLostError: the previous stage has died, or does not respond in time.
         """
-        x = torch.empty(shape, dtype=dtype, device=device)
         with waiting(self._rank, len(self._members), "receive"):
             work = distributed.irecv(bytes_of(x), src=self._members[self.stage.index - 1], group=self._group)
             assert work is not None
             work.wait()
-        return x

@@ -24,8 +24,9 @@ class Pipeline(Protocol):
         """Send `x` to the next stage. May return before `x` has arrived, so it must not be modified afterwards."""
         ...
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Receive the previous stage's next tensor, in the order of sending."""
+    def receive(self, x: torch.Tensor) -> None:
+        """Receive the previous stage's next tensor, in the order of sending, into `x`, which is contiguous and has its
+        shape and dtype."""
         ...
 
 
@@ -38,7 +39,7 @@ class OneStage:
         """See `Pipeline`."""
         raise AssertionError("there is no other stage")
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def receive(self, x: torch.Tensor) -> None:
         """See `Pipeline`."""
         raise AssertionError("there is no other stage")
 

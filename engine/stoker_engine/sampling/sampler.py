@@ -37,7 +37,7 @@ class Samples:
 
     Attributes:
         tokens: returns the first sampled token of each row on the device, int64 [rows]; `NO_TOKEN` if none can be
-            chosen, arbitrary for beams.
+            chosen, and for beams.
         collect: waits for the device, and returns one result per row.
     """
 
@@ -126,6 +126,11 @@ def samples_of(tokens: torch.Tensor, largest: torch.Tensor) -> Samples:
     return Samples(lambda: possible, partial(_results, HostCopy(possible)))
 
 
+def received(tokens: torch.Tensor) -> Samples:
+    """Return samples of the tokens that another rank has chosen, int64 [rows]."""
+    return Samples(lambda: tokens, partial(_results, HostCopy(tokens)))
+
+
 def _results_on_cpu(tokens: torch.Tensor, largest: torch.Tensor) -> list[Sampled]:
     found = zip(tokens.tolist(), largest.tolist(), strict=True)
     return [Sampled([[token]]) if math.isfinite(largest_logit) else _corrupted() for token, largest_logit in found]
@@ -171,7 +176,11 @@ def _sample(
                 sampled[row] = Sampled([], candidates=offer)
         return sampled
 
-    return Samples(chosen_or_likeliest.tokens, collect)
+    def tokens() -> torch.Tensor:
+        found = chosen_or_likeliest.tokens()
+        return found.index_fill(0, to_device([row for row, _ in beams], found.device), NO_TOKEN) if beams else found
+
+    return Samples(tokens, collect)
 
 
 def _choose(

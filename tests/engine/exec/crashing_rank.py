@@ -15,6 +15,8 @@ start takes a fraction of a second. DEATHS is a folder; a file ``POINT-RANK`` in
 An adapter's files are a folder of DEATHS: ``content`` is its digest, ``content-RANK`` that of one rank, and
 ``wrong-RANK`` its error there; loads wait until one exists. ``dropped-RANK`` lists dropped adapters.
 
+If DEATHS has a file ``accelerator``, ranks launch and collect steps, and write both to ``calls-RANK``.
+
 A rank with a file ``late-RANK`` starts that many seconds later. A grammar's compilation ends once DEATHS has a file
 named like its source, whose text is the error.
 """
@@ -27,6 +29,7 @@ import struct
 import sys
 import time
 import types
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -158,7 +161,8 @@ class Runner:
 
     def __init__(self, args: Any, checkpoint: Any, on_progress: Callable[[int, int], None], ranks: Joined) -> None:
         self._ranks, self._steps = ranks, list[int]()
-        self.device = types.SimpleNamespace(type="cpu")
+        self._launched = deque[Step]()
+        self.device = types.SimpleNamespace(type="cuda" if (DEATHS / "accelerator").exists() else "cpu")
         self.grammars = Grammars()
         self.adapters = Adapters()
         for done in range(4):
@@ -166,6 +170,19 @@ class Runner:
             on_progress(done * 10**RANK, 3 * 10**RANK)
         come_to("load")
         self.plan = types.SimpleNamespace(num_blocks=7, model=args.model, threads=THREADS)
+
+    def launch(self, step: Step) -> None:
+        self._note(f"launch {step.number}")
+        self._launched.append(step)
+
+    def collect(self) -> StepResult:
+        step = self._launched.popleft()
+        self._note(f"collect {step.number}")
+        return self.run(step)
+
+    def _note(self, call: str) -> None:
+        with (DEATHS / f"calls-{RANK}").open("a") as file:
+            file.write(f"{call}\n")
 
     def run(self, step: Step) -> StepResult:
         self._steps.append(step.number)

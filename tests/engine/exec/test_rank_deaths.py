@@ -141,6 +141,41 @@ def test_results_come_in_order_with_two_steps_in_flight(make: Make) -> None:
     assert executor.collect().sampled[0].token_ids == [list(range(50))]
 
 
+def test_ranks_on_accelerators_launch_and_collect_in_the_executors_order(
+    make: Make, deaths: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it does meanwhile, also if a collection is interrupted."""
+    (deaths / "accelerator").touch()
+    executor, chance = make(), random.Random(8)
+    assert executor.runs_ahead and not executor.on_cpu
+    expected = list[str]()
+    launched = collected = 0
+    while collected < 40:
+        if launched == collected or (launched < collected + 2 and chance.random() < 0.7):
+            executor.launch(_step(launched))
+            expected.append(f"launch {launched}")
+            launched += 1
+            continue
+        if chance.random() < 0.2:  # Ctrl-C while the executor waits
+            with monkeypatch.context() as patch:
+                patch.setattr(executor, "_results", types.SimpleNamespace(get=_interrupted))
+                with pytest.raises(KeyboardInterrupt):
+                    executor.collect()
+        assert executor.collect().sampled[0].token_ids == [list(range(collected + 1))]
+        expected.append(f"collect {collected}")
+        collected += 1
+    executor.launch(_step(launched))
+    executor.discard_in_flight()
+    expected += [f"launch {launched}", *(f"collect {number}" for number in range(collected, launched + 1))]
+    executor.shutdown()  # after the messages already sent
+    for rank in range(SIZE):
+        assert (deaths / f"calls-{rank}").read_text().splitlines() == expected
+
+
+def _interrupted(timeout: float) -> Any:
+    raise KeyboardInterrupt
+
+
 HOWS: dict[str, tuple[type[EngineDeadError], str]] = {
     "9": (EngineKilledError, "SIGKILL"),
     "11": (EngineDeadError, "SIGSEGV"),

@@ -120,6 +120,23 @@ def test_graphs_of_models_quantized_on_load_equal_eager_steps(quantization: str,
         assert eager.outputs[0].token_ids == replayed.outputs[0].token_ids
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")
+@pytest.mark.parametrize("enforce_eager", [True, False])
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_ranks_on_two_gpus_give_the_tokens_of_one(sizes: dict[str, int], enforce_eager: bool, tiny_llama: Path) -> None:
+    """Greedy, drawn and late ones; sums are split in float32."""
+    params = [
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.2, max_tokens=16, ignore_eos=True),
+    ] * 2
+    found = []
+    for options in ({}, {**sizes, "enforce_eager": enforce_eager}):
+        with engine(tiny_llama, **options) as llm:
+            found.append([each.outputs[0].token_ids for each in llm.generate(prompts(6), params, use_tqdm=False)])
+    assert found[0] == found[1]
+
+
 @pytest.fixture
 def forbid_synchronization(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make all synchronizations of the host with the GPU fail, except when a step's results are read."""

@@ -46,7 +46,7 @@ def trace(
     """Trace each rank of a layout in `steps`, or in the first few: [rank][step]."""
 
     def run(
-        config: dict[str, Any], steps: list[Step], ranks: int | None = None, **sizes: Any
+        config: dict[str, Any], steps: list[Step], ranks: int | None = None, graphs: bool = False, **sizes: Any
     ) -> list[list[DeviceTrace]]:
         args = EngineArgs("m", device="cuda", max_model_len=512, max_num_seqs=8, num_gpu_blocks_override=64, **sizes)
         layout = RankLayout.of(args)
@@ -54,7 +54,7 @@ def trace(
         for rank in range(ranks or layout.size):
             joined = meet(rank, layout)
             try:
-                with monkeypatch.context() as patch, fake_device(patch):
+                with monkeypatch.context() as patch, fake_device(patch, graphs=graphs):
                     groups = dataclasses.replace(joined.groups, engine=SingleRank())
                     with compile_only(SM_90, lambda kernel, key: None):
                         runner = build_runner(args, checkpoint(config), groups=groups)
@@ -138,3 +138,57 @@ def test_layers_of_tensor_parallel_ranks_launch_few_kernels(trace: Trace) -> Non
 def test_batch_invariance_refuses_tensor_parallelism_on_gpus(trace: Trace) -> None:
     with pytest.raises(ArgumentError, match=r"--batch-invariant.*--tensor-parallel-size 1"):
         trace(LLAMA_8B, [], ranks=1, tensor_parallel_size=2, batch_invariant=True)
+
+
+@pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)])
+def test_replayed_decodes_communicate_as_eager_ones_of_the_padded_size(layout: tuple[int, int], trace: Trace) -> None:
+    """Except for hidden states between stages, which are sent and received outside of graphs, without padding."""
+    steps, padded = [prompts(9, 16, 5), decodes(9, 16, 5)], [prompts(9, 16, 5, 7), decodes(9, 16, 5, 7)]
+    sizes = {"tensor_parallel_size": layout[0], "pipeline_parallel_size": layout[1]}
+    config = {**LLAMA_8B, "num_hidden_layers": 2}
+    replayed, eager, of_four = (
+        trace(config, each, graphs=graphs, **sizes) for each, graphs in ((steps, True), (steps, False), (padded, False))
+    )
+    for rank, (prompt, decode) in enumerate(replayed):
+        assert prompt.calls == eager[rank][0].calls
+        sums = [call for call in of_four[rank][1].calls if call.operation == "allreduce"]
+        assert [call for call in decode.calls if call.operation == "allreduce"] == sums
+        others = [call for call in eager[rank][1].calls if call.operation != "allreduce"]
+        assert [call for call in decode.calls if call.operation != "allreduce"] == others
+        assert decode.uploads == eager[rank][1].uploads == 1
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_launch_a_step_before_they_read_the_previous_one(
+    rank: int, graphs: bool, meet: Callable[[int, RankLayout], Joined], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if tokens are drawn, which are broadcast on the device. Both ranks then read them from their own."""
+    args = EngineArgs(
+        "m", device="cuda", max_model_len=512, max_num_seqs=8, num_gpu_blocks_override=64, tensor_parallel_size=2
+    )
+    later = [decodes(9, 16), decodes(10, 17), decodes(11, 18)]
+    joined = meet(rank, RankLayout.of(args))
+    try:
+        with monkeypatch.context() as patch, fake_device(patch, graphs=graphs) as reads:
+            groups = dataclasses.replace(joined.groups, engine=SingleRank())
+            with compile_only(SM_90, lambda kernel, key: None):
+                runner = build_runner(args, checkpoint({**LLAMA_8B, "num_hidden_layers": 2}), groups=groups)
+            with compile_only(SM_90, lambda kernel, key: None), DeviceTrace():
+                for first in (
+                    prompts(9, 16),
+                    prompts(9, 16, greedy=False, logprobs=None, top_k=5),
+                    prompts(9, 16, greedy=False, min_tokens=3, logprobs=2, prompt_logprobs=1),
+                    prompts(9, 16, repetition_penalty=1.1),
+                ):
+                    runner.batch.clear()
+                    runner.launch(first)
+                    for step in later:
+                        reads.clear()
+                        runner.launch(step)
+                        assert reads == []
+                        runner.collect()
+                        assert (2,) in reads
+                    runner.collect()
+    finally:
+        joined.close()

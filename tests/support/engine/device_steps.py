@@ -16,9 +16,9 @@ from stoker_engine.models.checkpoint import find_checkpoint
 
 def sample_on_device(runner: Runner) -> None:
     """Keep sampled tokens in the values that belong to the device. The host knows them once it collects a step."""
-    assert isinstance(runner.finish, Sampling)
     runner.inputs = replace(runner.inputs, gathers=True)
-    runner.finish = replace(runner.finish, device_batch=runner.inputs.device_batch)
+    if isinstance(runner.finish, Sampling) and runner.finish.keeps_sampled:
+        runner.finish = replace(runner.finish, device_batch=runner.inputs.device_batch)
 
 
 def engine_on_device(args: EngineArgs, proposer: Proposer | None = None) -> Engine:

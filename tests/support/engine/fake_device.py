@@ -32,7 +32,6 @@ from stoker_engine.core.grammar import Grammar
 from stoker_engine.core.sampling_params import SamplingParams
 from stoker_engine.core.step import Draft, NewSequence, Step
 from stoker_engine.exec import build_runner, kv_cache
-from stoker_engine.exec.finish import sample as sample_finish
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.kernels.triton.compile.compile_only import HostFunctions
 from stoker_engine.models.checkpoint import Checkpoint
@@ -41,6 +40,7 @@ from stoker_engine.models.decoder_loader import settle
 from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
 from stoker_engine.parallel import transfer
+from stoker_engine.parallel.communicator import Communicator
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
@@ -312,7 +312,7 @@ def fake_device(
     inference_mode = torch.inference_mode
     monkeypatch.setattr(torch, "inference_mode", lambda *mode: inference_mode(*mode) if mode else torch.no_grad())
     monkeypatch.setattr(build_runner, "KVCachePool", kv_cache.KVCachePool)  # unguarded: fake tensors have no memory
-    monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda graphs, on_progress: False)
+    monkeypatch.setattr(build_runner, "capture_all", _compute_again if graphs else lambda *_: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(build_runner, "resolve_device", lambda args: torch.device("cuda"))
     monkeypatch.setattr(kv_cache, "memory_bytes", lambda device, sharers: memory_bytes)
@@ -321,13 +321,12 @@ def fake_device(
     def copied(copy: transfer.HostCopy, tensor: torch.Tensor) -> None:
         copy.values = lambda: zeros(tensor)  # type: ignore[method-assign]
 
-    monkeypatch.setattr(sample_finish, "to_host", zeros)
     monkeypatch.setattr(transfer.HostCopy, "__init__", copied)
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield reads
 
 
-def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None]) -> bool:
+def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None], ranks: Communicator) -> bool:
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         def replay() -> None:
             compute()

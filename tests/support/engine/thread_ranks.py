@@ -33,6 +33,8 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.parallel.rank_groups import RankGroups
 from stoker_engine.sizing.pipeline_stages import Stage
 
+from .device_steps import sample_on_device
+
 T = TypeVar("T")
 TIMEOUT_S = 120.0
 
@@ -104,11 +106,11 @@ class ThreadPipeline:
         self.num_sent += 1
         self._queues[self.stage.index + 1].put(x.clone())
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def receive(self, x: torch.Tensor) -> None:
         """See `Pipeline`."""
-        x = self._queues[self.stage.index].get(timeout=TIMEOUT_S)
-        assert (x.shape, x.dtype, x.device.type) == (shape, dtype, device.type)
-        return x
+        sent = self._queues[self.stage.index].get(timeout=TIMEOUT_S)
+        assert (sent.shape, sent.dtype, sent.device) == (x.shape, x.dtype, x.device)
+        x.copy_(sent)
 
 
 def thread_groups(layout: RankLayout) -> list[RankGroups]:
@@ -131,18 +133,22 @@ class ThreadExecutor:
 
     Args:
         extend: extends each rank's model while it is built, see `layers.build.Build.extend`.
+        on_device: ranks launch a step before they collect the previous one, as accelerators do.
 
     Attributes:
         runners: one per rank.
         groups: rank groups of the runners.
     """
 
-    def __init__(self, args: EngineArgs, extend: Callable[[], ExtendLinear] | None = None) -> None:
+    def __init__(
+        self, args: EngineArgs, extend: Callable[[], ExtendLinear] | None = None, on_device: bool = False
+    ) -> None:
         layout = RankLayout.of(args)
         self.groups = thread_groups(layout)
         self._answering = layout.first_of_last_stage
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(layout.size)]
         self._launched: deque[list[Future[StepResult]]] = deque()
+        self._uncollected: deque[list[Future[None]]] = deque()  # on devices, instead
 
         def load(rank: int) -> Runner:
             return build_runner(
@@ -153,20 +159,24 @@ class ThreadExecutor:
             )
 
         self.runners = self._all([pool.submit(load, rank) for rank, pool in enumerate(self._threads)])
-        self.plan, self.on_cpu, self.runs_ahead = self.runners[0].plan, True, False
+        if on_device:
+            for runner in self.runners:
+                sample_on_device(runner)
+        self.plan, self.on_cpu, self.runs_ahead = self.runners[0].plan, True, on_device
         assert all(runner.plan == self.plan for runner in self.runners)
 
     def launch(self, step: Step) -> None:
         """See `Executor`. Each rank gets its own copy of the step, as if it came through a pipe."""
-        self._launched.append(
-            [
-                pool.submit(runner.run, copy.deepcopy(step))
-                for pool, runner in zip(self._threads, self.runners, strict=True)
-            ]
-        )
+        of_ranks = list(zip(self._threads, self.runners, strict=True))
+        if self.runs_ahead:
+            self._uncollected.append([pool.submit(runner.launch, copy.deepcopy(step)) for pool, runner in of_ranks])
+        else:
+            self._launched.append([pool.submit(runner.run, copy.deepcopy(step)) for pool, runner in of_ranks])
 
     def collect(self) -> StepResult:
         """See `Executor`. The other ranks may still run."""
+        if self.runs_ahead:
+            self._collect_on_ranks()
         results = self._launched[0]
         result = self._all(results[self._answering : self._answering + 1])[0]
         self._launched.popleft()
@@ -174,9 +184,21 @@ class ThreadExecutor:
 
     def discard_in_flight(self) -> None:
         """See `Executor`."""
+        while self._uncollected:
+            self._collect_on_ranks()
         while self._launched:
             for result in self._launched.popleft():
                 result.exception()
+
+    def _collect_on_ranks(self) -> None:
+        """Have each rank collect its oldest step."""
+
+        def collect(runner: Runner, launch: Future[None]) -> StepResult:
+            launch.result()
+            return runner.collect()
+
+        launches = zip(self._threads, self.runners, self._uncollected.popleft(), strict=True)
+        self._launched.append([pool.submit(collect, runner, launch) for pool, runner, launch in launches])
 
     def set_token_table(self, table: TokenTable) -> None:
         """See `Executor`."""
@@ -214,15 +236,19 @@ class ThreadExecutor:
 
 @contextmanager
 def thread_engine(
-    args: EngineArgs, change: Callable[[ThreadExecutor], None] = lambda _: None, proposer: Proposer | None = None
+    args: EngineArgs,
+    change: Callable[[ThreadExecutor], None] = lambda _: None,
+    proposer: Proposer | None = None,
+    on_device: bool = False,
 ) -> Iterator[Engine]:
     """Create an engine with thread ranks, laid out by `args`.
 
     Args:
         change: applied to the executor before the engine is created.
         proposer: proposer of draft tokens.
+        on_device: see `ThreadExecutor`.
     """
-    executor = ThreadExecutor(args)
+    executor = ThreadExecutor(args, on_device=on_device)
     change(executor)
     try:
         yield Engine(args, find_checkpoint(args), executor=executor, proposer=proposer)

@@ -1,11 +1,21 @@
-"""Draws the next tokens of sequences from their hidden states, on ranks that may split the vocabulary."""
+"""Draws the next tokens of sequences from their hidden states, on ranks that may split the vocabulary.
+
+With several ranks, all choose the most likely tokens, which are equal on all. Only the first rank draws the others, and
+broadcasts them on the device, so no rank's host waits:
+
+    rank 0   logits ─┬─► most likely token ─────────────────────────────────────┬─► tokens of all rows
+    rank 1   logits ─┤   of each row                                            │   on all ranks
+                     └─► whole logits of ─► rank 0 draws ─► broadcast ─────────►┘
+                         rows that ask for more
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +30,26 @@ from stoker_engine.kernels.select_token import UNIFORM
 from stoker_engine.parallel.transfer import to_device
 from stoker_engine.quant.weight_target import Shard
 from stoker_engine.sampling.draw import uniforms
-from stoker_engine.sampling.sampler import Samples, draw_or_choose, joined, replaced, sample, samples_of
+from stoker_engine.sampling.sampler import Samples, draw_or_choose, joined, received, replaced, sample, samples_of
 from stoker_engine.sampling.sampling_metadata import SamplingMetadata
 from stoker_engine.sampling.vocab_parallel_argmax import vocab_parallel_argmax
+
+
+class _Kinds(NamedTuple):
+    """How the next tokens of sequences are chosen: the most likely one, unless the sequence is in one of the masks.
+
+    Attributes:
+        rows: int64 [sequences], their rows in the input batch.
+        are_drawn, are_special: bool [sequences], see `InputBatch`.
+    """
+
+    rows: np.ndarray
+    are_drawn: np.ndarray
+    are_special: np.ndarray
+
+    def at(self, indices: np.ndarray) -> _Kinds:
+        """Return those of some of the sequences."""
+        return _Kinds(*(each[indices] for each in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,25 +94,44 @@ class TokenDraws:
         """
         if not step.drafts and max(step.num_samples) == 1 and self.batch.asking.isdisjoint(step.rows):
             return self._choose(hidden, tokens, on_logits)  # the common case, without arrays
-        rows = np.array([step.rows[batch_index] for batch_index in batch_indices], dtype=np.int64)
-        are_special = self.batch.is_special[rows]
-        if max(step.num_samples) > 1:
-            are_special |= np.array(step.num_samples)[batch_indices] > 1
-        are_drawn = self.batch.is_drawn[rows] & ~are_special
-        if not step.drafts and not (are_drawn | are_special).any():
+        kinds = self._kinds(step, batch_indices)
+        ask = kinds.are_drawn | kinds.are_special
+        if not step.drafts and not ask.any():
             return self._choose(hidden, tokens, on_logits)
         logits = self.logits.of(hidden, tokens)
         on_logits()
         found = masks.result() if masks is not None else {}
-        if step.drafts or self.logits.ranks.size > 1 or are_special.all():
-            samples = self._draw(logits, self._choices(step, batch_indices, found))
+        if step.drafts:
+            samples = self._draw_drafted(logits, step, batch_indices, found)
             return Samples(samples.tokens, partial(_verified, step, batch_indices, found, samples))
+        if self.logits.ranks.size == 1:
+            return self._draw(logits, step, batch_indices, kinds, found)
+        asking = np.flatnonzero(ask)
+        of_asking = [batch_indices[index] for index in asking]
+        return self._draw_on_first_rank(
+            logits, asking, lambda whole: self._draw(whole, step, of_asking, kinds.at(asking), found)
+        )
+
+    def _kinds(self, step: Step, batch_indices: list[int]) -> _Kinds:
+        rows = np.array([step.rows[batch_index] for batch_index in batch_indices], dtype=np.int64)
+        are_special = self.batch.is_special[rows]
+        if max(step.num_samples) > 1:
+            are_special |= np.array(step.num_samples)[batch_indices] > 1
+        return _Kinds(rows, self.batch.is_drawn[rows] & ~are_special, are_special)
+
+    def _draw(
+        self, logits: torch.Tensor, step: Step, batch_indices: list[int], kinds: _Kinds, masks: MasksByBatchIndex
+    ) -> Samples:
+        """Draw the tokens of sequences without drafts, one for each row of whole logits."""
+        if kinds.are_special.all():
+            samples = sample(logits, self._choices(step, batch_indices, masks), self.rows_at_once, self.logits.kernels)
+            return Samples(samples.tokens, partial(_verified, step, batch_indices, masks, samples))
         positions = np.array([step.starts[index] + step.lengths[index] for index in batch_indices])
-        plain = self._draw_plain(logits, rows, positions, are_drawn)
-        if not are_special.any():
+        plain = self._draw_plain(logits, kinds.rows, positions, kinds.are_drawn)
+        if not kinds.are_special.any():
             return plain
-        row_indices = np.flatnonzero(are_special)
-        return replaced(plain, row_indices, self._draw_special(logits, step, batch_indices, row_indices, found))
+        row_indices = np.flatnonzero(kinds.are_special)
+        return replaced(plain, row_indices, self._draw_special(logits, step, batch_indices, row_indices, masks))
 
     def _draw_special(
         self,
@@ -153,21 +199,44 @@ class TokenDraws:
             ]
         return choices
 
-    def _draw(self, logits: torch.Tensor, choices: list[SamplingMetadata | None]) -> Samples:
-        """Draw tokens for each row, from this rank's part of the logits. The other parts are gathered only for rows
-        that need more than the most likely token."""
-        ranks, kernels = self.logits.ranks, self.logits.kernels
-        if ranks.size == 1:
+    def _draw_drafted(
+        self, logits: torch.Tensor, step: Step, batch_indices: list[int], masks: MasksByBatchIndex
+    ) -> Samples:
+        """Draw a token for each row of logits in a step with drafts. A sequence has a row for its next token, and one
+        after each token of its draft."""
+        choices, kernels = self._choices(step, batch_indices, masks), self.logits.kernels
+        if self.logits.ranks.size == 1:
             return sample(logits, choices, self.rows_at_once, kernels)
-        likeliest = self._likeliest(logits)
         asking = [row for row, choice in enumerate(choices) if choice is not None]
         if not asking:
-            return likeliest
-        rows = logits if len(asking) == len(choices) else logits[to_device(asking, logits.device)]
-        rows, row_choices = self.logits.gather(rows), [choices[row] for row in asking]
-        if not self.samples:
-            return likeliest
-        return replaced(likeliest, asking, sample(rows, row_choices, self.rows_at_once, kernels))
+            return self._likeliest(logits)
+        of_asking = [choices[row] for row in asking]
+        return self._draw_on_first_rank(
+            logits, asking, lambda whole: sample(whole, of_asking, self.rows_at_once, kernels)
+        )
+
+    def _draw_on_first_rank(
+        self, logits: torch.Tensor, asking: Sequence[int] | np.ndarray, draw: Callable[[torch.Tensor], Samples]
+    ) -> Samples:
+        """Have the first rank draw tokens in some rows, on all ranks. Choose the most likely token in the others.
+
+        The errors of grammars are known to the first rank only. Other ranks may therefore keep a token of a request
+        that fails, or tokens of a draft beyond the accepted ones, which the next step overwrites.
+
+        Args:
+            logits: this rank's part of the logits.
+            asking: ascending indices of the rows in which tokens are drawn.
+            draw: draws tokens from the whole logits of these rows.
+        """
+        ranks, device = self.logits.ranks, logits.device
+        likeliest = self._likeliest(logits)
+        whole = self.logits.gather(logits if len(asking) == len(logits) else logits[to_device(asking, device)])
+        if self.samples:
+            drawn = draw(whole)
+            tokens = ranks.broadcast(drawn.tokens())
+            return replaced(likeliest, asking, Samples(lambda: tokens, drawn.collect))
+        tokens = ranks.broadcast(torch.empty(len(asking), dtype=torch.int64, device=device))
+        return replaced(likeliest, asking, received(tokens))
 
 
 def _verified(step: Step, batch_indices: list[int], masks: MasksByBatchIndex, samples: Samples) -> list[Sampled]:

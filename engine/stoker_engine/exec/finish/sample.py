@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,8 +18,7 @@ from stoker_engine.exec.finish.prompt_logprobs import PromptLogprobs
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import Inputs
 from stoker_engine.exec.step_masks import MasksByBatchIndex, StepMasks
-from stoker_engine.parallel.communicator import Communicator
-from stoker_engine.parallel.transfer import to_device, to_host
+from stoker_engine.parallel.transfer import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,6 @@ class Sampling:
     """See `Finish`.
 
     Attributes:
-        ranks: the ranks that split the vocabulary.
         keeps_sampled: whether sampled tokens are written into the rows. In a pipeline the scheduler sends them instead.
         device_batch: where sampled tokens are also written on the device, so that the next step can be launched before
             this one is collected; None: it cannot.
@@ -37,7 +35,6 @@ class Sampling:
     masks: StepMasks
     draws: TokenDraws
     prompt_logprobs: PromptLogprobs
-    ranks: Communicator
     keeps_sampled: bool
     device_batch: DeviceBatch | None = None
 
@@ -149,8 +146,6 @@ class StepSampling:
         step, batch, sampling = self._step, self._of.batch, self._sampling
         is_current = batch.end_sampling(self._rows, self._starts)
         tokens = [drawn.token_ids[0] if drawn.token_ids else [] for drawn in sampled]
-        if self._of.ranks.size > 1:
-            tokens = self._from_first_rank(tokens, sampling)
         if not is_current.all():
             tokens = [row_tokens if holds else [] for row_tokens, holds in zip(tokens, is_current, strict=True)]
         if step.drafts:
@@ -166,24 +161,3 @@ class StepSampling:
         batch.append_one(
             rows, [step.starts[p] + step.lengths[p] for p, _ in first_tokens], [token for _, token in first_tokens]
         )
-
-    def _from_first_rank(self, tokens: list[list[int]], batch_indices: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of the sequences at `batch_indices`, on all ranks. Tokens of sequences that need more than
-        the most likely one are broadcast from the first rank."""
-        step, batch = self._step, self._of.batch
-        asking = [
-            index
-            for index, batch_index in enumerate(batch_indices)
-            if step.num_samples[batch_index] > 1 or step.rows[batch_index] in batch.asking
-        ]
-        if not asking:
-            return tokens
-        longest = 1 + max((len(draft.token_ids) for draft in step.drafts), default=0)
-        padded = np.full((len(asking), longest), -1, dtype=np.int64)
-        for row, index in zip(padded, asking, strict=True):
-            row[: len(tokens[index])] = tokens[index]
-        device = self._inputs.logit_rows.device
-        received = to_host(self._of.ranks.broadcast(to_device(padded, device)))
-        for index, row_tokens in zip(asking, received, strict=True):
-            tokens[index] = [token for token in row_tokens if token >= 0]
-        return tokens
