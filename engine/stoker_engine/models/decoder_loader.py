@@ -87,7 +87,7 @@ def settle(model: Decoder) -> None:
     for module in packed:
         module.pack()
     blocks = [module for module in packed if isinstance(module, BlockMatrix)]
-    of_fp8 = [each for each in blocks if isinstance(each.stored, GroupFormat) and each.stored.fp8_activations]
+    of_fp8 = [each for each in blocks if isinstance(each.stored, GroupFormat) and each.stored.quantized_activations]
     if num_packed := sum(each.is_packed for each in of_fp8):
         logger.info(
             "%d of %d FP8 matrices are multiplied with activations quantized to FP8 for each token; "

@@ -28,7 +28,7 @@ class BlockMatrix(nn.Module):
         blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
         columns: int32 [inner] or [count, inner], the column at each position of a row, for formats that store columns
             in the order of their groups; else None.
-        is_packed: whether the matrix is packed (`kernels.bundle.BlockPanels`); always False for stacks of matrices.
+        is_packed: whether the matrix, or each matrix of a stack, is packed (`kernels.bundle.BlockPanels`).
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class BlockMatrix(nn.Module):
     def pack(self) -> None:
         """See `Packable`."""
         if self._panels is not None and not self.is_packed:
-            self._panels.pack(self.blocks.data, self.stored, self.inner)
+            for matrix in self.blocks.data if self.blocks.dim() == 3 else [self.blocks.data]:
+                self._panels.pack(matrix, self.stored, self.inner)
             self.is_packed = True
 
     def weight_target(self, first: int, rows: Shard, columns: Shard, index: int | None = None) -> WeightTarget:
@@ -107,7 +108,15 @@ class BlockMatrix(nn.Module):
         """See `Matrix`."""
         if isinstance(down, BlockMatrix) and self.columns is None and down.columns is None:
             stacks = self._stack(biases), down._stack(down_biases)
-            return self.kernels.block_experts(*stacks, act, self.dtype)
+            unpacked = self.kernels.block_experts(*stacks, act, self.dtype)
+            panels = self.kernels.block_panels
+            if panels is None or panels.experts is None:
+                return unpacked
+            if not all(panels.fit(each.blocks, each.stored, each.inner, self.dtype) for each in stacks):
+                return unpacked
+            self._panels = down._panels = panels
+            packed = panels.experts(*stacks, act, self.dtype)
+            return lambda *args: packed(*args) if self.is_packed else unpacked(*args)
         return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
     def _stack(self, biases: torch.Tensor | None) -> BlockStack:

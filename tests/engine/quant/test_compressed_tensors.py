@@ -106,7 +106,7 @@ def test_dequantized_values_equal_those_of_the_library(case: Compressed) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "scale", "fp8_activations"),
+    ("name", "scale", "quantized_activations"),
     [
         ("FP8 tensor", "float32", True),
         ("FP8 rows", "float32", True),
@@ -116,11 +116,11 @@ def test_dequantized_values_equal_those_of_the_library(case: Compressed) -> None
         ("W8A8", "bfloat16", False),
     ],
 )
-def test_fp8_activations_follow_from_the_config(name: str, scale: str, fp8_activations: bool) -> None:
+def test_quantized_activations_follow_from_the_config(name: str, scale: str, quantized_activations: bool) -> None:
     """Only checkpoints that quantize activations to FP8 permit it; their row scales become float32."""
     case = Compressed(**CASES[name])
     (module,) = find_modules(_config(case), _stored(case)).values()
-    assert (module.format.fp8_activations, module.format.scale) == (fp8_activations, scale)
+    assert (module.format.quantized_activations, module.format.scale) == (quantized_activations, scale)
 
 
 def test_format_follows_from_the_config(case: Compressed) -> None:

@@ -200,7 +200,7 @@ def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) ->
         return Group(tuple(fields.items("targets", str)), None)
     scheme = _scheme(where, given, numbers)
     if scheme.format.code == "fp8_e4m3" and scheme.format.scale != "e8m0" and _activations(fields).startswith("float8"):
-        scheme = replace(scheme, format=replace(scheme.format, fp8_activations=True))
+        scheme = replace(scheme, format=replace(scheme.format, quantized_activations=True))
     return Group(tuple(fields.items("targets", str)), scheme)
 
 

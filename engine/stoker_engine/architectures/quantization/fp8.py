@@ -69,7 +69,7 @@ def parse(config: Mapping[str, Any]) -> FP8:
     code: Code = "fp8_e5m2" if fields.get("fmt") == "e5m2" else "fp8_e4m3"
     return FP8(
         method,
-        GroupFormat(code, group, scale, fp8_activations=code == "fp8_e4m3" and not bytes_only),
+        GroupFormat(code, group, scale, quantized_activations=code == "fp8_e4m3" and not bytes_only),
         rows,
         ListedModules.of(ignored, "quantization_config's modules_to_not_convert"),
         "fp8 by stored scales" if scheme == "static" else "fp8 for each token",

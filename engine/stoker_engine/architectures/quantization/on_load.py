@@ -28,7 +28,7 @@ MATRICES: Final = frozenset(
 )
 
 #: Format of ``fp8`` on accelerators, for all matrices but experts.
-FP8_ROWS: Final = GroupFormat("fp8_e4m3", 0, "float32", fp8_activations=True)
+FP8_ROWS: Final = GroupFormat("fp8_e4m3", 0, "float32", quantized_activations=True)
 
 _WEIGHT: Final = re.compile(r"layers\.\d{1,9}\.(.*)\.weight")
 
