@@ -91,12 +91,14 @@ class BlockStack:
         stored: format of the blocks.
         inner: elements in a row.
         biases: [count, outputs], or None.
+        is_packed: whether `blocks` are packed (`BlockPanels`).
     """
 
     blocks: torch.Tensor
     stored: StoredFormat
     inner: int
     biases: torch.Tensor | None = None
+    is_packed: bool = False
 
 
 #: See `Kernels.block_experts`.
@@ -126,13 +128,13 @@ class BlockPanels:
     (`kernels.panels`), on a GPU into tiles of words (`kernels.triton.quant.packed_groups`).
 
     Attributes:
-        fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix, or each matrix of a stack,
-            can be packed, and is then multiplied faster.
+        fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix can be packed, and is then
+            multiplied faster.
         pack: packs a matrix, in place.
         linear: `Kernels.quant_linear` of a matrix that is packed before the operation is called.
         rows: `Kernels.block_rows` of a packed matrix.
-        experts: `Kernels.block_experts` of stacks whose matrices are packed one by one before the operation is called;
-            None if stacks are not packed.
+        fit_stack: `fit` of several matrices [count, outputs, bytes of a row], which `pack` packs, and
+            `Kernels.block_experts` multiplies; None: they are not packed.
         rounds_activations: whether `linear` rounds x to integers of 8 bits (`int8_activations`).
     """
 
@@ -140,7 +142,7 @@ class BlockPanels:
     pack: Callable[[torch.Tensor, StoredFormat, int], None]
     linear: MakeQuantLinear
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
-    experts: MakeBlockExperts | None = None
+    fit_stack: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool] | None = None
     rounds_activations: bool = False
 
 

@@ -8,21 +8,12 @@ from typing import Final
 
 import torch
 
-from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
-from stoker_engine.kernels.bundle import (
-    BlockStack,
-    Experts,
-    Kernels,
-    Operation,
-    QuantizedRows,
-    QuantizingKernels,
-    RowFormat,
-)
+from stoker_engine.kernels.bundle import Kernels, Operation, QuantizedRows, QuantizingKernels, RowFormat
 from stoker_engine.kernels.concat_linear import concat_linear
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
@@ -112,11 +103,12 @@ _MULTIPLY: Final[dict[RowFormat, MultiplyW8A8]] = {
 }
 
 
-def _experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    return make_block_experts(_PANELS.linear, act_and_mul)(gate_up, down, act, dtype)
-
-
-_PANELS: Final = w8a8_panels(_QUANTIZING, _MULTIPLY, _experts)
+_PANELS: Final = w8a8_panels(_QUANTIZING, _MULTIPLY)
 
 #: The same with quantized activations, where matrices permit it.
-REFERENCE_W8A8: Final = replace(REFERENCE, block_panels=_PANELS, quantizing=_QUANTIZING)
+REFERENCE_W8A8: Final = replace(
+    REFERENCE,
+    block_panels=_PANELS,
+    block_experts=make_block_experts(_quant_linear, act_and_mul, _PANELS.linear),
+    quantizing=_QUANTIZING,
+)

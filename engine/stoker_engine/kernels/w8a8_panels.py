@@ -14,14 +14,7 @@ from typing import Final, NamedTuple
 import torch
 
 from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
-from stoker_engine.kernels.bundle import (
-    Activations,
-    BlockPanels,
-    MakeBlockExperts,
-    QuantizedRows,
-    QuantizingKernels,
-    RowFormat,
-)
+from stoker_engine.kernels.bundle import Activations, BlockPanels, QuantizedRows, QuantizingKernels, RowFormat
 from stoker_engine.kernels.group_blocks import SCALE_DTYPES
 from stoker_engine.kernels.w8a8_linear import MULTIPLE, MultiplyW8A8
 
@@ -39,13 +32,13 @@ def row_format(stored: StoredFormat, inner: int) -> RowFormat | None:
     activations are not quantized."""
     if not isinstance(stored, GroupFormat) or not stored.quantized_activations:
         return None
-    group = stored.for_rows(inner).group
+    has_rows = stored.groups(inner) == 1
     if stored.code == "int8":
-        return RowFormat.INT8_ROWS if group == 0 else None
-    if group == 0:
-        return RowFormat.FP8_ROWS if stored.scale == "float32" else None
+        return RowFormat.INT8_ROWS if has_rows else None
+    if has_rows and stored.scale == "float32":
+        return RowFormat.FP8_ROWS
     has_floats = stored.scale in ("float32", "float16", "bfloat16")
-    return RowFormat.FP8_GROUPS if group == RowFormat.FP8_GROUPS.group and has_floats else None
+    return RowFormat.FP8_GROUPS if stored.group == RowFormat.FP8_GROUPS.group and has_floats else None
 
 
 class Packed(NamedTuple):
@@ -103,24 +96,24 @@ class W8A8Linear:
 def w8a8_panels(
     quantizing: dict[RowFormat, QuantizingKernels],
     multiply: dict[RowFormat, MultiplyW8A8],
-    experts: MakeBlockExperts,
     others: BlockPanels | None = None,
 ) -> BlockPanels:
     """Return operations on matrices that are multiplied with quantized activations.
 
     Args:
         quantizing, multiply: quantization of activations and multiplication, for each format of activations.
-        experts: see `BlockPanels`; only for formats in `multiply`.
         others: operations on matrices of other formats; None if these are not packed.
     """
 
     def fit(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> bool:
-        format = row_format(stored, inner)
-        if format not in multiply:
-            is_matrix = blocks.dim() == 2
-            return others is not None and is_matrix and others.fit(blocks, stored, inner, dtype)
-        has_tiles = not (blocks.shape[-2] % MULTIPLE or inner % MULTIPLE)
-        return dtype in _DTYPES[format] and blocks.is_contiguous() and has_tiles
+        if row_format(stored, inner) in multiply:
+            return _fit(blocks, stored, inner, dtype)
+        return others is not None and others.fit(blocks, stored, inner, dtype)
+
+    def fit_stack(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> bool:
+        if row_format(stored, inner) in multiply:
+            return _fit(blocks, stored, inner, dtype)
+        return others is not None and others.fit_stack is not None and others.fit_stack(blocks, stored, inner, dtype)
 
     def pack_or(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> None:
         if row_format(stored, inner) in multiply:
@@ -146,11 +139,22 @@ def w8a8_panels(
         assert others is not None, "the matrix does not fit"
         return others.rows(blocks, stored, inner, ids, dtype)
 
-    return BlockPanels(fit=fit, pack=pack_or, linear=linear, rows=rows_or, experts=experts)
+    return BlockPanels(fit=fit, pack=pack_or, linear=linear, rows=rows_or, fit_stack=fit_stack)
+
+
+def _fit(blocks: torch.Tensor, stored: StoredFormat, inner: int, dtype: torch.dtype) -> bool:
+    """Whether a matrix, or each matrix of a stack, can be packed."""
+    format = row_format(stored, inner)
+    has_tiles = not (blocks.shape[-2] % MULTIPLE or inner % MULTIPLE)
+    return format is not None and dtype in _DTYPES[format] and blocks.is_contiguous() and has_tiles
 
 
 def pack(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> None:
-    """See `BlockPanels`."""
+    """See `BlockPanels`. The matrices of a stack are packed one by one."""
+    if blocks.dim() == 3:
+        for matrix in blocks:
+            pack(matrix, stored, inner)
+        return
     format = row_format(stored, inner)
     assert format is not None and isinstance(stored, GroupFormat)
     size = format.groups(inner) * SCALE_DTYPES[stored.scale].itemsize

@@ -142,7 +142,7 @@ def test_packed_stacks_multiply_like_their_matrices(stored: GroupFormat) -> None
     """Two of three experts are chosen for each token; each has biases."""
     hidden, size = 192, 256
     chosen, weights = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0]]), drawn(4, 2, seed=3).abs()
-    stacks = [
+    gate_up, down = (
         BlockStack(
             torch.stack([quantize(drawn(outputs, inner, seed=seed + each), stored) for each in range(3)]),
             stored,
@@ -150,16 +150,14 @@ def test_packed_stacks_multiply_like_their_matrices(stored: GroupFormat) -> None
             drawn(3, outputs, seed=seed + 9).to(BF16),
         )
         for outputs, inner, seed in ((2 * size, hidden, 10), (hidden, size, 20))
-    ]
-    unpacked = [replace(each, blocks=each.blocks.clone()) for each in stacks]
-    for stack in stacks:
-        assert panels().fit(stack.blocks, stored, stack.inner, BF16)
-        for matrix in stack.blocks:
-            panels().pack(matrix, stored, stack.inner)
-    assert panels().experts is not None
+    )
     x = drawn(4, hidden, seed=4).to(BF16)
-    got = panels().experts(*stacks, "silu", BF16)(x, weights, chosen)  # type: ignore[misc]
-    exact = REFERENCE.block_experts(*unpacked, "silu", BF16)(x, weights, chosen)
+    exact = REFERENCE.block_experts(gate_up, down, "silu", BF16)(x, weights, chosen)
+    for stack in (gate_up, down):
+        assert panels().fit_stack is not None and panels().fit_stack(stack.blocks, stored, stack.inner, BF16)  # type: ignore[misc]
+        panels().pack(stack.blocks, stored, stack.inner)
+    up_packed, down_packed = replace(gate_up, is_packed=True), replace(down, is_packed=True)
+    got = REFERENCE_W8A8.block_experts(up_packed, down_packed, "silu", BF16)(x, weights, chosen)
     assert (got - exact).norm() <= 0.06 * exact.norm()
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from stoker_engine.kernels.bundle import BlockPanels, GroupedLora, QuantizingKernels, RowFormat
 from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.triton.gemm.int8_linear import int8_linear
 from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
 from stoker_engine.kernels.triton.gemm.packed_linear import block_panels
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
@@ -14,7 +15,7 @@ from stoker_engine.kernels.triton.gemm.w8a8_gemm import w8a8_gemm
 from stoker_engine.kernels.triton.lora.lora_expand import lora_expand
 from stoker_engine.kernels.triton.lora.lora_shrink import lora_shrink
 from stoker_engine.kernels.triton.lora.tiles import group, tile_outputs
-from stoker_engine.kernels.triton.moe.experts import block_experts_with, experts, w8a8_experts
+from stoker_engine.kernels.triton.moe.experts import block_experts_with, experts
 from stoker_engine.kernels.triton.moe.route import route
 from stoker_engine.kernels.triton.ops.activation import act_and_mul, activation
 from stoker_engine.kernels.triton.ops.concat_rotated import concat_rotated
@@ -32,7 +33,7 @@ from stoker_engine.kernels.w8a8_panels import w8a8_panels
 _MULTIPLY: Final[dict[RowFormat, MultiplyW8A8]] = {
     RowFormat.FP8_ROWS: fp8_linear,
     RowFormat.FP8_GROUPS: w8a8_gemm,
-    RowFormat.INT8_ROWS: w8a8_gemm,
+    RowFormat.INT8_ROWS: int8_linear,
 }
 
 
@@ -58,8 +59,8 @@ def panels(quantizing: dict[RowFormat, QuantizingKernels], is_fixed: bool) -> Bl
         quantizing: operations for the formats to which activations may be quantized.
         is_fixed: whether a row's bits must not depend on the number of rows.
     """
-    multiply = {format: _MULTIPLY[format] for format in quantizing}
-    return w8a8_panels(quantizing, multiply, w8a8_experts, others=block_panels(is_fixed))
+    multiply = {format: w8a8_gemm if is_fixed else _MULTIPLY[format] for format in quantizing}
+    return w8a8_panels(quantizing, multiply, block_panels(is_fixed))
 
 
 TRITON: Final = replace(

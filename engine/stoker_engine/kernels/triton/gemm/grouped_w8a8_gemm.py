@@ -19,7 +19,7 @@ from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.gemm.w8a8_tile import STEP, scaled_product
 
-#: Rows of a tile.
+#: Rows of a tile, if all matrices of the experts are multiplied by this kernel.
 TILE_ROWS: Final = 64
 #: Outputs of a tile. Like the other tile sizes a guess that was not measured.
 _OUTPUTS: Final = 128
@@ -85,6 +85,7 @@ def _run(
     rows: torch.Tensor,
     tile_experts: torch.Tensor,
     shared: int,
+    tile_rows: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     _, outputs, inner = codes.shape
@@ -109,7 +110,7 @@ def _run(
         SIZE=outputs,
         INNER=inner,
         GROUP=STEP if scales.shape[1] > 1 else 0,
-        ROWS=TILE_ROWS,
+        ROWS=tile_rows,
         OUTPUTS=_OUTPUTS,
         STEP=STEP,
         num_warps=_WARPS,
@@ -128,6 +129,7 @@ def _(
     rows: torch.Tensor,
     tile_experts: torch.Tensor,
     shared: int,
+    tile_rows: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     return torch.empty((len(x) * shared, codes.shape[1]), dtype=dtype, device=x.device)
@@ -142,6 +144,7 @@ def grouped_w8a8_gemm(
     rows: torch.Tensor,
     tile_experts: torch.Tensor,
     shared: int,
+    tile_rows: int,
 ) -> torch.Tensor:
     """Compute x Wᵀ + b for each choice (a token and its expert).
 
@@ -151,15 +154,16 @@ def grouped_w8a8_gemm(
             of `STEP` columns.
         dtype: dtype of the results and of biases.
         biases: [experts, outputs], or None.
-        rows, tile_experts: results of `align`, with tiles of `TILE_ROWS` rows.
+        rows, tile_experts: results of `align`.
         shared: number of consecutive choices that share a row of x.
+        tile_rows: rows of the tiles.
 
     Returns:
         [choices, outputs]; undefined for choices that are in no tile.
     """
     assert x.values.is_contiguous() and codes[0].is_contiguous() and scales[0].is_contiguous()
     assert biases is None or biases.stride(1) == 1
-    result: torch.Tensor = _run(*x, codes, scales, biases, rows, tile_experts, shared, dtype)
+    result: torch.Tensor = _run(*x, codes, scales, biases, rows, tile_experts, shared, tile_rows, dtype)
     return result
 
 

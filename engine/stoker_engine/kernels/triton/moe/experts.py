@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoker_engine.architectures.activation import Activation
-from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear
+from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear, RowFormat
 from stoker_engine.kernels.moe import make_block_experts
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
 from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_quant_gemm, tile_rows_of
@@ -50,31 +50,33 @@ def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
     def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
         if not has_tiles(gate_up.stored) or not has_tiles(down.stored):
             return make_block_experts(linear, act_and_mul)(gate_up, down, act, dtype)
-        tile_rows = tile_rows_of(dtype)
-        return _experts(len(gate_up.blocks), tile_rows, act_and_mul(act), _of_blocks(gate_up), _of_blocks(down))
+        of_x, of_inner = _row_format(gate_up), _row_format(down)
+        tile_rows = tile_rows_of(dtype) if of_x is None or of_inner is None else TILE_ROWS
+        activate = act_and_mul(act) if of_inner is None else act_and_mul_rows(act, of_inner)
+        multiply = _of_blocks(gate_up, dtype, tile_rows)
+        if of_x is None:
+            return _experts(len(gate_up.blocks), tile_rows, activate, multiply, _of_blocks(down, dtype, tile_rows))
+        return _experts(
+            len(gate_up.blocks),
+            tile_rows,
+            activate,
+            lambda x, *where: multiply(quantize_rows(x, of_x), *where),
+            _of_blocks(down, dtype, tile_rows),
+        )
 
     return block_experts
 
 
-def _of_blocks(stack: BlockStack) -> _Grouped:
+def _row_format(stack: BlockStack) -> RowFormat | None:
+    """Return the format of the activations with which a stack is multiplied; None if they are not quantized."""
+    return row_format(stack.stored, stack.inner) if stack.is_packed else None
+
+
+def _of_blocks(stack: BlockStack, dtype: torch.dtype, tile_rows: int) -> _Grouped:
+    if _row_format(stack) is not None:
+        codes, scales = Packed.of(stack.blocks, stack.stored, stack.inner)
+        return lambda x, *where: grouped_w8a8_gemm(x, codes, scales, dtype, stack.biases, *where, tile_rows)
     return lambda x, *where: grouped_quant_gemm(x, stack.blocks, stack.stored, stack.inner, stack.biases, *where)
-
-
-def w8a8_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
-    """See `BlockPanels.experts`, for matrices that are multiplied with quantized activations."""
-    of_x, of_inner = row_format(gate_up.stored, gate_up.inner), row_format(down.stored, down.inner)
-    assert of_x is not None and of_inner is not None
-    to_gate_up, to_down = _of_w8a8(gate_up, dtype), _of_w8a8(down, dtype)
-
-    def quantized(x: torch.Tensor, *where: Any) -> torch.Tensor:
-        return to_gate_up(quantize_rows(x, of_x), *where)
-
-    return _experts(len(gate_up.blocks), TILE_ROWS, act_and_mul_rows(act, of_inner), quantized, to_down)
-
-
-def _of_w8a8(stack: BlockStack, dtype: torch.dtype) -> _Grouped:
-    codes, scales = Packed.of(stack.blocks, stack.stored, stack.inner)
-    return lambda x, *where: grouped_w8a8_gemm(x, codes, scales, dtype, stack.biases, *where)
 
 
 def _experts(
