@@ -104,8 +104,8 @@ class GroupFormat:
         row_scale: whether each row starts with a float32 factor of all its scales (NVFP4).
         in_order_of: "groups": the matrix's columns are stored in the order of the groups, whose columns need not be
             adjacent in the matrix (GPTQ's ``desc_act``); an additional weight holds the column order.
-        fp8_activations: whether kernels for FP8 may also round activations to e4m3, with a scale for each token. Only
-            with the code ``fp8_e4m3``.
+        quantized_activations: whether kernels may also round activations to the type of the codes, with a scale for
+            each token or group. Only with the codes ``fp8_e4m3`` and ``int8``.
     """
 
     code: Code
@@ -114,7 +114,7 @@ class GroupFormat:
     zero: bool = False
     row_scale: bool = False
     in_order_of: Literal["columns", "groups"] = "columns"
-    fp8_activations: bool = False
+    quantized_activations: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.group <= LARGEST_GROUP or self.group % 16:
@@ -143,10 +143,11 @@ class GroupFormat:
 
     def for_rows(self, inner: int) -> GroupFormat:
         """Return the format for rows of `inner` elements: if a group covers the whole row, the group size is 0, and the
-        scale is float32 where FP8 kernels, which need that, may use it."""
+        scale is float32 where torch's FP8 products, which need that, may use it."""
         if 0 < self.group < inner:
             return self
-        is_widened = self.fp8_activations and self.scale in ("float16", "bfloat16")
+        is_fp8 = self.quantized_activations and self.code == "fp8_e4m3"
+        is_widened = is_fp8 and self.scale in ("float16", "bfloat16")
         return replace(self, group=0, in_order_of="columns", scale="float32" if is_widened else self.scale)
 
     def groups(self, inner: int) -> int:

@@ -8,7 +8,8 @@ Weights must therefore keep their addresses; their values may change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 import torch
@@ -90,12 +91,14 @@ class BlockStack:
         stored: format of the blocks.
         inner: elements in a row.
         biases: [count, outputs], or None.
+        is_packed: whether `blocks` are packed (`BlockPanels`).
     """
 
     blocks: torch.Tensor
     stored: StoredFormat
     inner: int
     biases: torch.Tensor | None = None
+    is_packed: bool = False
 
 
 #: See `Kernels.block_experts`.
@@ -130,6 +133,8 @@ class BlockPanels:
         pack: packs a matrix, in place.
         linear: `Kernels.quant_linear` of a matrix that is packed before the operation is called.
         rows: `Kernels.block_rows` of a packed matrix.
+        fit_stack: `fit` of several matrices [count, outputs, bytes of a row], which `pack` packs, and
+            `Kernels.block_experts` multiplies; None: they are not packed.
         rounds_activations: whether `linear` rounds x to integers of 8 bits (`int8_activations`).
     """
 
@@ -137,32 +142,55 @@ class BlockPanels:
     pack: Callable[[torch.Tensor, StoredFormat, int], None]
     linear: MakeQuantLinear
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
+    fit_stack: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool] | None = None
     rounds_activations: bool = False
 
 
+class RowFormat(Enum):
+    """How rows of activations are quantized: dtype of the values, and columns that share a scale (0: all)."""
+
+    FP8_ROWS = torch.float8_e4m3fn, 0
+    FP8_GROUPS = torch.float8_e4m3fn, 128
+    INT8_ROWS = torch.int8, 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.value[0]
+
+    @property
+    def group(self) -> int:
+        """Number of columns that share a scale; 0: all."""
+        return self.value[1]
+
+    def groups(self, inner: int) -> int:
+        """Return the number of scales of a row of `inner` elements; the last group may be smaller."""
+        return -(-inner // self.group) if self.group else 1
+
+
 class QuantizedRows(NamedTuple):
-    """Rows in e4m3 with a scale for each; see `fp8_linear.quantize_rows`.
+    """Quantized rows of activations; see `w8a8_linear.quantize_rows`.
 
     Attributes:
-        values: float8_e4m3fn [rows, inner].
-        scales: float32 [rows, 1], by which the values are multiplied.
+        values: [rows, inner], float8_e4m3fn or int8.
+        scales: float32 [rows, groups], by which the values are multiplied.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
 
 
-#: Input of a linear operation that may multiply in FP8.
+#: Input of a linear operation that may quantize its activations.
 Activations = torch.Tensor | QuantizedRows
 
 
 @dataclass(frozen=True)
-class Fp8Kernels:
-    """Operations whose results are quantized to e4m3: those of `Kernels` with the same names, followed by `quantize`,
-    with the same bits.
+class QuantizingKernels:
+    """Operations whose results are quantized to one `RowFormat`: those of `Kernels` with the same names, followed by
+    `quantize`, with the same bits.
 
     Attributes:
-        quantize: x [..., inner] → its rows, `fp8_linear.quantize_rows`.
+        quantize: x [..., inner] → its rows, `w8a8_linear.quantize_rows`.
         rms_norm: weight [d], eps → operation x [rows, d] → quantized rows.
         add_rms_norm: weight [d], eps → operation (x, added), both [rows, d] → their sum, and quantized rows.
         act_and_mul: the activation → operation x [rows, 2 × size] → quantized rows.
@@ -246,8 +274,8 @@ class Kernels:
         panels: operations on weights that are packed after loading; None if the kernels do not use panels.
         block_panels: like `panels`, for weights in blocks.
         lora: LoRA of all rows at once; None if it is computed adapter by adapter.
-        fp8: operations with quantized results, for the matrices that `block_panels` packs for FP8 tensor cores; None if
-            it packs none.
+        quantizing: operations with quantized results, for each format of activations with which matrices that
+            `block_panels` packs are multiplied.
     """
 
     linear: MakeLinear
@@ -275,4 +303,4 @@ class Kernels:
     panels: Panels | None = None
     block_panels: BlockPanels | None = None
     lora: GroupedLora | None = None
-    fp8: Fp8Kernels | None = None
+    quantizing: dict[RowFormat, QuantizingKernels] = field(default_factory=dict)

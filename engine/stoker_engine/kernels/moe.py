@@ -141,13 +141,19 @@ def make_experts(linear: MakeLinear, act_and_mul: Callable[[Activation], Operati
     return make
 
 
-def make_block_experts(linear: MakeQuantLinear, act_and_mul: Callable[[Activation], Operation]) -> MakeBlockExperts:
-    """Return `experts` for matrices in blocks, multiplied by `linear`."""
+def make_block_experts(
+    linear: MakeQuantLinear,
+    act_and_mul: Callable[[Activation], Operation],
+    packed_linear: MakeQuantLinear | None = None,
+) -> MakeBlockExperts:
+    """Return `experts` for matrices in blocks, multiplied by `linear`, or `packed_linear` if they are packed."""
 
     def linears(stack: BlockStack, dtype: torch.dtype) -> list[Operation]:
         biases = [None] * len(stack.blocks) if stack.biases is None else stack.biases
+        make = packed_linear if stack.is_packed else linear
+        assert make is not None
         return [
-            linear(blocks, stack.stored, stack.inner, dtype, bias)
+            make(blocks, stack.stored, stack.inner, dtype, bias)
             for blocks, bias in zip(stack.blocks, biases, strict=True)
         ]
 

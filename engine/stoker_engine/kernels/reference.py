@@ -13,10 +13,8 @@ from stoker_engine.kernels.activation import act_and_mul, activation
 from stoker_engine.kernels.argmax import argmax
 from stoker_engine.kernels.batched_linear import batched_linear
 from stoker_engine.kernels.blocks import block_linear, block_rows
-from stoker_engine.kernels.bundle import Fp8Kernels, Kernels, Operation, QuantizedRows
+from stoker_engine.kernels.bundle import Kernels, Operation, QuantizedRows, QuantizingKernels, RowFormat
 from stoker_engine.kernels.concat_linear import concat_linear
-from stoker_engine.kernels.fp8_linear import quantize_rows
-from stoker_engine.kernels.fp8_panels import fp8_panels
 from stoker_engine.kernels.layer_norm import layer_norm
 from stoker_engine.kernels.linear import linear
 from stoker_engine.kernels.logprobs import logprobs
@@ -25,6 +23,8 @@ from stoker_engine.kernels.rms_norm import after_sum, rms_norm
 from stoker_engine.kernels.rotary import apply_rotary, concat_rotated, cos_sin
 from stoker_engine.kernels.select_token import select_token
 from stoker_engine.kernels.token_mask import keep_allowed
+from stoker_engine.kernels.w8a8_linear import MultiplyW8A8, fp8_group_linear, fp8_linear, int8_linear, quantize_rows
+from stoker_engine.kernels.w8a8_panels import w8a8_panels
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
@@ -62,37 +62,53 @@ REFERENCE: Final = Kernels(
 )
 
 
-def _then_quantized(make: Callable[..., Operation]) -> Callable[..., Callable[[torch.Tensor], QuantizedRows]]:
-    """Return the factory of an operation followed by `quantize_rows`."""
+def _quantizing(format: RowFormat) -> QuantizingKernels:
+    def quantize(x: torch.Tensor) -> QuantizedRows:
+        return quantize_rows(x, format)
 
-    def made(*constants: object) -> Callable[[torch.Tensor], QuantizedRows]:
-        compute = make(*constants)
-        return lambda x: quantize_rows(compute(x))
+    def then_quantized(make: Callable[..., Operation]) -> Callable[..., Callable[[torch.Tensor], QuantizedRows]]:
+        """Return the factory of an operation followed by `quantize`."""
 
-    return made
+        def made(*constants: object) -> Callable[[torch.Tensor], QuantizedRows]:
+            compute = make(*constants)
+            return lambda x: quantize(compute(x))
+
+        return made
+
+    def add_rms_norm(
+        weight: torch.Tensor, eps: float
+    ) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, QuantizedRows]]:
+        sum_and_norm = REFERENCE.add_rms_norm(weight, eps)
+
+        def compute(x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, QuantizedRows]:
+            total, normed = sum_and_norm(x, added)
+            return total, quantize(normed)
+
+        return compute
+
+    return QuantizingKernels(
+        quantize=quantize,
+        rms_norm=then_quantized(REFERENCE.rms_norm),
+        add_rms_norm=add_rms_norm,
+        act_and_mul=then_quantized(act_and_mul),
+        activation=then_quantized(activation),
+    )
 
 
-def _add_rms_norm_rows(
-    weight: torch.Tensor, eps: float
-) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, QuantizedRows]]:
-    sum_and_norm = REFERENCE.add_rms_norm(weight, eps)
-
-    def compute(x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, QuantizedRows]:
-        total, normed = sum_and_norm(x, added)
-        return total, quantize_rows(normed)
-
-    return compute
+_QUANTIZING: Final = {format: _quantizing(format) for format in RowFormat}
+_MULTIPLY: Final[dict[RowFormat, MultiplyW8A8]] = {
+    RowFormat.FP8_ROWS: fp8_linear,
+    RowFormat.FP8_GROUPS: fp8_group_linear,
+    RowFormat.INT8_ROWS: int8_linear,
+}
 
 
-#: The same with products in FP8.
-REFERENCE_FP8: Final = replace(
+_PANELS: Final = w8a8_panels(_QUANTIZING, _MULTIPLY)
+
+#: The same with quantized activations, where matrices permit it.
+REFERENCE_W8A8: Final = replace(
     REFERENCE,
-    block_panels=fp8_panels(quantize_rows),
-    fp8=Fp8Kernels(
-        quantize=quantize_rows,
-        rms_norm=_then_quantized(REFERENCE.rms_norm),
-        add_rms_norm=_add_rms_norm_rows,
-        act_and_mul=_then_quantized(act_and_mul),
-        activation=_then_quantized(activation),
-    ),
+    block_panels=_PANELS,
+    block_experts=make_block_experts(_quant_linear, act_and_mul, _PANELS.linear),
+    quantizing=_QUANTIZING,
 )

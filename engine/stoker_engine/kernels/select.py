@@ -12,8 +12,8 @@ import torch
 from stoker_engine.kernels.bundle import Kernels, QuantizedRows
 from stoker_engine.kernels.cpu.bundle import cpu_kernels
 from stoker_engine.kernels.cpu.library import cpu_library
-from stoker_engine.kernels.fp8_linear import fp8_linear
 from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.w8a8_linear import fp8_linear
 
 logger = logging.getLogger(__name__)
 

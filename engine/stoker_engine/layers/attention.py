@@ -9,7 +9,7 @@ from torch import nn
 
 from stoker_engine.architectures.decoder_config import AttentionConfig, QKNormConfig
 from stoker_engine.attention.backend import AttentionPlan, AttentionShape, HeadNorm, KVCache, fuses_kv
-from stoker_engine.kernels.bundle import Activations
+from stoker_engine.kernels.bundle import Activations, RowFormat
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -82,9 +82,10 @@ class Attention(nn.Module):
             return None
         return HeadNorm(self.q_norm.weight.data, self.k_norm.weight.data, self.q_norm.eps)
 
-    def quantize_early(self) -> bool:
-        """Return whether `attend` also takes `QuantizedRows`. Call this after the weights are prepacked."""
-        return self.qkv.takes_quantized_rows
+    def quantize_early(self) -> RowFormat | None:
+        """Return the format of the `QuantizedRows` that `attend` also takes; None if it takes none. Call this after the
+        weights are prepacked."""
+        return self.qkv.row_format
 
     def attend(self, x: Activations, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Project to queries, keys and values, store keys and values, and attend.

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from stoker_common.errors import ModelError
-from stoker_engine.kernels.bundle import Activations, Operation
-from stoker_engine.kernels.fp8_panels import Fp8Linear
+from stoker_engine.kernels.bundle import Activations, Operation, RowFormat
+from stoker_engine.kernels.w8a8_panels import W8A8Linear
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.method import LinearMethod, Products
@@ -77,10 +77,11 @@ class MergedLinear(nn.Module):
         return resolve_prepack(self._linear)
 
     @property
-    def takes_quantized_rows(self) -> bool:
-        """Whether `forward` also takes `QuantizedRows`; read it after the weights are prepacked. With adapters it does
-        not, since they multiply x itself."""
-        return self._unextended is not None and isinstance(resolve_prepack(self._unextended), Fp8Linear)
+    def row_format(self) -> RowFormat | None:
+        """Format of the `QuantizedRows` that `forward` also takes; None if it takes none. Read it after the weights are
+        prepacked. With adapters it takes none, since they multiply x itself."""
+        linear = None if self._unextended is None else resolve_prepack(self._unextended)
+        return linear.row_format if isinstance(linear, W8A8Linear) else None
 
     def _check_cut(self, build: Build, methods: Sequence[LinearMethod], inputs: Shard) -> None:
         for name, method in zip(self._parts, methods, strict=True):
@@ -120,7 +121,7 @@ class MergedLinear(nn.Module):
         return targets
 
     def forward(self, x: Activations) -> torch.Tensor:
-        """[tokens, inputs] → [tokens, outputs of all parts]. See `takes_quantized_rows`."""
+        """[tokens, inputs] → [tokens, outputs of all parts]. See `row_format`."""
         return self._linear(x)
 
     __call__ = forward

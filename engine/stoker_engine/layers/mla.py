@@ -26,7 +26,7 @@ from torch import nn
 
 from stoker_engine.architectures.mla_config import MLAConfig
 from stoker_engine.attention.backend import AttentionPlan, AttentionShape, KVCache, fuses_kv
-from stoker_engine.kernels.bundle import Activations
+from stoker_engine.kernels.bundle import Activations, RowFormat
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -95,10 +95,10 @@ class LatentAttention(nn.Module):
         method = build.linear([f"{self._prefix}.{name}.weight"])
         return method.create(outputs, inner, build.dtype, build.kernels, self._heads.size)
 
-    def quantize_early(self) -> bool:
+    def quantize_early(self) -> RowFormat | None:
         """See `Attention.quantize_early`."""
-        takes_input = [self.bottlenecks] if self.q_a_norm is not None else [self.bottlenecks, self.query]
-        return all(linear.takes_quantized_rows for linear in takes_input)
+        format = self.bottlenecks.row_format
+        return format if self.q_a_norm is not None or self.query.row_format == format else None
 
     def attend(self, x: Activations, rotation: Rotation | None, plan: AttentionPlan, cache: KVCache) -> torch.Tensor:
         """Store the latents and attend: [tokens, hidden] → [tokens, heads × latent]. See `quantize_early`."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import MLPConfig
-from stoker_engine.kernels.bundle import Activations, Fp8Kernels, Kernels
+from stoker_engine.kernels.bundle import Activations, Kernels, QuantizingKernels, RowFormat
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
@@ -38,17 +38,17 @@ class MLP(nn.Module):
         self.down = MergedLinear(build, prefix, inner, {"down": hidden}, config.bias, space=space)
         self.config = config
         self.act: Callable[[torch.Tensor], Activations] = _activation(build.kernels, config)
-        self._fp8 = build.kernels.fp8
+        self._quantizing = build.kernels.quantizing
 
-    def quantize_early(self) -> bool:
+    def quantize_early(self) -> RowFormat | None:
         """Let the activation quantize its result, if `down` takes it so. Call this after the weights are prepacked.
 
         Returns:
-            Whether `forward` also takes `QuantizedRows`.
+            Format of the `QuantizedRows` that `forward` also takes; None if it takes none.
         """
-        if self._fp8 is not None and self.down.takes_quantized_rows:
-            self.act = _activation(self._fp8, self.config)
-        return self.up.takes_quantized_rows
+        if (format := self.down.row_format) in self._quantizing:
+            self.act = _activation(self._quantizing[format], self.config)
+        return self.up.row_format
 
     def forward(self, x: Activations) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]. See `quantize_early`."""
@@ -61,5 +61,5 @@ class MLP(nn.Module):
         return {**self.up.weight_targets(), **self.down.weight_targets()}
 
 
-def _activation(kernels: Kernels | Fp8Kernels, config: MLPConfig) -> Callable[[torch.Tensor], Activations]:
+def _activation(kernels: Kernels | QuantizingKernels, config: MLPConfig) -> Callable[[torch.Tensor], Activations]:
     return (kernels.act_and_mul if config.gated else kernels.activation)(config.act)

@@ -19,7 +19,7 @@ from torch import nn
 from stoker_common.errors import ModelError
 from stoker_engine.architectures.activation import Activation
 from stoker_engine.architectures.moe_config import MoEConfig
-from stoker_engine.kernels.bundle import Activations, Experts, Operation
+from stoker_engine.kernels.bundle import Activations, Experts, Operation, RowFormat
 from stoker_engine.kernels.moe import experts, sigmoid
 from stoker_engine.layers.batch_rows import RowSpace
 from stoker_engine.layers.build import Build
@@ -98,7 +98,7 @@ class MoE(nn.Module):
             parts = {"down": self._hidden}
             self.shared_down = MergedLinear(build, name, shared, parts, False, reduce=False, space=space)
             self._act: Callable[[torch.Tensor], Activations] = build.kernels.act_and_mul(act)
-            self._act_name, self._fp8 = act, build.kernels.fp8
+            self._act_name, self._quantizing = act, build.kernels.quantizing
         if config.shared_gate:
             self.shared_gate = _empty(1, hidden_size, dtype=build.dtype)
             shared_gate = build.kernels.linear(self.shared_gate.data)
@@ -123,11 +123,11 @@ class MoE(nn.Module):
 
         return experts(gate_up, down, build.kernels.act_and_mul(act), on_expert)
 
-    def quantize_early(self) -> bool:
+    def quantize_early(self) -> RowFormat | None:
         """See `MLP.quantize_early`; it concerns the shared experts. The router and the routed experts need x itself."""
-        if self.shared_down is not None and self._fp8 is not None and self.shared_down.takes_quantized_rows:
-            self._act = self._fp8.act_and_mul(self._act_name)
-        return False
+        if self.shared_down is not None and (format := self.shared_down.row_format) in self._quantizing:
+            self._act = self._quantizing[format].act_and_mul(self._act_name)
+        return None
 
     def forward(self, x: Activations) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]; never quantized rows."""

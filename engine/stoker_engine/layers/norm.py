@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stoker_engine.architectures.decoder_config import NormConfig
-from stoker_engine.kernels.bundle import Fp8Kernels, QuantizedRows
+from stoker_engine.kernels.bundle import QuantizedRows, QuantizingKernels
 from stoker_engine.kernels.rms_norm import after_sum
 from stoker_engine.layers.build import Build
 from stoker_engine.quant.weight_target import Shard, WeightTarget
@@ -40,9 +40,9 @@ class RMSNorm(nn.Module):
 
 
 class QuantizedRMSNorm:
-    """An RMS norm whose result is quantized to e4m3."""
+    """An RMS norm whose result is quantized."""
 
-    def __init__(self, norm: RMSNorm, kernels: Fp8Kernels) -> None:
+    def __init__(self, norm: RMSNorm, kernels: QuantizingKernels) -> None:
         self._norm = kernels.rms_norm(norm.weight.data, norm.eps)
         self._sum_and_norm = kernels.add_rms_norm(norm.weight.data, norm.eps)
 

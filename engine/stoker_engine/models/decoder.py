@@ -104,20 +104,20 @@ class DecoderLayer(nn.Module):
         self.attention = _attention(build, prefix, config, layer, space)
         self.mlp = _mlp(build, prefix, config, layer, space)
         self._dtype, self._hidden, self._rope = build.dtype, config.hidden_size, layer.rope
-        self._fp8 = build.kernels.fp8
+        self._quantizing = build.kernels.quantizing
         self._quantized_input_norm: QuantizedRMSNorm | None = None
         self._quantized_mlp_norm: QuantizedRMSNorm | None = None
 
     def quantize_early(self) -> None:
-        """Let norms and activations quantize their results to FP8 where only linear operations in FP8 read them, which
-        saves launches. Call this after all weights are loaded and prepacked."""
-        attention_takes, mlp_takes = self.attention.quantize_early(), self.mlp.quantize_early()
-        if self._fp8 is None or self.kind != "sequential":
+        """Let norms and activations quantize their results where only linear operations that take these read them,
+        which saves launches. Call this after all weights are loaded and prepacked."""
+        of_attention, of_mlp = self.attention.quantize_early(), self.mlp.quantize_early()
+        if self.kind != "sequential":
             return
-        if attention_takes and isinstance(self.input_norm, RMSNorm):
-            self._quantized_input_norm = QuantizedRMSNorm(self.input_norm, self._fp8)
-        if mlp_takes and isinstance(self.pre_mlp_norm, RMSNorm):
-            self._quantized_mlp_norm = QuantizedRMSNorm(self.pre_mlp_norm, self._fp8)
+        if of_attention in self._quantizing and isinstance(self.input_norm, RMSNorm):
+            self._quantized_input_norm = QuantizedRMSNorm(self.input_norm, self._quantizing[of_attention])
+        if of_mlp in self._quantizing and isinstance(self.pre_mlp_norm, RMSNorm):
+            self._quantized_mlp_norm = QuantizedRMSNorm(self.pre_mlp_norm, self._quantizing[of_mlp])
 
     def parts(self, cos_sin: int | None) -> LayerParts | None:
         """Return the parts from which a backend computes the whole layer in one call; None if the layer has parts that

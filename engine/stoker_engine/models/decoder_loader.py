@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from stoker_engine.architectures.model_config import ModelConfig
-from stoker_engine.architectures.stored_formats import GroupFormat, StoredFormat
+from stoker_engine.architectures.stored_formats import Code, GroupFormat, StoredFormat
 from stoker_engine.architectures.weight_names import WeightNames
+from stoker_engine.kernels.w8a8_linear import MULTIPLE
+from stoker_engine.kernels.w8a8_panels import row_format
 from stoker_engine.layers.build import Build
 from stoker_engine.models.decoder import Decoder
 from stoker_engine.models.loading.kv_scales import LayerScales, kv_scales
@@ -87,20 +90,46 @@ def settle(model: Decoder) -> None:
     for module in packed:
         module.pack()
     blocks = [module for module in packed if isinstance(module, BlockMatrix)]
-    of_fp8 = [each for each in blocks if isinstance(each.stored, GroupFormat) and each.stored.fp8_activations]
-    if num_packed := sum(each.is_packed for each in of_fp8):
-        logger.info(
-            "%d of %d FP8 matrices are multiplied with activations quantized to FP8 for each token; "
-            "--fp8-weight-only disables this",
-            num_packed,
-            len(of_fp8),
-        )
-    elif of_fp8:
-        logger.info("FP8 weights are multiplied with unquantized activations")
+    _log_quantized_activations(blocks, "fp8_e4m3", "FP8", "; --fp8-weight-only disables this")
+    _log_quantized_activations(blocks, "int8", "INT8", "")
     if any(each.rounds_activations for each in blocks):
         logger.info("GEMMs with block-quantized weights round activations to 8 bits; --dtype float32 disables this")
     model.quantize_early()
     model.fuse()
+
+
+def _log_quantized_activations(blocks: Sequence[BlockMatrix], code: Code, name: str, remedy: str) -> None:
+    """Log how many matrices with `code`, of those whose checkpoint lets activations be quantized, are multiplied so,
+    and why others are not."""
+    matrices = [
+        (each, each.stored)
+        for each in blocks
+        if isinstance(each.stored, GroupFormat) and each.stored.quantized_activations and each.stored.code == code
+    ]
+    others = [(each, stored) for each, stored in matrices if each.row_format is None]
+    if len(others) < len(matrices):
+        num_quantizing = len(matrices) - len(others)
+        logger.info(
+            "%d of %d %s matrices are multiplied with activations quantized to %s%s",
+            num_quantizing,
+            len(matrices),
+            name,
+            name,
+            remedy,
+        )
+        if reasons := {_why_unquantized(*each) for each in others}:
+            logger.info("the activations of %d are not quantized: %s", len(others), "; ".join(sorted(reasons)[:3]))
+    elif others and not any(each.rounds_activations for each, _ in others):
+        logger.info("%s weights are multiplied with unquantized activations", name)
+
+
+def _why_unquantized(matrix: BlockMatrix, stored: GroupFormat) -> str:
+    if row_format(stored, matrix.inner) is None:
+        return f"no kernel for {stored.name} with scales in {stored.scale}"
+    rows, inner = matrix.blocks.shape[-2], matrix.inner
+    if rows % MULTIPLE or inner % MULTIPLE:
+        return f"{rows} rows of {inner} columns, of which one is no multiple of {MULTIPLE}"
+    return "those of the experts' other matrices are not"
 
 
 def _params_of_whole_model(config: ModelConfig, build: Build) -> frozenset[str]:

@@ -50,6 +50,18 @@ from ...support.engine.fake_device import (
     verified,
 )
 
+#: Quantization of DeepSeek-V3's checkpoint, and one by llm-compressor.
+FP8_BLOCKS: Final = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+W8A8: Final = {
+    "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+        },
+    },
+}  # fmt: skip
+DEEPSEEK_FP8: Final = {**DEEPSEEK_V3, "first_k_dense_replace": 1, "quantization_config": FP8_BLOCKS}
 #: Models, their quantization, and the largest number of launches per layer.
 MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Qwen3-0.6B": (QWEN3_06B, None, 10),
@@ -58,8 +70,10 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Llama-3-8B fp8": (LLAMA_8B, "fp8", 11),
     "Llama-3-70B": (LLAMA_70B, None, 10),
     "Mixtral-8x7B": (MIXTRAL, None, 16),
-    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
+    "Llama-3-8B W8A8": ({**LLAMA_8B, "quantization_config": W8A8}, None, 11),
+    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 18),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
+    "DeepSeek-V3 fp8": (DEEPSEEK_FP8, None, 26),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parents[1]
 #: Modules to which adapters may be limited.
@@ -117,6 +131,32 @@ def test_fp8_matrices_are_multiplied_by_fp8_tensor_cores(monkeypatch: pytest.Mon
         for trace, _ in traces(monkeypatch, config, steps, "fp8", **more):
             assert trace.launches["quant_gemm._quant_gemm"] == 2 * 4
             assert not trace.launches["_scaled_mm"] and not trace.launches["quantize_rows._quantize_rows"]
+
+
+def test_block_scales_and_experts_are_multiplied_with_quantized_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dense layer and one with experts. The first layer's input norm and all others quantize their results."""
+    config, steps = {**DEEPSEEK_FP8, "num_hidden_layers": 2}, [prompts(9, 16), decodes(9, 16)]
+    for trace, _ in traces(monkeypatch, config, steps):
+        assert trace.launches["w8a8_gemm._w8a8_gemm"] == 2 * 3 + 2 + 2  # attention, MLP, shared experts
+        assert trace.launches["grouped_w8a8_gemm._grouped_w8a8_gemm"] == 2
+        assert not trace.launches["quant_gemm._quant_gemm"] + trace.launches["grouped_quant_gemm._grouped_quant_gemm"]
+    for more in ({"fp8_weight_only": True}, {"batch_invariant": True}):
+        for trace, _ in traces(monkeypatch, config, steps, **more):
+            assert not trace.launches["w8a8_gemm._w8a8_gemm"] + trace.launches["quantize_rows._quantize_rows"]
+            assert trace.launches["grouped_quant_gemm._grouped_quant_gemm"] == 2
+
+
+def test_int8_is_multiplied_with_quantized_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with --batch-invariant and in float16, since sums are exact; many tokens by torch."""
+    config = {**LLAMA_8B, "quantization_config": W8A8, "num_hidden_layers": 2}
+    for more in ({}, {"fp8_weight_only": True}, {"batch_invariant": True}, {"dtype": "float16"}):
+        few, many = traces(monkeypatch, config, [prompts(9, 16), prompts(200)], **more)
+        assert few[0].launches["w8a8_gemm._w8a8_gemm"] == 2 * 4
+        assert few[0].launches["quantize_rows._quantize_rows"] == 2 * 2
+        if "batch_invariant" in more:
+            assert many[0].launches["w8a8_gemm._w8a8_gemm"] == 2 * 4
+        else:
+            assert many[0].launches["_int_mm"] == many[0].launches["scale_sums._scale_sums"] == 2 * 4
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -243,7 +283,7 @@ def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for config, quantization, _ in (*MODELS.values(), *more_models):
         steps = [prompts(9, 16), decodes(9, 16), prompts(9, 16, greedy=False, top_k=5, top_p=0.9)]
-        if quantization == "int4":
+        if quantization == "int4" or config.get("quantization_config") == W8A8:
             steps.append(prompts(200))  # so many tokens that matrices are dequantized first
         for trace, _reads in traces(monkeypatch, {**config, "num_hidden_layers": 2}, steps, quantization):
             launched |= {name.partition(".")[0] for name in trace.launches}

@@ -20,7 +20,7 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.kernels.bundle import Kernels
-from stoker_engine.kernels.reference import REFERENCE, REFERENCE_FP8
+from stoker_engine.kernels.reference import REFERENCE, REFERENCE_W8A8
 from stoker_engine.layers.build import Build
 from stoker_engine.models import decoder_loader
 from stoker_engine.models.checkpoint import find_checkpoint
@@ -56,6 +56,6 @@ def test_fp8_is_close_to_bfloat16(demo_gguf: Path, demo_reference: Path, monkeyp
     def divergence(kernels: Kernels) -> float:
         return float((unquantized.exp() * (unquantized - logprobs(kernels, "fp8"))).sum(-1).mean())
 
-    found = divergence(REFERENCE), divergence(REFERENCE_FP8)
+    found = divergence(REFERENCE), divergence(REFERENCE_W8A8)
     assert 0.005 < found[0] < 0.018
     assert 0.01 < found[1] < 0.027

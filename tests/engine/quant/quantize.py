@@ -110,6 +110,7 @@ METHODS: dict[str, Callable[[torch.Tensor], Quantized]] = {
     "NVFP4 of modelopt": _nvfp4_of_modelopt,
     "FP8 blocks": _fp8(32, 16),
     "FP8 large blocks": _fp8(64, 48),
+    "FP8 blocks of 128": _fp8(128, 128),
     "FP8 tensors": _fp8_by_tensor,
     "FP8 in one block": _fp8_in_one_block,
     "W4A16 in order of groups": _in_order_of_groups,

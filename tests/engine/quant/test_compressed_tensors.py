@@ -106,21 +106,25 @@ def test_dequantized_values_equal_those_of_the_library(case: Compressed) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "scale", "fp8_activations"),
+    ("name", "scale", "quantized_activations"),
     [
         ("FP8 tensor", "float32", True),
         ("FP8 rows", "float32", True),
         ("FP8 blocks", "bfloat16", False),
         ("FP8 naive", "float32", False),
         ("MXFP8", "e8m0", False),
-        ("W8A8", "bfloat16", False),
+        ("W8A8", "bfloat16", True),
+        ("W8A8 tensor", "bfloat16", True),
+        ("W8A8 asymmetric", "bfloat16", False),
+        ("W8A16", "float32", False),
     ],
 )
-def test_fp8_activations_follow_from_the_config(name: str, scale: str, fp8_activations: bool) -> None:
-    """Only checkpoints that quantize activations to FP8 permit it; their row scales become float32."""
+def test_quantized_activations_follow_from_the_config(name: str, scale: str, quantized_activations: bool) -> None:
+    """Only checkpoints that quantize activations to the type of their weights permit it. FP8's row scales become
+    float32."""
     case = Compressed(**CASES[name])
     (module,) = find_modules(_config(case), _stored(case)).values()
-    assert (module.format.fp8_activations, module.format.scale) == (fp8_activations, scale)
+    assert (module.format.quantized_activations, module.format.scale) == (quantized_activations, scale)
 
 
 def test_format_follows_from_the_config(case: Compressed) -> None:
@@ -411,7 +415,7 @@ def test_symmetric_weights_refuse_nonzero_zero_points() -> None:
     ("name", "message"),
     [
         ("FP8 tensor", "the checkpoint's scales of activations are not used; each token has its own"),
-        ("W8A8", "activations are not quantized, although config.json states int8 for each token"),
+        ("W8A8 asymmetric", "activations are not quantized, although config.json states int8 for each token"),
     ],
 )
 def test_activation_scales_are_ignored_and_logged(name: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -425,7 +429,7 @@ def test_activation_scales_are_ignored_and_logged(name: str, message: str, caplo
         modules = find_modules(_config(case), stored)
     assert [record.getMessage() for record in caplog.records] == [message]
     assert list(modules) == [_NAME]
-    assert modules[_NAME].tensors == {f"{_NAME}.{part}" for part in ("weight", "weight_scale", "input_scale")}
+    assert modules[_NAME].tensors == {name for name in stored.tensors if name.startswith(f"{_NAME}.")}
 
 
 def test_quantized_module_without_a_scheme_is_refused() -> None:

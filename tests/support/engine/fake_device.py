@@ -26,6 +26,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from triton.backends.compiler import GPUTarget
 
 from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
+from stoker_engine.architectures.quantization.read import read_quantization
 from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
@@ -41,7 +43,7 @@ from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
 from stoker_engine.parallel import transfer
 from stoker_engine.parallel.communicator import Communicator
-from stoker_engine.sizing.planned_formats import on_load_formats
+from stoker_engine.sizing.planned_formats import on_load_formats, stated_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 GIB: Final = 1 << 30
@@ -266,9 +268,11 @@ class NoWeights:
 
     Attributes:
         quantization: value of ``--quantization``.
+        stated: quantization that config.json states; None: the weights are unquantized.
     """
 
     quantization: str | None = None
+    stated: QuantizationConfig | None = None
 
     def load(self, config: ModelConfig, build: Any, device: torch.device, max_model_len: int, _: Any) -> Decoder:
         formats = self.weight_formats(config)
@@ -279,6 +283,8 @@ class NoWeights:
         return model
 
     def weight_formats(self, config: ModelConfig, *_: Any) -> WeightFormats:
+        if self.stated is not None:
+            return stated_formats(config, self.stated)
         if self.quantization is None:
             return ALL_NUMBERS
         return on_load_formats(config, self.quantization, on_cpu=False)
@@ -289,7 +295,8 @@ class NoWeights:
 
 def checkpoint(config: Mapping[str, Any], quantization: str | None = None) -> Checkpoint:
     """Create a checkpoint without files."""
-    return Checkpoint(Path("m"), ModelConfig.from_dict(dict(config)), ModelCard(), NoWeights(quantization))
+    loader = NoWeights(quantization, read_quantization(dict(config)))
+    return Checkpoint(Path("m"), ModelConfig.from_dict(dict(config)), ModelCard(), loader)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """compressed-tensors, the format of llm-compressor. Each group of modules has its own scheme.
 
-Fields are those of compressed-tensors' ``QuantizationConfig``. Of a scheme's quantization of activations only e4m3 is
-applied, for each token, on GPUs with FP8 tensor cores; scales stored for activations are not used.
+Fields are those of compressed-tensors' ``QuantizationConfig``. Of a scheme's quantization of activations e4m3 and
+symmetric int8 are applied on GPUs, for each token or group of its columns; scales stored for activations are not used.
 """
 
 from __future__ import annotations
@@ -199,9 +199,17 @@ def _group(where: str, group: Mapping[str, Any], numbers: Scale, dense: bool) ->
     if not is_stored:
         return Group(tuple(fields.items("targets", str)), None)
     scheme = _scheme(where, given, numbers)
-    if scheme.format.code == "fp8_e4m3" and scheme.format.scale != "e8m0" and _activations(fields).startswith("float8"):
-        scheme = replace(scheme, format=replace(scheme.format, fp8_activations=True))
+    scheme = replace(scheme, format=replace(scheme.format, quantized_activations=_quantizes_too(fields, scheme)))
     return Group(tuple(fields.items("targets", str)), scheme)
+
+
+def _quantizes_too(fields: Fields, scheme: Scheme) -> bool:
+    """Whether a group's activations are quantized to the type of its weights, by a method that kernels have."""
+    stated, format = _activations(fields), scheme.format
+    if format.code == "fp8_e4m3":
+        return format.scale != "e8m0" and stated.startswith("float8")
+    is_symmetric = fields.object("input_activations").get("symmetric") in (None, True)
+    return format.code == "int8" and scheme.bits == 8 and not format.zero and stated.startswith("int8") and is_symmetric
 
 
 def _scheme(where: str, given: Mapping[str, Any], numbers: Scale) -> Scheme:

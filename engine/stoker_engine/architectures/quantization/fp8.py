@@ -1,7 +1,8 @@
 """FP8 weights with a scale for each tensor, row or block: ``fp8`` (AutoFP8's and DeepSeek's), ``fbgemm_fp8``, and
 ``mxfp8``, whose blocks are 32 elements of a row.
 
-Activations are quantized for each token, on GPUs with FP8 tensor cores; scales stored for them are not used.
+Activations are quantized for each token or group of columns, on GPUs with FP8 tensor cores; scales stored for them are
+not used.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def parse(config: Mapping[str, Any]) -> FP8:
     code: Code = "fp8_e5m2" if fields.get("fmt") == "e5m2" else "fp8_e4m3"
     return FP8(
         method,
-        GroupFormat(code, group, scale, fp8_activations=code == "fp8_e4m3" and not bytes_only),
+        GroupFormat(code, group, scale, quantized_activations=code == "fp8_e4m3" and not bytes_only),
         rows,
         ListedModules.of(ignored, "quantization_config's modules_to_not_convert"),
         "fp8 by stored scales" if scheme == "static" else "fp8 for each token",

@@ -21,8 +21,8 @@ _NVFP4: Final = GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True)
 
 #: ``quant_algo`` of the FP8 kinds → format and rows per scale (0: all).
 _FP8: Final = {
-    "FP8": (GroupFormat("fp8_e4m3", 0, "float32", fp8_activations=True), 0),
-    "FP8_PER_CHANNEL_PER_TOKEN": (GroupFormat("fp8_e4m3", 0, "float32", fp8_activations=True), 1),
+    "FP8": (GroupFormat("fp8_e4m3", 0, "float32", quantized_activations=True), 0),
+    "FP8_PER_CHANNEL_PER_TOKEN": (GroupFormat("fp8_e4m3", 0, "float32", quantized_activations=True), 1),
     "FP8_PB_WO": (GroupFormat("fp8_e4m3", 128, "float32"), 128),
     "MXFP8": (GroupFormat("fp8_e4m3", 32, "e8m0"), 1),
 }

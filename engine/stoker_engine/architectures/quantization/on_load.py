@@ -3,7 +3,7 @@
 Only the matrices of attention, MLP and experts are quantized, except latent attention's ``k_b`` and ``v_b``: one tensor
 of most checkpoints contains both, and ``k_b`` is used transposed. The group size is one unit of codes
 (`stored_formats.UNIT`), so small that tensor parallelism can split most rows between groups. On accelerators ``fp8``
-has one scale for each row instead, which FP8 tensor cores need; except for experts, which no kernel multiplies so.
+has one scale for each row instead, with which FP8 tensor cores multiply.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MATRICES: Final = frozenset(
     | {f"{mlp}{part}" for mlp in ("", "experts.", "shared.") for part in ("gate", "up", "down")}
 )
 
-#: Format of ``fp8`` on accelerators, for all matrices but experts.
-FP8_ROWS: Final = GroupFormat("fp8_e4m3", 0, "float32", fp8_activations=True)
+#: Format of ``fp8`` on accelerators.
+FP8_ROWS: Final = GroupFormat("fp8_e4m3", 0, "float32", quantized_activations=True)
 
 _WEIGHT: Final = re.compile(r"layers\.\d{1,9}\.(.*)\.weight")
 
@@ -48,5 +48,4 @@ def is_quantized(param_name: str) -> bool:
 
 def formats_on_load(method: str, on_cpu: bool) -> Mapping[str, GroupFormat]:
     """Return the format of each of `MATRICES` that `method` of `ON_LOAD` quantizes on a CPU, or on an accelerator."""
-    has_rows = method == "fp8" and not on_cpu
-    return {name: FP8_ROWS if has_rows and not name.startswith("experts.") else ON_LOAD[method] for name in MATRICES}
+    return dict.fromkeys(MATRICES, FP8_ROWS if method == "fp8" and not on_cpu else ON_LOAD[method])

@@ -14,10 +14,9 @@ import torch
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.blocks import dequantize
 from stoker_engine.kernels.bundle import Operation
-from stoker_engine.kernels.triton.bundle import TRITON
+from stoker_engine.kernels.triton.bundle import INT8, TRITON, panels
 from stoker_engine.kernels.triton.gemm import quant_gemm as blocks_of
 from stoker_engine.kernels.triton.gemm.batch_invariant_gemm import batched_linear, float32_linear, linear_of
-from stoker_engine.kernels.triton.gemm.packed_linear import block_panels
 from stoker_engine.kernels.triton.moe.experts import block_experts_with
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
 
@@ -38,5 +37,5 @@ BATCH_INVARIANT: Final = replace(
     batched_linear=batched_linear,
     quant_linear=quant_linear,
     block_experts=block_experts_with(quant_linear),
-    block_panels=block_panels(is_fixed=True),
+    block_panels=panels(INT8, is_fixed=True),
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from stoker_engine.kernels.bundle import Fp8Kernels, GroupedLora
-from stoker_engine.kernels.fp8_panels import fp8_panels_or
+from stoker_engine.kernels.bundle import BlockPanels, GroupedLora, QuantizingKernels, RowFormat
 from stoker_engine.kernels.reference import REFERENCE
+from stoker_engine.kernels.triton.gemm.int8_linear import int8_linear
 from stoker_engine.kernels.triton.gemm.linear import batched_linear, float32_linear
 from stoker_engine.kernels.triton.gemm.packed_linear import block_panels
 from stoker_engine.kernels.triton.gemm.quant_gemm import quant_linear
+from stoker_engine.kernels.triton.gemm.w8a8_gemm import w8a8_gemm
 from stoker_engine.kernels.triton.lora.lora_expand import lora_expand
 from stoker_engine.kernels.triton.lora.lora_shrink import lora_shrink
 from stoker_engine.kernels.triton.lora.tiles import group, tile_outputs
@@ -26,6 +27,41 @@ from stoker_engine.kernels.triton.sampling.argmax import argmax
 from stoker_engine.kernels.triton.sampling.logprobs import logprobs
 from stoker_engine.kernels.triton.sampling.select_token import select_token
 from stoker_engine.kernels.triton.sampling.token_mask import keep_allowed
+from stoker_engine.kernels.w8a8_linear import MultiplyW8A8, fp8_linear
+from stoker_engine.kernels.w8a8_panels import w8a8_panels
+
+_MULTIPLY: Final[dict[RowFormat, MultiplyW8A8]] = {
+    RowFormat.FP8_ROWS: fp8_linear,
+    RowFormat.FP8_GROUPS: w8a8_gemm,
+    RowFormat.INT8_ROWS: int8_linear,
+}
+
+
+def _quantizing(format: RowFormat) -> QuantizingKernels:
+    return QuantizingKernels(
+        quantize=lambda x: quantize_rows(x, format),
+        rms_norm=lambda weight, eps: lambda x: rms_norm_rows(x, weight, eps, format),
+        add_rms_norm=lambda weight, eps: lambda x, added: add_rms_norm_rows(x, added, weight, eps, format),
+        act_and_mul=lambda act: act_and_mul_rows(act, format),
+        activation=lambda act: activation_rows(act, format),
+    )
+
+
+_QUANTIZING: Final = {format: _quantizing(format) for format in RowFormat}
+#: Formats of activations for which all GPUs have tensor cores.
+INT8: Final = {RowFormat.INT8_ROWS: _QUANTIZING[RowFormat.INT8_ROWS]}
+
+
+def panels(quantizing: dict[RowFormat, QuantizingKernels], is_fixed: bool) -> BlockPanels:
+    """Return the operations on packed matrices.
+
+    Args:
+        quantizing: operations for the formats to which activations may be quantized.
+        is_fixed: whether a row's bits must not depend on the number of rows.
+    """
+    multiply = {format: w8a8_gemm if is_fixed else _MULTIPLY[format] for format in quantizing}
+    return w8a8_panels(quantizing, multiply, block_panels(is_fixed))
+
 
 TRITON: Final = replace(
     REFERENCE,
@@ -46,19 +82,10 @@ TRITON: Final = replace(
     keep_allowed=keep_allowed,
     select_token=select_token,
     logprobs=logprobs,
-    block_panels=block_panels(is_fixed=False),
+    block_panels=panels(INT8, is_fixed=False),
+    quantizing=INT8,
     lora=GroupedLora(group, lora_shrink, lora_expand, tile_outputs),
 )
 
 #: The same on GPUs with FP8 tensor cores, in bfloat16.
-TRITON_FP8: Final = replace(
-    TRITON,
-    block_panels=fp8_panels_or(block_panels(is_fixed=False), quantize_rows),
-    fp8=Fp8Kernels(
-        quantize=quantize_rows,
-        rms_norm=lambda weight, eps: lambda x: rms_norm_rows(x, weight, eps),
-        add_rms_norm=lambda weight, eps: lambda x, added: add_rms_norm_rows(x, added, weight, eps),
-        act_and_mul=act_and_mul_rows,
-        activation=activation_rows,
-    ),
-)
+TRITON_FP8: Final = replace(TRITON, block_panels=panels(_QUANTIZING, is_fixed=False), quantizing=_QUANTIZING)

@@ -70,7 +70,7 @@ def log_activations(stated: str, formats: Iterable[GroupFormat]) -> None:
     """
     if not stated:
         return
-    if not any(format.fp8_activations for format in formats):
+    if not any(format.quantized_activations for format in formats):
         logger.info("activations are not quantized, although config.json states %s", stated)
     elif "stored scales" in stated:
         logger.info("the checkpoint's scales of activations are not used; each token has its own")

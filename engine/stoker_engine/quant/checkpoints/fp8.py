@@ -87,7 +87,7 @@ def _matrix(name: str, config: FP8, parts: dict[str, str], scale: str, tensors: 
         config.format,
         code=code,
         scale=scale_of(tensors, scale),
-        fp8_activations=config.format.fp8_activations and code == "fp8_e4m3",
+        quantized_activations=config.format.quantized_activations and code == "fp8_e4m3",
     ).for_rows(inner)
     stored = [size for size in tensors.shape(scale) if size != 1]
     rows = config.rows

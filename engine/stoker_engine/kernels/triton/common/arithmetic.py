@@ -16,8 +16,12 @@ _INTERPRETED: Final = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def dot(a, b):  # type: ignore[no-untyped-def]
-    """Multiply a [M, K] × b [K, N] → [M, N] float32; float32 inputs keep full precision."""
-    if _INTERPRETED:
+    """Multiply a [M, K] × b [K, N] → [M, N] float32, or int32 for int8; float32 inputs keep full precision."""
+    if a.dtype == tl.int8:
+        return tl.dot(a, b, out_dtype=tl.int32)
+    elif a.dtype == tl.float8e4nv:
+        return tl.dot(a, b)
+    elif _INTERPRETED:
         return tl.dot(widened(a), widened(b), input_precision="ieee")
     elif a.dtype == tl.float32:
         return tl.dot(a, b, input_precision="ieee")

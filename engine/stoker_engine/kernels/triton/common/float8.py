@@ -81,21 +81,3 @@ def magnitude_bits(x):  # type: ignore[no-untyped-def]
     """Return the bits of the magnitude of float32 values, int32. They are ordered like the magnitudes, with NaN last,
     so that their maximum keeps NaN."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def row_scale(largest):  # type: ignore[no-untyped-def]
-    """Return the scale of a row (`kernels.fp8_linear.quantize_rows`), a float32 scalar.
-
-    Args:
-        largest: int32 scalar, the largest `magnitude_bits` of the row.
-    """
-    scale = tl.div_rn(largest.to(tl.float32, bitcast=True), 448.0).to(tl.int32, bitcast=True)
-    return tl.maximum(scale, 0x0D800000).to(tl.float32, bitcast=True)  # at least 2⁻¹⁰⁰
-
-
-@triton.jit
-def encode_scaled(x, scale):  # type: ignore[no-untyped-def]
-    """Encode float32 values in e4m3, divided by a row's scale; NaN if they are NaN."""
-    scaled = x * tl.div_rn(1.0, scale)
-    return encode(tl.where(scaled > 448.0, 448.0, tl.where(scaled < -448.0, -448.0, scaled)), 1)

@@ -19,10 +19,12 @@ class GpuTarget:
     Attributes:
         is_amd: whether it is an AMD GPU; otherwise NVIDIA.
         shared_bytes: largest shared memory of a program, in bytes.
+        has_fp8: whether it has tensor cores for OCP's 8-bit floats; False for AMD's GPUs, of which some have others.
     """
 
     is_amd: bool
     shared_bytes: int
+    has_fp8: bool
 
     @property
     def has_room(self) -> bool:
@@ -35,7 +37,9 @@ class GpuTarget:
         """Return the properties of a target in `MULTIPROCESSORS`; unknown ones have the least shared memory."""
         least = min(MULTIPROCESSORS.values(), key=lambda unit: unit.shared)
         unit = MULTIPROCESSORS.get(target, least)
-        return cls(target.startswith("gfx"), unit.shared - unit.reserved)
+        is_amd = target.startswith("gfx")
+        has_fp8 = target.startswith("sm_") and int(target.removeprefix("sm_")) >= 89
+        return cls(is_amd, unit.shared - unit.reserved, has_fp8)
 
 
 def gpu_target_of(device: torch.device) -> GpuTarget:

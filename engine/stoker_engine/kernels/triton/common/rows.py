@@ -20,9 +20,3 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 def warps_for(numbers: int) -> int:
     """Return the number of warps for `numbers` elements: 1 to 16, with about 16 elements per thread."""
     return max(1, min(16, numbers // 512))
-
-
-def empty_rows(rows: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return unwritten values and scales of `QuantizedRows`."""
-    values = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=device)
-    return values, torch.empty((rows, 1), dtype=torch.float32, device=device)

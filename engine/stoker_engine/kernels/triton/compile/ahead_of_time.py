@@ -29,9 +29,12 @@ from stoker_engine.kernels.triton.gemm import (
     batch_invariant_gemm,
     grouped_gemm,
     grouped_quant_gemm,
+    grouped_w8a8_gemm,
     packed_quant_gemm,
     quant_gemm,
+    scale_sums,
     sum_parts,
+    w8a8_gemm,
 )
 from stoker_engine.kernels.triton.lora import lora_expand, lora_shrink
 from stoker_engine.kernels.triton.moe import align, combine, route
@@ -64,6 +67,9 @@ _MODULES: Final = (
     quant_gemm,
     packed_quant_gemm,
     sum_parts,
+    w8a8_gemm,
+    grouped_w8a8_gemm,
+    scale_sums,
     dequantize_packed,
     batch_invariant_gemm,
     lora_shrink,

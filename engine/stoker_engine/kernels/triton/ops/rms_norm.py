@@ -1,4 +1,4 @@
-"""RMS normalisation (`kernels/rms_norm.py` defines it), also with a quantized result (`kernels/fp8_linear.py`). One
+"""RMS normalisation (`kernels/rms_norm.py` defines it), also with a quantized result (`kernels/w8a8_linear.py`). One
 program computes a row."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.kernels.bundle import QuantizedRows
+from stoker_engine.kernels.bundle import QuantizedRows, RowFormat
 from stoker_engine.kernels.triton.common.arithmetic import rounded, widened
-from stoker_engine.kernels.triton.common.float8 import encode_scaled, magnitude_bits, row_scale
 from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
-from stoker_engine.kernels.triton.common.rows import empty_rows, rows_of, warps_for
+from stoker_engine.kernels.triton.common.quantized_rows import constants_of, empty_rows, store_quantized
+from stoker_engine.kernels.triton.common.rows import rows_of, warps_for
 
 
 @triton.jit
@@ -33,7 +33,8 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     ADDS: tl.constexpr,
-    QUANTIZES: tl.constexpr,
+    CODE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, PADDED)
@@ -49,11 +50,8 @@ def _rms_norm(  # type: ignore[no-untyped-def]
     if weight.dtype.element_ty != tl.float32:
         normalised = widened(rounded(normalised, DTYPE))
     result = rounded(normalised * weights, DTYPE)
-    if QUANTIZES:
-        numbers = widened(result)
-        scale = row_scale(tl.max(magnitude_bits(numbers), 0))
-        tl.store(scales + row, scale)
-        tl.store(out + row * SIZE + dims, encode_scaled(numbers, scale), mask=is_number)
+    if CODE:
+        store_quantized(widened(result), dims, row, out, scales, SIZE, CODE, GROUP)
     else:
         tl.store(out + row * SIZE + dims, result, mask=is_number)
 
@@ -87,44 +85,46 @@ def _(x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float) ->
 
 
 @operation("stoker::rms_norm_rows")
-def _rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    values, scales = empty_rows(len(x), x.shape[1], x.device)
-    _launch(x, None, weight, None, values.view(torch.uint8), eps, scales)
-    return values, scales
+def _rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    _launch(x, None, weight, None, rows, eps, RowFormat[format])
+    return rows.values, rows.scales
 
 
 @_rms_norm_rows.register_fake
-def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return empty_rows(len(x), x.shape[1], x.device)
+def _(x: torch.Tensor, weight: torch.Tensor, eps: float, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    return rows.values, rows.scales
 
 
 @operation("stoker::add_rms_norm_rows")
 def _add_rms_norm_rows(
-    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float, format: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    values, scales = empty_rows(len(x), x.shape[1], x.device)
-    _launch(x, added.contiguous(), weight, total, values.view(torch.uint8), eps, scales)
-    return total, values, scales
+    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    _launch(x, added.contiguous(), weight, total, rows, eps, RowFormat[format])
+    return total, rows.values, rows.scales
 
 
 @_add_rms_norm_rows.register_fake
 def _(
-    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float, format: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), *empty_rows(len(x), x.shape[1], x.device)
+    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), rows.values, rows.scales
 
 
-def rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float) -> QuantizedRows:
-    """See `Fp8Kernels.rms_norm`."""
-    return QuantizedRows(*_rms_norm_rows(x, weight, eps))
+def rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, format: RowFormat) -> QuantizedRows:
+    """See `QuantizingKernels.rms_norm`."""
+    return QuantizedRows(*_rms_norm_rows(x, weight, eps, format.name))
 
 
 def add_rms_norm_rows(
-    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float, format: RowFormat
 ) -> tuple[torch.Tensor, QuantizedRows]:
-    """See `Fp8Kernels.add_rms_norm`."""
-    total, values, scales = _add_rms_norm_rows(x, added, weight, eps)
+    """See `QuantizingKernels.add_rms_norm`."""
+    total, values, scales = _add_rms_norm_rows(x, added, weight, eps, format.name)
     return total, QuantizedRows(values, scales)
 
 
@@ -133,21 +133,23 @@ def _launch(
     added: torch.Tensor | None,
     weight: torch.Tensor,
     total: torch.Tensor | None,
-    out: torch.Tensor,
+    out: torch.Tensor | QuantizedRows,
     eps: float,
-    scales: torch.Tensor | None = None,
+    format: RowFormat | None = None,
 ) -> None:
     rows = rows_of(x)
     outer, inner, size = rows.shape
-    if not out.numel():
+    values, scales = (out.values.view(torch.uint8), out.scales) if isinstance(out, QuantizedRows) else (out, None)
+    if not values.numel():
         return
-    padded = triton.next_power_of_2(size)
+    code, group = (0, 0) if format is None else constants_of(format)
+    padded = _padded(size, group)
     _rms_norm[(outer * inner,)](
         rows,
         added,
         weight,
         total,
-        out,
+        values,
         scales,
         eps,
         *rows.stride()[:2],
@@ -155,30 +157,40 @@ def _launch(
         SIZE=size,
         PADDED=padded,
         ADDS=added is not None,
-        QUANTIZES=scales is not None,
+        CODE=code,
+        GROUP=group,
         num_warps=warps_for(padded),
     )
 
 
+def _padded(size: int, group: int) -> int:
+    """Return the number of elements of a tile for rows of `size` elements: whole groups."""
+    padded: int = max(triton.next_power_of_2(size), group)
+    return padded
+
+
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
-    for name, inner, size, weight, adds, quantizes in (
-        ("hidden", 1, 8192, "bf16", False, False),
-        ("heads", 32, 128, "bf16", False, False),
-        ("wide", 1, 640, "fp32", False, False),
-        ("after a sum", 1, 8192, "bf16", True, False),
-        ("quantized", 1, 8192, "bf16", False, True),
-        ("quantized after a sum", 1, 8192, "bf16", True, True),
+    for name, inner, size, weight, adds, format in (
+        ("hidden", 1, 8192, "bf16", False, None),
+        ("heads", 32, 128, "bf16", False, None),
+        ("wide", 1, 640, "fp32", False, None),
+        ("after a sum", 1, 8192, "bf16", True, None),
+        ("quantized", 1, 8192, "bf16", False, RowFormat.FP8_ROWS),
+        ("quantized after a sum", 1, 8192, "bf16", True, RowFormat.FP8_ROWS),
+        ("quantized in groups after a sum", 1, 7168, "bf16", True, RowFormat.FP8_GROUPS),
+        ("quantized to int8 after a sum", 1, 8192, "bf16", True, RowFormat.INT8_ROWS),
     ):
-        padded = triton.next_power_of_2(size)
-        pointers = {"x": "bf16", "weight": weight, "out": "u8" if quantizes else "bf16"}
+        code, group = (0, 0) if format is None else constants_of(format)
+        padded = _padded(size, group)
+        pointers = {"x": "bf16", "weight": weight, "out": "u8" if format else "bf16"}
         constants: dict[str, object] = {"INNER": inner, "SIZE": size, "PADDED": padded, "ADDS": adds}
-        constants["QUANTIZES"] = quantizes
+        constants |= {"CODE": code, "GROUP": group}
         if adds:
             pointers |= {"added": "bf16", "total": "bf16"}
         else:
             constants |= {"added": None, "total": None}
-        if quantizes:
+        if format:
             pointers["scales"] = "fp32"
         else:
             constants["scales"] = None

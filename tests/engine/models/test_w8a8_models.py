@@ -1,4 +1,4 @@
-"""Models whose matrices are multiplied in FP8, by the reference of the operations (`REFERENCE_FP8`)."""
+"""Models whose activations are quantized, by the reference of the operations (`REFERENCE_W8A8`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.on_load import FP8_ROWS
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
-from stoker_engine.kernels.bundle import Kernels, QuantizedRows
-from stoker_engine.kernels.reference import REFERENCE, REFERENCE_FP8
+from stoker_engine.kernels.bundle import Kernels, Operation, QuantizedRows, RowFormat
+from stoker_engine.kernels.moe import make_experts
+from stoker_engine.kernels.reference import REFERENCE, REFERENCE_W8A8
+from stoker_engine.kernels.w8a8_linear import quantize_rows
 from stoker_engine.layers.build import Build
 from stoker_engine.layers.linear import MergedLinear
 from stoker_engine.layers.linear_site import LinearSite
@@ -30,11 +32,13 @@ from stoker_engine.sizing.weight_formats import WeightFormats
 from ...support.engine.served import served
 from ...support.engine.tiny_configs import GGUF
 from ...support.engine.tiny_models import random_model
+from ..quant.quantized_pairs import make_pair
 from .conftest import PagedRun
 from .test_tensor_parallel import on_every_rank, part_of
 
 CPU: Final = torch.device("cpu")
 BF16: Final = torch.bfloat16
+VOCABULARY: Final = 320
 PROMPTS: Final = [[5, 100, 2, 77], list(range(2, 63))]
 #: Biases, layer norms, a parallel residual stream, an ungated MLP, shared experts, latent attention.
 FAMILIES: Final = ("llama", "llama biases", "phi3", "gpt_neox", "qwen2_moe", "deepseek_v3")
@@ -66,6 +70,10 @@ def load(folder: Path, kernels: Kernels, quantization: str | None = "fp8", **bui
     return model
 
 
+def matrices_of(model: Decoder) -> list[BlockMatrix]:
+    return [each for each in model.modules() if isinstance(each, BlockMatrix)]
+
+
 def logits(model: Decoder) -> torch.Tensor:
     run = PagedRun(model, PROMPTS, new_tokens=1, dtype=BF16, chunks=(64,), compares_subsets=False)
     return torch.cat(
@@ -80,7 +88,7 @@ def test_results_do_not_depend_on_where_rows_are_quantized(
     """Norms and activations that quantize their results give the bits of separate operations, which are close to
     products with unquantized activations."""
     save(name, tmp_path)
-    early, separate = load(tmp_path, REFERENCE_FP8), load(tmp_path, replace(REFERENCE_FP8, fp8=None))
+    early, separate = load(tmp_path, REFERENCE_W8A8), load(tmp_path, replace(REFERENCE_W8A8, quantizing={}))
     quantized = 0
 
     def forward(linear: MergedLinear, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
@@ -101,13 +109,83 @@ def test_results_do_not_depend_on_where_rows_are_quantized(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2_moe"])
-def test_all_matrices_but_experts_are_packed(name: str, tmp_path: Path) -> None:
+def test_all_matrices_are_packed(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
-    matrices = [each for each in load(tmp_path, REFERENCE_FP8).modules() if isinstance(each, BlockMatrix)]
-    stacked = [each for each in matrices if each.blocks.dim() == 3]
-    assert bool(stacked) == (name == "qwen2_moe")
-    for each in matrices:
-        assert each.is_packed == (each not in stacked) == (each.stored == FP8_ROWS)
+    matrices = matrices_of(load(tmp_path, REFERENCE_W8A8))
+    assert any(each.blocks.dim() == 3 for each in matrices) == (name == "qwen2_moe")
+    assert all(each.is_packed and each.stored == FP8_ROWS for each in matrices)
+
+
+def test_why_matrices_are_weight_only_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    random_model("llama", {"hidden_size": 64, "intermediate_size": 72}).save_pretrained(tmp_path)
+    with caplog.at_level("INFO", "stoker_engine.models.decoder_loader"):
+        matrices = matrices_of(load(tmp_path, REFERENCE_W8A8))
+    num_packed = sum(each.is_packed for each in matrices)
+    assert 0 < num_packed < len(matrices)
+    logged = [record.getMessage() for record in caplog.records if "activations" in record.getMessage()]
+    assert logged == [
+        f"{num_packed} of {len(matrices)} FP8 matrices are multiplied with activations quantized to FP8; "
+        "--fp8-weight-only disables this",
+        f"the activations of {len(matrices) - num_packed} are not quantized: 64 rows of 72 columns, of which one is no "
+        "multiple of 16",
+    ]
+
+
+def fake_quantized(formats: dict[int, RowFormat]) -> Kernels:
+    """Return kernels that quantize and dequantize the activations of matrices by their number of columns, and then
+    multiply unquantized values: the definition of quantized activations."""
+
+    def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Operation:
+        multiply, inner = REFERENCE.linear(weight, bias), weight.shape[1]
+        if inner not in formats or len(weight) == VOCABULARY:
+            return multiply
+        format = formats[inner]
+
+        def quantized(x: torch.Tensor) -> torch.Tensor:
+            values, scales = quantize_rows(x, format)
+            rows = values.float() * scales.repeat_interleave(format.group or inner, dim=1)[:, :inner]
+            return multiply(rows.view(x.shape).to(x.dtype))
+
+        return quantized
+
+    return replace(REFERENCE, linear=linear, experts=make_experts(linear, REFERENCE.act_and_mul))
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "formats"),
+    [
+        ("llama", "FP8 blocks of 128", {192: RowFormat.FP8_GROUPS, 256: RowFormat.FP8_GROUPS, 64: RowFormat.FP8_ROWS}),
+        (
+            "mixtral",
+            "FP8 blocks of 128",
+            {192: RowFormat.FP8_GROUPS, 256: RowFormat.FP8_GROUPS, 64: RowFormat.FP8_ROWS},
+        ),
+        ("llama", "W8A8", dict.fromkeys((192, 256, 64), RowFormat.INT8_ROWS)),
+        ("mixtral", "FP8 tensors", dict.fromkeys((192, 256, 64), RowFormat.FP8_ROWS)),
+    ],
+)
+def test_checkpoints_are_multiplied_as_they_state(
+    family: str, method: str, formats: dict[int, RowFormat], tmp_path: Path, tiny_llama: Path
+) -> None:
+    """Logits are close to those of dequantized weights with activations that are quantized and dequantized. Their
+    distance is smaller than the effect of quantized activations."""
+    sizes = {"hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCABULARY, "initializer_range": 0.05}
+    sizes |= {"num_local_experts": 4} if family == "mixtral" else {}
+    random_model(family, sizes).save_pretrained(tmp_path / "source")
+    pair = make_pair(family, method, tmp_path, tmp_path / "source", tiny_llama)
+    model = load(pair.quantized, REFERENCE_W8A8, None)
+    for matrix in matrices_of(model):
+        assert matrix.row_format == formats[matrix.inner]
+    found = logits(model)
+    defined = logits(load(pair.dequantized, fake_quantized(formats), None))
+    exact = logits(load(pair.dequantized, REFERENCE, None))
+    effect = (found - exact).norm()
+    # Everything else is rounded to bfloat16, whose error is not much smaller than that of int8.
+    assert (found - defined).norm() <= (0.75 if method == "W8A8" else 0.5) * effect
+    assert effect <= (0.1 if method == "W8A8" else 0.4) * exact.norm()
+    weight_only = logits(load(pair.quantized, REFERENCE, None))
+    assert (weight_only - exact).norm() <= 0.02 * exact.norm()
 
 
 def test_adapters_get_unquantized_activations(tmp_path: Path) -> None:
@@ -124,9 +202,9 @@ def test_adapters_get_unquantized_activations(tmp_path: Path) -> None:
 
         return extended
 
-    found = logits(load(tmp_path, REFERENCE_FP8, extend=extend))
+    found = logits(load(tmp_path, REFERENCE_W8A8, extend=extend))
     assert set(seen) == {torch.Tensor}
-    assert torch.equal(found, logits(load(tmp_path, REFERENCE_FP8)))
+    assert torch.equal(found, logits(load(tmp_path, REFERENCE_W8A8)))
 
 
 def test_ranks_add_up_products_with_their_own_scales(tmp_path: Path) -> None:
@@ -138,12 +216,12 @@ def test_ranks_add_up_products_with_their_own_scales(tmp_path: Path) -> None:
     random_model("llama", sizes).save_pretrained(tmp_path)
 
     def work(ranks: Communicator) -> torch.Tensor:
-        model = load(tmp_path, REFERENCE_FP8, ranks=ranks)
-        matrices = [each for each in model.modules() if isinstance(each, BlockMatrix)]
+        model = load(tmp_path, REFERENCE_W8A8, ranks=ranks)
+        matrices = matrices_of(model)
         assert len(matrices) == 2 * 4 and all(each.is_packed for each in matrices)
         return logits(part_of(model, ranks))
 
     first, second = on_every_rank(2, work)
-    whole, exact = (logits(load(tmp_path, REFERENCE_FP8, each)) for each in ("fp8", None))
+    whole, exact = (logits(load(tmp_path, REFERENCE_W8A8, each)) for each in ("fp8", None))
     assert torch.equal(first, second)
     assert (first - exact).norm() <= 1.2 * (whole - exact).norm()
