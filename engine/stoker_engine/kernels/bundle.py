@@ -90,12 +90,14 @@ class BlockStack:
         stored: format of the blocks.
         inner: elements in a row.
         biases: [count, outputs], or None.
+        is_packed: whether `blocks` are packed (`BlockPanels`).
     """
 
     blocks: torch.Tensor
     stored: StoredFormat
     inner: int
     biases: torch.Tensor | None = None
+    is_packed: bool = False
 
 
 #: See `Kernels.block_experts`.
@@ -122,7 +124,7 @@ class Panels:
 @dataclass(frozen=True)
 class BlockPanels:
     """Operations on matrices in blocks [outputs, bytes of a row], packed after loading: on a CPU into panels
-    (`kernels.panels`), on a GPU into tiles of words (`kernels.triton.quant.packed_groups`).
+    (`kernels.panels`), on a GPU into tiles of words (`kernels.triton.quant.packed_layout`).
 
     Attributes:
         fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix can be packed, and is then
@@ -130,6 +132,8 @@ class BlockPanels:
         pack: packs a matrix, in place.
         linear: `Kernels.quant_linear` of a matrix that is packed before the operation is called.
         rows: `Kernels.block_rows` of a packed matrix.
+        fit_stack: `fit` of several matrices [count, outputs, bytes of a row], which `pack` packs, and
+            `Kernels.block_experts` multiplies; None: they are not packed.
         rounds_activations: whether `linear` rounds x to integers of 8 bits (`int8_activations`).
     """
 
@@ -137,6 +141,7 @@ class BlockPanels:
     pack: Callable[[torch.Tensor, StoredFormat, int], None]
     linear: MakeQuantLinear
     rows: Callable[[torch.Tensor, StoredFormat, int, torch.Tensor, torch.dtype], torch.Tensor]
+    fit_stack: Callable[[torch.Tensor, StoredFormat, int, torch.dtype], bool] | None = None
     rounds_activations: bool = False
 
 

@@ -17,7 +17,7 @@ from stoker_engine.kernels.batched_linear import by_head
 from stoker_engine.kernels.bundle import BlockStack, Experts, Kernels, Operation
 from stoker_engine.kernels.moe import experts
 from stoker_engine.quant.method import Products
-from stoker_engine.quant.prepack import LazyPrepack
+from stoker_engine.quant.prepack import LazyPrepack, LazyPrepackExperts
 from stoker_engine.quant.weight_target import Shard, WeightTarget
 
 
@@ -28,7 +28,7 @@ class BlockMatrix(nn.Module):
         blocks: uint8 [outputs, bytes of a row], or [count, outputs, bytes of a row].
         columns: int32 [inner] or [count, inner], the column at each position of a row, for formats that store columns
             in the order of their groups; else None.
-        is_packed: whether the matrix is packed (`kernels.bundle.BlockPanels`); always False for stacks of matrices.
+        is_packed: whether the matrix, or each of them, is packed (`kernels.bundle.BlockPanels`).
     """
 
     def __init__(
@@ -43,9 +43,8 @@ class BlockMatrix(nn.Module):
             self.columns = nn.Parameter(order, requires_grad=False)
         self.is_packed = False
         panels = kernels.block_panels
-        self._panels = (
-            panels if panels is not None and blocks.dim() == 2 and panels.fit(blocks, stored, inner, dtype) else None
-        )
+        fit = None if panels is None else panels.fit if blocks.dim() == 2 else panels.fit_stack
+        self._panels = panels if fit is not None and fit(blocks, stored, inner, dtype) else None
 
     @property
     def rounds_activations(self) -> bool:
@@ -106,12 +105,18 @@ class BlockMatrix(nn.Module):
     ) -> Experts:
         """See `Matrix`."""
         if isinstance(down, BlockMatrix) and self.columns is None and down.columns is None:
-            stacks = self._stack(biases), down._stack(down_biases)
-            return self.kernels.block_experts(*stacks, act, self.dtype)
+            others = down
+
+            def make() -> Experts:
+                stacks = self._stack(biases), others._stack(down_biases)
+                return self.kernels.block_experts(*stacks, act, self.dtype)
+
+            matrices = [each for each in (self, others) if each._panels is not None]
+            return LazyPrepackExperts(matrices, make) if matrices else make()
         return experts(self.linears(biases), down.linears(down_biases), self.kernels.act_and_mul(act))
 
     def _stack(self, biases: torch.Tensor | None) -> BlockStack:
-        return BlockStack(self.blocks.data, self.stored, self.inner, biases)
+        return BlockStack(self.blocks.data, self.stored, self.inner, biases, self.is_packed)
 
     def _linear(
         self, blocks: torch.Tensor, columns: torch.Tensor | None, bias: torch.Tensor | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from stoker_engine.kernels.bundle import Kernels, Operation
+from stoker_engine.kernels.bundle import Experts, Kernels, Operation
 
 
 @runtime_checkable
@@ -50,6 +50,28 @@ class LazyPrepack:
     def now(self) -> Operation:
         """See `Resolvable`."""
         return self._of_packed if self._matrix.is_packed else self._of_rows
+
+
+class LazyPrepackExperts:
+    """Experts that compute with the current layout of their matrices.
+
+    Args:
+        matrices: the matrices that may be packed, all of them between two calls.
+        make: returns the operation for the current layout.
+    """
+
+    def __init__(self, matrices: Sequence[Packable], make: Callable[[], Experts]) -> None:
+        self._matrices, self._make, self._of_blocks = matrices, make, make()
+        self._of_packed: Experts | None = None
+
+    def __call__(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """See `Products.experts`."""
+        if self._of_packed is not None:
+            return self._of_packed(x, weights, chosen)
+        if not all(matrix.is_packed for matrix in self._matrices):
+            return self._of_blocks(x, weights, chosen)
+        self._of_packed = self._make()
+        return self._of_packed(x, weights, chosen)
 
 
 class LazyPrepackConcat:

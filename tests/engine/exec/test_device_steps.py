@@ -59,6 +59,7 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Llama-3-70B": (LLAMA_70B, None, 10),
     "Mixtral-8x7B": (MIXTRAL, None, 16),
     "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
+    "Mixtral-8x7B Q4_K": (MIXTRAL, "Q4_K", 18),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parents[1]

@@ -22,6 +22,7 @@ from stoker_engine.kernels.triton.ops.layer_norm import layer_norm
 from stoker_engine.kernels.triton.ops.quantize_rows import act_and_mul_rows, activation_rows, quantize_rows
 from stoker_engine.kernels.triton.ops.rms_norm import add_rms_norm, add_rms_norm_rows, rms_norm, rms_norm_rows
 from stoker_engine.kernels.triton.ops.rotary import apply_rotary
+from stoker_engine.kernels.triton.quant.packed_layout import fit
 from stoker_engine.kernels.triton.sampling.argmax import argmax
 from stoker_engine.kernels.triton.sampling.logprobs import logprobs
 from stoker_engine.kernels.triton.sampling.select_token import select_token
@@ -53,7 +54,7 @@ TRITON: Final = replace(
 #: The same on GPUs with FP8 tensor cores, in bfloat16.
 TRITON_FP8: Final = replace(
     TRITON,
-    block_panels=fp8_panels_or(block_panels(is_fixed=False), quantize_rows),
+    block_panels=replace(fp8_panels_or(block_panels(is_fixed=False), quantize_rows), fit_stack=fit),
     fp8=Fp8Kernels(
         quantize=quantize_rows,
         rms_norm=lambda weight, eps: lambda x: rms_norm_rows(x, weight, eps),

@@ -10,11 +10,13 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear
 from stoker_engine.kernels.moe import make_block_experts
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
+from stoker_engine.kernels.triton.gemm.grouped_packed_gemm import grouped_packed_gemm
 from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_quant_gemm, tile_rows_of
 from stoker_engine.kernels.triton.moe.align import align
 from stoker_engine.kernels.triton.moe.combine import combine
 from stoker_engine.kernels.triton.ops.activation import act_and_mul
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
+from stoker_engine.kernels.triton.quant.packed_layout import packed_matrix
 
 #: (x, rows, tile_experts, shared) → results; see `grouped_gemm`.
 _Grouped = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -39,7 +41,7 @@ def experts(
 
 def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
     """Return `kernels.bundle.Kernels.block_experts`. If a format has no tiles, both matrices are multiplied expert by
-    expert by `linear`, which synchronizes with the device.
+    expert by `linear`, which synchronizes with the device. Formats that are packed have tiles.
     """
 
     def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
@@ -51,6 +53,9 @@ def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
 
 
 def _of_blocks(stack: BlockStack) -> _Grouped:
+    if stack.is_packed:
+        matrices = packed_matrix(stack.blocks, stack.stored, stack.inner)
+        return lambda x, *where: grouped_packed_gemm(x, matrices, stack.biases, *where)
     return lambda x, *where: grouped_quant_gemm(x, stack.blocks, stack.stored, stack.inner, stack.biases, *where)
 
 
