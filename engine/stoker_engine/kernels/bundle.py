@@ -125,7 +125,7 @@ class Panels:
 @dataclass(frozen=True)
 class BlockPanels:
     """Operations on matrices in blocks [outputs, bytes of a row], packed after loading: on a CPU into panels
-    (`kernels.panels`), on a GPU into tiles of words (`kernels.triton.quant.packed_groups`).
+    (`kernels.panels`), on a GPU into tiles of words (`kernels.triton.quant.packed_layout`).
 
     Attributes:
         fit: (matrix, format, elements in a row, dtype of activations) → whether the matrix can be packed, and is then

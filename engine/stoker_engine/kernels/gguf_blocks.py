@@ -165,16 +165,24 @@ def _q4_k(parts: torch.Tensor) -> torch.Tensor:
     return (scales * _four_bits(parts[..., 16:]) - offsets).flatten(-2)
 
 
+def _five_bit_codes(parts: torch.Tensor) -> torch.Tensor:
+    """Unpack the codes of Q5_K → [..., 8, 32]."""
+    return _four_bits(parts[..., 48:]) | _bits(parts[..., 16:48], 1) << 4
+
+
 def _q5_k(parts: torch.Tensor) -> torch.Tensor:
     scales, offsets = _six_bits(parts[..., :16])
-    codes = _four_bits(parts[..., 48:]) | _bits(parts[..., 16:48], 1) << 4
-    return (scales * codes - offsets).flatten(-2)
+    return (scales * _five_bit_codes(parts) - offsets).flatten(-2)
+
+
+def _six_bit_codes(parts: torch.Tensor) -> torch.Tensor:
+    """Unpack the codes of Q6_K → [..., 8, 32]."""
+    low = _halves(parts[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-4, -2)
+    return low | _bits(parts[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3, -2) << 4
 
 
 def _q6_k(parts: torch.Tensor) -> torch.Tensor:
-    low = _halves(parts[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-4, -2)
-    high = _bits(parts[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3, -2)
-    codes = (low | high << 4).float().unflatten(-1, (2, 16)).flatten(-3, -2) - 32
+    codes = _six_bit_codes(parts).float().unflatten(-1, (2, 16)).flatten(-3, -2) - 32
     scales = parts[..., 192:208].contiguous().view(torch.int8)[..., None]
     elements: torch.Tensor = _float16(parts[..., 208:])[..., None] * scales * codes
     return elements.flatten(-2)
@@ -216,3 +224,25 @@ _NUMBERS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "F16": _float16,
     "BF16": lambda parts: parts.contiguous().view(torch.bfloat16).float(),
 }
+
+
+#: Codes of the types that GPUs pack, as unsigned integers; those of Q8_0 have their high bit flipped.
+_CODES: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "Q4_0": lambda parts: _halves(parts[..., 2:]),
+    "Q4_1": lambda parts: _halves(parts[..., 4:]),
+    "Q5_0": lambda parts: _five_bits(parts[..., 2:6], parts[..., 6:]).unsqueeze(-2),
+    "Q5_1": lambda parts: _five_bits(parts[..., 4:8], parts[..., 8:]).unsqueeze(-2),
+    "Q8_0": lambda parts: parts[..., 2:].unsqueeze(-2) ^ 0x80,
+    "Q4_K": lambda parts: _four_bits(parts[..., 16:]),
+    "Q5_K": _five_bit_codes,
+    "Q6_K": _six_bit_codes,
+    "MXFP4": lambda parts: _halves(parts[..., 1:]),
+}
+
+
+def unsigned_codes(blocks: torch.Tensor, format: GGUFFormat) -> torch.Tensor:
+    """Return the codes of uint8 [..., bytes of a row], uint8 [..., inner], for the types that GPUs pack: unsigned
+    integers, of which a zero point is subtracted or to whose product with the scale an offset is added; for Q8_0 each
+    is 128 larger than the element's."""
+    parts = blocks.unflatten(-1, (-1, format.bytes))
+    return _CODES[format.name](parts).flatten(-3)

@@ -119,8 +119,12 @@ def encode(
 def decode(blocks: torch.Tensor, format: GroupFormat, inner: int) -> Parts:
     """Decode uint8 [..., row_bytes] into its parts."""
     scales, zeros, codes = _split(blocks, format, inner)
-    unpacked = _unpack(codes.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)[..., :inner]
-    return Parts(unpacked, scales, zeros)
+    return Parts(unpack(codes, format)[..., :inner], scales, zeros)
+
+
+def unpack(packed: torch.Tensor, format: GroupFormat) -> torch.Tensor:
+    """Unpack the codes of uint8 [..., bytes of a row's codes] → uint8 [..., elements of whole units]."""
+    return _unpack(packed.unflatten(-1, (-1, UNIT * format.bits // 8)), format.bits).flatten(-2)
 
 
 def _split(blocks: torch.Tensor, format: GroupFormat, inner: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -208,7 +212,7 @@ def _quantize(weights: torch.Tensor, format: GroupFormat) -> torch.Tensor:
     exact_scales = _candidate_scales(grouped, format)
     row_scales = None
     if format.row_scale:
-        row_scales = exact_scales[0].abs().amax(-1) / (448.0 if format.scale == "fp8_e4m3" else 1.0)
+        row_scales = _divided(exact_scales[0].abs().amax(-1), 448.0 if format.scale == "fp8_e4m3" else 1.0)
     best, *alternatives = (_rounded(grouped, each, row_scales, format) for each in exact_scales)
     for alternative in alternatives:
         better = _error(alternative, grouped, format) < _error(best, grouped, format)
@@ -223,13 +227,19 @@ def _candidate_scales(grouped: torch.Tensor, format: GroupFormat) -> list[torch.
     """Return candidates of the scales [rows, groups], not yet rounded."""
     largest = grouped.amax(-1)
     if format.zero:
-        return [(largest.clamp(min=0) - grouped.amin(-1).clamp(max=0)) / (2**format.bits - 1)]
+        return [_divided(largest.clamp(min=0) - grouped.amin(-1).clamp(max=0), 2**format.bits - 1)]
     magnitude = grouped.abs().amax(-1)
-    scales = [magnitude / _largest_value(format)]
+    scales = [_divided(magnitude, _largest_value(format))]
     if format.code.startswith("uint") and format.bits < 8:
         sign = -1.0 if format.scale != "e8m0" else 1.0
         scales.append(torch.where(largest == magnitude, sign, 1.0) * magnitude / 2 ** (format.bits - 1))
     return scales
+
+
+def _divided(values: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Divide by a number, rounded to the nearest on every device: on GPUs torch would multiply by the rounded
+    reciprocal of a number that is not in their memory."""
+    return values / torch.full((), divisor, device=values.device)
 
 
 def _rounded(
@@ -255,6 +265,7 @@ def _error(rounded: _Rounded, grouped: torch.Tensor, format: GroupFormat) -> tor
     return (rounded.scales.unsqueeze(-1) * code_values - grouped).square().sum(-1)
 
 
+@functools.cache
 def _largest_value(format: GroupFormat) -> float:
     finite = values(format.code)
     return float(finite[finite.isfinite()].max()) - implied_zero(format.code)

@@ -63,7 +63,7 @@ class DecoderLoader:
             with device:
                 model = Decoder(config, build, max_model_len)
             use_huge_pages(model.parameters())
-            weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights)
+            weights = self.weights if self.on_load is None else QuantizedOnLoad(self.weights, device)
             progress = LoadProgress(on_progress)
             is_part = build.stage.count > 1 or not build.has_head
             elsewhere = _params_of_whole_model(config, build) if is_part else frozenset[str]()

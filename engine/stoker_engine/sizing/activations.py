@@ -51,7 +51,7 @@ def activation_bytes(
         element_bytes: bytes of one element of activations.
         split: devices of the engine.
         fused: whether Stoker's GPU kernels compute the step.
-        workspace: bytes that multiplications with a layer's matrices need in addition
+        workspace: bytes that multiplications with the matrices of layers and the head need in addition
             (`packed_weights.workspace_bytes`).
     """
     logits = sampling_bytes(config.vocab_size, min(max_num_seqs, max_num_batched_tokens))
@@ -62,8 +62,8 @@ def activation_bytes(
     hidden = config.hidden_size
     vectors = _VECTORS_IF_PARALLEL if config.decoder.residual.kind == "parallel" else _VECTORS
     numbers = max(vectors * hidden + widest, _VECTORS_BETWEEN * hidden)
-    layers = token_bytes * numbers * (100 + _ROUNDED) // 100 + workspace
-    return max(layers, token_bytes * _VECTORS_AT_LAST * hidden + logits)
+    layers = token_bytes * numbers * (100 + _ROUNDED) // 100
+    return max(layers, token_bytes * _VECTORS_AT_LAST * hidden + logits) + workspace
 
 
 def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:

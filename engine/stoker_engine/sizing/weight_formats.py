@@ -63,9 +63,14 @@ class WeightFormats:
         return self.layers[index] if index < len(self.layers) else frozenset()
 
     @property
+    def counts(self) -> Counter[str]:
+        """The number of weights in each format, by its name; a layer's experts count as one."""
+        return Counter(stored.name for formats in (self.ends, *self.layers) for _, stored in formats)
+
+    @property
     def names(self) -> str:
         """The names of all formats in use, most frequent first, for messages; empty if there are none."""
-        counts = Counter(stored.name for formats in (self.ends, *self.layers) for _, stored in formats)
+        counts = self.counts
         return ", ".join(sorted(counts, key=lambda name: (-counts[name], name)))
 
 

@@ -8,6 +8,7 @@ from stoker_engine.architectures.quantization.on_load import ON_LOAD
 from stoker_engine.sizing.dtype_sizes import element_bytes
 from stoker_engine.sizing.kv_format import kv_format
 from stoker_engine.sizing.memory import AdapterNumbers, Numbers
+from stoker_engine.sizing.packed_weights import formats_on_gpus
 from stoker_engine.sizing.planned_formats import on_load_formats
 from stoker_engine.sizing.quantized_weights import usual_weights
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, BLOCK_DTYPES, WeightFormats
@@ -112,7 +113,9 @@ def _adapters(settings: EngineSettings, bytes_of_one: int, on_cpu: bool) -> Adap
 def _formats(quantization: str | None, shape: Shape, dtype: str, on_cpu: bool) -> WeightFormats:
     """Return the formats in which Stoker's engine stores the weights of a model that it computes in `dtype`."""
     if shape.is_gguf:
-        return shape.formats if on_cpu and dtype in BLOCK_DTYPES else ALL_NUMBERS
+        if not on_cpu:
+            return formats_on_gpus(shape.formats)
+        return shape.formats if dtype in BLOCK_DTYPES else ALL_NUMBERS
     if not shape.method and quantization in ON_LOAD:
         return on_load_formats(shape.config, quantization, on_cpu)
     return shape.formats

@@ -72,6 +72,7 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Mixtral-8x7B": (MIXTRAL, None, 16),
     "Llama-3-8B W8A8": ({**LLAMA_8B, "quantization_config": W8A8}, None, 11),
     "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 18),
+    "Mixtral-8x7B Q4_K": (MIXTRAL, "Q4_K", 18),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
     "DeepSeek-V3 fp8": (DEEPSEEK_FP8, None, 26),
 }

@@ -9,10 +9,12 @@ from typing import Any, Final
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stoker_common.errors import ArgumentError, WeightsError
-from stoker_engine.architectures.quantization.on_load import ON_LOAD, is_quantized
+from stoker_engine.architectures.quantization.on_load import ON_LOAD, formats_on_load, is_quantized
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.sampling_params import SamplingParams
@@ -23,6 +25,7 @@ from stoker_engine.layers.build import Build
 from stoker_engine.llm import LLM
 from stoker_engine.models.checkpoint import Checkpoint, find_checkpoint
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.loading import quantized_on_load
 from stoker_engine.models.loading.quantized_on_load import method_on_load
 from stoker_engine.parallel.communicator import Communicator, SingleRank
 from stoker_engine.quant.blocks import BlockMatrix
@@ -60,6 +63,37 @@ def _elements(target: WeightTarget) -> torch.Tensor:
     if target.stored is None:
         return target.tensor
     return blocks.dequantize(target.tensor, target.stored, target.inner, torch.float32)
+
+
+class _Divisions(TorchDispatchMode):
+    """Refuses divisions by numbers that are not on the device, which GPUs round twice, and reads by the host."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        divides = func._opname in ("div", "div_", "true_divide", "reciprocal")
+        assert not divides or all(isinstance(each, torch.Tensor) and each.device.type == "cuda" for each in args)
+        assert func._opname not in ("_local_scalar_dense", "item")
+        return func(*args, **(kwargs or {}))
+
+
+def test_matrices_are_quantized_on_their_device_by_the_same_arithmetic() -> None:
+    for format in (*ON_LOAD.values(), *formats_on_load("fp8", on_cpu=False).values()):
+        weights = torch.randn(6, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+        expected = quantize(weights, format)
+        with FakeTensorMode(), _Divisions():
+            found = quantize(torch.empty(6, 96, dtype=torch.bfloat16, device="cuda"), format)
+        assert (found.device.type, found.shape) == ("cuda", expected.shape)
+
+
+@pytest.mark.parametrize("elements", [1, 100, 192, 1 << 20])
+def test_rows_are_quantized_some_at_a_time(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_on_load, "_ELEMENTS", elements)
+    stack = torch.randn(3, 5, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
+    for weights in (stack, stack.transpose(0, 1), stack[0], stack[:, :0]):
+        found = quantized_on_load.quantized("m", weights, ON_LOAD["int4"], CPU)
+        assert torch.equal(found, quantize(weights, ON_LOAD["int4"]))
+    stack[2, 4, 5] = torch.inf
+    with pytest.raises(WeightsError, match="m holds nan or infinity"):
+        quantized_on_load.quantized("m", stack, ON_LOAD["int4"], CPU)
 
 
 @pytest.mark.parametrize("method", ON_LOAD)

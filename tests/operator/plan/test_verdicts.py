@@ -292,13 +292,16 @@ def test_gguf_blocks_count_only_where_kernels_compute_with_them(spec: SpecOf) ->
         found = plan(spec("demo://gemma-3-270m", "cpu", 1, dtype=dtype, runtime="stoker"), Catalogue.load())
         assert found.estimate is not None
         assert found.estimate.weight_bytes_per_gpu == DEMO_BYTES
-    for accelerator, dtype in (("cpu", "float16"), ("nvidia-l4", "float32")):
-        engine = {"dtype": dtype, "runtime": "stoker", "image": "registry.example/engine:1"}
-        estimates = [
-            plan(spec(model, accelerator, 1, **engine), Catalogue.load()).estimate
-            for model in ("hf://google/gemma-3-270m", "demo://gemma-3-270m")
-        ]
-        assert estimates[0] == estimates[1] is not None
+    engine = {"runtime": "stoker", "image": "registry.example/engine:1"}
+    for dtype in ("float32", "bfloat16", "float16"):
+        on_gpu = plan(spec("demo://gemma-3-270m", "nvidia-l4", 1, dtype=dtype, **engine), Catalogue.load()).estimate
+        # Norms have the model's dtype.
+        assert on_gpu is not None and DEMO_BYTES * 0.999 < on_gpu.weight_bytes_per_gpu <= DEMO_BYTES
+    estimates = [
+        plan(spec(model, "cpu", 1, dtype="float16", **engine), Catalogue.load()).estimate
+        for model in ("hf://google/gemma-3-270m", "demo://gemma-3-270m")
+    ]
+    assert estimates[0] == estimates[1] is not None
 
 
 # What is not known, and what is no decoder

@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.quantization.quantization_config import QuantizationConfig
 from stoker_engine.architectures.quantization.read import read_quantization
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS
 from stoker_engine.core.adapter import NO_ADAPTER
 from stoker_engine.core.engine_request import EngineRequest
 from stoker_engine.core.grammar import Grammar
@@ -43,8 +44,11 @@ from stoker_engine.models.loading.stored_weights import with_formats
 from stoker_engine.models.model_card import ModelCard
 from stoker_engine.parallel import transfer
 from stoker_engine.parallel.communicator import Communicator
+from stoker_engine.sizing.named_experts import first_expert
+from stoker_engine.sizing.packed_weights import formats_on_gpus
 from stoker_engine.sizing.planned_formats import on_load_formats, stated_formats
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
+from stoker_engine.sizing.weight_sizes import matrices
 
 GIB: Final = 1 << 30
 SM_90: Final = GPUTarget("cuda", 90, 32)
@@ -267,7 +271,7 @@ class NoWeights:
     """Loader of models without files.
 
     Attributes:
-        quantization: value of ``--quantization``.
+        quantization: value of ``--quantization``, or GGUF's type of all matrices.
         stated: quantization that config.json states; None: the weights are unquantized.
     """
 
@@ -287,6 +291,9 @@ class NoWeights:
             return stated_formats(config, self.stated)
         if self.quantization is None:
             return ALL_NUMBERS
+        if self.quantization in GGUF_FORMATS:
+            names = (f"{module}.weight" for module, _ in matrices(config, first_expert))
+            return formats_on_gpus(WeightFormats.of(dict.fromkeys(names, GGUF_FORMATS[self.quantization])))
         return on_load_formats(config, self.quantization, on_cpu=False)
 
     def kv_scales(self, *_: Any) -> dict[int, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from stoker_common.errors import ArgumentError, WeightsError
@@ -45,10 +47,11 @@ class QuantizedOnLoad:
 
     Args:
         numbers: source of the unquantized weights. Each read quantizes again: results are not cached.
+        device: where matrices are quantized; the results are there, too. Their bits are the same on every device.
     """
 
-    def __init__(self, numbers: WeightSource) -> None:
-        self._numbers = numbers
+    def __init__(self, numbers: WeightSource, device: torch.device) -> None:
+        self._numbers, self._device = numbers, device
 
     def names(self) -> list[str]:
         """See `WeightSource`."""
@@ -69,7 +72,7 @@ class QuantizedOnLoad:
             WeightsError: values to quantize include NaN or infinity.
         """
         if isinstance(stored, GroupFormat):
-            return quantized(name, self._numbers.read(name, part), stored)
+            return quantized(name, self._numbers.read(name, part), stored, self._device)
         return self._numbers.read(name, part, stored)
 
     def read_into(self, name: str, target: WeightTarget) -> None:
@@ -81,12 +84,25 @@ class QuantizedOnLoad:
             self._numbers.read_into(name, target)
 
 
-def quantized(name: str, weights: torch.Tensor, stored: GroupFormat) -> torch.Tensor:
-    """Return `weights` [..., inner] of tensor `name` in format `stored`, as uint8 [..., bytes of a row].
+#: Number of elements that are copied to a device and quantized at a time, which limits temporary memory to about 100
+#: MB: several float32 values for each element.
+_ELEMENTS: Final = 1 << 22
+
+
+def quantized(name: str, weights: torch.Tensor, stored: GroupFormat, device: torch.device) -> torch.Tensor:
+    """Return `weights` [..., inner] of tensor `name` in format `stored`, as uint8 [..., bytes of a row] on `device`,
+    where they are quantized some rows at a time.
 
     Raises:
         WeightsError: `weights` contain NaN or infinity.
     """
-    if not all(bound.isfinite() for bound in torch.aminmax(weights)):
-        raise WeightsError(f"{name} holds nan or infinity: the file is damaged; download it again")
-    return quantize(weights, stored)
+    inner = weights.shape[-1]
+    rows = weights.reshape(-1, inner)
+    out = torch.empty(len(rows), stored.row_bytes(inner), dtype=torch.uint8, device=device)
+    step = max(1, _ELEMENTS // max(1, inner))
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step].to(device)
+        if not all(bound.isfinite() for bound in torch.aminmax(some)):
+            raise WeightsError(f"{name} holds nan or infinity: the file is damaged; download it again")
+        out[start : start + step] = quantize(some, stored)
+    return out.view(*weights.shape[:-1], out.shape[1])

@@ -12,9 +12,11 @@ from stoker_engine.architectures.model_config import ModelConfig
 from stoker_engine.architectures.stored_formats import GGUFFormat, StoredFormat
 from stoker_engine.architectures.weight_names import EVERY_NAME, WeightNames
 from stoker_engine.kernels.cpu.library import cpu_library
+from stoker_engine.kernels.select import lack_of_triton
 from stoker_engine.models.loading.weight_source import WeightSource
 from stoker_engine.quant.blocks import Blocks
 from stoker_engine.quant.method import LinearMethod
+from stoker_engine.sizing.packed_weights import formats_on_gpus
 from stoker_engine.sizing.weight_formats import ALL_NUMBERS, WeightFormats
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,13 @@ def stored_weights(
     dequantized = {name for name, stored in by_param.items() if stored is not None and found.stored(name) is None}
     if layers := {name.split(".")[1] for name in dequantized}:
         logger.info("dequantizing the experts of %d layers, since their formats differ", len(layers))
-    return found
+    if device.type == "cpu" or not any(isinstance(stored, GGUFFormat) for stored in formats.values()):
+        return found
+    kept = formats_on_gpus(found)
+    if others := found.counts - kept.counts:
+        counts = ", ".join(f"{count} of type {name}" for name, count in sorted(others.items()))
+        logger.info("dequantizing weights that GPUs do not keep in blocks: %s", counts)
+    return kept
 
 
 def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.device) -> StoredFormat | None:
@@ -52,8 +60,15 @@ def _usable(stored: StoredFormat | None, dtype: torch.dtype, device: torch.devic
     if isinstance(stored, GGUFFormat):
         # Without a kernel the weights would be dequantized in every step; blocks that are not smaller save nothing.
         smaller = stored.bytes < stored.numbers * dtype.itemsize
-        return stored if smaller and cpu_library(device, dtype) is not None else None
+        return stored if smaller and _has_kernels(dtype, device) else None
     return stored
+
+
+def _has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the device has kernels for weights in blocks. Without a GPU, they are being compiled for one."""
+    if device.type == "cpu":
+        return cpu_library(device, dtype) is not None
+    return not torch.cuda.is_available() or lack_of_triton(device) is None
 
 
 def with_formats(

@@ -201,7 +201,9 @@ def _fill(
             numbers = target.part_of(part)
             # The operations may change rows, so blocks of the file cannot be used: quantize the values.
             assert target.stored is None or isinstance(target.stored, GroupFormat)
-            target.tensor.copy_(numbers if target.stored is None else quantized(name, numbers, target.stored))
+            if target.stored is not None:
+                numbers = quantized(name, numbers, target.stored, target.tensor.device)
+            target.tensor.copy_(numbers)
 
 
 #: Suffix of the tensor with a quantized matrix's column order.

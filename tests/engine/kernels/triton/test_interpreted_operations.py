@@ -8,7 +8,7 @@ from .interpreter import ATTENTION, FOLDER, MODELS, files, run_interpreted
 
 pytestmark = pytest.mark.timeout(1200)
 
-GEMMS = files("block_experts", "quant_linear", "packed_linear", "experts", "moe", "route")
+GEMMS = files("block_experts", "quant_linear", "packed_linear", "packed_experts", "experts", "moe", "route")
 
 
 def test_gemm_kernels_pass_in_the_interpreter(pytestconfig: pytest.Config) -> None:

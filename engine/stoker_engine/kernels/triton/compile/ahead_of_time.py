@@ -28,6 +28,7 @@ from stoker_engine.kernels.triton.common.occupancy import occupancy
 from stoker_engine.kernels.triton.gemm import (
     batch_invariant_gemm,
     grouped_gemm,
+    grouped_packed_gemm,
     grouped_quant_gemm,
     grouped_w8a8_gemm,
     packed_quant_gemm,
@@ -39,7 +40,7 @@ from stoker_engine.kernels.triton.gemm import (
 from stoker_engine.kernels.triton.lora import lora_expand, lora_shrink
 from stoker_engine.kernels.triton.moe import align, combine, route
 from stoker_engine.kernels.triton.ops import activation, concat_rotated, layer_norm, quantize_rows, rms_norm, rotary
-from stoker_engine.kernels.triton.quant import dequantize_packed
+from stoker_engine.kernels.triton.quant import dequantize_packed, packed_rows
 from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token, token_mask
 
 #: Targets of compilation: NVIDIA's compute capabilities and AMD's architectures.
@@ -62,6 +63,7 @@ _MODULES: Final = (
     route,
     align,
     grouped_quant_gemm,
+    grouped_packed_gemm,
     grouped_gemm,
     combine,
     quant_gemm,
@@ -71,6 +73,7 @@ _MODULES: Final = (
     grouped_w8a8_gemm,
     scale_sums,
     dequantize_packed,
+    packed_rows,
     batch_invariant_gemm,
     lora_shrink,
     lora_expand,

@@ -1,4 +1,4 @@
-"""Linear operations with packed matrices (`quant/packed_groups.py`): few rows of x by a kernel that dequantizes on the
+"""Linear operations with packed matrices (`quant/packed_layout.py`): few rows of x by a kernel that dequantizes on the
 way, many by torch, which multiplies them with one dequantized slab of the matrix after the other.
 """
 
@@ -11,9 +11,10 @@ import torch
 from stoker_engine.architectures.stored_formats import StoredFormat
 from stoker_engine.kernels.bundle import BlockPanels, Operation
 from stoker_engine.kernels.triton.gemm.packed_quant_gemm import packed_quant_gemm
-from stoker_engine.kernels.triton.quant import packed_groups
 from stoker_engine.kernels.triton.quant.dequantize_packed import dequantize_packed
-from stoker_engine.kernels.triton.quant.packed_groups import ROWS, PackedMatrix, packed_matrix
+from stoker_engine.kernels.triton.quant.pack import pack
+from stoker_engine.kernels.triton.quant.packed_layout import ROWS, PackedMatrix, fit, packed_matrix
+from stoker_engine.kernels.triton.quant.packed_rows import packed_rows
 from stoker_engine.sizing.packed_weights import slab_rows
 
 #: Largest number of rows that the kernel multiplies; a guess for Hopper that was not measured.
@@ -69,10 +70,11 @@ def block_panels(is_fixed: bool) -> BlockPanels:
         is_fixed: see `packed_linear`.
     """
     return BlockPanels(
-        fit=packed_groups.fit,
-        pack=packed_groups.pack,
+        fit=fit,
+        pack=pack,
         linear=lambda blocks, stored, inner, dtype, bias=None: packed_linear(
             blocks, stored, inner, dtype, bias, is_fixed
         ),
-        rows=packed_groups.rows,
+        rows=packed_rows,
+        fit_stack=fit,
     )

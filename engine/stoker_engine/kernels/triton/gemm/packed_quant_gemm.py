@@ -1,4 +1,4 @@
-"""GEMM with a packed matrix (`packed_groups`) for few rows of x: split-K (Hoque et al., 2024, arXiv 2402.00025).
+"""GEMM with a packed matrix (`packed_layout`) for few rows of x: split-K (Hoque et al., 2024, arXiv 2402.00025).
 
 Few rows read the matrix once and compute little, so memory has to be busy: a program loads whole tiles of words ahead
 (`num_stages`), and the inner dimension is split among so many programs that each multiprocessor has several. The parts
@@ -20,13 +20,14 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_engine.architectures.stored_formats import GroupFormat
+from stoker_engine.architectures.stored_formats import GGUF_FORMATS, GroupFormat, StoredFormat
 from stoker_engine.kernels.triton.common.arithmetic import dot, rounded, widened
 from stoker_engine.kernels.triton.common.gpu_target import GpuTarget, gpu_target_of
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 from stoker_engine.kernels.triton.gemm.sum_parts import sum_parts
-from stoker_engine.kernels.triton.quant.packed_groups import ROWS, PackedMatrix, PackedTile, tile_of, tile_weights
+from stoker_engine.kernels.triton.quant.packed_layout import ROWS, PackedMatrix, PackedTile, tile_of
+from stoker_engine.kernels.triton.quant.packed_tile import tile_weights
 
 #: The order of words in a tile is that of four warps.
 _WARPS: Final = 4
@@ -41,17 +42,15 @@ _FIXED_WIDTH: Final = 32
 _SPLIT_TOKENS: Final = 128
 
 
-@triton.jit(do_not_specialize=["tokens", "column_tiles", "parts"])
+@triton.jit(do_not_specialize=["tokens", "row_tiles", "column_tiles", "parts"])
 def _packed_quant_gemm(  # type: ignore[no-untyped-def]
     x,
-    words,
-    scales,
-    zeros,
+    matrix,
     bias,
     out,
     tokens,
+    row_tiles,
     column_tiles,
-    outputs,
     parts,
     x_row: tl.int64,
     TILE: tl.constexpr,
@@ -69,16 +68,12 @@ def _packed_quant_gemm(  # type: ignore[no-untyped-def]
     if IS_SERIAL:
         total = tl.zeros([TILE.rows, TOKENS], tl.float32)
         for each in tl.range(0, parts):
-            total += _part(
-                from_x, is_token, words, scales, zeros, row_tile, column_tiles, outputs, each, parts, TILE, TOKENS
-            )
+            total += _part(from_x, is_token, matrix, row_tile, row_tiles, column_tiles, each, parts, TILE, TOKENS)
     else:
-        total = _part(
-            from_x, is_token, words, scales, zeros, row_tile, column_tiles, outputs, part, parts, TILE, TOKENS
-        )
+        total = _part(from_x, is_token, matrix, row_tile, row_tiles, column_tiles, part, parts, TILE, TOKENS)
     if bias is not None:
         total += widened(tl.load(bias + output))[:, None]
-    at = (part.to(tl.int64) * tokens + token) * outputs
+    at = (part.to(tl.int64) * tokens + token) * (row_tiles * TILE.rows)
     result = rounded(total, out.dtype.element_ty)
     tl.store(out + at[None, :] + output[:, None], result, mask=is_token[None, :])
 
@@ -87,12 +82,10 @@ def _packed_quant_gemm(  # type: ignore[no-untyped-def]
 def _part(  # type: ignore[no-untyped-def]
     from_x,
     is_token,
-    words,
-    scales,
-    zeros,
+    matrix,
     row_tile,
+    row_tiles,
     column_tiles,
-    outputs,
     part,
     parts,
     TILE: tl.constexpr,
@@ -105,7 +98,7 @@ def _part(  # type: ignore[no-untyped-def]
     for column_tile in tl.range(part * column_tiles // parts, (part + 1) * column_tiles // parts):
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
         right = tl.load(from_x[None, :] + column[:, None], mask=is_token[None, :], other=0.0)
-        weights = tile_weights(words, scales, zeros, row_tile, column_tile, column_tiles, outputs, TILE, DTYPE)
+        weights = tile_weights(matrix, row_tile, column_tile, row_tiles, column_tiles, TILE, DTYPE)
         total += dot(weights, right)
     return total
 
@@ -113,15 +106,14 @@ def _part(  # type: ignore[no-untyped-def]
 @operation("stoker::packed_quant_gemm")
 def _run(
     x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
+    matrix: torch.Tensor,
+    outputs: int,
     bias: torch.Tensor | None,
     layout: Sequence[int],
     is_fixed: bool,
 ) -> torch.Tensor:
-    tile, (row_tiles, column_tiles, _) = PackedTile(*layout), words.shape
-    tokens, outputs = len(x), row_tiles * ROWS
+    tile, (tokens, inner) = PackedTile(*layout), x.shape
+    row_tiles, column_tiles = outputs // ROWS, inner // tile.columns
     if not tokens:
         return x.new_empty(0, outputs)
     width = _width(None if is_fixed else tokens, x.dtype)
@@ -132,21 +124,19 @@ def _run(
     out = x.new_empty(shape, dtype=torch.float32 if is_split else x.dtype)
     _packed_quant_gemm[(row_tiles * triton.cdiv(tokens, width), parts if is_split else 1)](
         x,
-        words,
-        scales,
-        zeros,
+        matrix,
         None if is_split else bias,
         out,
         tokens,
+        row_tiles,
         column_tiles,
-        outputs,
         parts,
         x.stride(0),
         TILE=tile,
         TOKENS=width,
         IS_SERIAL=is_serial,
         num_warps=_WARPS,
-        num_stages=_stages(width, x.dtype, gpu_target_of(x.device)),
+        num_stages=stages_of(width, x.dtype, gpu_target_of(x.device)),
     )
     return sum_parts(out, bias, x.dtype) if is_split else out
 
@@ -154,14 +144,13 @@ def _run(
 @_run.register_fake
 def _(
     x: torch.Tensor,
-    words: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
+    matrix: torch.Tensor,
+    outputs: int,
     bias: torch.Tensor | None,
     layout: Sequence[int],
     is_fixed: bool,
 ) -> torch.Tensor:
-    return x.new_empty((len(x), len(words) * ROWS))
+    return x.new_empty((len(x), outputs))
 
 
 def packed_quant_gemm(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor | None, is_fixed: bool) -> torch.Tensor:
@@ -177,7 +166,7 @@ def packed_quant_gemm(x: torch.Tensor, matrix: PackedMatrix, bias: torch.Tensor 
     """
     assert x.shape[1] == matrix.inner and x.stride(1) == 1
     layout = astuple(matrix.tile)
-    result: torch.Tensor = _run(x, matrix.words, matrix.scales, matrix.zeros, bias, layout, is_fixed)
+    result: torch.Tensor = _run(x, matrix.memory, matrix.outputs, bias, layout, is_fixed)
     return result
 
 
@@ -195,7 +184,7 @@ def _parts(row_tiles: int, column_tiles: int, width: int) -> int:
     return max(1, min(_PROGRAMS[width] // row_tiles, column_tiles // _LEAST_TILES))
 
 
-def _stages(width: int, dtype: torch.dtype, gpu: GpuTarget) -> int:
+def stages_of(width: int, dtype: torch.dtype, gpu: GpuTarget) -> int:
     """Return the number of tiles in shared memory; those of x are as large as the words' at 16 tokens."""
     if dtype == torch.float32:
         return 2
@@ -206,7 +195,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
     symmetric = GroupFormat("uint4", 128, "float16")
     zeros = GroupFormat("uint4", 32, "float16", zero=True)
-    for name, stored, dtype, width, is_split, is_serial in (
+    variants: tuple[tuple[str, StoredFormat, str, int, bool, bool], ...] = (
         ("int4", symmetric, "bf16", 16, True, False),
         ("int4", symmetric, "fp16", 64, False, False),
         ("int4 with zeros", zeros, "bf16", 16, True, False),
@@ -217,19 +206,22 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
         ("int4 with zeros", zeros, "fp32", 16, False, True),
         ("int8", GroupFormat("int8", 32, "float16"), "bf16", 16, True, False),
         ("int8", GroupFormat("int8", 0, "float32"), "bf16", 64, False, False),
-    ):
+        ("mxfp4", GroupFormat("fp4", 32, "e8m0"), "bf16", 16, True, False),
+        ("nvfp4", GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True), "bf16", 16, True, False),
+        ("Q4_K", GGUF_FORMATS["Q4_K"], "bf16", 16, True, False),
+        ("Q5_K", GGUF_FORMATS["Q5_K"], "bf16", 16, True, False),
+        ("Q6_K", GGUF_FORMATS["Q6_K"], "bf16", 64, False, False),
+    )
+    for name, stored, dtype, width, is_split, is_serial in variants:
         kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-        absent = {"bias": None} if is_split else {}
         yield KernelVariant.of(
             f"packed_quant_gemm {name}, {width} tokens {dtype}{' split' * is_split}{' in order' * is_serial}",
             _packed_quant_gemm,
-            {"x": dtype, "words": "i32", "scales": "i32", "zeros": "i32", "bias": dtype}
-            | {"out": "fp32" if is_split else dtype},
-            {"tokens": "i32", "column_tiles": "i32", "outputs": "i32", "parts": "i32"},
+            {"x": dtype, "matrix": "i32", "bias": dtype, "out": "fp32" if is_split else dtype},
+            {"tokens": "i32", "row_tiles": "i32", "column_tiles": "i32", "parts": "i32"},
             {"TILE": tile_of(stored, 4096), "TOKENS": width, "IS_SERIAL": is_serial}
-            | absent
-            | ({} if stored.zero else {"zeros": None}),
+            | ({"bias": None} if is_split else {}),
             _WARPS,
-            _stages(width, kind, gpu),
+            stages_of(width, kind, gpu),
             tensor_cores=dtype != "fp32",
         )

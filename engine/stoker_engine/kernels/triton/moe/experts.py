@@ -12,6 +12,7 @@ from stoker_engine.architectures.activation import Activation
 from stoker_engine.kernels.bundle import BlockStack, Experts, MakeBlockExperts, MakeQuantLinear, RowFormat
 from stoker_engine.kernels.moe import make_block_experts
 from stoker_engine.kernels.triton.gemm.grouped_gemm import grouped_gemm, tiles_of
+from stoker_engine.kernels.triton.gemm.grouped_packed_gemm import grouped_packed_gemm
 from stoker_engine.kernels.triton.gemm.grouped_quant_gemm import grouped_quant_gemm, tile_rows_of
 from stoker_engine.kernels.triton.gemm.grouped_w8a8_gemm import TILE_ROWS, grouped_w8a8_gemm
 from stoker_engine.kernels.triton.moe.align import align
@@ -19,6 +20,7 @@ from stoker_engine.kernels.triton.moe.combine import combine
 from stoker_engine.kernels.triton.ops.activation import act_and_mul
 from stoker_engine.kernels.triton.ops.quantize_rows import act_and_mul_rows, quantize_rows
 from stoker_engine.kernels.triton.quant.block_tile import has_tiles
+from stoker_engine.kernels.triton.quant.packed_layout import packed_matrix
 from stoker_engine.kernels.w8a8_panels import Packed, row_format
 
 #: (x, rows, tile_experts, shared) → results; see `grouped_gemm`. x may be quantized.
@@ -44,7 +46,7 @@ def experts(
 
 def block_experts_with(linear: MakeQuantLinear) -> MakeBlockExperts:
     """Return `kernels.bundle.Kernels.block_experts`. If a format has no tiles, both matrices are multiplied expert by
-    expert by `linear`, which synchronizes with the device.
+    expert by `linear`, which synchronizes with the device. Formats that are packed have tiles.
     """
 
     def block_experts(gate_up: BlockStack, down: BlockStack, act: Activation, dtype: torch.dtype) -> Experts:
@@ -76,6 +78,9 @@ def _of_blocks(stack: BlockStack, dtype: torch.dtype, tile_rows: int) -> _Groupe
     if _row_format(stack) is not None:
         codes, scales = Packed.of(stack.blocks, stack.stored, stack.inner)
         return lambda x, *where: grouped_w8a8_gemm(x, codes, scales, dtype, stack.biases, *where, tile_rows)
+    if stack.is_packed:
+        matrices = packed_matrix(stack.blocks, stack.stored, stack.inner)
+        return lambda x, *where: grouped_packed_gemm(x, matrices, stack.biases, *where)
     return lambda x, *where: grouped_quant_gemm(x, stack.blocks, stack.stored, stack.inner, stack.biases, *where)
 
 

@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.layers.build import Build
+from stoker_engine.models import decoder_loader
 from stoker_engine.models.checkpoint import find_checkpoint
 from stoker_engine.models.decoder import Decoder
+from stoker_engine.models.loading.stored_weights import stored_weights
+from stoker_engine.quant.blocks import BlockMatrix
+from stoker_engine.sizing.weight_sizes import weight_bytes
 
-from .....support.engine.tiny_models import prompts, reference_of, tiny_family, tiny_mixture
+from .....support.engine.gguf_random import quantized
+from .....support.engine.tiny_configs import GGUF
+from .....support.engine.tiny_models import prompts, random_model, reference_of, tiny_family, tiny_mixture
+from ....models import llama_cpp
 from ....models.conftest import PagedRun, assert_run_is, load_decoder
 from ....models.test_gpt_oss import _save as save_gpt_oss
 from ....models.test_gpt_oss import unquantized
@@ -63,6 +71,49 @@ def test_gpt_oss_equals_transformers(in_blocks: bool, tmp_path: Path) -> None:
     ours = find_checkpoint(EngineArgs(str(tmp_path))).load(build, torch.device("cpu"), max_model_len=256)
     assert isinstance(ours, Decoder)
     assert_run_is(PagedRun(ours, [[5, 17, 99, 3, 64, 2, 31], [8]], new_tokens=3), reference_of(theirs))
+
+
+#: Types of a GGUF file's tensors, by a part of the name; those of the second line are dequantized on GPUs.
+TYPES = {
+    "token_embd": "Q6_K", "output.weight": "Q4_0", "0.attn_q": "Q4_K", "attn_k": "Q5_0", "attn_v": "Q6_K",
+    "1.attn_q": "IQ4_NL", "1.ffn_gate_exps": "Q8_0", "1.ffn_up_exps": "Q5_1", "1.ffn_down_exps": "Q8_0",
+    "attn_output": "Q5_K", "ffn_gate_exps": "Q4_K", "ffn_up_exps": "Q4_K", "ffn_down_exps": "Q5_0",
+}  # fmt: skip
+
+
+def test_gguf_file_in_a_gpus_formats_equals_its_dequantized_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kind_of(name: str) -> GGMLQuantizationType:
+        return GGMLQuantizationType[next((kind for part, kind in TYPES.items() if part in name), "F32")]
+
+    kind, options = GGUF["mixtral"]
+    theirs = random_model(kind, {**options, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 128})
+    paths = tmp_path / "blocks.gguf", tmp_path / "float32.gguf"
+    for path in paths:
+        llama_cpp.write(theirs, path, stored=kind_of, dequantized=path == paths[1], quantize=quantized)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(decoder_loader, "stored_weights", lambda *args: stored_weights(*args[:-1], cuda))
+    caplog.set_level("INFO")
+    build = Build(torch.float32, TritonBackend(), TRITON)
+    blocks, plain = (find_checkpoint(EngineArgs(str(path))).load(build, torch.device("cpu"), 64) for path in paths)
+    assert isinstance(blocks, Decoder) and isinstance(plain, Decoder)
+    assert "GPUs do not keep in blocks: 1 of type IQ4_NL, 1 of type Q5_1, 2 of type Q8_0" in caplog.text
+    targets = blocks.weight_targets()
+    kept = {name for name, target in targets.items() if target.stored is not None}
+    assert kept == {
+        *("embed.weight", "lm_head.weight", "layers.0.q.weight"),
+        *(f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("k", "v", "o")),
+        *(f"layers.0.experts.{expert}.{part}.weight" for expert in range(4) for part in ("gate", "up", "down")),
+    }
+    formats = find_checkpoint(EngineArgs(str(paths[0]))).weight_formats(torch.float32, cuda)
+    held = sum(target.tensor.nbytes for target in targets.values())
+    assert held == weight_bytes(blocks.config, 4, formats=formats)
+    matrices = [module for module in blocks.modules() if isinstance(module, BlockMatrix)]
+    assert matrices and all(matrix.is_packed for matrix in matrices)
+    ran = [PagedRun(model, [[5, 17, 99, 3, 64, 2, 31], [8]], new_tokens=2) for model in (blocks, plain)]
+    found, expected = (torch.stack([*run.sequences[0].logits, *run.sequences[1].logits]) for run in ran)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(

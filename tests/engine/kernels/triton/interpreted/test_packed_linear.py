@@ -17,21 +17,23 @@ from stoker_engine.kernels.triton.batch_invariant import BATCH_INVARIANT
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.kernels.triton.gemm import packed_linear, packed_quant_gemm
 from stoker_engine.kernels.triton.gemm.sum_parts import sum_parts
-from stoker_engine.kernels.triton.quant import packed_groups
+from stoker_engine.kernels.triton.quant import pack
 from stoker_engine.kernels.triton.quant.dequantize_packed import dequantize_packed
-from stoker_engine.kernels.triton.quant.packed_groups import packed_matrix, tile_of
+from stoker_engine.kernels.triton.quant.packed_layout import packed_matrix, tile_of
+from stoker_engine.kernels.triton.quant.packed_rows import packed_rows
 from stoker_engine.quant.blocks import BlockMatrix, Blocks
 from stoker_engine.quant.segments import merged
 from stoker_engine.quant.weight_target import Shard
 from stoker_engine.sizing import packed_weights
+from stoker_engine.sizing.packed_weights import PACKED_TYPES
 
-from .....support.engine.gguf_random import random_blocks
+from .....support.engine.gguf_random import dequantized, random_blocks
 from ...group_random import name_of, random_groups
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 #: Around the widths of tiles, and the number from which matrices are dequantized first.
 TOKENS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200)
-FORMATS: list[StoredFormat] = [
+GROUPS: list[GroupFormat] = [
     GroupFormat("uint4", 32, "float16", zero=True),
     GroupFormat("uint4", 128, "float16"),
     GroupFormat("uint4", 64, "bfloat16", zero=True),
@@ -45,9 +47,12 @@ FORMATS: list[StoredFormat] = [
     GroupFormat("uint8", 128, "float16", zero=True),
     GroupFormat("uint8", 48, "float16", zero=True),
     GroupFormat("uint8", 16, "bfloat16"),
-    GGUF_FORMATS["Q4_0"],
-    GGUF_FORMATS["Q8_0"],
+    GroupFormat("fp4", 32, "e8m0"),
+    GroupFormat("fp4", 16, "fp8_e4m3", row_scale=True),
+    GroupFormat("fp4", 0, "e8m0"),
+    GroupFormat("fp4", 48, "fp8_e4m3"),
 ]
+FORMATS: list[StoredFormat] = [*GROUPS, *(GGUF_FORMATS[name] for name in PACKED_TYPES)]
 
 
 def label(stored: StoredFormat) -> str:
@@ -55,9 +60,16 @@ def label(stored: StoredFormat) -> str:
 
 
 SOME_FORMATS = [
-    pytest.param(stored, marks=[pytest.mark.slow] * (index % 3 > 0), id=label(stored))
+    pytest.param(stored, marks=[pytest.mark.slow] * (index % 4 > 0), id=label(stored))
     for index, stored in enumerate(FORMATS)
 ]
+
+
+def some_inner(stored: StoredFormat, tiles: int) -> int:
+    """Return a number of columns that fill `tiles` of the smallest tiles, or one or two of GGUF's blocks of 256."""
+    if isinstance(stored, GGUFFormat) and stored.numbers == 256:
+        return 256 * (1 + tiles % 2)
+    return tiles * tile_of(stored, 1).columns
 
 
 def random_matrix(stored: StoredFormat, outputs: int, inner: int, seed: int) -> torch.Tensor:
@@ -72,49 +84,68 @@ def random_matrix(stored: StoredFormat, outputs: int, inner: int, seed: int) -> 
 def packed(blocks: torch.Tensor, stored: StoredFormat, inner: int) -> torch.Tensor:
     """Return a packed copy of a matrix."""
     copied = blocks.clone()
-    packed_groups.pack(copied, stored, inner)
+    pack.pack(copied, stored, inner)
     return copied
 
 
-@pytest.mark.parametrize("stored", FORMATS, ids=label)
-def test_each_code_is_in_its_place(stored: StoredFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_groups, "_ELEMENTS", 1 << 16)  # packed in several steps
-    outputs, inner = 320, 384
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether tensors are equal, also in the places of NaN."""
+    return torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("words", [16, 8])
+@pytest.mark.parametrize("stored", GROUPS, ids=label)
+def test_each_code_is_in_its_place(stored: GroupFormat, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "_ELEMENTS", 1 << 16)  # packed in several steps
+    planes = 32 // stored.bits
+    outputs, inner = 320, words * planes * 3
     blocks = random_matrix(stored, outputs, inner, seed=3)
-    if isinstance(stored, GGUFFormat):
-        apart = blocks.unflatten(1, (-1, stored.bytes))
-        rows = torch.cat((apart[..., :2].flatten(1), apart[..., 2:].flatten(1)), dim=1)
-        parts = decode(rows, GroupFormat("uint4" if stored.name == "Q4_0" else "int8", 32, "float16"), inner)
-    else:
-        parts = decode(blocks, stored, inner)
-    is_signed = stored.name == "Q8_0" or (isinstance(stored, GroupFormat) and stored.code == "int8")
+    codes = decode(blocks, stored, inner).codes.int() ^ (128 if stored.code == "int8" else 0)
     matrix = packed_matrix(packed(blocks, stored, inner), stored, inner)
-    planes = 32 // matrix.tile.bits
+    assert matrix.tile.words == words
     row, column = torch.meshgrid(torch.arange(outputs), torch.arange(inner), indexing="ij")
-    tile, in_row, in_column = column // (16 * planes), row % 64, column % (16 * planes)
-    plane, word = in_column // 16, in_column % 16
+    tile, in_row, in_column = column // (words * planes), row % 64, column % (words * planes)
+    plane, word = in_column // words, in_column % words
     # The bits of the index as the module's documentation lists them.
     bits = [(word, 3), *((in_row, bit) for bit in (5, 4, 2, 1, 0)), (word, 2), (word, 1), (in_row, 3), (word, 0)]
     index = sum((number >> bit & 1) << 9 - position for position, (number, bit) in enumerate(bits))
-    found = matrix.words[row // 64, tile, index] >> plane * matrix.tile.bits & (1 << matrix.tile.bits) - 1
-    assert torch.equal(found, parts.codes.int() ^ (128 if is_signed else 0))
+    found = matrix.memory[(row // 64 * 3 + tile) * 64 * words + index]
+    assert torch.equal(found >> plane * stored.bits & (1 << stored.bits) - 1, codes)
 
 
 @pytest.mark.parametrize("stored", FORMATS, ids=label)
-def test_rows_and_slabs_have_the_bits_of_dequantized_blocks(stored: StoredFormat) -> None:
-    outputs, inner = 192, 256
-    blocks = random_matrix(stored, outputs, inner, seed=4)
-    there = packed(blocks, stored, inner)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        weight = dequantize(blocks, stored, inner, dtype)
-        for ids in ([], [5], [191, 0, 64, 63, 64]):
-            found = packed_groups.rows(there, stored, inner, torch.tensor(ids, dtype=torch.int64), dtype)
-            assert torch.equal(found, weight[ids])
+def test_rows_and_slabs_have_the_bits_of_dequantized_blocks(
+    stored: StoredFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "_ELEMENTS", 1 << 14)  # packed in several steps
+    outputs = 192
+    for dtype, tiles in ((torch.bfloat16, 2), (torch.float16, 3), (torch.float32, 1)):
+        inner = some_inner(stored, tiles)
+        blocks = random_matrix(stored, outputs, inner, seed=4)
+        there = packed(blocks, stored, inner)
+        if isinstance(stored, GGUFFormat):
+            weight = dequantized(blocks, stored, dtype)
+        else:
+            weight = dequantize(blocks, stored, inner, dtype)
+        for ids in ([], [5], [191, 0, 64, 63, 64, *range(100, 112)]):
+            assert torch.equal(packed_rows(there, stored, inner, torch.tensor(ids).long(), dtype), weight[ids])
         out = torch.full((128, inner), float("nan"), dtype=dtype)
         dequantize_packed(packed_matrix(there, stored, inner), 64, out)
         assert torch.equal(out, weight[64:])
-    with pytest.raises(IndexError):
-        packed_groups.rows(there, stored, inner, torch.tensor([outputs]), torch.float32)
+
+
+@pytest.mark.parametrize("name", PACKED_TYPES)
+def test_any_bytes_of_a_block_have_the_reference_bits(name: str) -> None:
+    """Scales that are zero, subnormal, infinite and NaN, and all codes."""
+    stored = GGUF_FORMATS[name]
+    outputs, inner = 64, 512
+    generator = torch.Generator().manual_seed(5)
+    blocks = torch.randint(0, 256, (outputs, stored.row_bytes(inner)), generator=generator, dtype=torch.uint8)
+    there = packed(blocks, stored, inner)
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.zeros(outputs, inner, dtype=dtype)
+        dequantize_packed(packed_matrix(there, stored, inner), 0, out)
+        assert same(out, dequantize(blocks, stored, inner, dtype))
 
 
 @pytest.mark.parametrize("scale", ["float16", "bfloat16", "float32"])
@@ -131,18 +162,31 @@ def test_any_scale_and_zero_point_has_the_reference_bits(code: str, zero: bool, 
         scales = (patterns << 16).to(torch.int32).view(torch.float32)
     else:
         scales = halves.view(torch.float16 if scale == "float16" else torch.bfloat16)
+    check_scales(format, scales, zero=zero)
+
+
+@pytest.mark.parametrize("scale", ["e8m0", "fp8_e4m3"])
+def test_any_scale_of_one_byte_has_the_reference_bits(scale: str) -> None:
+    format = GroupFormat("fp4", 16, scale, row_scale=scale == "fp8_e4m3")  # type: ignore[arg-type]
+    scales = torch.arange(512 * 8).view(512, 8).byte()
+    check_scales(format, scales, zero=False)
+
+
+def check_scales(format: GroupFormat, scales: torch.Tensor, zero: bool) -> None:
+    """Check a matrix with these scales, of groups of 16."""
+    generator = torch.Generator().manual_seed(7)
+    outputs, inner = len(scales), scales.shape[1] * 16
     codes = torch.randint(0, 1 << format.bits, (outputs, inner), generator=generator).byte()
     zeros = torch.randint(0, 256, scales.shape, generator=generator).byte() if zero else None
-    blocks = encode(codes, scales, zeros, format)
+    of_rows = torch.rand(outputs, generator=generator) * 3 if format.row_scale else None
+    blocks = encode(codes, scales, zeros, format, of_rows)
     there = packed(blocks, format, inner)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         expected = dequantize(blocks, format, inner, dtype)
         out = torch.zeros_like(expected)
         dequantize_packed(packed_matrix(there, format, inner), 0, out)
-        found = packed_groups.rows(there, format, inner, torch.arange(outputs), dtype)
-        for got in (out, found):
-            assert torch.equal(got.isnan(), expected.isnan())
-            assert torch.equal(got[~got.isnan()], expected[~got.isnan()])
+        assert same(out, expected)
+    assert same(packed_rows(there, format, inner, torch.arange(outputs), dtype), expected)
     x = torch.zeros(1, inner)
     x[0, 3] = 1.0
     expected = torch.nn.functional.linear(x, dequantize(blocks, format, inner, torch.float32))
@@ -160,11 +204,13 @@ def test_packed_linear_equals_float64(stored: StoredFormat, kernels: Kernels, mo
         monkeypatch.setattr(packed_quant_gemm, "_LEAST_TILES", draw.choice((1, 2, 4)))
         # Slabs of one tile, of some, and of the whole matrix.
         monkeypatch.setattr(packed_weights, "SLAB_BYTES", draw.choice((1, 100_000, 1 << 25)))
-        inner = tile_of(stored, 1).columns * draw.choice((1, 2, 3, 5))
+        inner = some_inner(stored, draw.choice((1, 2, 3, 5, 8)))
         outputs, tokens = 64 * draw.choice((1, 2, 3)), draw.choice(TOKENS)
         blocks = random_matrix(stored, outputs, inner, seed=index)
         generator = torch.Generator().manual_seed(index)
-        x = torch.randn(tokens, inner + index, generator=generator).to(dtype)[:, :inner]
+        x = torch.randn(tokens, inner + index, generator=generator).to(dtype)
+        x[:, inner:] = float("nan")  # must not be read
+        x = x[:, :inner]
         bias = torch.randn(outputs, generator=generator).to(dtype) if draw.random() < 0.5 else None
         weight = dequantize(blocks, stored, inner, dtype).double()
         multiply = operations.linear(blocks, stored, inner, dtype, bias)
@@ -227,14 +273,17 @@ def test_linear_accepts_empty_and_strided_inputs() -> None:
         (GroupFormat("uint4", 32, "float16"), 63, 128),
         (GroupFormat("uint4", 32, "float16"), 65, 128),
         (GroupFormat("uint4", 32, "float16"), 0, 128),
-        (GroupFormat("uint4", 32, "float16"), 64, 64),
+        (GroupFormat("uint4", 32, "float16"), 64, 32),
         (GroupFormat("uint4", 32, "float16"), 64, 160),
-        (GroupFormat("int8", 32, "float16"), 64, 32),
+        (GroupFormat("int8", 16, "float16"), 64, 48),
         (GroupFormat("uint4", 32, "e8m0"), 64, 128),
         (GroupFormat("uint4", 32, "float16", row_scale=True), 64, 128),
         (GroupFormat("uint3", 32, "float16"), 64, 128),
+        (GroupFormat("fp4", 32, "float16"), 64, 128),
         (GroupFormat("fp8_e4m3", 32, "bfloat16"), 64, 128),
-        (GGUF_FORMATS["Q4_K"], 64, 256),
+        (GGUF_FORMATS["Q5_0"], 64, 96),
+        (GGUF_FORMATS["Q3_K"], 64, 256),
+        (GGUF_FORMATS["IQ4_NL"], 64, 128),
     ],
     ids=str,
 )
@@ -250,7 +299,7 @@ def test_other_matrices_stay_rows(stored: StoredFormat, outputs: int, inner: int
 
 
 def test_matrices_of_a_model_are_packed_after_loading() -> None:
-    """Merged matrices, partly of another format; a column order; stacks, which are not packed."""
+    """Merged matrices, partly of another format; a column order; stacks."""
     four, eight = GroupFormat("uint4", 32, "float16", zero=True), GroupFormat("int8", 32, "float16")
     inner, x = 256, torch.randn(5, 256, generator=torch.Generator().manual_seed(3))
     drawn = [random_matrix(stored, 64, inner, seed) for seed, stored in enumerate((four, four, eight))]
@@ -283,5 +332,8 @@ def test_matrices_of_a_model_are_packed_after_loading() -> None:
 
     stack = Blocks(four).create(64, inner, torch.float32, TRITON, count=2)
     stack.blocks.data.copy_(torch.stack(drawn[:2]))
+    one_by_one = stack.linears()
+    before = [linear(x) for linear in one_by_one]
     stack.pack()
-    assert not stack.is_packed and torch.equal(stack.blocks.data, torch.stack(drawn[:2]))
+    assert stack.is_packed
+    torch.testing.assert_close([linear(x) for linear in one_by_one], before, rtol=1e-4, atol=1e-4)
