@@ -75,7 +75,9 @@ def _row_format(stack: BlockStack) -> RowFormat | None:
 def _of_blocks(stack: BlockStack, dtype: torch.dtype, tile_rows: int) -> _Grouped:
     if _row_format(stack) is not None:
         codes, scales = Packed.of(stack.blocks, stack.stored, stack.inner)
-        return lambda x, *where: grouped_w8a8_gemm(x, codes, scales, dtype, stack.biases, *where, tile_rows)
+        return lambda x, rows, tile_experts, shared: grouped_w8a8_gemm(
+            x, codes, scales, dtype, stack.biases, rows, tile_experts, shared, tile_rows
+        )
     return lambda x, *where: grouped_quant_gemm(x, stack.blocks, stack.stored, stack.inner, stack.biases, *where)
 
 
