@@ -89,7 +89,7 @@ def settle(model: Decoder) -> None:
     packed = [module for module in model.modules() if isinstance(module, Packable)]
     for module in packed:
         module.pack()
-    blocks = [module for module in packed if isinstance(module, BlockMatrix)]
+    blocks = [module for module in model.modules() if isinstance(module, BlockMatrix)]
     _log_quantized_activations(blocks, "fp8_e4m3", "FP8", "; --fp8-weight-only disables this")
     _log_quantized_activations(blocks, "int8", "INT8", "")
     if any(each.rounds_activations for each in blocks):

@@ -71,10 +71,9 @@ MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
     "Llama-3-70B": (LLAMA_70B, None, 10),
     "Mixtral-8x7B": (MIXTRAL, None, 16),
     "Llama-3-8B W8A8": ({**LLAMA_8B, "quantization_config": W8A8}, None, 11),
-    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 18),
+    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 17),
     "Mixtral-8x7B Q4_K": (MIXTRAL, "Q4_K", 18),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
-    "DeepSeek-V3 fp8": (DEEPSEEK_FP8, None, 26),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parents[1]
 #: Modules to which adapters may be limited.
@@ -157,7 +156,9 @@ def test_int8_is_multiplied_with_quantized_activations(monkeypatch: pytest.Monke
         if "batch_invariant" in more:
             assert many[0].launches["w8a8_gemm._w8a8_gemm"] == 2 * 4
         else:
-            assert many[0].launches["_int_mm"] == many[0].launches["scale_sums._scale_sums"] == 2 * 4
+            # The last layer's matrices after attention multiply only the last token.
+            assert many[0].launches["_int_mm"] == many[0].launches["scale_sums._scale_sums"] == 4 + 1
+            assert many[0].launches["w8a8_gemm._w8a8_gemm"] == 3
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -292,7 +293,7 @@ def test_every_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {"mm", "addmm", "bmm"} & set(trace.launches)
     launched |= {name.partition(".")[0] for name in trace.launches}
     [(trace, _)] = traces(
-        monkeypatch, {**LLAMA_8B, "num_hidden_layers": 1}, [prompts(9)], quantization="fp8", fp8_weight_only=True
+        monkeypatch, {**MIXTRAL, "num_hidden_layers": 1}, [prompts(9)], quantization="fp8", fp8_weight_only=True
     )
     launched |= {name.partition(".")[0] for name in trace.launches}
     constrained = prompts(9, greedy=False, grammar=GRAMMAR)
@@ -445,8 +446,8 @@ def test_activations_are_within_a_tenth_of_the_plan(model: str, monkeypatch: pyt
     formats = checkpoint(config, quantization).weight_formats(torch.bfloat16, torch.device("cuda"))
     workspace = workspace_bytes(formats)
     planned = activation_bytes(ModelConfig.from_dict(config), tokens, 8, 2, fused=True, workspace=workspace)
-    # The plan does not count that the MLP's activations take half as much in FP8.
-    least = 0.8 if quantization == "fp8" and config["architectures"] == ["LlamaForCausalLM"] else 0.9
+    # The plan does not count that the MLP's quantized activations take half as much.
+    least = 0.75 if quantization == "fp8" or "quantization_config" in config else 0.9
     assert least * planned <= held <= planned
 
 

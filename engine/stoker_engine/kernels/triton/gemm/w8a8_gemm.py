@@ -36,9 +36,11 @@ class Tiles:
     stages: int
 
 
-#: Few tokens have narrow tiles, so that a matrix of 4,096 rows occupies most of an H100's 132 multiprocessors. Guesses
-#: that were not measured.
-_TILES: Final = (Tiles(32, 16, 4, 5), Tiles(32, 32, 4, 5), Tiles(64, 64, 4, 4), Tiles(128, 128, 8, 3))
+#: Number of tokens → tiles. Few tokens have narrow tiles, so that a matrix of 4,096 rows occupies most of an H100's 132
+#: multiprocessors. Guesses that were not measured.
+_FEW: Final = {16: Tiles(32, 16, 4, 5), 32: Tiles(32, 32, 4, 5), 64: Tiles(64, 64, 4, 4)}
+#: Tiles of more tokens, as large as the scaled sums of groups fit into registers.
+_MANY: Final = Tiles(128, 64, 4, 3)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -140,12 +142,13 @@ def w8a8_gemm(
 
 def _tiles(tokens: int) -> Tiles:
     """Return the tiles for a number of tokens."""
-    return next(tiles for tiles in _TILES if tiles is _TILES[-1] or tokens <= tiles.tokens)
+    return next((tiles for limit, tiles in _FEW.items() if tokens <= limit), _MANY)
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
     """See `attention.kernel_variants`."""
-    for tiles in _TILES:
+    for tokens in (*_FEW, 1024):
+        tiles = _tiles(tokens)
         for name, code, scale, group, inner in (
             ("e4m3 in groups", "fp8e4nv", "fp32", STEP, 7168),
             ("e4m3 in groups, odd size", "fp8e4nv", "bf16", STEP, 1040),
@@ -155,7 +158,7 @@ def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
                 continue
             constants = {"INNER": inner, "GROUP": group, "OUTPUTS": tiles.outputs, "TOKENS": tiles.tokens, "STEP": STEP}
             yield KernelVariant.of(
-                f"w8a8_gemm {name}, {tiles.tokens} tokens",
+                f"w8a8_gemm {name}, {tokens} tokens",
                 _w8a8_gemm,
                 {"x": code, "x_scales": "fp32", "codes": code, "scales": scale, "bias": "bf16", "out": "bf16"},
                 {"tokens": "i32", "outputs": "i32"},

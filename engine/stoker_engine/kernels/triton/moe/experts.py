@@ -77,7 +77,9 @@ def _row_format(stack: BlockStack) -> RowFormat | None:
 def _of_blocks(stack: BlockStack, dtype: torch.dtype, tile_rows: int) -> _Grouped:
     if _row_format(stack) is not None:
         codes, scales = Packed.of(stack.blocks, stack.stored, stack.inner)
-        return lambda x, *where: grouped_w8a8_gemm(x, codes, scales, dtype, stack.biases, *where, tile_rows)
+        return lambda x, rows, tile_experts, shared: grouped_w8a8_gemm(
+            x, codes, scales, dtype, stack.biases, rows, tile_experts, shared, tile_rows
+        )
     if stack.is_packed:
         matrices = packed_matrix(stack.blocks, stack.stored, stack.inner)
         return lambda x, *where: grouped_packed_gemm(x, matrices, stack.biases, *where)

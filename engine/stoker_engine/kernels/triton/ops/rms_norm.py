@@ -86,14 +86,14 @@ def _(x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float) ->
 
 @operation("stoker::rms_norm_rows")
 def _rms_norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    rows = empty_rows(len(x), x.shape[1], x.device, RowFormat[format])
     _launch(x, None, weight, None, rows, eps, RowFormat[format])
     return rows.values, rows.scales
 
 
 @_rms_norm_rows.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, eps: float, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    rows = empty_rows(len(x), x.shape[1], x.device, RowFormat[format])
     return rows.values, rows.scales
 
 
@@ -102,7 +102,7 @@ def _add_rms_norm_rows(
     x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float, format: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    rows = empty_rows(len(x), x.shape[1], x.device, RowFormat[format])
     _launch(x, added.contiguous(), weight, total, rows, eps, RowFormat[format])
     return total, rows.values, rows.scales
 
@@ -111,7 +111,7 @@ def _add_rms_norm_rows(
 def _(
     x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, eps: float, format: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = empty_rows(*x.shape, x.device, RowFormat[format])
+    rows = empty_rows(len(x), x.shape[1], x.device, RowFormat[format])
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), rows.values, rows.scales
 
 
