@@ -27,7 +27,7 @@ class PlanReport:
         errors: the violations; empty if the request is possible.
         cluster: whether the nodes have room for a pod, or what could not be read from the cluster; None if there is
             nothing to state.
-        kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not asked.
+        kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not queried.
     """
 
     spec: Spec | None

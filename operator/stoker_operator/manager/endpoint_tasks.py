@@ -24,7 +24,7 @@ class EndpointTasks:
     """One task for each key: an endpoint or a namespace.
 
     Args:
-        reconcile: reconciles one endpoint.
+        reconcile: reconciles the endpoint or namespace of a key.
         settings: the pauses after each outcome.
         jitter: returns a random number from 0 to 1, which spreads reconciles that would coincide.
     """

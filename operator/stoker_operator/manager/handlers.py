@@ -259,7 +259,7 @@ async def _operate(
     looked = asyncio.ensure_future(insights.ready_resources.wait())
     await asyncio.wait((running, looked), return_when=asyncio.FIRST_COMPLETED)
     if looked.done():
-        # If a kind was removed between the operator's discovery and kopf's only one, kopf would never watch it.
+        # kopf discovers kinds only once, and would never watch a kind that was missing at that time.
         known = {(each.group, each.version, each.plural) for each in insights.watched_resources}
         missing = [each.plural for each in watched if (each.group, each.version, each.plural) not in known]
         if missing:

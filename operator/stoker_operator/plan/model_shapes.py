@@ -123,8 +123,9 @@ def _known(name: str, runtime: str) -> Shape | str | None:
 
 
 def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
-    """Return the shape that a config.json describes, or why it is not known. Any other exception means that the file
-    is not valid.
+    """Return the shape that a config.json describes, or why it is not known.
+
+    An exception that is not listed below means that the file is not valid.
 
     Raises:
         Unplannable: the runtime cannot run such a model.

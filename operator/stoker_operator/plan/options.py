@@ -47,7 +47,7 @@ class Option:
             split.
         reach: sequence length in tokens, and number of such sequences at once, each limited to the target. An unknown
             value is replaced by the target. Both are 0 without an estimate.
-        serves: whether the layout is known to be possible and to reach the target.
+        serves: whether no problem is known and `reach` is the target; False without an estimate.
     """
 
     sizes: Sizes

@@ -182,7 +182,7 @@ def _instead(config: Mapping[str, Any], remedy: str) -> Iterator[Proposal]:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
-    """Return why Stoker's engine does not read the checkpoint's quantization, "; " and the remedy; empty if it does."""
+    """Return "REASON; REMEDY" if Stoker's engine does not read the checkpoint's quantization; otherwise empty."""
     try:
         quantization = read_quantization(config)
         if quantization is not None:

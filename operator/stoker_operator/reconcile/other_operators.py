@@ -94,7 +94,7 @@ class OtherOperators:
             self._statuses[key] = (last_status, times + 1, since)
             logger.warning(
                 "another writer keeps replacing the status, perhaps the operator of another release that watches this "
-                "namespace; this operator pauses its writes. Give each release its own namespaces (watchNamespaces)",
+                "namespace; this operator pauses writing it. Give each release its own namespaces (watchNamespaces)",
                 extra=key.reference,
             )
         return True
@@ -113,7 +113,8 @@ class OtherOperators:
         self._statuses.pop(key, None)
 
     def _is_there(self, operator: str) -> bool:
-        """Return whether an operator's Deployment could be read, is not being deleted, and has desired replicas."""
+        """Return whether an operator is installed: its Deployment can be read, has the chart's label, is not being
+        deleted, and desires replicas."""
         until, is_installed = self._there.get(operator, (0.0, False))
         if self._clock() < until:
             return is_installed

@@ -3,9 +3,10 @@
 This equation does not apply to accelerator cpu, where absent sizes are 1. ``hardware.allowIdle`` permits a smaller
 product.
 
-Absent sizes follow from the others (`resolve`). Other sizes are refused, with a message that names sizes that obey the
-rule. The named sizes need not suit the model, which is not known here; `plan.ways_out` replaces them with planned sizes
-if the model's shape is known. The calculation is written in Python and in CEL, where ``self`` is a workload.
+An absent tensor or data follows from the other sizes (`resolve`). Sizes that break the rule are refused, with a message
+that names sizes that obey it. The named sizes need not suit the model, which is not known here; `plan.ways_out`
+replaces them with planned sizes if the model's shape is known. The calculation is written in Python and in CEL, where
+``self`` is a workload.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ _SHARE: Final = f"use access mode {SHARED}"
 
 
 def _one_pod(count: str) -> str:
-    """Return the settings with which there is at most one pod at a time; `count` is the field with their number."""
+    """Return the settings with which there is at most one pod at a time. `count` is the field with the number of
+    replicas."""
     return f"{count} 1 with rollout maxSurge 0 and maxUnavailable 1"
 
 
