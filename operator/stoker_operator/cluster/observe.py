@@ -74,8 +74,8 @@ def children(
     Args:
         store: the watched objects.
         owner: the endpoint.
-        desired: the objects that should exist. Objects of their workloads are returned, and of all other workloads in
-            the labels of the endpoint's stored objects.
+        desired: the objects that should exist. The objects of their workloads are returned, and those of all other
+            workloads that the labels of the endpoint's stored objects name.
         kinds: the kinds of object that run pods.
     """
     key, desired = Key(owner.namespace or "", owner.name), set(desired)

@@ -58,7 +58,7 @@ class EndpointTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def keys(self) -> Set[Key]:
-        """Return the endpoints that have a task."""
+        """Return the keys that have a task."""
         return self._tasks.keys()
 
     def __len__(self) -> int:

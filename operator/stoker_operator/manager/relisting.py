@@ -103,7 +103,7 @@ class WatchedKinds:
     """The watched kinds: those that every cluster has, and optional ones once the cluster has them.
 
     Args:
-        informer: knows the kinds to watch.
+        informer: provides the kinds to watch.
         watch: watches optional kinds, or None if they are not watched.
         on_event: called with an event, in any thread.
         in_loop: calls a function in the event loop. Thread-safe.

@@ -225,7 +225,7 @@ def warnings(
 
     Args:
         method: quantization method of the checkpoint; empty if none is known.
-        alternatives: returns the other runtimes that would accept the spec.
+        alternatives: returns the names of the other runtimes that would accept the spec.
     """
     engine = workload.engine
     release = catalogue.releases.get(engine.runtime)

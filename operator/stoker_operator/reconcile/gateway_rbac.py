@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def namespaces(store: Store) -> set[str]:
-    """Return the namespaces that have an object of a grant."""
+    """Return the names of the namespaces that have an object of a grant."""
     found = (each["metadata"] for kind in KINDS for each in store.all(kind))
     return {metadata["namespace"] for metadata in found if metadata["name"] == NAME}
 
