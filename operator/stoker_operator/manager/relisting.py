@@ -70,7 +70,7 @@ class Relisting:
             known = set(self._informer.endpoints())
             for key in known if acted_on != self._informer.pod_monitors else known - self._working():
                 self._wake(key)
-            # Remembered only after a complete list: a list that finds the change may fail later. A new leader wakes
+            # Remembered only after a complete list: a list that has found the change may still fail. A new leader wakes
             # all endpoints anyway.
             acted_on = self._informer.pod_monitors
 

@@ -44,8 +44,8 @@ class Shape:
     Attributes:
         config: the model's config.
         method: quantization method that the checkpoint states; empty if it states none.
-        formats: formats in which the engine stores its weights; for a GGUF file, those on devices for which Stoker's
-            engine has kernels for its blocks.
+        formats: formats in which the engine stores its weights; for a GGUF file, those on devices on which Stoker's
+            engine has kernels for the file's blocks.
         is_gguf: whether the model is a GGUF file.
     """
 

@@ -210,7 +210,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
-    """Return the layout of one engine on the smallest usual number of the accelerators, or None if none is found.
+    """Return a possible layout of one engine on the smallest usual number of accelerators, or None if there is none.
 
     With `serving`, the engine must also reach the target length and concurrency.
     """

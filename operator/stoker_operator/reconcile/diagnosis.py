@@ -254,7 +254,7 @@ def _foreign(log_text: str) -> Reason | None:
 
 
 def _gist(log_text: str) -> str:
-    """Return the exception at the end of a log, without its traceback; the whole text if there is none."""
+    """Return the last exception in a log, without its traceback, truncated; the whole text if there is none."""
     exceptions = _EXCEPTION.findall(log_text)
     if not exceptions:
         return log_text.strip()

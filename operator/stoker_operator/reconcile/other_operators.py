@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class OtherOperators:
-    """Knows which endpoints other operators serve. May be used by several threads.
+    """Finds out which endpoints other operators serve. May be used by several threads.
 
     Args:
         kube: the API server's client.

@@ -21,7 +21,7 @@ from stoker_operator.plan.planner import Plan
 #: Port on which an engine's server listens in a pod.
 PORT: Final = 8000
 _EVERY_IPV4: Final = "0.0.0.0"
-#: Assumed time in seconds until all nodes and proxies have noticed a pod's termination; until then the pod gets requests.
+#: Assumed time in seconds until all nodes and proxies have noticed a pod's termination; until then it gets requests.
 SHUTDOWN_GRACE: Final = 5.0
 
 
