@@ -230,6 +230,6 @@ def _entries() -> list[dict[str, Any]]:
 _WHY: Final = {
     "hf": "the model's config.json has not been fetched, and the model is not among the well-known ones",
     "pvc": "the model on a claim is not known before a pod mounts it",
-    "file": "the model in the image is not known before a pod runs it",
+    "file": "the model of this file:// source is not known before the engine reads it",
     "demo": "this demo model is not known",
 }

@@ -253,7 +253,9 @@ def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     """Return why a layout is not possible, regardless of memory; None if no reason is known."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
-        message = f"{layout.count} of these cannot work together: a pod can use at most {layout.max_per_pod}"
+        message = (
+            f"{layout.count} of these accelerators cannot work together: a pod can use at most {layout.max_per_pod}"
+        )
         return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"

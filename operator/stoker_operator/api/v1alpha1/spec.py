@@ -31,7 +31,7 @@ def _cel_cache_location(spec: str) -> str:
 
 
 _CEL_MOST_REPLICAS: Final = "(has(self.scaling) ? self.scaling.maxReplicas : self.replicas)"
-_TWO_PODS: Final = "the claim is for one pod, but there may be two"
+_TWO_PODS: Final = "the claim is for one node, but there may be two pods"
 
 
 _SHARE: Final = f"use access mode {SHARED}"
