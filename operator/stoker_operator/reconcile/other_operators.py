@@ -2,9 +2,9 @@
 
 An operator's name is the name of its Lease, which all its replicas share. The operator that serves an endpoint writes
 its name into an annotation of the object that runs the endpoint's pods. Another operator that finds this name yields
-while the Deployment with the Lease's name is installed. If that name has replaced its own, it yields until the
-annotation is removed, because the other operator works even if its Deployment cannot be read. So the operators stop
-overwriting each other after one write each.
+while the Deployment with the Lease's name is installed. An operator whose own name was replaced yields until the
+annotation is removed: the operator that replaced it is running, even if its Deployment cannot be read. So the operators
+stop overwriting each other after one write each.
 
 An endpoint whose spec was never valid has no such object. If another writer replaces the same status several times,
 this operator therefore stops writing that status for a while.
