@@ -157,8 +157,8 @@ def _filter_kopf() -> None:
 def _is_news(record: logging.LogRecord) -> bool:
     """Return whether to keep a log record of kopf.
 
-    Two kinds of records are dropped: that the thread of a watch handles no signals, because the main thread does; and
-    exceptions that end a watch, because they are also raised, and logged with their cause.
+    Two kinds of records are dropped. One states that the thread of a watch handles no signals; the main thread does.
+    The other has an exception that ends a watch; the exception is also raised, and logged with its cause.
     """
     return not record.exc_info and (record.threadName != _THREAD or "OS signals" not in record.getMessage())
 
