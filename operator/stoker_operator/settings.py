@@ -58,8 +58,9 @@ class Settings:
     Attributes:
         namespaces: the namespaces to watch; all if empty.
         resync_seconds: approximate interval at which every endpoint is reconciled, also without events.
-        recheck_seconds: base of the pauses, up to sixteen times as long, after which an endpoint that is not ready is
-            reconciled without events: watches do not report every cause of pods that do not start.
+        recheck_seconds: first pause after which an endpoint that is not ready is reconciled without events, because
+            watches do not report every cause of pods that do not start. Consecutive ones double it, up to sixteen times
+            as long. While pods are held, the pause is half as long.
         backoff_seconds: first pause after an error or a rejected object; consecutive ones double it, up to
             `resync_seconds`.
         reconcile_seconds: time after which a reconcile in progress is reported in the endpoint's status, and does not

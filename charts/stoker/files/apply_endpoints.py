@@ -27,7 +27,7 @@ def main(text: str) -> str:
 
 
 def apply(manifest: dict[str, Any]) -> client.ApiException | None:
-    """Apply a manifest on the server, and return the API server's error; None: none."""
+    """Apply a manifest on the server, and return the API server's error, or None if there is none."""
     metadata = manifest["metadata"]
     try:
         client.CustomObjectsApi().patch_namespaced_custom_object(

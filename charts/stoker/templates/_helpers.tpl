@@ -2,7 +2,7 @@
 {{- if contains "stoker" .Release.Name }}{{ .Release.Name | trunc 54 | trimSuffix "-" | trimSuffix "." }}{{ else }}{{ printf "%s-stoker" (.Release.Name | trunc 46 | trimSuffix "-" | trimSuffix ".") }}{{ end -}}
 {{- end }}
 
-{{- /* The Secret with the webhook's certificate; and the webhook's Service. */ -}}
+{{- /* The names of the Secret with the webhook's certificate, and of the webhook's Service. */ -}}
 {{- define "stoker.webhook" -}}
 {{ include "stoker.name" . }}-webhook
 {{- end }}
@@ -67,7 +67,7 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* Pods of the operator, and of the gateway. */ -}}
+{{- /* Numbers of the operator's and the gateway's pods. */ -}}
 {{- define "stoker.replicas" -}}
 {{ .Values.replicas | default 2 }}
 {{- end }}
@@ -86,7 +86,7 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* An image with the registry prepended if it has none, which is if its first part is not a host. */ -}}
+{{- /* An image. Unless its first part is a host, the registry is prepended. */ -}}
 {{- define "stoker.image" -}}
 {{- $first := splitList "/" .image | first -}}
 {{- $named := and (contains "/" .image) (or (contains "." $first) (contains ":" $first) (eq $first "localhost")) -}}
@@ -182,7 +182,7 @@ networkPolicyFrom: {{ prepend $others $operator | toJson }}
 {{- if or (eq .Values.monitoring.podMonitor "Enabled") (and (eq .Values.monitoring.podMonitor "Auto") $known) }}yes{{ end -}}
 {{- end }}
 
-{{- /* Pods that run once: those of `helm test`, and of the Job that applies the endpoints of the values. */ -}}
+{{- /* Labels of pods that run once: that of `helm test`, and those of the Job that applies the endpoints of the values. */ -}}
 {{- define "stoker.testLabels" -}}
 app.kubernetes.io/name: stoker-test
 app.kubernetes.io/instance: {{ .Release.Name | quote }}

@@ -42,6 +42,7 @@ class CertificateKeeper:
 
     Args:
         kube: client of the API server.
+        settings: the webhook's settings, with the names of the Secret and the configuration.
         leading: returns whether this replica is the leader and may write.
         on_load: called with each certificate when it is loaded.
         now: returns the current time, with its zone.

@@ -19,7 +19,7 @@ PATH = "/validate"
 #: Maximum size of a review in bytes. An object in etcd has at most 1.5 MiB; a review has up to two versions of it.
 _BODY = 8 << 20
 
-#: Fetches what the check of an endpoint needs, such as the model's config.json.
+#: Waits a limited time for data that the check of an endpoint needs, such as the model's config.json.
 Learn = Callable[[Object], Awaitable[None]]
 
 logger = logging.getLogger(__name__)

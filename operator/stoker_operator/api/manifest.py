@@ -49,8 +49,8 @@ def parse(document: Any, before: Any = None) -> InferenceEndpoint:
 
     Args:
         document: the manifest.
-        before: the previous manifest, for rules about changes. They are skipped if it is None or does not match the
-            schema.
+        before: the previous manifest, for rules about changes. These rules are skipped if `before` is None or does not
+            match the schema.
 
     Raises:
         Refused: the manifest violates the schema or a rule.

@@ -23,11 +23,11 @@ class PlanReport:
     Attributes:
         spec: the spec, with other sizes if the stated ones are refused; None if there is no single valid spec.
         study: the evaluated placements of `spec`, or None.
-        has_stated_sizes: whether the sizes in the spec are among the evaluated placements.
+        has_stated_sizes: whether `study` is about the stated sizes, whose placement is then `study.chosen`.
         errors: the violations; empty if the request is possible.
         cluster: whether the nodes have room for a pod, or what could not be read from the cluster; None if there is
             nothing to state.
-        kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not asked.
+        kinds: the plan for each kind of accelerator in the cluster, or None if the cluster was not queried.
     """
 
     spec: Spec | None
@@ -149,7 +149,7 @@ def judged(answer: PlanReport) -> list[tuple[Option, str, str]]:
 
 
 def _short(study: Study, way: Option) -> str:
-    """Return which requested length or concurrency a possible placement does not reach; may be empty."""
+    """Describe whether a possible placement misses the requested length or concurrency; empty if it reaches both."""
     found = way.estimate
     if way.serves or found is None or found.max_model_len is None or found.max_concurrency is None:
         return ""

@@ -213,7 +213,7 @@ def _no_image(found: Study) -> str:
 
 
 def _short(found: Study, option: Option) -> str:
-    """Return which requested length or concurrency an engine does not reach, or why this is unknown; may be empty."""
+    """Describe whether an engine misses the requested length or concurrency, or why this is unknown; may be empty."""
     estimate = option.estimate
     if estimate is None:
         return found.unknown

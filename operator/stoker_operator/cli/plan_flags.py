@@ -34,7 +34,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel-size", "-tp", type=int, metavar="N", help="accelerators over which each layer is split"
     )
     group.add_argument("--data-parallel-size", "-dp", type=int, metavar="N", help="engines of each replica")
-    group.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="pipeline stages of the layers")
+    group.add_argument(
+        "--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages over which the layers are distributed"
+    )
     group.add_argument(
         "--min-concurrency", type=int, metavar="N", help="sequences each engine should hold at once (default: 4)"
     )

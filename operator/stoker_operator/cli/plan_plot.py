@@ -53,5 +53,5 @@ def _obstacle(study: Study) -> str:
     if study.unknown:
         return study.unknown
     if study.placement.accelerator.memory_mib is None:
-        return "the memory is not known; set hardware.resources.limits.memory, or --memory with --model"
+        return "the memory is not known; set spec.hardware.resources.limits.memory, or --memory with --model"
     return "no placement has an estimate"

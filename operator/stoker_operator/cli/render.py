@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(
         prog="stoker render",
         description="Print every object that the operator would apply for a manifest, without what depends on the "
-        "cluster, such as owner references. The policy is that of the Helm chart's installation with the given values; "
-        "the policy of a running operator is in its ConfigMap.",
+        "cluster, such as owner references. Without --policy, the policy is that of the Helm chart with the given "
+        "values. The policy of a running operator is in its ConfigMap.",
     )
     add_arguments(parser)
     parser.add_argument(

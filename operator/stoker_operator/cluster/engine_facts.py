@@ -1,8 +1,8 @@
 """Reads from running engines what the planner only estimates: KV-cache blocks, formats of weights and KV cache.
 
-One pod of a workload is asked until it answers. The number of KV-cache blocks is in vLLM's metric
+One pod of a workload is queried until it answers. The number of KV-cache blocks is in vLLM's metric
 ``vllm:cache_config_info``, which Stoker's engine also has. The formats are in ``stoker:model_info``, which only
-Stoker's engine has; for vLLM, the cache's dtype is read from the former metric. If an engine cannot be reached, for
+Stoker's engine has; vLLM's ``vllm:cache_config_info`` also has the cache's dtype. If an engine cannot be reached, for
 example because a NetworkPolicy forbids it, only these facts are missing.
 
 A tenant chooses the image, so the answer is not trusted. Requests run in a background event loop, a limited number at a

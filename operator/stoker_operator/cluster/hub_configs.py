@@ -191,7 +191,11 @@ class HubConfigs:
         if config is not None or first:
             self._on_attempt(model, users)
         if failure:
-            logger.info("could not fetch the config.json of %s, so the model is not planned: %s", model.name, failure)
+            logger.info(
+                "could not fetch the config.json of %s, so the model is planned only if it is well-known: %s",
+                model.name,
+                failure,
+            )
 
     def _read(self, model: Model) -> tuple[Mapping[str, Any] | None, str]:
         """Return the config, or None with the reason; the reason is empty if the hub did not answer."""

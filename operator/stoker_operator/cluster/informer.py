@@ -1,4 +1,4 @@
-"""Keeps the store up to date with lists of all watched objects, at the start and periodically, and watches' events.
+"""Keeps the store up to date: with lists of all watched objects, at the start and periodically, and with watch events.
 
 kopf's watches alone are not enough. They start with the existing objects and do not report when these are complete; a
 reconcile based on half of them would create objects that already exist. After a long interruption a watch restarts, and
@@ -148,7 +148,7 @@ class Informer:
         return self._concerned(live)
 
     def endpoints(self) -> list[Key]:
-        """Return all endpoints."""
+        """Return the keys of all endpoints."""
         return [Key(each["metadata"]["namespace"], each["metadata"]["name"]) for each in self._store.all(KIND)]
 
     def _concerned(self, seen: Object) -> set[Key]:

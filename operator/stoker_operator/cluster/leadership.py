@@ -78,6 +78,7 @@ class Leadership:
         identity: unique name of this replica.
         on_gain: called when this replica starts to lead. It must return at once, because the Lease must be renewed.
         on_loss: called after this replica has stopped leading, except by `stop`. It must return at once.
+        timing: duration and deadlines of the election.
         clock: monotonic clock, in seconds.
         jitter: returns a random number from 0 to 1, which spreads the requests of replicas that started together.
     """

@@ -74,8 +74,8 @@ def children(
     Args:
         store: the watched objects.
         owner: the endpoint.
-        desired: the objects that should exist. Objects of their workloads are returned, and of all other workloads in
-            the labels of the endpoint's stored objects.
+        desired: the objects that should exist. The objects of their workloads are returned, and those of all other
+            workloads that the labels of the endpoint's stored objects name.
         kinds: the kinds of object that run pods.
     """
     key, desired = Key(owner.namespace or "", owner.name), set(desired)
@@ -135,7 +135,8 @@ def pods(
 
 
 def with_mount_failure(kube: Kube, key: Key, seen: Pod, now: datetime) -> Pod:
-    """Add its node's newest message about a volume to a pod of some age whose containers are still being created.
+    """Return the pod with its node's newest message about a volume, if its containers are still being created after
+    `_CREATING_SECONDS`.
 
     Raises:
         KubeError: the request failed.
@@ -195,7 +196,8 @@ def _failure(status: Object) -> tuple[str, str]:
 
 
 def _unready(ready: Object, containers: Object, statuses: Sequence[Object]) -> tuple[str, str]:
-    """Return why a pod is not ready although its containers are or its running engine was; otherwise empty texts."""
+    """Return why a pod is not ready although its containers are ready, or its running engine was ready before;
+    otherwise empty texts."""
     if ready.get("status") not in ("False", "Unknown"):
         return ("", "")
     if containers.get("status") == "True":  # a readiness gate is closed, or the node no longer reports

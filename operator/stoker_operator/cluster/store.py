@@ -8,7 +8,7 @@ States arrive in any order, so an object's ``resourceVersion`` decides which of 
 remembered with its version, because an older state may arrive later. The answer to the operator's own deletion has no
 version, and another writer may have changed the object just before. So the object's uid is remembered too, which no
 other object gets. Resource versions are increasing numbers (Kubernetes' KEP-5504), but go back when etcd is restored
-from a backup. A list reveals that if it is older than something seen before it was requested.
+from a backup. A list reveals this if its version is older than one that was seen before the list was requested.
 
 Reads cost no request. Thread-safe.
 """

@@ -156,7 +156,7 @@ class Controller:
     async def stop(self) -> None:
         """End the tasks, release the Lease, and stop the servers.
 
-        If writes take too long, the Lease is not released, and its successor waits until it expires.
+        If writes take too long, the Lease is not released, and the next leader waits until it expires.
         """
         self._process.leave()
         ending = [task for task in (self._resync, self._scaling_task, self._taking_over) if task]

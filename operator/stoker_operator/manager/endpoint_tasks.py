@@ -24,7 +24,7 @@ class EndpointTasks:
     """One task for each key: an endpoint or a namespace.
 
     Args:
-        reconcile: reconciles one endpoint.
+        reconcile: reconciles the endpoint or namespace of a key.
         settings: the pauses after each outcome.
         jitter: returns a random number from 0 to 1, which spreads reconciles that would coincide.
     """
@@ -58,7 +58,7 @@ class EndpointTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def keys(self) -> Set[Key]:
-        """Return the endpoints that have a task."""
+        """Return the keys that have a task."""
         return self._tasks.keys()
 
     def __len__(self) -> int:

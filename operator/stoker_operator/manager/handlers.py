@@ -157,8 +157,8 @@ def _filter_kopf() -> None:
 def _is_news(record: logging.LogRecord) -> bool:
     """Return whether to keep a log record of kopf.
 
-    Two kinds are dropped. One states that the thread of a watch handles no signals: the main thread does. The other
-    reports exceptions that end a watch: they are also raised, and logged with their cause.
+    Two kinds of records are dropped. One states that the thread of a watch handles no signals; the main thread does.
+    The other has an exception that ends a watch; the exception is also raised, and logged with its cause.
     """
     return not record.exc_info and (record.threadName != _THREAD or "OS signals" not in record.getMessage())
 
@@ -180,7 +180,7 @@ def quieten(settings: kopf.OperatorSettings, watched: Iterable[Watched]) -> None
 
 
 def _removed_kinds(kube: Kube, watched: Iterable[Watched]) -> list[str]:
-    """Return the watched kinds that the API server lacks; none if a request fails."""
+    """Return the plural names of the watched kinds that the API server lacks; none if a request fails."""
     try:
         return [each.plural for each in watched if not kube.serves(each.kind)]
     except KubeError:
@@ -259,7 +259,7 @@ async def _operate(
     looked = asyncio.ensure_future(insights.ready_resources.wait())
     await asyncio.wait((running, looked), return_when=asyncio.FIRST_COMPLETED)
     if looked.done():
-        # If a kind was removed between the operator's discovery and kopf's only one, kopf would never watch it.
+        # kopf discovers kinds only once, and would never watch a kind that was missing at that time.
         known = {(each.group, each.version, each.plural) for each in insights.watched_resources}
         missing = [each.plural for each in watched if (each.group, each.version, each.plural) not in known]
         if missing:

@@ -70,7 +70,7 @@ class Relisting:
             known = set(self._informer.endpoints())
             for key in known if acted_on != self._informer.pod_monitors else known - self._working():
                 self._wake(key)
-            # Remembered only after a complete list: a list that finds the change may fail later. A new leader wakes
+            # Remembered only after a complete list: a list that has found the change may still fail. A new leader wakes
             # all endpoints anyway.
             acted_on = self._informer.pod_monitors
 
@@ -103,7 +103,7 @@ class WatchedKinds:
     """The watched kinds: those that every cluster has, and optional ones once the cluster has them.
 
     Args:
-        informer: knows the kinds to watch.
+        informer: provides the kinds to watch.
         watch: watches optional kinds, or None if they are not watched.
         on_event: called with an event, in any thread.
         in_loop: calls a function in the event loop. Thread-safe.

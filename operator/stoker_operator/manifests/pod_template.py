@@ -15,7 +15,7 @@ from stoker_operator.plan.planner import Plan
 from stoker_operator.policy.policy import PERMISSIVE, Policy
 from stoker_operator.runtimes.registry import runtime
 
-#: fsGroup of pods, which may write to volumes whichever user the image runs as.
+#: fsGroup of pods, with which they may write to volumes, whichever user the image runs as.
 GROUP: Final = 65532
 #: Time in seconds for a server to exit after its requests have finished; `_RANKS_TO_END` if it drains by itself and has
 #: several ranks, which exit before it.

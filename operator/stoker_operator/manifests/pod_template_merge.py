@@ -9,8 +9,9 @@ A null has no effect on lists of keyed items, on their keys, and on fields that 
 
 The keys are those that core/v1 declares (``x-kubernetes-patch-merge-key``). Three rules differ from ``kubectl patch``,
 each to preserve the meaning of both sides. First, a union keeps one member: a volume or a variable is replaced as a
-whole; another handler of a probe or hook replaces the base's, whose times stay. Second, tolerations are added to the
-base's. Third, terms of required node affinity are combined, so that a node must satisfy both sides.
+whole; in a probe or hook, another handler replaces the base's, and fields such as periodSeconds stay. Second,
+tolerations are added to the base's. Third, terms of required node affinity are combined, so that a node must satisfy
+both sides.
 
 The template cannot override a typed field of the spec: such a field is refused with the typed field's name. The API
 server, which has the schema of a pod, validates the rest.
@@ -140,8 +141,8 @@ def _merge_lists(base: list[Manifest], patch: list[Any], name: str, path: str) -
 
 
 def _require_both(merged: Manifest, base: Manifest, patch: Mapping[str, Any]) -> None:
-    """Combine each term of the base with each of the patch: terms are alternatives, and a node must satisfy one of
-    each."""
+    """Combine each term of the base with each of the patch: a side's terms are alternatives, and a node must satisfy
+    one of each side."""
     base_terms, patch_terms = _terms(base), _terms(patch)
     if base_terms and patch_terms:
         required = merged["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

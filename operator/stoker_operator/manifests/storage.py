@@ -97,7 +97,7 @@ def claim(owner: Owner, spec: Spec) -> Manifest | None:
 
 
 def shrinking_problem(spec: Spec, live: Mapping[str, Any] | None) -> Violation | None:
-    """Return a violation if the size in `spec` would shrink the existing claim's volume; otherwise None.
+    """Return a violation if the existing claim's request cannot be lowered to the size in `spec`; otherwise None.
 
     After a failed expansion, Kubernetes allows a claim's request to be lowered, but only to more than its capacity. So
     the size is compared with the capacity, and not with an earlier spec.

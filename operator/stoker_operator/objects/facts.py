@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
     @property
     def reference(self) -> dict[str, str]:
-        """Fields of a log record about it (``extra=``)."""
+        """Fields of a log record about the endpoint or namespace (``extra=``)."""
         named = {"namespace": self.namespace, "endpoint": self.name}
         return {field: name for field, name in named.items() if name}
 

@@ -49,7 +49,7 @@ def unusable(spec: Spec, placement: Placement) -> Iterator[Violation | Refusal]:
 
 
 def _matching(spec: Spec, label: str, chips: int, selected: list[str]) -> Iterator[Proposal]:
-    """Propose the selected topologies' numbers of chips, and a topology with the spec's number."""
+    """Propose counts of chips that match the selected topologies, and a topology that matches the spec's count."""
     unsized = {} if spec.parallelism is None else {"parallelism": None}
     for count in dict.fromkeys(filter(None, map(_chips, selected))):
         also = " and remove spec.parallelism" if unsized else ""
@@ -107,5 +107,5 @@ def _chips(topology: str) -> int:
 
 
 def _shape(chips: int) -> str:
-    """Return the usual topology of so many chips on one host, as a suffix of a sentence; empty if there is none."""
+    """Return the usual topology of `chips` on one host, as a suffix of a sentence; empty if there is none."""
     return f": {_SHAPES[chips]}" if chips in _SHAPES else ""

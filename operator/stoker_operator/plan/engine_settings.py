@@ -59,7 +59,8 @@ class EngineSettings:
 
 
 def engine_settings(workload: Workload, memory_bytes: int | None, key: str) -> EngineSettings:
-    """Return the settings of a workload on the catalogue's accelerator `key` with `memory_bytes`; None if not known."""
+    """Return the settings of a workload on the catalogue's accelerator `key`. `memory_bytes` is its memory, or None if
+    not known."""
     engine = workload.engine
     words = engine.args or []
     unbounded = engine.runtime == "stoker" and _word(words, "long_prefill_token_threshold") == "0"

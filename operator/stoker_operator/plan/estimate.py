@@ -1,8 +1,8 @@
 """Estimate of an engine's memory use, and of the maximum sequence length that fits.
 
 The calculation is that of Stoker's engine (`stoker_engine.sizing.memory`). On an accelerator it includes estimated
-allowances, so a length that memory limits is chosen with a margin: an engine does not start with a length that does not
-fit.
+allowances, so if memory limits the length, the length is chosen with a margin: an engine does not start with a length
+that does not fit.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def memory_bytes_of(spec: Spec, placement: Placement) -> int | None:
 def bench_of(
     spec: Spec, shape: Shape, settings: EngineSettings, memory: int | None, placement: Placement
 ) -> tuple[str, Bench | None]:
-    """Return an empty string and the inputs of an engine's estimate, or why it is impossible and None."""
+    """Return an empty string and the inputs of an engine's estimate, or why there is no estimate, and None."""
     engine = spec.engine
     on_cpu = spec.hardware.accelerator == CPU
     is_stoker = engine.runtime == "stoker"

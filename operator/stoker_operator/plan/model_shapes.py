@@ -44,8 +44,8 @@ class Shape:
     Attributes:
         config: the model's config.
         method: quantization method that the checkpoint states; empty if it states none.
-        formats: formats in which the engine stores its weights; for a GGUF file, those on devices for which Stoker's
-            engine has kernels for its blocks.
+        formats: formats in which the engine stores its weights; for a GGUF file, those on devices on which Stoker's
+            engine has kernels for the file's blocks.
         is_gguf: whether the model is a GGUF file.
     """
 
@@ -123,8 +123,9 @@ def _known(name: str, runtime: str) -> Shape | str | None:
 
 
 def _read(config: Mapping[str, Any], runtime: str) -> Shape | str:
-    """Return the shape that a config.json describes, or why it is not known. Any other exception means that the file
-    is not valid.
+    """Return the shape that a config.json describes, or why it is not known.
+
+    An exception that is not listed below means that the file is not valid.
 
     Raises:
         Unplannable: the runtime cannot run such a model.
@@ -229,6 +230,6 @@ def _entries() -> list[dict[str, Any]]:
 _WHY: Final = {
     "hf": "the model's config.json has not been fetched, and the model is not among the well-known ones",
     "pvc": "the model on a claim is not known before a pod mounts it",
-    "file": "the model in the image is not known before a pod runs it",
+    "file": "the model of this file:// source is not known before the engine reads it",
     "demo": "this demo model is not known",
 }

@@ -47,7 +47,7 @@ class Option:
             split.
         reach: sequence length in tokens, and number of such sequences at once, each limited to the target. An unknown
             value is replaced by the target. Both are 0 without an estimate.
-        serves: whether the layout is known to be possible and to reach the target.
+        serves: whether no problem is known and `reach` is the target; False without an estimate.
     """
 
     sizes: Sizes
@@ -210,7 +210,7 @@ def _reason_text(layout: ParallelLayout, best: Option) -> str:
 
 
 def smallest(layout: ParallelLayout, *, serving: bool = False) -> Option | None:
-    """Return the layout of one engine on the smallest usual number of the accelerators, or None if none is found.
+    """Return a possible layout of one engine on the smallest usual number of accelerators, or None if there is none.
 
     With `serving`, the engine must also reach the target length and concurrency.
     """
@@ -253,7 +253,9 @@ def _evaluated(layout: ParallelLayout, sizes: Sizes) -> list[Option]:
 def _structure(layout: ParallelLayout, sizes: Sizes) -> Problem | None:
     """Return why a layout is not possible, regardless of memory; None if no reason is known."""
     if layout.max_per_pod is not None and layout.count > layout.max_per_pod:
-        message = f"{layout.count} of these cannot work together: a pod can use at most {layout.max_per_pod}"
+        message = (
+            f"{layout.count} of these accelerators cannot work together: a pod can use at most {layout.max_per_pod}"
+        )
         return Problem("NotTogether", message)
     if sizes.tensor > layout.count:
         message = f"tensor {sizes.tensor} spans nodes, each of which has {layout.count}"

@@ -238,7 +238,7 @@ class _Trials:
 
 
 def _accepted_by(spec: Spec, catalogue: Catalogue, config: Mapping[str, Any] | None, shapes: Shapes) -> list[str]:
-    """Return the other runtimes that would accept the same spec."""
+    """Return the names of the other runtimes that would accept the same spec."""
     trials = _Trials(spec, catalogue, config, shapes, frozenset())
     anything = Refusal("", "", "", tuple, "")
     runtimes = sorted(set(catalogue.runtimes) - {spec.engine.runtime})
@@ -295,7 +295,7 @@ def _experts(spec: Spec, shape: Shape | str) -> Iterator[Refusal]:
             "ExpertMismatch",
             lambda: [
                 Proposal(f"use {tensor * data}", {"parallelism": {"expert": tensor * data}}),
-                Proposal("remove it to split each expert over tensor", {"parallelism": {"expert": None}}),
+                Proposal("remove it to split each expert", {"parallelism": {"expert": None}}),
             ],
             "use other sizes",
         )

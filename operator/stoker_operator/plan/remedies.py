@@ -112,7 +112,7 @@ def apart(advice: Advice) -> str:
 
 
 def option_text(option: Option) -> str:
-    """Return a layout as a list of the spec's fields."""
+    """Format a layout with the names of the spec's fields: ``tensor 4, data 2``."""
     sizes = option.sizes
     pipeline = f", pipeline {sizes.pipeline}" if sizes.pipeline > 1 else ""
     expert = f", expert {option.expert}" if option.expert > 1 else ""
@@ -194,7 +194,7 @@ def _more_memory(spec: Spec, layout: ParallelLayout, chosen: Option) -> Iterator
 
 
 def _shorter_steps(layout: ParallelLayout) -> Iterator[Proposal]:
-    """Propose the limits of a step of the smaller GPUs, with which activations take less memory."""
+    """Propose the smaller GPUs' default limits of a step, with which activations take less memory."""
     least = default_batch_limits(0, "", on_cpu=False, unbounded_prompts=False)
     tokens, sequences = least.max_num_batched_tokens, least.max_num_seqs
     if layout.bench is not None and layout.bench.settings.max_num_batched_tokens > tokens:

@@ -44,8 +44,7 @@ def refused_at_start(
 
 
 def _option(config: Mapping[str, Any]) -> str:
-    """Return why the config of a family is refused; empty if it is not, if it is of no family, or if it is not
-    valid."""
+    """Return why a family's config is refused; empty if it is accepted, belongs to no family, or is invalid."""
     names = config.get("architectures")
     if not isinstance(names, list) or all(name not in FAMILIES for name in names if isinstance(name, str)):
         return ""

@@ -182,7 +182,7 @@ def _instead(config: Mapping[str, Any], remedy: str) -> Iterator[Proposal]:
 
 
 def _unread(config: Mapping[str, Any]) -> str:
-    """Return why Stoker's engine does not read the checkpoint's quantization, "; " and the remedy; empty if it does."""
+    """Return "REASON; REMEDY" if Stoker's engine does not read the checkpoint's quantization; otherwise empty."""
     try:
         quantization = read_quantization(config)
         if quantization is not None:
@@ -225,7 +225,7 @@ def warnings(
 
     Args:
         method: quantization method of the checkpoint; empty if none is known.
-        alternatives: returns the other runtimes that would accept the spec.
+        alternatives: returns the names of the other runtimes that would accept the spec.
     """
     engine = workload.engine
     release = catalogue.releases.get(engine.runtime)

@@ -179,7 +179,7 @@ def _handler(handler: Any, path: str) -> Iterator[Violation]:
     for name, value, field_path in _entries(handler, path):
         if name in ("httpGet", "tcpSocket"):
             if isinstance(value, Mapping) and value.get("host", "") != "":
-                yield _not(f"{field_path}.host", value["host"], "remove it: the probe then goes to the pod itself")
+                yield _not(f"{field_path}.host", value["host"], "remove it: the request then goes to the pod itself")
             yield from _not_objects(value, field_path)
     yield from _not_objects(handler, path)
 

@@ -17,7 +17,7 @@ class Health:
     Args:
         address: HOST:PORT to listen on.
         metrics: the metrics to expose.
-        ready: conditions of readiness by description, such as "the store is filled".
+        ready: conditions of readiness by description, such as "the cluster has been listed".
     """
 
     def __init__(self, address: str, metrics: Metrics, ready: Mapping[str, Callable[[], bool]]) -> None:

@@ -61,7 +61,7 @@ class WritesInFlight:
 
     @contextlib.contextmanager
     def count(self) -> Iterator[None]:
-        """Count one more during the context."""
+        """Count one more write during the context."""
         with self._changed:
             self._count += 1
         try:
@@ -72,7 +72,7 @@ class WritesInFlight:
                 self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Block until there is none, or for `seconds`. Return whether there is none."""
+        """Block until no write is in flight, at most for `seconds`. Return whether none is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._count == 0, seconds)
 
@@ -191,7 +191,8 @@ class Writer:
     def _apply_on(self, desired: Object, live: Object | None) -> Object:
         """Apply an object that was decided from the state `live`.
 
-        The write fails if another operator, or a later leader with a newer spec, has written the object since.
+        If `live` is an object that runs pods, the write fails if another operator, or a later leader with a newer spec,
+        has written the object since. Other objects are overwritten.
 
         Raises:
             KubeError: the object could not be written.

@@ -7,7 +7,8 @@
     Stalled       a problem needs the user's action, or the operator fails to reconcile the endpoint
     Routed        the gateway serves the endpoint; only if there is a gateway, or the endpoint requests one
     Scaling       the number of replicas follows the load; only with spec.scaling
-    Degraded      some engines of a pod do not accept requests, and others do; only if pods run several engines
+    Degraded      some engines of a pod do not accept requests, and others do; only if a pod runs several engines and
+                  at least one accepts requests
     Ready         read this first: all replicas serve the newest spec, or there are none; with spec.scaling also while
                   some serve it and others start, and while the first one starts after scaling to zero
 

@@ -30,7 +30,7 @@ class Conflict(NamedTuple):
 
     Attributes:
         message: the object and its owner, with the remedy if the user must act.
-        lasting: whether the user must act; the conflict does not pass by itself.
+        lasting: whether the conflict lasts until the user acts.
     """
 
     message: str

@@ -43,7 +43,7 @@ _FOREIGN: Final = (
     ),
     (Reason.OUT_OF_MEMORY, re.compile(r"OutOfMemoryError|No available memory for the cache blocks")),
 )
-#: A Python exception's name and message in a log, up to the next line with vLLM's prefix of a process.
+#: A Python exception's name and message in a log, up to the next line with vLLM's prefix of a process, or to the end.
 _EXCEPTION: Final = re.compile(r"^[\w.]*(?:Error|Exception): .*?(?=^\(\w+ pid=|\Z)", re.MULTILINE | re.DOTALL)
 _REMEDY: Final = {
     Reason.MODEL_NOT_FOUND: "check spec.model.source and revision, and tokenSecretRef if the model is private",
@@ -58,7 +58,7 @@ class Diagnosis(NamedTuple):
     Attributes:
         reason: a condition's reason.
         message: what is wrong, with the remedy if it is known.
-        lasting: whether the problem needs the user's action; waiting does not fix it.
+        lasting: whether the problem needs the user's action, or has outlasted the start-up timeout.
     """
 
     reason: str
@@ -254,7 +254,7 @@ def _foreign(log_text: str) -> Reason | None:
 
 
 def _gist(log_text: str) -> str:
-    """Return the exception at the end of a log, without its traceback; the whole text if there is none."""
+    """Return the last exception in a log, without its traceback, truncated; the whole text if there is none."""
     exceptions = _EXCEPTION.findall(log_text)
     if not exceptions:
         return log_text.strip()

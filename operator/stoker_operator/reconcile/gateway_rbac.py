@@ -1,7 +1,7 @@
 """Grants the gateway access to the API keys of the endpoints that it serves, by namespace.
 
 The endpoints of a namespace share one Role, so no endpoint owns it. It is reconciled like endpoints' objects:
-level-based, by server-side apply, and only on a difference. It is deleted when no endpoint needs it.
+level-based, by server-side apply, and only if it differs from what is desired. It is deleted when no endpoint needs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def namespaces(store: Store) -> set[str]:
-    """Return the namespaces that have an object of a grant."""
+    """Return the names of the namespaces that have an object of a grant."""
     found = (each["metadata"] for kind in KINDS for each in store.all(kind))
     return {metadata["namespace"] for metadata in found if metadata["name"] == NAME}
 

@@ -101,7 +101,8 @@ def _reported(
 ) -> Reported | None:
     """Return the facts that the engine has reported, or None.
 
-    After a change of image or command line, the engine of a ready pod is asked until it answers.
+    After a change of image or command line, the engine of a ready pod is queried once the rollout is complete, until it
+    answers.
     """
     if workload not in decision.pinned:
         return None

@@ -2,9 +2,9 @@
 
 An operator's name is the name of its Lease, which all its replicas share. The operator that serves an endpoint writes
 its name into an annotation of the object that runs the endpoint's pods. Another operator that finds this name yields
-while the Deployment with the Lease's name is installed. If that name has replaced its own, it yields until the
-annotation is removed, because the other operator works even if its Deployment cannot be read. So the operators stop
-overwriting each other after one write each.
+while the Deployment with the Lease's name is installed. An operator whose own name was replaced yields until the
+annotation is removed: the operator that replaced it is running, even if its Deployment cannot be read. So the operators
+stop overwriting each other after one write each.
 
 An endpoint whose spec was never valid has no such object. If another writer replaces the same status several times,
 this operator therefore stops writing that status for a while.
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class OtherOperators:
-    """Knows which endpoints other operators serve. May be used by several threads.
+    """Finds out which endpoints other operators serve. May be used by several threads.
 
     Args:
         kube: the API server's client.
@@ -94,7 +94,7 @@ class OtherOperators:
             self._statuses[key] = (last_status, times + 1, since)
             logger.warning(
                 "another writer keeps replacing the status, perhaps the operator of another release that watches this "
-                "namespace; this operator pauses its writes. Give each release its own namespaces (watchNamespaces)",
+                "namespace; this operator pauses writing it. Give each release its own namespaces (watchNamespaces)",
                 extra=key.reference,
             )
         return True
@@ -113,7 +113,8 @@ class OtherOperators:
         self._statuses.pop(key, None)
 
     def _is_there(self, operator: str) -> bool:
-        """Return whether an operator's Deployment could be read, is not being deleted, and has desired replicas."""
+        """Return whether an operator is installed: its Deployment can be read, has the chart's label, is not being
+        deleted, and desires replicas."""
         until, is_installed = self._there.get(operator, (0.0, False))
         if self._clock() < until:
             return is_installed

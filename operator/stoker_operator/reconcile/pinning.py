@@ -1,4 +1,4 @@
-"""Pins pod templates: an endpoint keeps the templates that its spec was first rendered to until the spec changes. Pure.
+"""Pins pod templates: until its spec changes, an endpoint keeps the templates to which it was first rendered. Pure.
 
     the operator replaces a model's pods only if the spec changes
 
@@ -38,8 +38,8 @@ from stoker_operator.workloads.kind import WorkloadKind
 
 ANNOTATION: Final = "stoker.dev/rendered"
 
-#: Fields of a spec that early releases omitted from the digest because they do not affect pods, and fields that later
-#: releases added.
+#: Fields of a spec that early releases omitted from the digest because they do not affect pods, and such fields that
+#: later releases added.
 _NOT_OF_PODS: Final = ("replicas", "service", "networkPolicy", "monitoring", "routing", "scaling")
 _NOT_OF_PODS_IN_ROLLOUT: Final = ("maxSurge", "maxUnavailable", "imageUpdates")
 
@@ -119,7 +119,7 @@ def pin(
 
 
 def _kept(child: Child, records: Mapping[Child, _Record], today: _Record) -> _Record:
-    """Return the templates that one of a workload's objects must run.
+    """Return the record with the templates that one of a workload's objects must run.
 
     An object without a valid record gets the templates that another object of the workload recorded for it, if any, so
     that all pods of a replica come from the same release of the operator.

@@ -40,8 +40,9 @@ class Outcome(Enum):
 
     GONE: the endpoint does not exist, or is being deleted. CHANGED: its spec changed during the reconcile. SETTLED:
     nothing is left to do until something changes. MOVING: pods are not ready, an engine has not reported yet, or an
-    object of another owner is in the way. HELD: pods wait for the model's config.json. REFUSED: the API server rejects
-    an object. YIELDED: another operator serves the endpoint, or another writer keeps replacing its status.
+    object of another owner has the name of one of the endpoint's objects. HELD: pods wait for the model's config.json.
+    REFUSED: the API server rejects an object. YIELDED: another operator serves the endpoint, or another writer keeps
+    replacing its status.
     """
 
     GONE = "gone"

@@ -16,8 +16,8 @@ from stoker_operator.scaling.autoscaler import Phase, Recommendation
 _HPA: Final = "kube-controller-manager"
 #: Maximum length of a field manager's name in a message, in characters.
 _MAX_MANAGER: Final = 100
-#: Reasons of a failed start, although waiting might help: clients should not wait for an image or a quota.
-#: Unschedulable pods are no failure, because a cluster autoscaler may add nodes.
+#: Reasons that count as a failed start although waiting might help, because clients should not wait for an image or a
+#: quota. Unschedulable pods are no failure, because a cluster autoscaler may add nodes.
 _FAILURES: Final = frozenset(
     {
         "ImagePullError",
@@ -28,7 +28,7 @@ _FAILURES: Final = frozenset(
         *(str(reason) for reason in TerminationReason if reason is not TerminationReason.DOWNLOAD_FAILED),
     }
 )
-_WAITING: Final = "the number of replicas is unchanged until the gateway reports requests"
+_WAITING: Final = "The number of replicas is unchanged until the gateway reports requests."
 
 
 @dataclass(frozen=True)

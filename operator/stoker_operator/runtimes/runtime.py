@@ -21,7 +21,7 @@ from stoker_operator.plan.planner import Plan
 #: Port on which an engine's server listens in a pod.
 PORT: Final = 8000
 _EVERY_IPV4: Final = "0.0.0.0"
-#: Assumed time in seconds until all nodes and proxies know of a pod's termination; until then the pod gets requests.
+#: Assumed time in seconds until all nodes and proxies have noticed a pod's termination; until then it gets requests.
 SHUTDOWN_GRACE: Final = 5.0
 
 
@@ -156,7 +156,7 @@ def refuse_unreachable(arguments: Mapping[str, Any], remedies: Mapping[str, str]
 
 
 def listening_address(arguments: Mapping[str, Any]) -> str:
-    """Return the address on which a pod's engine listens: all, or only those of IPv4 if ``--host`` says so.
+    """Return the address on which a pod's engine listens: all, or only those of IPv4 if ``--host`` is 0.0.0.0.
 
     Raises:
         Refused: ``--host`` is another address, which probes and other pods might not reach.

@@ -29,8 +29,8 @@ from stoker_operator.runtimes.runtime import (
     refused,
 )
 
-#: Defaults for pods. The server restarts a dead engine a few times an hour and keeps listening meanwhile; if it ended,
-#: connections would be refused until all nodes know of that.
+#: Defaults for pods. The server restarts a dead engine a few times an hour and keeps listening meanwhile. If the server
+#: exited, connections would be refused until all nodes have noticed that.
 _DEFAULTS: dict[str, Any] = {"max_engine_restarts": 3}
 
 #: Argument that ``spec.engine.args`` must not have → what to do instead.

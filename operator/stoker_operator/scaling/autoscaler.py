@@ -28,7 +28,11 @@ RETRY_SECONDS: Final = 60.0
 
 
 class Phase(StrEnum):
-    """Whether the gateway sends requests to pods: it does, is stopping, or does not."""
+    """What the gateway does with new requests.
+
+    ACTIVE: it sends them to ready pods. DRAINING: it holds them while requests in flight finish. ZERO: it holds them,
+    and no replica is desired.
+    """
 
     ACTIVE = "Active"
     DRAINING = "Draining"
@@ -105,7 +109,7 @@ class Autoscaler:
     """The state of one endpoint's scaling.
 
     Args:
-        settings: may be replaced at any time; the history is kept.
+        settings: the endpoint's settings. They may be replaced at any time; the history is kept.
         now: monotonic time, in seconds.
         start_seconds: the start-up time in the endpoint's status, if it has one.
         new_drain_id: returns a new drain id.
@@ -268,7 +272,7 @@ class Autoscaler:
         return self._recommend(limited, reason, f"{amount}{'; ' if why else ''}{why}.", now, known)
 
     def _desired(self, observation: Observation, now: float) -> tuple[int, float, str]:
-        """Return the desired replicas before limits, the demand, and the names of missing reports; empty if none is."""
+        """Return the desired replicas before limits, the demand, and the names of missing reports (empty: none)."""
         settings, signals, current = self.settings, observation.signals, self._replicas
         if signals is None:
             return current, 0.0, "the gateway"

@@ -42,6 +42,7 @@ class Demand:
 
         Args:
             signals: the current reports.
+            metric: the metric by which the endpoint is scaled.
             is_starting: whether replicas are starting.
             start_seconds: start-up time of a replica, in seconds.
             now: monotonic time in seconds, not before the last update.

@@ -17,9 +17,11 @@ from .spec_cases import (
 )
 
 _FOUR = "tensor × data must be 4 (4 × 1, 2 × 2 or 1 × 4)"
-_ONE_POD = "the claim is for one pod, but there may be two; use access mode ReadWriteMany, or replicas 1 with rollout"
+_ONE_POD = (
+    "the claim is for one node, but there may be two pods; use access mode ReadWriteMany, or replicas 1 with rollout"
+)
 _ONE_SCALED_POD = _ONE_POD.replace("replicas 1", "scaling.maxReplicas 1")
-_NO_SINGLE_POD = "the claim is for one pod, but there may be two; use access mode ReadWriteMany"
+_NO_SINGLE_POD = "the claim is for one node, but there may be two pods; use access mode ReadWriteMany"
 _NEVER_EXCEEDED = (
     "a replica never runs more requests than engine.maxNumSeqs for each of its engines, so no replica would ever be "
     "added; lower target, or raise engine.maxNumSeqs"

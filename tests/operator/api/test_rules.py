@@ -93,7 +93,7 @@ def test_remedy_for_a_cache_of_a_replica_of_several_pods_is_to_share_it(document
         )
     )
     assert messages == [
-        "spec.storage.cache: the claim is for one pod, but there may be two; use access mode ReadWriteMany"
+        "spec.storage.cache: the claim is for one node, but there may be two pods; use access mode ReadWriteMany"
     ]
 
 

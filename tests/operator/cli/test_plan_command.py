@@ -371,6 +371,6 @@ def test_plot_needs_the_table_and_known_memory(run: Any, capsys: Any) -> None:
     assert "add --accelerator" in capsys.readouterr().err
     code, out, _ = run("--model", "demo://gemma-3-270m", "--plot")
     assert code == 0
-    assert "nothing to plot: the memory is not known; set hardware.resources.limits.memory" in out
+    assert "nothing to plot: the memory is not known; set spec.hardware.resources.limits.memory" in out
     _, out, _ = run("--model", "org/unknown", "--accelerator", "nvidia-l4", "--plot")
     assert "nothing to plot: " in out

@@ -10,5 +10,5 @@ class Auth(Part):
     """Authentication of clients of the OpenAI-compatible API."""
 
     api_keys_secret_ref: SecretRef
-    """A Secret in the endpoint's namespace. Each value holds API keys, one a line, which clients send as bearer tokens;
-    the entry's name identifies the client. Runtime vllm accepts one key only, from the entry api-key."""
+    """A Secret in the endpoint's namespace. Each value holds API keys, one per line, which clients send as bearer
+    tokens; the entry's name identifies the client. Runtime vllm accepts one key only, from the entry api-key."""

@@ -122,7 +122,7 @@ class VolumeClaimSpec(Part):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The parts of a claim that the API server does not allow to change."""
+        """The parts of a claim whose change the API server refuses."""
         other_requests = {name: amount for name, amount in self.resources.requests.items() if name != "storage"}
         changeable = {"access_modes", "resources", "volume_attributes_class_name"}
         return set(self.access_modes), other_requests, self.resources.limits, self.model_dump(exclude=changeable)

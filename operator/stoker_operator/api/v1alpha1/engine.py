@@ -25,8 +25,9 @@ class Engine(Part):
     image_pull_policy: ImagePullPolicy | None = None
     """When nodes pull the image. Absent: Always for the tag latest, else IfNotPresent."""
     dtype: Dtype | None = None
-    """Type of weights and activations. auto, or absent: the runtime's choice; stoker's is that of the checkpoint, and
-    for GGUF bfloat16, unless all weights are float32."""
+    """Type of weights and activations. auto, or absent: the runtime's choice; stoker's is that of the checkpoint, but
+    on accelerator cpu bfloat16 for float16 checkpoints with quantized weights; for GGUF it is bfloat16, unless all
+    weights are float32."""
     quantization: (
         Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z]([-_a-z0-9]*[a-z0-9])?$")] | None
     ) = None

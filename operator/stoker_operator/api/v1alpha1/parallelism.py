@@ -3,9 +3,10 @@
 This equation does not apply to accelerator cpu, where absent sizes are 1. ``hardware.allowIdle`` permits a smaller
 product.
 
-Absent sizes follow from the others (`resolve`). Other sizes are refused, with a message that names sizes that obey the
-rule. The named sizes need not suit the model, which is not known here; `plan.ways_out` replaces them with planned sizes
-if the model's shape is known. The calculation is written in Python and in CEL, where ``self`` is a workload.
+An absent tensor or data follows from the other sizes (`resolve`). Sizes that break the rule are refused, with a message
+that names sizes that obey it. The named sizes need not suit the model, which is not known here; `plan.ways_out`
+replaces them with planned sizes if the model's shape is known. The calculation is written in Python and in CEL, where
+``self`` is a workload.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Parallelism(Part):
     in the status. If the model's shape is not known, tensor is hardware.count, and pipeline hardware.nodes. Absent:
     tensor, data, pipeline and expert state the sizes."""
     min_concurrency: Annotated[int, Field(ge=1, le=10000)] | None = None
-    """Number of sequences, each of engine.maxModelLen or else of the model's maximum length, that each engine should
+    """Number of sequences, each of engine.maxModelLen or else of the model's default length, that each engine should
     hold at once. The recommended sizes aim at it, and sizes with less room cause a warning. Absent: 4."""
     tensor: Size | None = None
     """Number of accelerators over which each layer of an engine is split (tensor parallelism)."""
@@ -60,7 +61,8 @@ class Parallelism(Part):
     parallelism). Absent without mode: 1."""
     expert: Size | None = None
     """Number of accelerators over which the experts of a mixture-of-experts model are distributed whole (expert
-    parallelism). It must be tensor × data. Absent without mode: each expert is split over tensor."""
+    parallelism). It must be tensor × data. Absent without mode: each expert is split over tensor, with runtime vllm
+    over tensor × data."""
 
     RULES: ClassVar = tuple(map(_chosen_twice, SIZES))
 

@@ -23,7 +23,7 @@ _LEAST_TARGET: Final = 0.01
 #: Limits of HorizontalPodAutoscaler's validation.
 _MAX_PERIOD_SECONDS: Final = 1800
 _MAX_WINDOW_SECONDS: Final = 3600
-#: Limits of a day and of an hour. The client of a request that is held longer has usually given up.
+#: A day, and an hour: the client of a request that is held longer has usually given up.
 _MAX_IDLE_SECONDS: Final = 86400
 _MAX_HOLD_SECONDS: Final = 3600
 
@@ -69,7 +69,8 @@ class Scaling(Part):
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     """Minimum number of replicas. With 0, an endpoint without requests has no replica, and the gateway holds new
-    requests until one is ready; if no gateway serves the endpoint, one replica is kept. Absent: 1."""
+    requests until one is ready; if no gateway serves the endpoint, at least one replica is kept.
+    Absent: 1."""
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     """Maximum number of replicas."""
     metric: Metric | None = None

@@ -31,14 +31,15 @@ def _cel_cache_location(spec: str) -> str:
 
 
 _CEL_MOST_REPLICAS: Final = "(has(self.scaling) ? self.scaling.maxReplicas : self.replicas)"
-_TWO_PODS: Final = "the claim is for one pod, but there may be two"
+_TWO_PODS: Final = "the claim is for one node, but there may be two pods"
 
 
 _SHARE: Final = f"use access mode {SHARED}"
 
 
 def _one_pod(count: str) -> str:
-    """Return the settings with which there is at most one pod at a time; `count` is the field with their number."""
+    """Return the settings with which there is at most one pod at a time. `count` is the field with the number of
+    replicas."""
     return f"{count} 1 with rollout maxSurge 0 and maxUnavailable 1"
 
 

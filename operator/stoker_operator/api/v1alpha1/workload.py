@@ -34,7 +34,8 @@ class Workload(Part):
     are absent, data is 1. On accelerator cpu the sizes count processes that share the pod's processors and memory, and
     an absent size is 1."""
     engine: Engine = Engine()
-    """The inference engine in each pod. An absent field leaves the engine's default, unless it states another."""
+    """The inference engine in each pod. An absent field leaves the engine's default, unless the field's description
+    states another."""
     template: PodTemplate = PodTemplate()
     """Pod template, merged onto the operator's: node selector, tolerations, affinity, volumes, pull secrets,
     sidecars …"""
