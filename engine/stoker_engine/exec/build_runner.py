@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from stoker_common.errors import ArgumentError
-from stoker_engine.attention.backend import captures_decodes
+from stoker_engine.attention.backend import captures_steps
 from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import NO_ADAPTER
+from stoker_engine.exec.capture import capture_all
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
 from stoker_engine.exec.finish.draw_tokens import TokenDraws
@@ -25,7 +26,7 @@ from stoker_engine.exec.finish.logits import Logits
 from stoker_engine.exec.finish.next_stage import SendToNextStage
 from stoker_engine.exec.finish.prompt_logprobs import PromptLogprobs
 from stoker_engine.exec.finish.sample import Sampling
-from stoker_engine.exec.graphs import StepGraphs, capture_all
+from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
@@ -272,13 +273,13 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
 
 
 def _can_be_captured(runner: Runner, groups: RankGroups, kernels: Kernels) -> bool:
-    """Whether decodes can be captured as CUDA graphs. Not supported: several ranks, models that keep a state per
+    """Whether steps can be captured as CUDA graphs. Not supported: several ranks, models that keep a state per
     sequence, models of the Transformers backend, attention backends that cannot be captured, and LoRA if the host waits
     within a step for adapters (without grouped kernels, or if experts may have adapters)."""
     waits = runner.adapters is not None and (kernels.lora is None or runner.rows.extends_experts)
     is_alone = groups.tensor.size == 1 and groups.pipeline.stage.count == 1 and not waits
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
-    return is_alone and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
+    return is_alone and of_tokens and captures_steps(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
 def _captured(runner: Runner, device_batch: DeviceBatch, on_progress: OnProgress) -> StepGraphs | None:
@@ -293,4 +294,4 @@ def _captured(runner: Runner, device_batch: DeviceBatch, on_progress: OnProgress
         device=runner.device,
         has_adapters=runner.adapters is not None,
     )
-    return graphs if capture_all(graphs, lambda: on_progress(0, 0)) else None
+    return graphs if capture_all(graphs, runner.plan.graph_bytes, lambda: on_progress(0, 0)) else None
