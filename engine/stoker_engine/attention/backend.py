@@ -160,14 +160,14 @@ class BackendCapabilities:
 
     Attributes:
         runs_layers: it is a `LayerBackend`.
-        captures_decodes: it is a `GraphBackend`.
+        captures_steps: it is a `GraphBackend`.
         fuses_kv: it is a `FusedKVBackend`.
         batch_invariant: with ``--batch-invariant``, a row's result has the same bits in every batch.
         has_threads: its kernels have their own threads; torch's threads stay idle.
     """
 
     runs_layers: bool = False
-    captures_decodes: bool = False
+    captures_steps: bool = False
     fuses_kv: bool = False
     batch_invariant: bool = False
     has_threads: bool = False
@@ -221,11 +221,12 @@ class LayerBackend(AttentionBackend, Protocol):
 
 
 class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose decodes, including their plan, can be captured in a CUDA graph: everything that differs between
-    steps is read from the metadata's tensors on the device."""
+    """A backend whose steps, including their plan, can be captured in a CUDA graph: everything that differs between
+    steps is read from the metadata's tensors on the device (see `AttentionMetadata.graph_decodes`)."""
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
-        """Whether a plan of decodes that was made for the lengths `planned` can also be used for `seq_lens`."""
+        """Whether a plan that was made for decodes of the lengths `planned` can also be used for decodes of `seq_lens`.
+        A plan can be used for chunks of any length."""
         ...
 
 
@@ -282,9 +283,9 @@ def runs_layers(backend: AttentionBackend) -> TypeGuard[LayerBackend]:
     return backend.capabilities.runs_layers
 
 
-def captures_decodes(backend: AttentionBackend) -> TypeGuard[GraphBackend]:
-    """Whether the backend's decodes can be captured in CUDA graphs."""
-    return backend.capabilities.captures_decodes
+def captures_steps(backend: AttentionBackend) -> TypeGuard[GraphBackend]:
+    """Whether the backend's steps can be captured in CUDA graphs."""
+    return backend.capabilities.captures_steps
 
 
 def fuses_kv(backend: AttentionBackend) -> TypeGuard[FusedKVBackend]:

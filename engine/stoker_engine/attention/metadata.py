@@ -43,12 +43,15 @@ class AttentionMetadata:
 
     Attributes:
         query_starts: [sequences + 1] int32.
-        seq_lens: [sequences] int32 number of tokens, including those of this step; 0: padding to the batch size of a
-            CUDA graph.
-        num_decodes: number of decodes; these are the first sequences.
+        seq_lens: [sequences] int32 number of tokens, including those of this step; 0: padding to the shape of a CUDA
+            graph, whose tokens get 0 from attention.
+        num_decodes: number of decodes; these are the first sequences. In a CUDA graph of steps with chunks, an upper
+            bound, since each sequence may be a decode or a chunk.
         block_size: tokens per block.
         groups: block tables by group.
-        query_starts_host, seq_lens_host: the same values on the host.
+        query_starts_host, seq_lens_host: the same values on the host; in a CUDA graph, for which attention is planned
+            once, `seq_lens_host` has the lengths for which there is room.
+        graph_decodes: [1] int32, the number of decodes in a CUDA graph of steps with chunks; None: `num_decodes`.
     """
 
     query_starts: torch.Tensor
@@ -58,3 +61,4 @@ class AttentionMetadata:
     groups: list[BlockTables]
     query_starts_host: np.ndarray
     seq_lens_host: np.ndarray
+    graph_decodes: torch.Tensor | None = None

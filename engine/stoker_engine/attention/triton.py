@@ -51,7 +51,7 @@ class TritonBackend(FusedKVStoreBackend):
     """
 
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
-        fuses_kv=True, captures_decodes=True, batch_invariant=True
+        fuses_kv=True, captures_steps=True, batch_invariant=True
     )
 
     batch_invariant: bool = False
@@ -59,13 +59,18 @@ class TritonBackend(FusedKVStoreBackend):
     def prepare(self, metadata: AttentionMetadata) -> _Plan:
         """See `AttentionBackend.prepare`."""
         decodes, count = 0 if self.batch_invariant else metadata.num_decodes, len(metadata.seq_lens_host)
+        starts, seq_lens, first_chunk = metadata.query_starts, metadata.seq_lens, decodes
+        if decodes and metadata.graph_decodes is not None:
+            # The second call covers all sequences, in which decodes have no queries. The first one treats chunks as
+            # decodes without keys, so it may write zeros to rows of chunks, which the second one overwrites.
+            seq_lens = seq_lens * (starts[:-1] < metadata.graph_decodes)
+            starts, first_chunk = torch.maximum(starts, metadata.graph_decodes), 0
         parts = []
         if decodes:
-            seq_lens = metadata.seq_lens[:decodes]
-            listed = decode_splits(seq_lens, _num_parts(metadata.seq_lens_host[:decodes]))
-            parts.append(_part(metadata, 0, decodes, *listed))
-        if decodes < count:
-            parts.append(_part(metadata, decodes, count))
+            listed = decode_splits(seq_lens[:decodes], _num_parts(metadata.seq_lens_host[:decodes]))
+            parts.append(_part(metadata, slice(0, decodes), metadata.query_starts, seq_lens, *listed))
+        if first_chunk < count:
+            parts.append(_part(metadata, slice(first_chunk, count), starts, metadata.seq_lens))
         return _Plan(metadata, parts)
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
@@ -101,10 +106,9 @@ def _num_parts(seq_lens: np.ndarray) -> int:
     return int((-(-seq_lens // PART_KEYS)).sum())
 
 
-def _part(metadata: AttentionMetadata, begin: int, end: int, *listed: torch.Tensor) -> _Part:
+def _part(
+    metadata: AttentionMetadata, of: slice, query_starts: torch.Tensor, seq_lens: torch.Tensor, *listed: torch.Tensor
+) -> _Part:
     return _Part(
-        metadata.query_starts[begin : end + 1],
-        metadata.seq_lens[begin:end],
-        [group.tables[begin:end] for group in metadata.groups],
-        *listed,
+        query_starts[of.start : of.stop + 1], seq_lens[of], [group.tables[of] for group in metadata.groups], *listed
     )

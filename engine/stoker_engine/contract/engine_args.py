@@ -118,7 +118,7 @@ class EngineArgs:
         "modules that adapters may change, by the last part of their names (q_proj …); default: all", ()
     )
 
-    enforce_eager: bool = flag("launch GPU kernels one by one for decodes, without CUDA graphs", False, group="GPU")
+    enforce_eager: bool = flag("launch GPU kernels one by one, without CUDA graphs", False, group="GPU")
     fp8_weight_only: bool = flag(
         "multiply FP8 weights with unquantized activations, also on GPUs with FP8 tensor cores", False
     )

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from stoker_common.errors import ArgumentError
-from stoker_engine.attention.backend import captures_decodes
+from stoker_engine.attention.backend import captures_steps
 from stoker_engine.attention.external import AttentionRequirements
 from stoker_engine.attention.select import attention_backend
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.core.adapter import NO_ADAPTER
+from stoker_engine.exec.capture import capture_all
 from stoker_engine.exec.capture_agreement import all_agree
 from stoker_engine.exec.device_batch import DeviceBatch
 from stoker_engine.exec.dtypes import resolve_dtype, stored_as
@@ -26,7 +27,7 @@ from stoker_engine.exec.finish.logits import Logits
 from stoker_engine.exec.finish.next_stage import SendToNextStage
 from stoker_engine.exec.finish.prompt_logprobs import PromptLogprobs
 from stoker_engine.exec.finish.sample import Sampling
-from stoker_engine.exec.graphs import StepGraphs, capture_all
+from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.exec.inputs import InputBuilder
 from stoker_engine.exec.kv_cache import KVCachePlan, KVCachePool, plan_kv_cache
@@ -272,34 +273,30 @@ def _constrain_nothing(runner: Runner, kernels: Kernels) -> None:
 
 
 def _can_be_captured(runner: Runner, build: Build) -> bool:
-    """Whether decodes can be captured as CUDA graphs. Not supported: models that keep a state per sequence, models of
-    the Transformers backend, attention backends that cannot be captured, and LoRA if the host waits within a step for
+    """Whether steps can be captured as CUDA graphs. Not supported: models that keep a state per sequence, models of the
+    Transformers backend, attention backends that cannot be captured, and LoRA if the host waits within a step for
     adapters (without grouped kernels, or if experts may have adapters), or if ranks have different experts, so that an
     adapter may change those of some ranks only."""
     waits = runner.adapters is not None and (
         build.kernels.lora is None or runner.rows.extends_experts or (build.whole_experts and build.ranks.size > 1)
     )
     of_tokens = all(group.kind == "tokens" for group in runner.plan.groups)
-    return not waits and of_tokens and captures_decodes(runner.model.backend) and isinstance(runner.model, Decoder)
+    return not waits and of_tokens and captures_steps(runner.model.backend) and isinstance(runner.model, Decoder)
 
 
 def _captured(
     runner: Runner, device_batch: DeviceBatch, groups: RankGroups, on_progress: OnProgress
 ) -> StepGraphs | None:
-    max_seqs, received = min(runner.plan.max_num_seqs, runner.plan.step_tokens), None
-    if not groups.pipeline.stage.is_first:
-        shape = max_seqs, runner.model.config.hidden_size
-        received = torch.zeros(shape, dtype=runner.dtype, device=runner.device)
     graphs = StepGraphs(
         runner.model,
         runner.plan,
         runner.pool.caches,
         device_batch,
         runner.rows,
-        max_seqs=max_seqs,
+        max_seqs=min(runner.plan.max_num_seqs, runner.plan.step_tokens),
         max_blocks=runner.batch.tables.shape[2],
         device=runner.device,
         has_adapters=runner.adapters is not None,
-        received=received,
+        receives=None if groups.pipeline.stage.is_first else runner.dtype,
     )
-    return graphs if capture_all(graphs, lambda: on_progress(0, 0), groups.engine) else None
+    return graphs if capture_all(graphs, runner.plan.graph_bytes, lambda: on_progress(0, 0), groups.engine) else None

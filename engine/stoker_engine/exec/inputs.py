@@ -19,6 +19,7 @@ from stoker_engine.exec.input_batch import InputBatch
 from stoker_engine.layers.batch_rows import PADDING
 from stoker_engine.parallel.transfer import all_to_device
 from stoker_engine.sizing.cache_groups import CacheGroup
+from stoker_engine.sizing.step_shapes import StepShape
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Inputs:
     Attributes:
         token_rows: [tokens] int64, the row of each token; with padding, `PADDING` after the step's tokens.
         token_ids, positions: [tokens] int64; empty if a graph gathers them.
+        ungathered: token ids and offsets from which a graph gathers (`DeviceBatch.gather`); empty without a graph, and
+            for decodes.
         logit_rows: int64, ascending indices of the tokens whose logits are needed: the last known token and the draft
             of each sequence that samples.
         ends: [sequences], index in the step after each sequence's last token.
@@ -39,6 +42,7 @@ class Inputs:
     logit_rows: torch.Tensor
     metadata: AttentionMetadata
     ends: np.ndarray
+    ungathered: list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,11 @@ class InputBuilder:
     device_batch: DeviceBatch
     gathers: bool
 
-    def build(self, step: Step, size: int | None = None) -> Inputs:
+    def build(self, step: Step, shape: StepShape | None = None) -> Inputs:
         """Build the inputs of one step, in its order: decodes first, then chunks.
 
         Args:
-            size: number of sequences to which a step of decodes is padded for a graph. Padding sequences have no keys.
-                None: no graph runs the step.
+            shape: shape of a graph to which the step is padded (see `exec.graph_inputs`); None: no graph runs the step.
         """
         batch = self.batch
         row = np.array(step.rows, dtype=np.int64)
@@ -102,14 +105,20 @@ class InputBuilder:
         if self.gathers:
             token_ids[query_starts[:-1][batch.num_in_flight[row] > 0]] = UNKNOWN
         tokens = self._token_arrays(row, starts, token_rows, token_ids, positions, offsets, query_starts)
-        if size is not None and size > count:
-            token_rows, ends = _padded(token_rows, size, PADDING), _padded(ends, size)
-            query_starts = np.arange(size + 1, dtype=np.int32)
-            all_tables = [_padded(tables, size) for tables in all_tables]
-            mappings = [_padded(mapping, size, -1) for mapping in mappings]
+        sequence_ends = query_starts[1:]
+        if shape is not None:
+            slots = num_slots(shape)
+            token_rows, ends = _padded(token_rows, shape.tokens, PADDING), _padded(ends, slots)
+            all_tables = [_padded(tables, slots) for tables in all_tables]
+            mappings = [_padded(mapping, shape.tokens, -1) for mapping in mappings]
+            query_starts = _padded_query_starts(query_starts, shape)
+            if shape.has_chunks:
+                tokens = [*tokens[:2], *(_padded(values, shape.tokens) for values in tokens[2:])]
+                tokens.append(np.array([step.num_decodes], dtype=np.int32))
         arrays: list[np.ndarray] = [token_rows, logit_rows, query_starts, ends, *all_tables, *mappings, *tokens]
         token_rows_, logit_rows_, query_starts_, ends_, *others = all_to_device(arrays, self.device)
         of_groups, of_tokens = others[: 2 * len(self.groups)], others[2 * len(self.groups) :]
+        graph_decodes = of_tokens.pop() if shape is not None and shape.has_chunks else None
         groups = [
             BlockTables(tables, slot_mapping, group.sliding_window, group.kind)
             for tables, slot_mapping, group in zip(
@@ -124,9 +133,10 @@ class InputBuilder:
             groups=groups,
             query_starts_host=query_starts,
             seq_lens_host=ends,
+            graph_decodes=graph_decodes,
         )
-        token_ids_, positions_ = self._gathered(token_rows_, of_tokens, size)
-        return Inputs(token_rows_, token_ids_, positions_, logit_rows_, metadata, query_starts[1 : count + 1])
+        token_ids_, positions_, ungathered = self._gathered(token_rows_, of_tokens, shape is not None)
+        return Inputs(token_rows_, token_ids_, positions_, logit_rows_, metadata, sequence_ends, ungathered)
 
     def _token_arrays(
         self,
@@ -148,16 +158,33 @@ class InputBuilder:
         return [row, changed] if offsets is None else [row, changed, token_ids, offsets]
 
     def _gathered(
-        self, token_rows: torch.Tensor, arrays: list[torch.Tensor], size: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids and positions from the arrays of `_token_arrays`; empty if a graph gathers them."""
+        self, token_rows: torch.Tensor, arrays: list[torch.Tensor], in_graph: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Return token ids and positions from the arrays of `_token_arrays`, or what a graph gathers them from; see
+        `Inputs`."""
         if not self.gathers:
-            return arrays[0], arrays[1]
-        rows, values, *chunks = arrays
+            return arrays[0], arrays[1], []
+        rows, values, *ungathered = arrays
         self.device_batch.update(rows, values)
-        if size is not None:
-            return token_rows[:0], token_rows[:0]
-        return self.device_batch.gather(token_rows, *chunks)
+        if in_graph:
+            return token_rows[:0], token_rows[:0], ungathered
+        return *self.device_batch.gather(token_rows, *ungathered), []
+
+
+def num_slots(shape: StepShape) -> int:
+    """Return the number of sequences to which a step is padded for a graph. With chunks, one more than the shape has:
+    the last one has the padding's tokens."""
+    return shape.sequences + shape.has_chunks
+
+
+def _padded_query_starts(query_starts: np.ndarray, shape: StepShape) -> np.ndarray:
+    """Return the first token of each of `num_slots` sequences, and the number of tokens: without chunks each padding
+    token is a sequence, with chunks the last sequence has all of them."""
+    if not shape.has_chunks:
+        return np.arange(shape.tokens + 1, dtype=np.int32)
+    padded = _padded(query_starts, num_slots(shape) + 1, query_starts[-1])
+    padded[-1] = shape.tokens
+    return padded
 
 
 def _padded(array: np.ndarray, size: int, fill_value: int = 0) -> np.ndarray:

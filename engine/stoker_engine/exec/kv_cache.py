@@ -57,6 +57,7 @@ class KVCachePlan:
         max_model_len: maximum number of tokens of a sequence, prompt and output.
         step_tokens: maximum number of tokens that one step computes.
         max_num_seqs: maximum number of sequences of one step.
+        graph_bytes: bytes reserved for CUDA graphs.
     """
 
     kv: KVFormat
@@ -66,6 +67,7 @@ class KVCachePlan:
     max_model_len: int
     step_tokens: int
     max_num_seqs: int
+    graph_bytes: int = 0
 
 
 def plan_kv_cache(
@@ -98,8 +100,8 @@ def plan_kv_cache(
     block = memory.kv_block_bytes(memory.stage_cache_groups(cache_groups, layers, specs, kv), args.block_size)
     limits = _batch_limits(args, device, ranks)
     step_tokens = limits.max_num_batched_tokens
-    room = _num_blocks(args, limits, config, dtype, device, layout, formats)
-    num_blocks = int(ranks.all_gather(torch.tensor([room])).min())
+    use = _memory_use(args, limits, config, dtype, device, layout, formats)
+    num_blocks = int(ranks.all_gather(torch.tensor([use.num_blocks])).min())
     model_len = args.max_model_len or config.default_model_len
     if model_len > config.longest_model_len:
         raise ModelError(f"--max-model-len {model_len} exceeds the model's limit of {config.longest_model_len}")
@@ -128,7 +130,9 @@ def plan_kv_cache(
         longest,
     )
     logger.info("a step has at most %d sequences and %d tokens", limits.max_num_seqs, step_tokens)
-    return KVCachePlan(kv, cache_groups, num_blocks, args.block_size, longest, step_tokens, limits.max_num_seqs)
+    return KVCachePlan(
+        kv, cache_groups, num_blocks, args.block_size, longest, step_tokens, limits.max_num_seqs, use.graphs
+    )
 
 
 def _batch_limits(args: EngineArgs, device: torch.device, ranks: Communicator) -> BatchLimits:
@@ -213,7 +217,7 @@ def _states(pool: torch.Tensor, specs: Sequence[StateSpec], dtype: torch.dtype, 
     return found
 
 
-def _num_blocks(
+def _memory_use(
     args: EngineArgs,
     limits: BatchLimits,
     config: ModelConfig,
@@ -221,7 +225,7 @@ def _num_blocks(
     device: torch.device,
     layout: RankLayout,
     formats: WeightFormats,
-) -> int:
+) -> memory.MemoryUse:
     numbers = memory.Numbers(
         element_bytes=dtype.itemsize,
         kv=kv_format(args.kv_cache_dtype, str(dtype)),
@@ -260,7 +264,7 @@ def _num_blocks(
         )
     if use.adapters:
         logger.info("memory of %s", _of_adapters(use, numbers.adapters).removesuffix(" + "))
-    return use.num_blocks
+    return use
 
 
 def _adapters(args: EngineArgs, dtype: torch.dtype, device: torch.device) -> memory.AdapterNumbers | None:

@@ -142,7 +142,7 @@ class Runner:
         self.pool.copy(step.copies)
         has_adapters = self.adapters is not None and self.batch.has_adapters(step)
         graph = self.graphs.find(step, has_adapters) if self.graphs is not None else None
-        inputs = self.inputs.build(step, graph.size if graph is not None else None)
+        inputs = self.inputs.build(step, graph.shape if graph is not None else None)
         finish = self.finish.begin(step, inputs)
         self.rows.begin(inputs.token_rows, finish.kept if graph is None else None, has_adapters)
         return _Prepared(inputs, finish, graph)
@@ -152,7 +152,7 @@ class Runner:
         `StepInputs.hidden_states`."""
         inputs, graph = prepared.inputs, prepared.graph
         if graph is not None:
-            count = len(step.rows)
+            count = step.num_tokens
             if graph.received is not None:
                 self.pipeline.receive(graph.received[:count])
             hidden = graph.run(inputs)[:count]

@@ -58,12 +58,18 @@ def activation_bytes(
     token_bytes = max_num_batched_tokens * element_bytes
     if not fused or config.num_weights is not None:
         return token_bytes * _numbers_of_operators(config, split.tensor) + logits
+    layers = layer_activation_bytes(config, max_num_batched_tokens, element_bytes, split)
+    return max(layers, token_bytes * _VECTORS_AT_LAST * config.hidden_size + logits) + workspace
+
+
+def layer_activation_bytes(config: ModelConfig, tokens: int, element_bytes: int, split: Sharding) -> int:
+    """Return the peak bytes of a step's activations in the layers, computed by Stoker's GPU kernels; see
+    `activation_bytes`."""
     widest = max(_layer_numbers(layer, config.hidden_size, split) for layer in config.layers)
     hidden = config.hidden_size
     vectors = _VECTORS_IF_PARALLEL if config.decoder.residual.kind == "parallel" else _VECTORS
     numbers = max(vectors * hidden + widest, _VECTORS_BETWEEN * hidden)
-    layers = token_bytes * numbers * (100 + _ROUNDED) // 100
-    return max(layers, token_bytes * _VECTORS_AT_LAST * hidden + logits) + workspace
+    return tokens * element_bytes * numbers * (100 + _ROUNDED) // 100
 
 
 def _layer_numbers(layer: LayerConfig, hidden: int, split: Sharding) -> int:

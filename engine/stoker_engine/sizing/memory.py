@@ -1,7 +1,7 @@
 """Memory arithmetic: the planner predicts with these sums, and the runner allocates by them.
 
     budget  =  utilization × device memory
-    KV      =  budget − weights − adapters − activations − allowances
+    KV      =  budget − weights − adapters − activations − CUDA graphs − allowances
     blocks  =  ⌊KV ÷ bytes of one block⌋, of which one is the null block and the rest are usable
 
 Sizes are bytes on one device. An engine is spread over `Sharding.tensor` × `Sharding.pipeline` devices. All of
@@ -24,6 +24,7 @@ from stoker_engine.sizing.cache_groups import (
     cache_groups,
     usable_blocks,
 )
+from stoker_engine.sizing.graph_memory import graph_bytes
 from stoker_engine.sizing.kv_format import KVFormat
 from stoker_engine.sizing.lora import adapter_bytes
 from stoker_engine.sizing.packed_weights import workspace_bytes
@@ -39,8 +40,9 @@ GIB: Final = 1024**3
 #: Bytes reserved for the interpreter, torch, and the device's context and buffers: an upper estimate, not measured.
 RUNTIME_BYTES: Final = 1 * GIB
 
-#: Bytes reserved for CUDA graphs. vLLM's logs report 0.3 to 1 GiB for models of 8 to 70 billion parameters.
-GRAPH_BYTES: Final = 1 * GIB
+#: Bytes reserved for CUDA graphs of other runtimes, and of models that Stoker's GPU kernels do not compute. vLLM's logs
+#: report 0.3 to 1 GiB for models of 8 to 70 billion parameters.
+OTHER_GRAPH_BYTES: Final = 1 * GIB
 
 #: Bytes reserved for buffers of collective communication if an engine has several devices. None are reserved on
 #: CPUs, whose ranks need half a MiB each.
@@ -69,11 +71,11 @@ class Device:
 
     @property
     def allowances(self) -> int:
-        """Bytes reserved beside weights, activations and cache."""
+        """Bytes reserved beside weights, activations, CUDA graphs and cache."""
         if self.on_cpu:
             return RUNTIME_BYTES
         devices = self.sharding.tensor * self.sharding.pipeline * self.sharding.expert
-        return RUNTIME_BYTES + GRAPH_BYTES + (COMMUNICATION_BYTES if devices > 1 else 0)
+        return RUNTIME_BYTES + (COMMUNICATION_BYTES if devices > 1 else 0)
 
 
 @dataclass(frozen=True)
@@ -134,11 +136,12 @@ class MemoryUse:
     Attributes:
         weights: bytes of the weights, on the stage with most.
         activations: bytes of a step's activations and logits.
-        allowances: bytes reserved for everything else.
+        allowances: bytes reserved for everything else, `graphs` among them.
         kv_cache: bytes of the cache on the stage with the fewest blocks: `Numbers.kv_cache_memory_bytes`, or the bytes
             left; negative if the model does not fit.
         num_blocks: number of cache blocks, the same on every device, including the null block.
         adapters: bytes reserved for LoRA adapters, on the stage with most.
+        graphs: bytes reserved for CUDA graphs.
     """
 
     weights: int
@@ -147,6 +150,7 @@ class MemoryUse:
     kv_cache: int
     num_blocks: int
     adapters: int = 0
+    graphs: int = 0
 
     @property
     def usable_blocks(self) -> int:
@@ -173,13 +177,33 @@ def memory_use(config: ModelConfig, numbers: Numbers, device: Device) -> MemoryU
     ]
     adapters = stage_adapter_bytes(config, numbers, split)
     fixed_bytes = numbers.kv_cache_memory_bytes
+    graphs = _graph_bytes(config, numbers, device)
     kv_bytes = [
-        kv_cache_bytes(device, of_weights + of_adapters, activations) if fixed_bytes is None else fixed_bytes
+        kv_cache_bytes(device, of_weights + of_adapters, activations + graphs) if fixed_bytes is None else fixed_bytes
         for of_weights, of_adapters in zip(weights, adapters, strict=True)
     ]
     stage = min(range(split.pipeline), key=lambda index: kv_bytes[index] / blocks[index])
     num_blocks = max(kv_bytes[stage] // blocks[stage], 0) if numbers.num_blocks is None else numbers.num_blocks
-    return MemoryUse(max(weights), activations, device.allowances, kv_bytes[stage], num_blocks, max(adapters))
+    allowances = device.allowances + graphs
+    return MemoryUse(max(weights), activations, allowances, kv_bytes[stage], num_blocks, max(adapters), graphs)
+
+
+def _graph_bytes(config: ModelConfig, numbers: Numbers, device: Device) -> int:
+    """Return the bytes reserved for CUDA graphs."""
+    if device.on_cpu:
+        return 0
+    if not numbers.fused or config.num_weights is not None:
+        return OTHER_GRAPH_BYTES
+    return graph_bytes(
+        config,
+        numbers.max_num_seqs,
+        numbers.max_num_batched_tokens,
+        numbers.element_bytes,
+        numbers.block_size,
+        len(model_cache_groups(config, numbers.block_size, numbers.kv, device.sharding.tensor)),
+        device.sharding,
+        numbers.adapters is not None,
+    )
 
 
 def model_cache_groups(config: ModelConfig, block_size: int, kv: KVFormat, tensor: int = 1) -> tuple[CacheGroup, ...]:

@@ -10,7 +10,7 @@ from stoker_engine.attention.backend import (
     FusedKVBackend,
     GraphBackend,
     LayerBackend,
-    captures_decodes,
+    captures_steps,
     fuses_kv,
     runs_layers,
 )
@@ -44,7 +44,7 @@ def test_capabilities_agree_with_methods(name: str) -> None:
     assert isinstance(capabilities, BackendCapabilities)
     for has, protocol in (
         (capabilities.runs_layers, LayerBackend),
-        (capabilities.captures_decodes, GraphBackend),
+        (capabilities.captures_steps, GraphBackend),
         (capabilities.fuses_kv, FusedKVBackend),
     ):
         assert methods(protocol)
@@ -53,7 +53,7 @@ def test_capabilities_agree_with_methods(name: str) -> None:
     assert all(hasattr(backend, method) for method in methods(AttentionBackend))
 
 
-@pytest.mark.parametrize("is_so", [runs_layers, captures_decodes, fuses_kv])
+@pytest.mark.parametrize("is_so", [runs_layers, captures_steps, fuses_kv])
 @pytest.mark.parametrize("value", [False, True])
 def test_backend_of_another_package_declares_its_capabilities(is_so: object, value: bool) -> None:
     class Other(SdpaBackend):

@@ -1,9 +1,11 @@
-"""The graph for a step, for numbers of sequences and lengths around the captured ones."""
+"""The graph for a step, for numbers of sequences and tokens and for lengths around the captured ones."""
 
 from __future__ import annotations
 
 import random
 from array import array
+from contextlib import nullcontext
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +17,15 @@ pytest.importorskip("triton")
 
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.core.step import Step
+from stoker_engine.exec.capture import capture_all
 from stoker_engine.exec.device_batch import DeviceBatch, empty_values
-from stoker_engine.exec.graphs import StepGraphs, StepShape
+from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.kv_cache import KVCachePlan
 from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
 from stoker_engine.layers.batch_rows import BatchRows
+from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.sizing.kv_format import kv_format
+from stoker_engine.sizing.step_shapes import StepShape, captured_shapes
 
 
 def graphs_of(
@@ -36,9 +41,11 @@ def graphs_of(
     return graphs
 
 
-def step_of(starts: list[int], num_decodes: int) -> Step:
+def step_of(starts: list[int], num_decodes: int, lengths: list[int] | None = None) -> Step:
+    """Create a step; without lengths, of one token for each sequence."""
     rows, ones = array("i", range(len(starts))), array("i", [1] * len(starts))
-    return Step(0, rows, array("i", starts), ones, ones, num_decodes, len(starts))
+    of_each = ones if lengths is None else array("i", lengths)
+    return Step(0, rows, array("i", starts), of_each, ones, num_decodes, sum(of_each))
 
 
 def parts(lengths: np.ndarray) -> int:
@@ -49,40 +56,62 @@ def parts(lengths: np.ndarray) -> int:
     ("max_seqs", "num_blocks", "max_model_len"),
     [(1, 64, 300), (5, 40, 600), (17, 4096, 40_000), (600, 9000, 131_072), (1500, 20_000, 4096)],
 )
-def test_the_smallest_graph_with_room_is_chosen(max_seqs: int, num_blocks: int, max_model_len: int) -> None:
+@pytest.mark.parametrize("has_chunks", [False, True])
+def test_the_smallest_graph_with_room_is_chosen(
+    has_chunks: bool, max_seqs: int, num_blocks: int, max_model_len: int
+) -> None:
     graphs, rng = graphs_of(max_seqs, num_blocks, max_model_len), random.Random(max_seqs)
-    sizes = sorted(shape.sequences for shape in graphs.captured)
-    assert sizes[-1] == min(max_seqs, 1024)
+    shapes = sorted(shape for shape in graphs.captured if shape.has_chunks == has_chunks)
+    assert (
+        shapes[-1] == (2048, min(max_seqs, 2048), True, False) if has_chunks else shapes[-1][0] == min(max_seqs, 1024)
+    )
     found = set()
-    for _ in range(400):
-        count = min(max_seqs, max(1, rng.choice(sizes) + rng.choice((-1, 0, 1))))
+    for _ in range(300):
+        size = max(1, rng.choice(shapes).tokens + rng.choice((-1, 0, 1)))
+        if has_chunks:
+            tokens = max(2, size)
+            count = rng.randint(1, min(max_seqs, tokens - 1))
+            decodes = rng.choice((0, rng.randrange(count), count - 1))
+            lengths = [1] * decodes + [tokens - decodes - (count - decodes - 1)] + [1] * (count - decodes - 1)
+        else:
+            count = decodes = tokens = min(max_seqs, size)
+            lengths = [1] * count
         longest = rng.choice((PART_KEYS, 1024, max_model_len))
         starts = [rng.choice((0, rng.randrange(longest), longest - 1)) % max_model_len for _ in range(count)]
-        graph = graphs.find(step_of(starts, count))
-        needed = parts(np.array(starts) + 1)
-        size = min((size for size in sizes if size >= count), default=None)
-        rooms = sorted(parts(each.planned) for each in graphs.captured[StepShape(size, 1)]) if size is not None else []
+        graph = graphs.find(step_of(starts, decodes, lengths))
+        needed = parts(np.array(starts[:decodes], dtype=np.int64) + 1)
+        shape = min((each for each in shapes if each[0] >= tokens and each[1] >= count), default=None)
+        rooms = sorted(parts(each.planned) for each in graphs.captured[shape]) if shape is not None else []
         expected = next((room for room in rooms if room >= needed), None)
-        assert (None if graph is None else (graph.size, parts(graph.planned))) == (
-            None if expected is None else (size, expected)
+        assert (None if graph is None else (graph.shape, parts(graph.planned))) == (
+            None if expected is None else (shape, expected)
         )
         found.add(graph is not None)
-    assert found == ({True} if max_seqs == 1 else {True, False})
+    assert found == ({True} if max_seqs == 1 and not has_chunks else {True, False})
 
 
-def test_steps_other_than_plain_decodes_have_no_graph() -> None:
-    graphs, rows = graphs_of(8, 512, 4096), array("i", [0, 1, 2])
-    for lengths in ([1, 1, 2], [2, 2, 2], [7, 1, 3]):
-        step = Step(0, rows, array("i", [5, 9, 3]), array("i", lengths), array("i", [1] * 3), 0, sum(lengths))
-        assert graphs.find(step) is None
-    assert StepShape.of(step_of([5, 9, 3], num_decodes=3)) == (3, 1, False)
+@pytest.mark.parametrize(("max_seqs", "max_tokens"), [(1, 1), (1, 2), (6, 48), (256, 2048), (1024, 300), (1024, 16384)])
+def test_shapes_cover_all_steps_up_to_a_limit(max_seqs: int, max_tokens: int) -> None:
+    shapes = captured_shapes(max_seqs, max_tokens)
+    decodes, chunks = ({each for each in shapes if each.has_chunks == kind} for kind in (False, True))
+    assert {each.tokens for each in decodes} >= {1, min(max_seqs, max_tokens, 1024)}
+    assert max(each.tokens for each in chunks) == min(max_tokens, 2048)
+    assert all(each.sequences == min(each.tokens, max_seqs) for each in chunks)
+    assert all(each.sequences == each.tokens <= max_seqs for each in decodes)
+    assert len(set(shapes)) == len(shapes) and shapes == sorted(shapes, reverse=True)
+
+
+def test_padding_is_at_most_a_third_of_a_graph_and_a_fifth_of_a_large_one() -> None:
+    sizes = sorted(each.tokens for each in captured_shapes(1024, 8192) if each.has_chunks)
+    assert all(before >= (0.8 if before >= 1024 else 2 / 3) * size for before, size in pairwise(sizes) if before >= 128)
 
 
 def test_lengths_that_do_not_matter_are_captured_once() -> None:
     assert {len(each) for each in graphs_of(8, 4096, 40_000, batch_invariant=True).captured.values()} == {1}
     assert {len(each) for each in graphs_of(8, 4096, 200).captured.values()} == {1}
-    for captured in graphs_of(8, 1 << 16, 40_000).captured.values():
-        assert [int(each.planned[0]) for each in captured] == [1024, 4096, 16384, 40_000]
+    for shape, captured in graphs_of(8, 1 << 16, 40_000).captured.items():
+        lengths = [1024, 40_000] if shape.has_chunks else [1024, 4096, 16384, 40_000]
+        assert [int(each.planned[0]) for each in captured] == lengths
 
 
 def test_steps_with_adapters_have_their_own_graphs() -> None:
@@ -91,7 +120,10 @@ def test_steps_with_adapters_have_their_own_graphs() -> None:
     for has_adapters in (False, True):
         graph = graphs.find(step, has_adapters)
         assert graph is not None
-        assert graph in graphs.captured[StepShape(4, 1, has_adapters)]
+        assert graph in graphs.captured[StepShape(4, 4, False, has_adapters)]
+        with_chunk = graphs.find(step_of([5, 9], 1, [1, 2]), has_adapters)
+        assert with_chunk is not None
+        assert with_chunk in graphs.captured[StepShape(8, 4, True, has_adapters)]
     graphs._rows.extends_experts = True  # experts run one by one, which graphs cannot
     assert graphs.find(step, has_adapters=True) is None
     assert graphs.find(step) is not None
@@ -101,3 +133,35 @@ def test_steps_with_adapters_have_no_graph_if_lora_is_off() -> None:
     graphs = graphs_of(4, 64, 300)
     graphs._rows.extends_experts = False
     assert graphs.find(step_of([5], num_decodes=1), has_adapters=True) is None
+
+
+@pytest.mark.parametrize(("taken_mib", "warns"), [(10, False), (90, False), (91, True)])
+def test_a_capture_warns_if_it_takes_more_memory_than_planned(
+    taken_mib: int, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free, calls = iter((100 << 20, (100 - taken_mib) << 20)), list[str]()
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graph = SimpleNamespace(
+        capture_begin=lambda **_: calls.append("begin"), capture_end=lambda: calls.append("end"), replay=lambda: None
+    )
+    cuda = SimpleNamespace(
+        empty_cache=lambda: None,
+        mem_get_info=lambda: (next(free), 100 << 20),
+        graph_pool_handle=lambda: None,
+        Stream=lambda: stream,
+        current_stream=lambda: stream,
+        stream=lambda stream: nullcontext(),
+        CUDAGraph=lambda: graph,
+        get_sync_debug_mode=lambda: 0,
+        set_sync_debug_mode=lambda mode: None,
+    )
+    graphs = graphs_of(4, 64, 300)
+    shapes = list(graphs.captured)
+    graphs.captured = {shape: [] for shape in shapes}
+    monkeypatch.setattr(graphs, "_forward", lambda *_: calls.append("forward") or torch.empty(0))
+    monkeypatch.setattr(torch, "cuda", cuda)
+    with caplog.at_level("INFO"):
+        assert capture_all(graphs, 90 << 20, lambda: None, SingleRank())
+    assert calls == ["forward", "begin", "forward", "end"] * len(shapes)
+    assert f"they take {taken_mib} MiB of 90 planned" in caplog.text
+    assert ("1 MiB more than planned" in caplog.text) == warns

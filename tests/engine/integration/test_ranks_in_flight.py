@@ -137,8 +137,8 @@ def test_steps_in_flight_are_discarded_on_all_ranks(model: Path) -> None:
         assert outputs(engine, submitted, random.Random(6)) == expected
 
 
-def replay_decodes(executor: ThreadExecutor) -> list[int]:
-    """Have all ranks replay decodes. Returns the padding of each step that the last rank replays from now on."""
+def replay_steps(executor: ThreadExecutor) -> list[int]:
+    """Have all ranks replay steps. Returns the padding of each step that the last rank replays from now on."""
 
     def capture(rank: int) -> None:
         runner, groups = executor.runners[rank], executor.groups[rank]
@@ -154,7 +154,7 @@ def replay_decodes(executor: ThreadExecutor) -> list[int]:
     def noted(step: Any, has_adapters: bool) -> Any:
         graph = find(step, has_adapters)
         if graph is not None:
-            padding.append(graph.size - len(step.rows))
+            padding.append(graph.shape.tokens - step.num_tokens)
         return graph
 
     graphs.find = noted  # type: ignore[method-assign]
@@ -170,12 +170,12 @@ def replay_decodes(executor: ThreadExecutor) -> list[int]:
     ],
     ids=str,
 )
-def test_replayed_decodes_of_ranks_give_the_tokens_of_one_rank(
+def test_replayed_steps_of_ranks_give_the_tokens_of_one_rank(
     layout: dict[str, int], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay is simulated: the ranks compute the step again, padded, from the same memory."""
 
-    def capture_all(graphs: StepGraphs, on_progress: Callable[[], None], ranks: Any) -> bool:
+    def capture_all(graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[], None], ranks: Any) -> bool:
         graphs.capture(agreed(replayed, ranks))
         return True
 
@@ -187,7 +187,7 @@ def test_replayed_decodes_of_ranks_give_the_tokens_of_one_rank(
         expected = outputs(engine, submitted, random.Random(9))
     with ranks_in_flight(replace(args, **layout)) as engine:
         assert isinstance(engine.executor, ThreadExecutor)
-        padding = replay_decodes(engine.executor)
+        padding = replay_steps(engine.executor)
         found = outputs(engine, submitted, random.Random(9))
     assert {key: tokens_of(each) for key, each in found.items()} == {
         key: tokens_of(each) for key, each in expected.items()

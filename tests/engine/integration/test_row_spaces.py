@@ -7,6 +7,7 @@ something: linear operations, router, experts, embedding and head.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,12 +209,13 @@ def test_ranks_give_the_outputs_of_one_process(name: str, layout: dict[str, Any]
 
 
 class Captured(SdpaBackend):
-    """Attention whose decodes can be captured: it only reads the metadata's tensors."""
+    """Attention that can be captured: it only reads the metadata's tensors."""
 
-    capabilities = BackendCapabilities(captures_decodes=True)
+    capabilities = BackendCapabilities(captures_steps=True)
 
     def prepare(self, metadata: AttentionMetadata) -> Any:
-        is_captured = metadata.num_decodes == len(metadata.seq_lens_host)
+        has_chunks = metadata.num_decodes < len(metadata.seq_lens_host)
+        is_captured = metadata.graph_decodes is not None or not has_chunks
         return metadata if is_captured else super().prepare(metadata)
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
@@ -232,13 +234,16 @@ class Captured(SdpaBackend):
             blocks = stored.new_zeros(*group.tables.shape, *stored.shape[1:])
             blocks[is_held] = stored[group.tables[is_held]]
             read.append(blocks.flatten(1, 2))
-        is_seen = torch.arange(read[0].shape[1]) < plan.seq_lens.unsqueeze(1)
-        keys, values = (each.masked_fill(~is_seen.view(*is_seen.shape, 1, 1), 0) for each in read)
+        tokens = torch.arange(len(query), dtype=torch.int32)
+        sequence = torch.searchsorted(plan.query_starts, tokens, right=True) - 1
+        positions = plan.seq_lens[sequence] - plan.query_starts[sequence + 1] + tokens
+        is_seen = torch.arange(read[0].shape[1]) <= positions.unsqueeze(1)
+        keys, values = (each[sequence].masked_fill(~is_seen.view(*is_seen.shape, 1, 1), 0) for each in read)
         grouped = query.unflatten(1, (shape.num_kv_heads, -1))
-        scores = torch.einsum("skgd,sckd->skgc", grouped, keys) * shape.scale
+        scores = torch.einsum("tkgd,tckd->tkgc", grouped, keys) * shape.scale
         scores = scores.masked_fill(~is_seen.view(len(query), 1, 1, -1), -torch.inf)
         weights = scores.softmax(-1).nan_to_num(0)
-        return torch.einsum("skgc,sckd->skgd", weights, values).flatten(1)
+        return torch.einsum("tkgc,tckd->tkgd", weights, values).flatten(1)
 
 
 def replayed(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
@@ -255,14 +260,21 @@ def replayed(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callabl
 def test_captured_graphs_give_the_outputs_of_eager_steps(
     delta: int, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphs gather token ids, positions and adapters by rows; a row's positions may be shifted."""
+    """Graphs gather token ids, positions and adapters by rows; a row's positions may be shifted. They compute decodes,
+    chunks of prompts, also such whose log-probabilities are requested, and drafts."""
     monkeypatch.setattr(build_runner_module, "attention_backend", lambda *_: Captured())
     args = EngineArgs(str(tiny_llama), num_gpu_blocks_override=400, max_num_batched_tokens=48, **SMALL)
     submitted = [request for request in requests(3, 500, count=9, longest=20) if request.params.n == 1]  # type: ignore[union-attr]
     extend = tables(native=False)
     expected = None
-    for graphs, in_flight in ((False, False), (True, False), (True, True)):
-        engine = local(replace(args, async_scheduling=in_flight), extend, on_device=in_flight)
+    for graphs, in_flight, proposer in (
+        (False, False, None),
+        (True, False, None),
+        (True, True, None),
+        (True, False, RepeatingProposer()),
+    ):
+        in_args = replace(args, async_scheduling=in_flight)
+        engine = local(in_args, extend, on_device=in_flight, proposer=proposer)
         runner = engine.executor.runner  # type: ignore[attr-defined]
         begin = runner.batch._begin
 
@@ -279,19 +291,20 @@ def test_captured_graphs_give_the_outputs_of_eager_steps(
             )  # fmt: skip
             with torch.inference_mode():
                 runner.graphs.capture(replayed)
-            find, num_found = runner.graphs.find, 0
+            find, num_found = runner.graphs.find, Counter[tuple[bool, bool]]()
 
-            def counted(step: Any, has_adapters: bool, find: Any = find) -> Any:
-                nonlocal num_found
+            def counted(step: Any, has_adapters: bool, find: Any = find, found: Any = num_found) -> Any:
                 graph = find(step, has_adapters)
-                num_found += graph is not None
+                if graph is not None:
+                    found[graph.shape.has_chunks, bool(step.drafts)] += 1
                 return graph
 
             monkeypatch.setattr(runner.graphs, "find", counted)
         found = generated(engine, submitted)
         if expected is not None:
             check_alike(found, expected)
-            assert num_found > 5
+            assert num_found[False, False] > 0 and num_found[True, False] > 5
+            assert num_found[True, True] > 5 or proposer is None
         expected = found
     if delta == 0:
         assert expected is not None

@@ -14,7 +14,7 @@ import sys
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -313,7 +313,7 @@ def fake_device(
     """Simulate `cuda` as an accelerator whose tensors have only shapes. Yield the shapes of the host's reads.
 
     Args:
-        graphs: decodes use CUDA graphs; each replay recomputes the graph's steps.
+        graphs: steps use CUDA graphs; each replay recomputes the graph's steps.
     """
     reads: list[tuple[int, ...]] = []
 
@@ -340,7 +340,9 @@ def fake_device(
         yield reads
 
 
-def _compute_again(graphs: StepGraphs, on_progress: Callable[[], None], ranks: Communicator) -> bool:
+def _compute_again(
+    graphs: StepGraphs, planned_bytes: int, on_progress: Callable[[], None], ranks: Communicator
+) -> bool:
     def capture(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
         def replay() -> None:
             compute()
@@ -356,23 +358,25 @@ def prompts(
     greedy: bool = True,
     grammar: Grammar | None = None,
     adapter_slot: int = NO_ADAPTER,
+    decoding: Sequence[int] = (),
     **params: Any,
 ) -> Step:
-    """Create a first step with prompts of these lengths, one block per sequence in the tables.
+    """Create a step with prompts of these lengths, one block per sequence in the tables.
 
     Args:
         adapter_slot: slot of the last prompt's adapter.
+        decoding: positions of the tokens that the first rows compute; the prompts are in the rows after them.
     """
     sampling = SamplingParams(**({"temperature": 0} if greedy else {"temperature": 0.7, "logprobs": 2}) | params)
     new = [
         NewSequence(row, EngineRequest(str(row), [1] * length, sampling, 5, row, grammar=grammar), 0, [], [[1 + row]])
-        for row, length in enumerate(lengths)
+        for row, length in enumerate(lengths, len(decoding))
     ]
     new[-1] = dataclasses.replace(new[-1], adapter_slot=adapter_slot)
-    rows = array("i", range(len(lengths)))
-    return Step(
-        0, rows, array("i", [0] * len(rows)), array("i", lengths), array("i", [1] * len(rows)), 0, sum(lengths), new=new
-    )
+    rows = array("i", range(len(decoding) + len(lengths)))
+    starts, of_each = [*decoding, *[0] * len(lengths)], [*[1] * len(decoding), *lengths]
+    ones = array("i", [1] * len(rows))
+    return Step(0, rows, array("i", starts), array("i", of_each), ones, len(decoding), sum(of_each), new=new)
 
 
 def decodes(*positions: int) -> Step:

@@ -36,6 +36,7 @@ from stoker_engine.exec.kv_cache import KVCachePool
 from stoker_engine.sched import kv_manager
 from stoker_engine.sched.block_pool import BlockPool
 from stoker_engine.sizing.cache_groups import NULL_BLOCK
+from stoker_engine.sizing.step_shapes import StepShape
 
 from .thread_ranks import ThreadExecutor
 
@@ -228,9 +229,9 @@ class CheckedInputBuilder(InputBuilder):
 
     pool: GuardedKVCachePool
 
-    def build(self, step: Step, size: int | None = None) -> Inputs:
+    def build(self, step: Step, shape: StepShape | None = None) -> Inputs:
         """See `InputBuilder`."""
-        inputs = super().build(step, size)
+        inputs = super().build(step, shape)
         check_tables(self.pool.running, step, inputs, self.block_size)
         return inputs
 

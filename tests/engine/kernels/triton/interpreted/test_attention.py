@@ -13,11 +13,13 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
+from stoker_engine.attention import triton
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract import names
+from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
 from stoker_engine.models.loading.kv_scales import LayerScales
 
 from ....attention.conftest import Sequences, run
@@ -178,6 +180,62 @@ def test_padding_decodes_have_results_of_zero(name: str) -> None:
     out = backend.attend(sequences.shape, query[[0, 0, 1, 1]], sequences.cache, backend.prepare(padded))
     torch.testing.assert_close(out[[1, 3]], expected, rtol=0, atol=0)
     assert not out[[0, 2]].any()
+
+
+@pytest.mark.usefixtures("batch_invariant_matmul")
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
+def test_padded_steps_with_chunks_have_the_same_bits(
+    seed: int, batch_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA graphs pad a step with sequences without tokens, and with tokens of a sequence of length 0. Padding is NaN,
+    and its results are 0. Each sequence may be a decode or a chunk, as the device's number of decodes says."""
+    for module in (attention_tiles, decode_splits, triton):  # contexts of a few tokens have several parts
+        monkeypatch.setattr(module, "PART_KEYS", 32)
+    rng = random.Random(seed)
+    shape = SHAPES[rng.choice(("plain", "window", "seven to one", "all options"))]
+    num_decodes, num_chunks = rng.choice((0, 1, 3)), rng.choice((1, 2, 4))
+    lengths = [rng.choice((1, 5, 31, 32, 33, 70)) for _ in range(num_decodes)]
+    lengths += [rng.choice((2, 7, 8, 9, 17, 40)) for _ in range(num_chunks)]
+    sequences = Sequences.random(
+        shape, lengths, torch.float32, seed=seed, block_size=rng.choice((3, 16)),
+        kv_cache_dtype=rng.choice(("auto", "fp8_per_token_head")),
+    )  # fmt: skip
+    starts = [length - 1 for length in lengths[:num_decodes]]
+    starts += [rng.choice((0, rng.randrange(length - 1))) for length in lengths[num_decodes:]]
+    for s, start in enumerate(starts):
+        run(SdpaBackend(), sequences, *([[(s, 0, start)]] if start else []))
+    spans = [(s, start, length) for s, (start, length) in enumerate(zip(starts, lengths, strict=True))]
+    query, key, value, metadata = sequences.step(spans)
+    assert value is not None
+    backend = TritonBackend(batch_invariant)
+    expected = backend.forward(shape, query, key, value, sequences.cache, backend.prepare(metadata))
+
+    tokens = len(query) + rng.choice((0, 1, 15, 30))
+    slots = min(len(lengths) + rng.choice((0, 1, 5)), tokens)
+
+    def padded(values: torch.Tensor, size: int, fill: float) -> torch.Tensor:
+        return torch.cat([values, values.new_full((size - len(values), *values.shape[1:]), fill)])
+
+    of_graph = dataclasses.replace(
+        metadata,
+        query_starts=padded(padded(metadata.query_starts, slots + 1, len(query)), slots + 2, tokens),
+        seq_lens=padded(metadata.seq_lens, slots + 1, 0),
+        num_decodes=slots,
+        groups=[
+            dataclasses.replace(
+                group, tables=padded(group.tables, slots + 1, 0), slot_mapping=padded(group.slot_mapping, tokens, -1)
+            )
+            for group in metadata.groups
+        ],
+        query_starts_host=np.zeros(0),
+        seq_lens_host=np.array([*[rng.choice((70, 100))] * slots, 0], dtype=np.int32),
+        graph_decodes=torch.tensor([num_decodes], dtype=torch.int32),
+    )
+    inputs = (padded(each, tokens, torch.nan) for each in (query, key, value))
+    out = backend.forward(shape, *inputs, sequences.cache, backend.prepare(of_graph))
+    assert torch.equal(out[: len(query)], expected)
+    assert not out[len(query) :].any()
 
 
 @pytest.mark.usefixtures("batch_invariant_matmul")

@@ -1,4 +1,4 @@
-"""Decodes from fixed memory, padded, as CUDA graphs compute them: they have the results of other steps.
+"""Steps from fixed memory, padded, as CUDA graphs compute them: they have the results of other steps.
 
 Instead of a graph's replay, the step is computed again, with the current contents of the same memory.
 """
@@ -6,7 +6,8 @@ Instead of a graph's replay, the step is computed again, with the current conten
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,17 @@ from stoker_engine import LLM, SamplingParams
 from stoker_engine.attention import triton
 from stoker_engine.core.outputs import RequestOutput
 from stoker_engine.exec import build_runner as build_runner_module
-from stoker_engine.exec import graphs as graphs_module
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.exec.graphs import StepGraph, StepGraphs
+from stoker_engine.exec.inputs import Inputs
 from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
 from stoker_engine.kernels.triton.bundle import TRITON
+from stoker_engine.layers.batch_rows import PADDING
+from stoker_engine.sizing import step_shapes
 
 from .....support.engine.device_steps import sample_on_device
+from .....support.engine.repeating_proposer import RepeatingProposer
+from .....support.engine.tiny_models import tiny_mixture
 from ....integration.test_lora import Served
 from .conftest import ON_CHIP
 
@@ -39,7 +44,7 @@ def again(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[
 
 
 def captured(llm: LLM) -> list[StepGraph]:
-    """Replay the engine's decodes; return the graphs that are used from now on."""
+    """Replay the engine's steps; return the graphs that are used from now on."""
     executor = llm.engine.executor  # type: ignore[union-attr]
     assert isinstance(executor, LocalExecutor)
     runner, found = executor.runner, list[StepGraph]()
@@ -87,7 +92,7 @@ def outputs(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> list[Requ
 def test_replayed_steps_equal_eager_steps(
     model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs_module, "_SHORTEST", 64)
+    monkeypatch.setattr(step_shapes, "_SHORTEST", 64)
     for module in (attention_tiles, decode_splits, triton):  # contexts of a few tokens have several splits
         monkeypatch.setattr(module, "PART_KEYS", 32)
     path: Path = request.getfixturevalue(model)
@@ -103,8 +108,11 @@ def test_replayed_steps_equal_eager_steps(
     for ours, theirs in zip(outputs(llm, prompts, lengths), expected, strict=True):
         assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
-    assert {graph.size for graph in found} >= {1, 2, 4}
-    assert len({int(graph.planned[0]) for graph in found}) > 1 or "batch_invariant" in options
+    assert {graph.shape.tokens for graph in found if not graph.shape.has_chunks} >= {1, 2, 4}
+    assert {graph.shape.tokens for graph in found if graph.shape.has_chunks} >= {8, 24}
+    for has_chunks in (False, True):
+        lengths = [int(graph.planned[0]) for graph in found if graph.shape.has_chunks == has_chunks]
+        assert len(set(lengths)) > 1 or "batch_invariant" in options
 
 
 def test_replayed_steps_use_adapters_that_are_loaded_later(
@@ -124,6 +132,45 @@ def test_replayed_steps_use_adapters_that_are_loaded_later(
     generated = llm.generate(prompts, params, lora_request=requests, use_tqdm=False)
     for adapter, prompt, output in zip(choices, prompts, generated, strict=True):
         served.check(adapter, prompt, output.outputs[0].token_ids)
-    graphs = llm.engine.executor.runner.graphs  # type: ignore[union-attr]
-    used = {shape.has_adapters for shape, of_shape in graphs.captured.items() if set(of_shape) & set(found)}
-    assert used == {False, True}
+    assert {graph.shape[2:] for graph in found} >= {(False, True), (True, False), (True, True)}
+
+
+@pytest.fixture
+def unwritten_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("unwritten_is_nan")
+def test_padding_of_a_mixture_is_finite(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unwritten memory and released blocks are NaN, which would reach the router and the experts' tiles. Steps have
+    decodes, chunks and drafts."""
+    monkeypatch.setattr(build_runner_module, "select_kernels", lambda *_: TRITON)
+    tiny_mixture("mixtral").save_pretrained(tmp_path)
+    for file in tiny_llama.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    sizes = {"num_gpu_blocks_override": 60, "max_model_len": 64, "max_num_batched_tokens": 12, "max_num_seqs": 3}
+    options = {"device": "cpu", "dtype": "float32", "attention_backend": "triton", "block_size": 4, **sizes}
+    rng = random.Random(2)
+    prompts = [[rng.randrange(2, 128) for _ in range(count)] for count in (3, 17, 1, 9)]
+    expected = outputs(LLM(str(tmp_path), **options), prompts, [6, 4, 7, 5])  # type: ignore[arg-type]
+    llm = LLM(str(tmp_path), **options)  # type: ignore[arg-type]
+    found, run = captured(llm), StepGraph.run
+    llm.engine.scheduler._proposer = RepeatingProposer()  # type: ignore[union-attr]
+    num_padding = 0
+
+    def checked(graph: StepGraph, inputs: Inputs) -> torch.Tensor:
+        nonlocal num_padding
+        hidden = run(graph, inputs)
+        assert hidden.isfinite().all()
+        num_padding += int((inputs.token_rows == PADDING).sum())
+        return hidden
+
+    monkeypatch.setattr(StepGraph, "run", checked)
+    for ours, theirs in zip(outputs(llm, prompts, [6, 4, 7, 5]), expected, strict=True):
+        assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+        assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
+    assert num_padding > 20
+    assert {graph.shape.has_chunks for graph in found} == {False, True}

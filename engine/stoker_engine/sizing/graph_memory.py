@@ -1,0 +1,86 @@
+"""Memory of the CUDA graphs of steps, an upper estimate that has not been fitted to any GPU.
+
+    kernels        of each graph: the driver's record of each launch
+    activations    of the largest step, once: graphs share a memory pool, since only one of them runs at a time
+    inputs         fixed addresses that all graphs read; and the hidden states that they write
+
+The engine logs the memory that a capture takes, and warns if it is more than this.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stoker_engine.architectures.decoder_config import LayerConfig
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.activations import layer_activation_bytes
+from stoker_engine.sizing.step_shapes import captured_shapes, planned_lengths
+from stoker_engine.sizing.weight_sizes import Sharding
+
+#: Bytes of the driver's memory for each launch in a graph: an estimate from vLLM's logs. 35 graphs of a model of 16
+#: layers took 0.21 GiB, with their activations (vLLM's pull request 11349), some 30 KiB a launch, and 67 graphs of 32
+#: layers 0.3 GiB, some 20. CUDA 11.2 took 64 KiB (https://forums.developer.nvidia.com/t/244901).
+_LAUNCH_BYTES: Final = 16 << 10
+
+#: Tokens of the KV cache, which limit the number of graphs. The size of the cache is computed after the memory of
+#: graphs, so it is not known here; ten times as many tokens make a third more graphs.
+_CACHE_TOKENS: Final = 1 << 19
+
+#: Launches of a layer: dense, with a mixture of experts, with latent attention; and those of adapters in addition.
+_DENSE, _MIXTURE, _LATENT, _ADAPTERS = 12, 18, 24, 10
+
+#: Launches of a step outside its layers.
+_STEP: Final = 24
+
+#: Bytes of workspaces that matrix multiplications keep in the pool.
+_WORKSPACES: Final = 64 << 20
+
+#: Keys in a part of a decode's attention, at least (`kernels.triton.attention.decode_splits.PART_KEYS`).
+_PART_KEYS: Final = 256
+
+
+def graph_bytes(
+    config: ModelConfig,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    element_bytes: int,
+    block_size: int,
+    num_groups: int,
+    split: Sharding,
+    has_adapters: bool = False,
+) -> int:
+    """Return the bytes that the graphs of a device take.
+
+    Args:
+        element_bytes: bytes of one element of activations.
+        block_size: tokens in one block.
+        num_groups: number of groups of layers, each with its own block tables.
+        split: devices of the engine.
+        has_adapters: whether steps with adapters have their own graphs.
+    """
+    longest = config.longest_model_len
+    shapes = captured_shapes(max_num_seqs, max_num_batched_tokens, has_adapters)
+    lengths = [planned_lengths(shape, _CACHE_TOKENS, longest) for shape in shapes]
+    layers = sum(map(layer_launches, config.layers)) // split.pipeline
+    of_adapters = _ADAPTERS * len(config.layers) // split.pipeline
+    launches = sum(
+        len(of_shape) * (_STEP + layers + shape.has_adapters * of_adapters)
+        for shape, of_shape in zip(shapes, lengths, strict=True)
+    )
+    tokens, sequences = max(shape.tokens for shape in shapes), max(shape.sequences for shape in shapes)
+    parts = max(
+        shape.sequences * -(-max(of_shape) // _PART_KEYS) for shape, of_shape in zip(shapes, lengths, strict=True)
+    )
+    of_part = max(layer.attention.num_heads * (layer.attention.head_dim + 2) for layer in config.layers)
+    activations = layer_activation_bytes(config, tokens, element_bytes, split) + parts * of_part // split.tensor * 4
+    tables = num_groups * (sequences + 1) * -(-longest // block_size) * 4
+    hidden = tokens * config.hidden_size * element_bytes
+    return launches * _LAUNCH_BYTES + activations + _WORKSPACES + tables + hidden
+
+
+def layer_launches(layer: LayerConfig) -> int:
+    """Return an upper bound of the launches of a layer in a step with decodes and chunks, without adapters. Layers of
+    repacked integers launch up to a quarter more."""
+    if layer.attention.latent is not None:
+        return _LATENT
+    return _DENSE if layer.moe is None else _MIXTURE

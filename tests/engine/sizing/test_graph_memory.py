@@ -1,0 +1,65 @@
+"""Memory of CUDA graphs, compared with sums written out."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker_engine.architectures.model_config import ModelConfig
+from stoker_engine.sizing.activations import activation_bytes
+from stoker_engine.sizing.graph_memory import graph_bytes
+from stoker_engine.sizing.kv_format import kv_format
+from stoker_engine.sizing.memory import GIB, AdapterNumbers, Device, Numbers, memory_use
+from stoker_engine.sizing.weight_sizes import ONE_DEVICE, Sharding
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu", "torch_dtype": "bfloat16",
+}  # fmt: skip
+CONFIG = ModelConfig.from_dict(LLAMA)
+BF16 = kv_format("auto", "bfloat16")
+
+
+def planned(max_num_seqs: int, max_num_batched_tokens: int, split: Sharding = ONE_DEVICE, **more: bool) -> int:
+    return graph_bytes(CONFIG, max_num_seqs, max_num_batched_tokens, 2, 16, 1, split, **more)
+
+
+def test_the_sum_of_one_sequence_is_that_of_its_parts() -> None:
+    """Decodes of 1,024, 4,096 and 8,192 tokens; steps of 2 tokens with decodes of 1,024 and 8,192."""
+    launches = (3 + 2) * (24 + 32 * 12) * 16384
+    activations = 2 * 2 * (5 * 4096 + 3 * 128 + 3 * 14336) * 105 // 100
+    parts = 32 * 32 * 130 * 4
+    inputs_and_outputs = 2 * 512 * 4 + 2 * 4096 * 2
+    assert planned(1, 2) == launches + activations + parts + (64 << 20) + inputs_and_outputs
+
+
+def test_more_graphs_take_more_memory() -> None:
+    few, sequences, tokens = planned(64, 256), planned(1024, 256), planned(64, 2048)
+    assert few < sequences and few < tokens
+    assert planned(64, 2048) == planned(64, 16384)  # more tokens are not captured
+    assert 1.5 * few < planned(64, 256, has_adapters=True) < 4 * few
+
+
+@pytest.mark.parametrize("split", [Sharding(tensor=2), Sharding(pipeline=2)])
+def test_ranks_take_less_memory_than_one(split: Sharding) -> None:
+    assert planned(256, 2048, split) < planned(256, 2048)
+
+
+def test_a_model_of_8_billion_weights_takes_about_a_gibibyte() -> None:
+    assert 0.5 * GIB < planned(256, 2048) < planned(1024, 8192) < 1.5 * GIB
+
+
+def test_the_cache_gets_what_graphs_leave() -> None:
+    numbers = Numbers(2, BF16, 16, 2048, 256, fused=True, adapters=AdapterNumbers(1, 8, 2))
+    use = memory_use(CONFIG, numbers, Device(80 * GIB, 0.9, on_cpu=False))
+    assert use.graphs == planned(256, 2048, has_adapters=True)
+    assert use.activations == activation_bytes(CONFIG, 2048, 256, 2, fused=True)
+    held = use.weights + use.activations + use.adapters + use.allowances
+    assert use.allowances == GIB + use.graphs
+    assert use.kv_cache == int(80 * GIB * 0.9) - held
+
+
+def test_other_runtimes_reserve_a_gibibyte_and_cpus_nothing() -> None:
+    numbers = Numbers(2, BF16, 16, 2048, 256)
+    assert memory_use(CONFIG, numbers, Device(80 * GIB, 0.9, on_cpu=False)).graphs == GIB
+    assert memory_use(CONFIG, numbers, Device(80 * GIB, 0.9, on_cpu=True)).graphs == 0
