@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,15 +35,6 @@ from .conftest import ON_CHIP
 pytestmark = pytest.mark.skipif(ON_CHIP, reason="engines on GPUs have CUDA graphs")
 
 
-def again(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
-    found = compute()
-
-    def replay() -> None:
-        found.copy_(compute())
-
-    return found, replay
-
-
 def captured(llm: LLM) -> list[StepGraph]:
     """Replay the engine's steps; return the graphs that are used from now on."""
     executor = llm.engine.executor  # type: ignore[union-attr]
@@ -60,8 +52,14 @@ def captured(llm: LLM) -> list[StepGraph]:
         device=runner.device,
         has_adapters=runner.adapters is not None,
     )
+
+    def capture(compute: Any) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Compute only the largest step, because all graphs write to its address."""
+        hidden = compute() if graphs._hidden is None else graphs._hidden[: compute.args[0].tokens]
+        return hidden, compute
+
     with torch.inference_mode():
-        graphs.capture(again)
+        graphs.capture(capture)
     find = graphs.find
 
     def noted(step, has_adapters):  # type: ignore[no-untyped-def]
@@ -92,14 +90,14 @@ def outputs(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> list[Requ
 def test_replayed_steps_equal_eager_steps(
     model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_shapes, "_SHORTEST", 64)
+    monkeypatch.setattr(step_shapes, "_SHORTEST", 32)
     for module in (attention_tiles, decode_splits, triton):  # contexts of a few tokens have several splits
         monkeypatch.setattr(module, "PART_KEYS", 32)
     path: Path = request.getfixturevalue(model)
-    sizes = {"num_gpu_blocks_override": 120, "max_model_len": 160, "max_num_batched_tokens": 24, "max_num_seqs": 5}
+    sizes = {"num_gpu_blocks_override": 120, "max_model_len": 96, "max_num_batched_tokens": 16, "max_num_seqs": 5}
     rng = random.Random(1)
-    prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 70, 9, 30)]
-    lengths = [9, 10, 7, 5]
+    prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 70, 9, 40)]
+    lengths = [8, 7, 6, 4]
     sizes |= {"device": "cpu", "attention_backend": "triton"}
     expected = outputs(LLM(str(path), **{**sizes, **options}), prompts, lengths)  # type: ignore[arg-type]
     llm = LLM(str(path), **{**sizes, **options})  # type: ignore[arg-type]
@@ -109,7 +107,7 @@ def test_replayed_steps_equal_eager_steps(
         assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
     assert {graph.shape.tokens for graph in found if not graph.shape.has_chunks} >= {1, 2, 4}
-    assert {graph.shape.tokens for graph in found if graph.shape.has_chunks} >= {8, 24}
+    assert {graph.shape.tokens for graph in found if graph.shape.has_chunks} >= {8, 16}
     for has_chunks in (False, True):
         lengths = [int(graph.planned[0]) for graph in found if graph.shape.has_chunks == has_chunks]
         assert len(set(lengths)) > 1 or "batch_invariant" in options
