@@ -23,7 +23,7 @@ from stoker_engine.kernels.triton.gemm.w8a8_tile import STEP, scaled_product
 TILE_ROWS: Final = 64
 #: Outputs of a tile. Like the other tile sizes a guess that was not measured.
 _OUTPUTS: Final = 128
-_WARPS, _STAGES = 4, 3
+_WARPS, _STAGES = 8, 3
 
 
 @triton.jit(do_not_specialize=["choices"])

@@ -38,9 +38,9 @@ class Tiles:
 
 #: Number of tokens → tiles. Few tokens have narrow tiles, so that a matrix of 4,096 rows occupies most of an H100's 132
 #: multiprocessors. Guesses that were not measured.
-_FEW: Final = {16: Tiles(32, 16, 4, 5), 32: Tiles(32, 32, 4, 5), 64: Tiles(64, 64, 4, 4)}
+_FEW: Final = {16: Tiles(32, 16, 4, 5), 32: Tiles(32, 32, 4, 5), 64: Tiles(64, 64, 8, 4)}
 #: Tiles of more tokens, as large as the scaled sums of groups fit into registers.
-_MANY: Final = Tiles(128, 64, 4, 3)
+_MANY: Final = Tiles(128, 64, 8, 3)
 
 
 @triton.jit(do_not_specialize=["tokens"])
