@@ -27,7 +27,7 @@ SHARED = {
 SPILLED = {
     ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 40,
     ("attention chunk 128 fp32", "sm_80"): 8, ("attention chunk 96 fp16 e4m3", "sm_120"): 8,
-    ("packed_quant_gemm int4 with zeros, 64 tokens bf16 split", "sm_120"): 16,
+    ("grouped_packed_gemm Q6_K bf16", "sm_100"): 24,
 }  # fmt: skip
 VARIANTS = {target: kernel_variants(target) for target in TARGETS}
 
