@@ -88,7 +88,7 @@ def test_matrices_are_quantized_on_their_device_by_the_same_arithmetic() -> None
 def test_rows_are_quantized_some_at_a_time(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_on_load, "_ELEMENTS", elements)
     stack = torch.randn(3, 5, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
-    for weights in (stack, stack.transpose(0, 1), stack[0], stack[:, :0]):
+    for weights in (stack, stack.transpose(0, 1), stack[0]):
         found = quantized_on_load.quantized("m", weights, ON_LOAD["int4"], CPU)
         assert torch.equal(found, quantize(weights, ON_LOAD["int4"]))
     stack[2, 4, 5] = torch.inf

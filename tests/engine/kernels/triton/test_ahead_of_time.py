@@ -28,9 +28,9 @@ SHARED = {
 SPILLED = {
     ("attention chunk 256 bf16", "sm_90"): 16, ("attention chunk 256 bf16", "sm_100"): 40,
     ("attention chunk 128 fp32", "sm_80"): 8, ("attention chunk 96 fp16 e4m3", "sm_120"): 8,
-    ("packed_quant_gemm int4 with zeros, 64 tokens bf16 split", "sm_120"): 16,
     ("w8a8_gemm e4m3 in groups, 1024 tokens", "sm_100"): 104,
     ("w8a8_gemm e4m3 in groups, odd size, 1024 tokens", "sm_100"): 136,
+    ("grouped_packed_gemm Q6_K bf16", "sm_100"): 24,
 }  # fmt: skip
 VARIANTS = {target: kernel_variants(target) for target in TARGETS}
 

@@ -111,7 +111,7 @@ def test_gguf_file_in_a_gpus_formats_equals_its_dequantized_weights(
     assert held == weight_bytes(blocks.config, 4, formats=formats)
     matrices = [module for module in blocks.modules() if isinstance(module, BlockMatrix)]
     assert matrices and all(matrix.is_packed for matrix in matrices)
-    ran = [PagedRun(model, [[5, 17, 99, 3, 64, 2, 31], [8]], new_tokens=2) for model in (blocks, plain)]
+    ran = [PagedRun(model, [[5, 17, 99], [8]], new_tokens=1, compares_subsets=False) for model in (blocks, plain)]
     found, expected = (torch.stack([*run.sequences[0].logits, *run.sequences[1].logits]) for run in ran)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
