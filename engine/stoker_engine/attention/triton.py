@@ -16,8 +16,9 @@ import torch
 from stoker_engine.attention.backend import AttentionShape, BackendCapabilities, KVCache
 from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.kernels.triton.attention.attention import paged_attention
+from stoker_engine.kernels.triton.attention.decode import decode_attention
 from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_splits
+from stoker_engine.kernels.triton.attention.prefill import prefill_attention
 
 
 @dataclass(frozen=True)
@@ -75,25 +76,14 @@ class TritonBackend(FusedKVStoreBackend):
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
         """See `FusedKVBackend.attend`."""
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
+        cached = cache.key, cache.value, cache.key_scales, cache.value_scales
+        options = shape.scale, shape.sliding_window, shape.logits_soft_cap, shape.alibi_slopes, shape.sinks
         for part in plan.parts:
-            paged_attention(
-                query,
-                cache.key,
-                cache.value,
-                cache.key_scales,
-                cache.value_scales,
-                part.tables[cache.group],
-                part.query_starts,
-                part.seq_lens,
-                part.starts,
-                part.sequences,
-                shape.scale,
-                shape.sliding_window,
-                shape.logits_soft_cap,
-                shape.alibi_slopes,
-                shape.sinks,
-                out,
-            )
+            tables = part.tables[cache.group]
+            if part.starts is not None and part.sequences is not None:
+                decode_attention(query, *cached, tables, part.seq_lens, part.starts, part.sequences, *options, out)
+            else:
+                prefill_attention(query, *cached, tables, part.query_starts, part.seq_lens, *options, out)
         return out.flatten(1)
 
 
