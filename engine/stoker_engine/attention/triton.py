@@ -7,7 +7,7 @@ the same in a chunk and in a decode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from stoker_engine.attention.backend import AttentionShape, BackendCapabilities,
 from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.kernels.triton.attention.decode import decode_attention
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_splits
+from stoker_engine.kernels.triton.attention.decode_splits import count_parts, decode_splits
 from stoker_engine.kernels.triton.attention.prefill import prefill_attention
 
 
@@ -39,8 +39,23 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Plan:
+    """Plan of a step.
+
+    Attributes:
+        counters: for each number of heads, zeros in which a layer's decodes count finished parts: int32 [decodes ×
+            heads]. Layers take turns.
+    """
+
     metadata: AttentionMetadata
     parts: list[_Part]
+    counters: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def counters_of(self, num_heads: int) -> torch.Tensor:
+        """Return the counters for layers with this number of heads."""
+        if num_heads not in self.counters:
+            decodes, device = self.metadata.num_decodes, self.metadata.seq_lens.device
+            self.counters[num_heads] = torch.zeros(decodes * num_heads, dtype=torch.int32, device=device)
+        return self.counters[num_heads]
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,7 @@ class TritonBackend(FusedKVStoreBackend):
         parts = []
         if decodes:
             seq_lens = metadata.seq_lens[:decodes]
-            listed = decode_splits(seq_lens, _num_parts(metadata.seq_lens_host[:decodes]))
+            listed = decode_splits(seq_lens, count_parts(metadata.seq_lens_host[:decodes]))
             parts.append(_part(metadata, 0, decodes, *listed))
         if decodes < count:
             parts.append(_part(metadata, decodes, count))
@@ -71,7 +86,7 @@ class TritonBackend(FusedKVStoreBackend):
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
         """See `GraphBackend.fits`."""
-        return self.batch_invariant or _num_parts(seq_lens) <= _num_parts(planned)
+        return self.batch_invariant or count_parts(seq_lens) <= count_parts(planned)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
         """See `FusedKVBackend.attend`."""
@@ -81,14 +96,12 @@ class TritonBackend(FusedKVStoreBackend):
         for part in plan.parts:
             tables = part.tables[cache.group]
             if part.starts is not None and part.sequences is not None:
-                decode_attention(query, *cached, tables, part.seq_lens, part.starts, part.sequences, *options, out)
+                counters = plan.counters_of(shape.num_heads)
+                listed = part.starts, part.sequences, counters
+                decode_attention(query, *cached, tables, part.seq_lens, *listed, *options, out)
             else:
                 prefill_attention(query, *cached, tables, part.query_starts, part.seq_lens, *options, out)
         return out.flatten(1)
-
-
-def _num_parts(seq_lens: np.ndarray) -> int:
-    return int((-(-seq_lens // PART_KEYS)).sum())
 
 
 def _part(metadata: AttentionMetadata, begin: int, end: int, *listed: torch.Tensor) -> _Part:

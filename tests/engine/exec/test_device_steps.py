@@ -52,13 +52,13 @@ from ...support.engine.fake_device import (
 
 #: Models, their quantization, and the largest number of launches per layer.
 MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
-    "Qwen3-0.6B": (QWEN3_06B, None, 10),
-    "Llama-3-8B": (LLAMA_8B, None, 10),
-    "Llama-3-8B int4": (LLAMA_8B, "int4", 13),
-    "Llama-3-8B fp8": (LLAMA_8B, "fp8", 11),
+    "Qwen3-0.6B": (QWEN3_06B, None, 9),
+    "Llama-3-8B": (LLAMA_8B, None, 9),
+    "Llama-3-8B int4": (LLAMA_8B, "int4", 12),
+    "Llama-3-8B fp8": (LLAMA_8B, "fp8", 10),
     "Llama-3-70B": (LLAMA_70B, None, 10),
-    "Mixtral-8x7B": (MIXTRAL, None, 16),
-    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
+    "Mixtral-8x7B": (MIXTRAL, None, 15),
+    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 15),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
 KERNELS: Final = Path(compile_only_module.__file__).parents[1]

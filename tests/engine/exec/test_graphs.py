@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import random
 from array import array
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from stoker_engine.core.step import Step
 from stoker_engine.exec.device_batch import DeviceBatch, empty_values
 from stoker_engine.exec.graphs import StepGraphs, StepShape
 from stoker_engine.exec.kv_cache import KVCachePlan
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
+from stoker_engine.kernels.triton.attention.decode_splits import PART_SIZES
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.sizing.kv_format import kv_format
 
@@ -41,8 +42,12 @@ def step_of(starts: list[int], num_decodes: int) -> Step:
     return Step(0, rows, array("i", starts), ones, ones, num_decodes, len(starts))
 
 
+#: Where the parts of a sequence begin.
+PART_BEGINS = [*range(0, 16384, 256), *range(16384, 65536, 512), *range(65536, 1 << 18, 1024)]
+
+
 def parts(lengths: np.ndarray) -> int:
-    return sum(-(-int(length) // PART_KEYS) for length in lengths)
+    return sum(bisect.bisect_left(PART_BEGINS, max(int(length), 1)) for length in lengths)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +61,11 @@ def test_the_smallest_graph_with_room_is_chosen(max_seqs: int, num_blocks: int, 
     found = set()
     for _ in range(400):
         count = min(max_seqs, max(1, rng.choice(sizes) + rng.choice((-1, 0, 1))))
-        longest = rng.choice((PART_KEYS, 1024, max_model_len))
+        longest = rng.choice((PART_SIZES.short, 1024, max_model_len))
         starts = [rng.choice((0, rng.randrange(longest), longest - 1)) % max_model_len for _ in range(count)]
         graph = graphs.find(step_of(starts, count))
-        needed = parts(np.array(starts) + 1)
         size = min((size for size in sizes if size >= count), default=None)
+        needed = parts(np.array(starts) + 1) + (size or count) - count
         rooms = sorted(parts(each.planned) for each in graphs.captured[StepShape(size, 1)]) if size is not None else []
         expected = next((room for room in rooms if room >= needed), None)
         assert (None if graph is None else (graph.size, parts(graph.planned))) == (

@@ -56,7 +56,8 @@ def score_factor(scores):  # type: ignore[no-untyped-def]
 @triton.jit
 def paged_at(paged, block, slot, kv_head):  # type: ignore[no-untyped-def]
     """Return pointers to tokens of a KV head in a tensor of the cache."""
-    return paged.data + block * paged.block + slot * paged.slot + kv_head * paged.head
+    slot_stride, head_stride = tl.cast(paged.slot, tl.int64), tl.cast(paged.head, tl.int64)
+    return paged.data + block * paged.block + slot * slot_stride + kv_head * head_stride
 
 
 @triton.jit

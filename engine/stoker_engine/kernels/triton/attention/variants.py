@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -46,13 +46,13 @@ def layer_variants(
     are_decodes: bool,
     gpu: GpuTarget,
     tuples: Mapping[str, tuple[Any, ...]] | None = None,
-    constants: Mapping[str, object] | None = None,
+    constants: Callable[[LayerShape], Mapping[str, object]] = lambda shape: {},
 ) -> Iterator[KernelVariant]:
     """Yield the variants of a kernel that common models need.
 
     Args:
         name: the variants' names start with it.
-        tuples, constants: more arguments, see `KernelVariant.of`.
+        tuples, constants: more arguments, see `KernelVariant.of`; constants may depend on the layer's.
     """
 
     def variant(shape: str, dtype: str, stored: str = "", has_all_options: bool = False) -> KernelVariant:
@@ -70,7 +70,7 @@ def layer_variants(
             kernel,
             {**_POINTERS, "out": dtype},
             {"num_sequences": "i32"},
-            {"SHAPE": made, **(constants or {})},
+            {"SHAPE": made, **constants(made)},
             tiles.warps,
             tiles.stages,
             tensor_cores=dtype != "fp32",
@@ -94,4 +94,6 @@ def layer_variants(
 
 
 _CODES: Final = {"": PLAIN, "e4m3": E4M3, "e5m2": E5M2, "int8": INT8}
-_POINTERS: Final = dict.fromkeys(("tables", "query_starts", "seq_lens", "part_starts", "part_sequences"), "i32")
+_POINTERS: Final = dict.fromkeys(
+    ("tables", "query_starts", "seq_lens", "part_starts", "part_sequences", "counters"), "i32"
+)
