@@ -91,16 +91,43 @@ class TritonBackend(FusedKVStoreBackend):
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
         """See `FusedKVBackend.attend`."""
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
-        cached = cache.key, cache.value, cache.key_scales, cache.value_scales
-        options = shape.scale, shape.sliding_window, shape.logits_soft_cap, shape.alibi_slopes, shape.sinks
         for part in plan.parts:
-            tables = part.tables[cache.group]
             if part.starts is not None and part.sequences is not None:
-                counters = plan.counters_of(shape.num_heads)
-                listed = part.starts, part.sequences, counters
-                decode_attention(query, *cached, tables, part.seq_lens, *listed, *options, out)
+                decode_attention(
+                    query,
+                    cache.key,
+                    cache.value,
+                    cache.key_scales,
+                    cache.value_scales,
+                    part.tables[cache.group],
+                    part.seq_lens,
+                    part.starts,
+                    part.sequences,
+                    plan.counters_of(shape.num_heads),
+                    shape.scale,
+                    shape.sliding_window,
+                    shape.logits_soft_cap,
+                    shape.alibi_slopes,
+                    shape.sinks,
+                    out,
+                )
             else:
-                prefill_attention(query, *cached, tables, part.query_starts, part.seq_lens, *options, out)
+                prefill_attention(
+                    query,
+                    cache.key,
+                    cache.value,
+                    cache.key_scales,
+                    cache.value_scales,
+                    part.tables[cache.group],
+                    part.query_starts,
+                    part.seq_lens,
+                    shape.scale,
+                    shape.sliding_window,
+                    shape.logits_soft_cap,
+                    shape.alibi_slopes,
+                    shape.sinks,
+                    out,
+                )
         return out.flatten(1)
 
 

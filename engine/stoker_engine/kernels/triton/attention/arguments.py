@@ -28,12 +28,12 @@ class Paged(NamedTuple):
 
 
 class KeyValues(NamedTuple):
-    """A layer's cache. The scales are None if elements are not quantized."""
+    """A layer's cache. The scales are `Paged`; None if elements are not quantized."""
 
     key: Paged
     value: Paged
-    key_scale: Paged | None
-    value_scale: Paged | None
+    key_scale: Any
+    value_scale: Any
 
 
 class Queries(NamedTuple):
