@@ -204,9 +204,9 @@ def test_parts_begin_at_fixed_positions() -> None:
     around = [length + more for length in PART_BEGINS for more in (-1, 0, 1) if length + more > 0]
     lengths = [0, 16384, 65536, *dice.sample(around, 40), 0, 70_000]
     counts = [bisect.bisect_left(PART_BEGINS, max(length, 1)) for length in lengths]
-    most = decode_splits.count_parts(np.array(lengths))
-    assert most == sum(counts)
-    starts, sequences = decode_splits.decode_splits(torch.tensor(lengths, dtype=torch.int32), most + 7)
+    total = decode_splits.count_parts(np.array(lengths))
+    assert total == sum(counts)
+    starts, sequences = decode_splits.decode_splits(torch.tensor(lengths, dtype=torch.int32), total + 7)
     assert starts.tolist() == [0, *accumulate(counts)]
     assert sequences.tolist() == [s for s, count in enumerate(counts) for _ in range(count)] + [-1] * 7
 
