@@ -48,7 +48,7 @@ _FILLED: Final = tl.constexpr(256)
 
 
 def count_parts(seq_lens: np.ndarray) -> int:
-    """Return the total number of parts of sequences of the given lengths; padding (length 0) has one, which is empty."""
+    """Return the number of parts of sequences of the given lengths; padding (length 0) has one, which is empty."""
     sizes, seq_lens = PART_SIZES, np.maximum(seq_lens, 1)
     short = -(-np.minimum(seq_lens, sizes.medium_from) // sizes.short)
     medium = -(-np.clip(seq_lens - sizes.medium_from, 0, sizes.long_from - sizes.medium_from) // sizes.medium)
