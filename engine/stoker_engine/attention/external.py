@@ -16,8 +16,14 @@ from stoker_engine.attention.backend import AttentionBackend
 
 FLAG: Final = "--attention-backend"
 
-#: flash-attn: block size and head size must be multiples of these, in tokens and elements; maximum head size.
+#: Modules of the packages.
+_MODULES: Final = {"flash-attn": "flash_attn", "flashinfer": "flashinfer", "fa3": "flash_attn_interface"}
+#: Packages whose name differs from the module's.
+_PACKAGES: Final = {"fa3": "tokenspeed-fa3"}
+
+#: flash-attn: block size must be a multiple of this, in tokens.
 _BLOCK_SIZE: Final = 256
+#: flash-attn and fa3: head size must be a multiple of this, in elements; maximum head size.
 _HEAD_STEP: Final = 8
 _LARGEST_HEAD: Final = 256
 #: flashinfer: head sizes that its kernels are compiled for, in elements.
@@ -42,24 +48,29 @@ class AttentionRequirements:
 
 
 def by_package(
-    name: Literal["flash-attn", "flashinfer"], requirements: AttentionRequirements, lacks: str | None
+    name: Literal["flash-attn", "flashinfer", "fa3"], requirements: AttentionRequirements, lacks: str | None
 ) -> AttentionBackend:
     """Return the backend that uses the package called `name`.
 
     Args:
-        lacks: why the Triton kernels, which store keys and values, cannot run; None: they can.
+        lacks: why the package's kernels or the Triton kernels, which store keys and values, cannot run on the device;
+            None: they can.
 
     Raises:
         ArgumentError: the package is not installed, or does not support this model or device.
     """
-    package = name.replace("-", "_")
+    package = _MODULES[name]
     if importlib.util.find_spec(package) is None:
-        lacks = f"the package {package} is not installed"
+        lacks = f"the package {_PACKAGES.get(name, package)} is not installed"
     if lacks is None:
-        lacks = _lack_of_flash_attn(requirements) if name == "flash-attn" else _lack_of_flashinfer(requirements)
+        lacks = _LACKS[name](requirements)
     if lacks is not None:
         raise ArgumentError(FLAG, f"{name} is not available: {lacks}; choose auto or sdpa")
     module = importlib.import_module(package)
+    if name == "fa3":
+        from stoker_engine.attention.fa3 import FA3Backend
+
+        return FA3Backend(module.flash_attn_with_kvcache)
     if name == "flash-attn":
         from stoker_engine.attention.flash_attn import FlashAttnBackend
 
@@ -87,14 +98,31 @@ def _lack_of_packages(requirements: AttentionRequirements) -> str | None:
 def _lack_of_flash_attn(requirements: AttentionRequirements) -> str | None:
     if (lacks := _lack_of_packages(requirements)) is not None:
         return lacks
-    sizes = sorted({layer.head_dim for layer in requirements.layers})
-    if odd := [size for size in sizes if size % _HEAD_STEP or size > _LARGEST_HEAD]:
-        return f"it supports head sizes that are multiples of {_HEAD_STEP} up to {_LARGEST_HEAD}, not {odd[0]}"
+    if (lacks := _lack_of_head_sizes(requirements)) is not None:
+        return lacks
     if requirements.block_size % _BLOCK_SIZE:
         return (
             f"it supports block sizes that are multiples of {_BLOCK_SIZE} tokens, "
             f"not {requirements.block_size} (--block-size)"
         )
+    return None
+
+
+def _lack_of_head_sizes(requirements: AttentionRequirements) -> str | None:
+    sizes = sorted({layer.head_dim for layer in requirements.layers})
+    if odd := [size for size in sizes if size % _HEAD_STEP or size > _LARGEST_HEAD]:
+        return f"it supports head sizes that are multiples of {_HEAD_STEP} up to {_LARGEST_HEAD}, not {odd[0]}"
+    return None
+
+
+def _lack_of_fa3(requirements: AttentionRequirements) -> str | None:
+    if (lacks := _lack_of_packages(requirements) or _lack_of_head_sizes(requirements)) is not None:
+        return lacks
+    for layer in requirements.layers:
+        if layer.logits_soft_cap is not None:
+            return "it does not support soft caps"
+        if layer.alibi_slopes is not None:
+            return "it does not support ALiBi"
     return None
 
 
@@ -107,6 +135,9 @@ def _lack_of_flashinfer(requirements: AttentionRequirements) -> str | None:
     if any(layer.alibi_slopes is not None for layer in requirements.layers):
         return "it does not support a model's own ALiBi slopes"
     return None
+
+
+_LACKS: Final = {"flash-attn": _lack_of_flash_attn, "flashinfer": _lack_of_flashinfer, "fa3": _lack_of_fa3}
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -61,8 +61,8 @@ def _backend(
             "bfloat16 or float32; choose auto or sdpa",
         )
     lacks = lack_of_triton(device) or _lack_of_room(device, requirements)
-    if name in ("flash-attn", "flashinfer"):
-        return by_package(name, requirements, lacks), name
+    if name in ("flash-attn", "flashinfer", "fa3"):
+        return by_package(name, requirements, lacks or (_lack_of_hopper(device) if name == "fa3" else None)), name
     if lacks is None and (name == "triton" or device.type == "cuda"):
         from stoker_engine.attention.triton import TritonBackend
 
@@ -79,3 +79,12 @@ def _lack_of_room(device: torch.device, requirements: AttentionRequirements) -> 
     if is_latent and requirements.dtype == torch.float32 and has_little_shared_memory(device):
         return "latent attention in float32 needs more shared memory than this GPU has (--dtype bfloat16 does not)"
     return None
+
+
+def _lack_of_hopper(device: torch.device) -> str | None:
+    if device.type == "cuda" and torch.version.hip is None:
+        found = torch.cuda.get_device_capability(device)
+        if found == (9, 0):
+            return None
+        return f"its kernels need compute capability 9.0, and this GPU has {found[0]}.{found[1]}"
+    return "its kernels need an NVIDIA GPU of compute capability 9.0"

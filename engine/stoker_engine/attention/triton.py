@@ -7,7 +7,7 @@ the same in a chunk and in a decode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +16,9 @@ import torch
 from stoker_engine.attention.backend import AttentionShape, BackendCapabilities, KVCache
 from stoker_engine.attention.fused_kv import FusedKVStoreBackend
 from stoker_engine.attention.metadata import AttentionMetadata
-from stoker_engine.kernels.triton.attention.attention import paged_attention
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS, decode_splits
+from stoker_engine.kernels.triton.attention.decode import decode_attention
+from stoker_engine.kernels.triton.attention.decode_splits import count_parts, decode_splits
+from stoker_engine.kernels.triton.attention.prefill import prefill_attention
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,23 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Plan:
+    """Plan of a step.
+
+    Attributes:
+        counters: for each number of heads, zeros in which a layer's decodes count finished parts: int32 [decodes ×
+            heads]. Layers take turns.
+    """
+
     metadata: AttentionMetadata
     parts: list[_Part]
+    counters: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def counters_of(self, num_heads: int) -> torch.Tensor:
+        """Return the counters for layers with this number of heads."""
+        if num_heads not in self.counters:
+            decodes, device = self.metadata.num_decodes, self.metadata.seq_lens.device
+            self.counters[num_heads] = torch.zeros(decodes * num_heads, dtype=torch.int32, device=device)
+        return self.counters[num_heads]
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class TritonBackend(FusedKVStoreBackend):
             starts, first_chunk = torch.maximum(starts, metadata.graph_decodes), 0
         parts = []
         if decodes:
-            listed = decode_splits(seq_lens[:decodes], _num_parts(metadata.seq_lens_host[:decodes]))
+            listed = decode_splits(seq_lens[:decodes], count_parts(metadata.seq_lens_host[:decodes]))
             parts.append(_part(metadata, slice(0, decodes), metadata.query_starts, seq_lens, *listed))
         if first_chunk < count:
             parts.append(_part(metadata, slice(first_chunk, count), starts, metadata.seq_lens))
@@ -75,35 +91,49 @@ class TritonBackend(FusedKVStoreBackend):
 
     def fits(self, seq_lens: np.ndarray, planned: np.ndarray) -> bool:
         """See `GraphBackend.fits`."""
-        return self.batch_invariant or _num_parts(seq_lens) <= _num_parts(planned)
+        return self.batch_invariant or count_parts(seq_lens) <= count_parts(planned)
 
     def attend(self, shape: AttentionShape, query: torch.Tensor, cache: KVCache, plan: _Plan) -> torch.Tensor:
         """See `FusedKVBackend.attend`."""
         out = query.new_empty(len(query), shape.num_heads, shape.value_head_dim)
         for part in plan.parts:
-            paged_attention(
-                query,
-                cache.key,
-                cache.value,
-                cache.key_scales,
-                cache.value_scales,
-                part.tables[cache.group],
-                part.query_starts,
-                part.seq_lens,
-                part.starts,
-                part.sequences,
-                shape.scale,
-                shape.sliding_window,
-                shape.logits_soft_cap,
-                shape.alibi_slopes,
-                shape.sinks,
-                out,
-            )
+            if part.starts is not None and part.sequences is not None:
+                decode_attention(
+                    query,
+                    cache.key,
+                    cache.value,
+                    cache.key_scales,
+                    cache.value_scales,
+                    part.tables[cache.group],
+                    part.seq_lens,
+                    part.starts,
+                    part.sequences,
+                    plan.counters_of(shape.num_heads),
+                    shape.scale,
+                    shape.sliding_window,
+                    shape.logits_soft_cap,
+                    shape.alibi_slopes,
+                    shape.sinks,
+                    out,
+                )
+            else:
+                prefill_attention(
+                    query,
+                    cache.key,
+                    cache.value,
+                    cache.key_scales,
+                    cache.value_scales,
+                    part.tables[cache.group],
+                    part.query_starts,
+                    part.seq_lens,
+                    shape.scale,
+                    shape.sliding_window,
+                    shape.logits_soft_cap,
+                    shape.alibi_slopes,
+                    shape.sinks,
+                    out,
+                )
         return out.flatten(1)
-
-
-def _num_parts(seq_lens: np.ndarray) -> int:
-    return int((-(-seq_lens // PART_KEYS)).sum())
 
 
 def _part(

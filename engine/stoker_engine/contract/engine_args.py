@@ -48,8 +48,8 @@ class EngineArgs:
     seed: int = flag("random seed of requests that set none; a run with the same seed can be repeated", 0)
     device: names.Device = flag("device; auto takes an accelerator if there is one", "auto", choices=names.DEVICES)
     attention_backend: names.AttentionBackend = flag(
-        "attention kernels; native: for CPUs; triton: for GPUs; sdpa: torch's, for any device; flash-attn and "
-        "flashinfer: these packages, if installed; auto: native, triton or sdpa",
+        "attention kernels; native: for CPUs; triton: for GPUs; sdpa: torch's, for any device; flash-attn, "
+        "flashinfer and fa3: these packages, if installed; auto: native, triton or sdpa",
         "auto",
         choices=names.ATTENTION_BACKENDS,
     )

@@ -8,7 +8,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head"]
 Device = Literal["auto", "cpu", "cuda"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-AttentionBackend = Literal["auto", "native", "triton", "sdpa", "flash-attn", "flashinfer"]
+AttentionBackend = Literal["auto", "native", "triton", "sdpa", "flash-attn", "flashinfer", "fa3"]
 
 ToolCallParser = Literal[
     "deepseek_v3", "deepseek_v31", "glm45", "granite", "granite4", "hermes", "kimi_k2", "llama3_json",

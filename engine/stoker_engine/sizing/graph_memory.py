@@ -35,7 +35,7 @@ _STEP: Final = 24
 #: Bytes of workspaces that matrix multiplications keep in the pool.
 _WORKSPACES: Final = 64 << 20
 
-#: Keys in a part of a decode's attention, at least (`kernels.triton.attention.decode_splits.PART_KEYS`).
+#: Keys in a part of a decode's attention, at least (`kernels.triton.attention.decode_splits.PART_SIZES`).
 _PART_KEYS: Final = 256
 
 

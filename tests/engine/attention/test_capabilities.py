@@ -20,6 +20,7 @@ from stoker_engine.attention.sdpa import SdpaBackend
 
 def backends() -> dict[str, type[AttentionBackend]]:
     pytest.importorskip("triton")
+    from stoker_engine.attention.fa3 import FA3Backend
     from stoker_engine.attention.flash_attn import FlashAttnBackend
     from stoker_engine.attention.flashinfer import FlashInferBackend
     from stoker_engine.attention.triton import TritonBackend
@@ -30,6 +31,7 @@ def backends() -> dict[str, type[AttentionBackend]]:
         "triton": TritonBackend,
         "flash-attn": FlashAttnBackend,
         "flashinfer": FlashInferBackend,
+        "fa3": FA3Backend,
     }
 
 
@@ -37,7 +39,7 @@ def methods(protocol: type) -> set[str]:
     return {name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", ["native", "sdpa", "triton", "flash-attn", "flashinfer"])
+@pytest.mark.parametrize("name", ["native", "sdpa", "triton", "flash-attn", "flashinfer", "fa3"])
 def test_capabilities_agree_with_methods(name: str) -> None:
     backend = backends()[name]
     capabilities = backend.capabilities

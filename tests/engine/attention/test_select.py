@@ -108,6 +108,15 @@ LATENT = dataclasses.replace(LAYER, latent=MLAConfig(None, 64, 32, 16, 32))
         ),
         ("flashinfer", requirements(torch.bfloat16, dataclasses.replace(LAYER, value_head_dim=32)), "not 64 and 32"),
         ("flashinfer", requirements(torch.bfloat16, LATENT), "not support latent attention"),
+        ("fa3", requirements(torch.float32), r"bfloat16 and float16, not float32 \(--dtype\)"),
+        ("fa3", requirements(torch.bfloat16, dataclasses.replace(LAYER, head_dim=84)), "multiples of 8 up to 256, not"),
+        (
+            "fa3",
+            requirements(torch.bfloat16, dataclasses.replace(LAYER, logits_soft_cap=30.0)),
+            "not support soft caps",
+        ),
+        ("fa3", requirements(torch.bfloat16, dataclasses.replace(LAYER, alibi_slopes=(1.0,) * 4)), "not support ALiBi"),
+        ("fa3", requirements(torch.bfloat16, dataclasses.replace(LAYER, sinks=True)), "not support attention sinks"),
     ],
 )
 def test_packages_are_refused_for_unsupported_models(
@@ -120,3 +129,20 @@ def test_packages_are_refused_for_unsupported_models(
         by_package(name, requested, "no GPU")
     with pytest.raises(ArgumentError, match=f"--attention-backend: {name} .*{message}.*; choose auto or sdpa"):
         by_package(name, requested, None)
+
+
+def test_fa3_needs_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
+    module = SimpleNamespace(flash_attn_with_kvcache=lambda: None)
+    monkeypatch.setattr("importlib.import_module", {"flash_attn_interface": module}.__getitem__)
+    for capability, runs in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        if runs:
+            backend = attention_backend(torch.device("cuda"), requirements(torch.bfloat16, block_size=16), name="fa3")
+            assert type(backend).__name__ == "FA3Backend"
+        else:
+            with pytest.raises(ArgumentError, match=r"fa3 is not available: .*capability 9\.0.*; choose auto or sdpa"):
+                attention_backend(torch.device("cuda"), requirements(torch.bfloat16), name="fa3")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(ArgumentError, match=r"fa3 is not available: .*NVIDIA GPU of compute capability 9"):
+        attention_backend(torch.device("cuda"), requirements(torch.bfloat16), name="fa3")

@@ -29,7 +29,7 @@ def test_kernels_are_compiled_once(tiny_llama: Path, tmp_path: Path) -> None:
         ).stderr
 
     build_kernels()
-    assert {"_paged_attention", "_merge_splits", "_argmax", "_keep_allowed", "_sample"} <= {
+    assert {"_prefill_attention", "_decode_attention", "_merge_parts", "_argmax", "_keep_allowed", "_sample"} <= {
         each.stem for each in output.rglob("*.cubin")
     }
     assert "sm_90: 0 kernels compiled" in build_kernels()

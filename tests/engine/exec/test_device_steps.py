@@ -67,15 +67,15 @@ W8A8: Final = {
 DEEPSEEK_FP8: Final = {**DEEPSEEK_V3, "first_k_dense_replace": 1, "quantization_config": FP8_BLOCKS}
 #: Models, their quantization, and the largest number of launches per layer.
 MODELS: Final[dict[str, tuple[dict[str, Any], str | None, int]]] = {
-    "Qwen3-0.6B": (QWEN3_06B, None, 10),
-    "Llama-3-8B": (LLAMA_8B, None, 10),
-    "Llama-3-8B int4": (LLAMA_8B, "int4", 13),
-    "Llama-3-8B fp8": (LLAMA_8B, "fp8", 11),
+    "Qwen3-0.6B": (QWEN3_06B, None, 9),
+    "Llama-3-8B": (LLAMA_8B, None, 9),
+    "Llama-3-8B int4": (LLAMA_8B, "int4", 12),
+    "Llama-3-8B fp8": (LLAMA_8B, "fp8", 10),
     "Llama-3-70B": (LLAMA_70B, None, 10),
-    "Mixtral-8x7B": (MIXTRAL, None, 16),
-    "Llama-3-8B W8A8": ({**LLAMA_8B, "quantization_config": W8A8}, None, 11),
-    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 17),
-    "Mixtral-8x7B Q4_K": (MIXTRAL, "Q4_K", 18),
+    "Mixtral-8x7B": (MIXTRAL, None, 15),
+    "Llama-3-8B W8A8": ({**LLAMA_8B, "quantization_config": W8A8}, None, 10),
+    "Mixtral-8x7B fp8": (MIXTRAL, "fp8", 16),
+    "Mixtral-8x7B Q4_K": (MIXTRAL, "Q4_K", 17),
     "DeepSeek-V3": ({**DEEPSEEK_V3, "first_k_dense_replace": 1}, None, 22),
 }
 #: Limits of a step for which few graphs are captured.

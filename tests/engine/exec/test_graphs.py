@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import random
 from array import array
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from stoker_engine.exec.capture import capture_all
 from stoker_engine.exec.device_batch import DeviceBatch, empty_values
 from stoker_engine.exec.graphs import StepGraphs
 from stoker_engine.exec.kv_cache import KVCachePlan
-from stoker_engine.kernels.triton.attention.decode_splits import PART_KEYS
+from stoker_engine.kernels.triton.attention.decode_splits import PART_SIZES
 from stoker_engine.layers.batch_rows import BatchRows
 from stoker_engine.parallel.communicator import SingleRank
 from stoker_engine.sizing.kv_format import kv_format
@@ -48,8 +49,12 @@ def step_of(starts: list[int], num_decodes: int, lengths: list[int] | None = Non
     return Step(0, rows, array("i", starts), of_each, ones, num_decodes, sum(of_each))
 
 
+#: Where the parts of a sequence begin.
+PART_BEGINS = [*range(0, 16384, 256), *range(16384, 65536, 512), *range(65536, 1 << 18, 1024)]
+
+
 def parts(lengths: np.ndarray) -> int:
-    return sum(-(-int(length) // PART_KEYS) for length in lengths)
+    return sum(bisect.bisect_left(PART_BEGINS, max(int(length), 1)) for length in lengths)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +81,12 @@ def test_the_smallest_graph_with_room_is_chosen(
         else:
             count = decodes = tokens = min(max_seqs, size)
             lengths = [1] * count
-        longest = rng.choice((PART_KEYS, 1024, max_model_len))
+        longest = rng.choice((PART_SIZES.short, 1024, max_model_len))
         starts = [rng.choice((0, rng.randrange(longest), longest - 1)) % max_model_len for _ in range(count)]
         graph = graphs.find(step_of(starts, decodes, lengths))
-        needed = parts(np.array(starts[:decodes], dtype=np.int64) + 1)
         shape = min((each for each in shapes if each[0] >= tokens and each[1] >= count), default=None)
+        needed = parts(np.array(starts[:decodes], dtype=np.int64) + 1)
+        needed += shape.sequences - decodes if shape is not None else 0  # padding has empty parts
         rooms = sorted(parts(each.planned) for each in graphs.captured[shape]) if shape is not None else []
         expected = next((room for room in rooms if room >= needed), None)
         assert (None if graph is None else (graph.shape, parts(graph.planned))) == (

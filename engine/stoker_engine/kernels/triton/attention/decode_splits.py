@@ -1,7 +1,11 @@
 """Splits the keys of a step's decodes into parts for different programs.
 
-A part is a fixed number of keys of one sequence; the parts of all sequences are numbered consecutively:
+Parts begin at fixed positions, whatever a sequence's length: at first they have 256 keys each, further on they are
+longer. So long sequences have fewer parts to join, and sequences with a common prefix have the same parts of it. The
+sequences' own keys in the part where their prefix ends are not shared, so parts stay short compared with the prefix.
+The parts of all sequences are numbered consecutively:
 
+    begins      0  256  512 … 16128  16384    16896 … 65024  65536        66560 …
     seq_lens    300   70   600             starts      0  2  3  6
     parts       0 0   1    2 2 2 · ·       sequences   0  0  1  2  2  2  -1 -1
 
@@ -11,8 +15,9 @@ The device lists the parts: a CUDA graph, whose number of programs is fixed, nee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -21,15 +26,61 @@ from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
 from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
 from stoker_engine.kernels.triton.common.operation import operation
 
-#: Number of keys in a part; the last of a sequence may have fewer.
-PART_KEYS: Final = 256
+
+class PartSizes(NamedTuple):
+    """Numbers of keys in parts, by their position. The last part of a sequence may have fewer.
+
+    Attributes:
+        short, medium, long: keys of a part; each is a multiple of the former, and all are multiples of a tile's keys.
+        medium_from, long_from: positions where medium and long parts begin.
+    """
+
+    short: int = 256
+    medium: int = 512
+    long: int = 1024
+    medium_from: int = 16384
+    long_from: int = 65536
+
+
+PART_SIZES: Final = PartSizes()
 _LENGTHS: Final = tl.constexpr(128)
 _FILLED: Final = tl.constexpr(256)
 
 
+def count_parts(seq_lens: np.ndarray) -> int:
+    """Return the number of parts of sequences of the given lengths; padding (length 0) has one, which is empty."""
+    sizes, seq_lens = PART_SIZES, np.maximum(seq_lens, 1)
+    short = -(-np.minimum(seq_lens, sizes.medium_from) // sizes.short)
+    medium = -(-np.clip(seq_lens - sizes.medium_from, 0, sizes.long_from - sizes.medium_from) // sizes.medium)
+    long = -(-np.maximum(seq_lens - sizes.long_from, 0) // sizes.long)
+    return int((short + medium + long).sum())
+
+
+@triton.jit
+def num_parts(lengths, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the number of parts of each sequence of the given lengths, as `count_parts`."""
+    lengths = tl.maximum(lengths, 1)
+    MEDIUM_KEYS: tl.constexpr = SIZES.long_from - SIZES.medium_from
+    short = (tl.minimum(lengths, SIZES.medium_from) + SIZES.short - 1) // SIZES.short
+    medium_keys = tl.minimum(tl.maximum(lengths - SIZES.medium_from, 0), MEDIUM_KEYS)
+    long_keys = tl.maximum(lengths - SIZES.long_from, 0)
+    medium = (medium_keys + SIZES.medium - 1) // SIZES.medium
+    return short + medium + (long_keys + SIZES.long - 1) // SIZES.long
+
+
+@triton.jit
+def part_begin(part, SIZES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the position where a part of a sequence begins."""
+    SHORT: tl.constexpr = SIZES.medium_from // SIZES.short
+    MEDIUM: tl.constexpr = (SIZES.long_from - SIZES.medium_from) // SIZES.medium
+    medium = tl.minimum(tl.maximum(part - SHORT, 0), MEDIUM)
+    long = tl.maximum(part - SHORT - MEDIUM, 0)
+    return tl.minimum(part, SHORT) * SIZES.short + medium * SIZES.medium + long * SIZES.long
+
+
 @triton.jit(do_not_specialize=["num_sequences", "most_parts", "seq_lens"])
 def _decode_splits(  # type: ignore[no-untyped-def]
-    seq_lens, starts, sequences, num_sequences, most_parts, PART_KEYS: tl.constexpr
+    seq_lens, starts, sequences, num_sequences, most_parts, SIZES: tl.constexpr
 ):
     """List the parts of one sequence; the last program stores the total, and marks unused entries."""
     sequence = tl.program_id(0)
@@ -37,11 +88,11 @@ def _decode_splits(  # type: ignore[no-untyped-def]
     for begin in tl.range(0, sequence, _LENGTHS):
         at = begin + tl.arange(0, _LENGTHS)
         lengths = tl.load(seq_lens + at, mask=at < sequence, other=0)
-        first += tl.sum((lengths + PART_KEYS - 1) // PART_KEYS, 0)
+        first += tl.sum(tl.where(at < sequence, num_parts(lengths, SIZES), 0), 0)
     tl.store(starts + sequence, first)
     is_sequence = sequence < num_sequences
     length = tl.load(seq_lens + sequence, mask=is_sequence, other=0)
-    end = tl.where(is_sequence, first + (length + PART_KEYS - 1) // PART_KEYS, most_parts)
+    end = tl.where(is_sequence, first + num_parts(length, SIZES), most_parts)
     name = tl.where(is_sequence, sequence, -1)
     for begin in tl.range(first, end, _FILLED):
         at = begin + tl.arange(0, _FILLED)
@@ -62,7 +113,7 @@ def decode_splits(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor
     """
     starts = torch.empty(len(seq_lens) + 1, dtype=torch.int32, device=seq_lens.device)
     sequences = torch.empty(most_parts, dtype=torch.int32, device=seq_lens.device)
-    _decode_splits[(len(seq_lens) + 1,)](seq_lens, starts, sequences, len(seq_lens), most_parts, PART_KEYS=PART_KEYS)
+    _decode_splits[(len(seq_lens) + 1,)](seq_lens, starts, sequences, len(seq_lens), most_parts, SIZES=PART_SIZES)
     return starts, sequences
 
 
@@ -73,7 +124,7 @@ def _(seq_lens: torch.Tensor, most_parts: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def kernel_variants(gpu: GpuTarget) -> Iterator[KernelVariant]:
-    """See `attention.kernel_variants`."""
+    """See `decode.kernel_variants`."""
     pointers = dict.fromkeys(("seq_lens", "starts", "sequences"), "i32")
     numbers = {"num_sequences": "i32", "most_parts": "i32"}
-    yield KernelVariant.of("decode_splits", _decode_splits, pointers, numbers, {"PART_KEYS": PART_KEYS})
+    yield KernelVariant.of("decode_splits", _decode_splits, pointers, numbers, {"SIZES": PART_SIZES})

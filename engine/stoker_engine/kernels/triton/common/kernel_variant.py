@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+#: Type of an absent element of a tuple: None.
+ABSENT: Final = "constexpr"
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,8 @@ class KernelVariant:
 
     Attributes:
         kernel: the decorated function.
-        signature: type of each argument in Triton's notation; ``constexpr`` for constants.
+        signature: type of each argument in Triton's notation; ``constexpr`` for constants; for named tuples, the same
+            tuple of types, `ABSENT` for elements that are None.
         constants: values of the constants; None for absent tensors.
         warps, stages: compile options.
         tensor_cores: whether the compiled code must use tensor cores.
@@ -21,7 +25,7 @@ class KernelVariant:
 
     name: str
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, Any]
     constants: Mapping[str, object]
     warps: int
     stages: int
@@ -38,19 +42,36 @@ class KernelVariant:
         warps: int = 4,
         stages: int = 2,
         tensor_cores: bool = False,
+        tuples: Mapping[str, tuple[Any, ...]] | None = None,
     ) -> KernelVariant:
         """Return a variant of a kernel; arguments in none of the mappings are int64 (strides, sizes).
 
         Args:
             pointers: element types of tensors, by argument.
             numbers: types of scalars, by argument.
+            tuples: named tuples of types, by argument.
         """
-        signature = {
-            each: "constexpr"
-            if each in constants
-            else f"*{pointers[each]}"
-            if each in pointers
-            else numbers.get(each, "i64")
-            for each in kernel.arg_names
-        }
+        tuples = tuples or {}
+
+        def type_of(argument: str) -> Any:
+            if argument in constants:
+                return "constexpr"
+            if argument in tuples:
+                return tuples[argument]
+            return f"*{pointers[argument]}" if argument in pointers else numbers.get(argument, "i64")
+
+        signature = {each: type_of(each) for each in kernel.arg_names}
         return cls(name, kernel, signature, constants, warps, stages, tensor_cores)
+
+    def elements(self) -> Iterator[tuple[tuple[int, ...], str, str]]:
+        """Yield each argument and each element of a tuple: its indices, its name with the tuple's, and its type."""
+        for index, (name, of) in enumerate(self.signature.items()):
+            yield from _elements((index,), name, of)
+
+
+def _elements(path: tuple[int, ...], name: str, of: Any) -> Iterator[tuple[tuple[int, ...], str, str]]:
+    if not isinstance(of, tuple):
+        yield path, name, of
+        return
+    for index, (field, element) in enumerate(zip(of._fields, of, strict=True)):  # type: ignore[attr-defined]
+        yield from _elements((*path, index), f"{name}.{field}", element)

@@ -21,9 +21,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stoker_engine.kernels.triton.attention import attention, kv_store, mla_rope_and_cache, rope_and_cache
+from stoker_engine.kernels.triton.attention import (
+    decode,
+    kv_store,
+    merge,
+    mla_rope_and_cache,
+    prefill,
+    rope_and_cache,
+)
 from stoker_engine.kernels.triton.common.gpu_target import GpuTarget
-from stoker_engine.kernels.triton.common.kernel_variant import KernelVariant
+from stoker_engine.kernels.triton.common.kernel_variant import ABSENT, KernelVariant
 from stoker_engine.kernels.triton.common.occupancy import occupancy
 from stoker_engine.kernels.triton.gemm import (
     batch_invariant_gemm,
@@ -46,7 +53,9 @@ from stoker_engine.kernels.triton.sampling import argmax, logprobs, select_token
 #: Targets of compilation: NVIDIA's compute capabilities and AMD's architectures.
 TARGETS: Final = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
 _MODULES: Final = (
-    attention,
+    decode,
+    prefill,
+    merge,
     kv_store,
     rope_and_cache,
     mla_rope_and_cache,
@@ -78,6 +87,8 @@ _MODULES: Final = (
     lora_shrink,
     lora_expand,
 )
+#: Types of strides that are arguments, and of those in a tuple, which take 32 bits if they fit.
+_STRIDES: Final = (("i64",), ("i32",))
 _TENSOR_CORES: Final = ("wgmma.mma_async", "tcgen05.mma", "mma.sync", "v_mfma")
 
 
@@ -122,12 +133,14 @@ def compiled(variant: KernelVariant, target: str) -> Resources:
     # As at usual launches, tensors are aligned to 16 bytes, and strides (except those of scales) are multiples of 16.
     # Arguments that change between steps are not specialized.
     aligned = {
-        (parameter.num,): [["tt.divisibility", 16]]
-        for parameter, kind in zip(variant.kernel.params, variant.signature.values(), strict=True)
-        if not parameter.do_not_specialize
-        and (kind.startswith("*") or (kind == "i64" and "scale" not in parameter.name))
+        path: [["tt.divisibility", 16]]
+        for path, name, kind in variant.elements()
+        if not variant.kernel.params[path[0]].do_not_specialize
+        and (kind.startswith("*") or (kind in _STRIDES[len(path) > 1] and "scale" not in name))
     }
-    source = ASTSource(variant.kernel, dict(variant.signature), dict(variant.constants), aligned)
+    absent = {path: None for path, _, kind in variant.elements() if len(path) > 1 and kind == ABSENT}
+    constants = dict(variant.constants) | absent
+    source = ASTSource(variant.kernel, dict(variant.signature), constants, aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
     made = triton.compile(source, target=gpu, options=options)
     text = made.asm["amdgcn" if is_amd else "ptx"]

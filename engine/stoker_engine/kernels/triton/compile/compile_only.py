@@ -100,4 +100,6 @@ class _Tensor:
 
 
 def _stand_in(argument: Any) -> Any:
+    if isinstance(argument, tuple) and hasattr(argument, "_fields"):
+        return type(argument)(*map(_stand_in, argument))
     return _Tensor(argument) if isinstance(argument, FakeTensor) else argument

@@ -4,8 +4,10 @@ unwritten values are NaN.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import random
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,12 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-from stoker_engine.attention import triton
 from stoker_engine.attention.backend import AttentionShape
 from stoker_engine.attention.metadata import AttentionMetadata
 from stoker_engine.attention.sdpa import SdpaBackend
 from stoker_engine.attention.triton import TritonBackend
 from stoker_engine.contract import names
-from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
+from stoker_engine.kernels.triton.attention import decode, decode_splits, merge
 from stoker_engine.models.loading.kv_scales import LayerScales
 
 from ....attention.conftest import Sequences, run
@@ -131,20 +132,101 @@ def test_float16_neither_underflows_nor_overflows(kv_cache_dtype: str) -> None:
     assert (row.double() - expected).abs().max() <= 0.01 * expected.abs().max()
 
 
-#: Lengths around tiles of 16 to 64 keys, and around splits of 512.
-AROUND = [15, 16, 17, 512, 513, 529, 1025]
+#: Parts of three kinds within few keys: 32 keys each to 64, 64 to 192, then 128.
+SMALL = decode_splits.PartSizes(32, 64, 128, medium_from=64, long_from=192)
+#: Lengths around tiles of 16 keys and around these parts.
+AROUND = [1, 15, 17, 31, 32, 33, 64, 65, 127, 129, 192, 193, 319, 320, 321, 450]
+
+
+def split_into(sizes: decode_splits.PartSizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (decode_splits, decode, merge):
+        monkeypatch.setattr(module, "PART_SIZES", sizes)
 
 
 @pytest.mark.parametrize(
-    "name", ["sinks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "window"))]
-)
-def test_decodes_of_lengths_around_tiles_and_splits_equal_the_reference(name: str) -> None:
-    sequences = Sequences.random(SHAPES[name], AROUND, torch.float32)
-    before = [(s, 0, length - 1) for s, length in enumerate(AROUND)]
-    run(SdpaBackend(), sequences, before)
-    rows = run(TritonBackend(), sequences, [(s, length - 1, length) for s, length in enumerate(AROUND)])
+    ("name", "kv_cache_dtype"),
+    [
+        ("all options", "auto"), ("sinks", "fp8"), ("window", "int8_per_token_head"), ("alibi", "fp8_e5m2"),
+        ("soft cap", "fp8_per_token_head"), ("seven to one", "auto"), ("latent", "auto"), ("latent", "fp8"),
+        *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in ("plain", "window", "window of one", "sinks")),
+    ],
+)  # fmt: skip
+def test_decodes_of_lengths_around_tiles_and_parts_equal_the_reference(
+    name: str, kv_cache_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split_into(SMALL, monkeypatch)
+    shape = LATENT["odd"] if name == "latent" else SHAPES[name]
+    scales = own_scales(kv_cache_dtype, shape)
+    sequences = Sequences.random(
+        shape, AROUND, torch.float32, name == "latent", kv_cache_dtype=kv_cache_dtype,
+        layer_scales=scales and (scales[0],) * 2 if name == "latent" else scales,
+    )  # fmt: skip
+    rows = run(TritonBackend(), sequences, decodes(sequences))
     for index, row in enumerate(rows):
         torch.testing.assert_close(row.double(), sequences.expected(index)[-1:], rtol=4e-6, atol=4e-6)
+
+
+@pytest.mark.parametrize("name", ["plain", "window"])
+def test_parts_are_joined_with_the_same_bits_in_a_launch_of_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the decode kernel, parts are joined by the program that finishes the last one of them."""
+    split_into(SMALL, monkeypatch)
+    launches = []
+    merge_parts = merge.merge_parts
+    monkeypatch.setattr(decode, "merge_parts", lambda *args: [launches.append(args), merge_parts(*args)])
+    sequences = Sequences.random(SHAPES[name], AROUND, torch.float32)
+    step = decodes(sequences)
+    joined = run(TritonBackend(), sequences, step)
+    assert not launches
+    monkeypatch.setattr(decode, "_MOST_MERGED", 0)
+    for one, other in zip(joined, run(TritonBackend(), sequences, step), strict=True):
+        assert torch.equal(one, other)
+    assert len(launches) == 1
+
+
+def test_counters_of_parts_are_zero_after_each_layer() -> None:
+    """Layers of a step take turns with them, also if they differ in windows and numbers of KV heads."""
+    backend = TritonBackend()
+    for name in ("plain", "window", "one head each"):
+        sequences = Sequences.random(SHAPES[name], [600, 1, 257], torch.float32)
+        query, key, value, metadata = sequences.step(decodes(sequences))
+        plan = backend.prepare(metadata)
+        results = [backend.forward(sequences.shape, query, key, value, sequences.cache, plan) for _ in range(2)]
+        assert torch.equal(*results)
+        assert not plan.counters[4].any()
+
+
+#: Where the parts of a sequence begin.
+PART_BEGINS = [*range(0, 16384, 256), *range(16384, 65536, 512), *range(65536, 1 << 18, 1024)]
+
+
+def test_parts_begin_at_fixed_positions() -> None:
+    dice = random.Random(0)
+    around = [length + more for length in PART_BEGINS for more in (-1, 0, 1) if length + more > 0]
+    lengths = [0, 16384, 65536, *dice.sample(around, 40), 0, 70_000]
+    counts = [bisect.bisect_left(PART_BEGINS, max(length, 1)) for length in lengths]
+    total = decode_splits.count_parts(np.array(lengths))
+    assert total == sum(counts)
+    starts, sequences = decode_splits.decode_splits(torch.tensor(lengths, dtype=torch.int32), total + 7)
+    assert starts.tolist() == [0, *accumulate(counts)]
+    assert sequences.tolist() == [s for s, count in enumerate(counts) for _ in range(count)] + [-1] * 7
+
+
+def test_long_decodes_equal_the_reference() -> None:
+    """Their lengths are around parts of each size. The first and the last one share a prefix with the second one."""
+    lengths = [16_384, 16_385, 16_897, 65_537, 66_561, 16_500]
+    shape = dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1)
+    sequences = Sequences.random(shape, lengths, torch.bfloat16, block_size=32)
+    share(sequences, 16_384, 1, 5)
+    share(sequences, 16_352, 1, 0)
+    for s, blocks in enumerate(sequences.blocks):
+        for cached, own in ((sequences.cache.key, sequences.keys[s]), (sequences.cache.value, sequences.values[s])):
+            for block, tokens in zip(blocks, own.split(32), strict=True):
+                cached[block, : len(tokens)] = tokens
+    rows = run(TritonBackend(), sequences, [(s, length - 1, length) for s, length in enumerate(lengths)])
+    for s, row in enumerate(rows):
+        key, value = sequences.keys[s].double()[:, 0], sequences.values[s].double()[:, 0]
+        weights = (sequences.queries[s][-1].double() @ key.T * shape.scale).softmax(-1)
+        torch.testing.assert_close(row.double(), (weights @ value).flatten()[None], rtol=2e-3, atol=2e-3)
 
 
 def test_splits_of_many_decodes_equal_the_reference() -> None:
@@ -190,8 +272,8 @@ def test_padded_steps_with_chunks_have_the_same_bits(
 ) -> None:
     """CUDA graphs pad a step with sequences without tokens, and with tokens of a sequence of length 0. Padding is NaN,
     and its results are 0. Each sequence may be a decode or a chunk, as the device's number of decodes says."""
-    for module in (attention_tiles, decode_splits, triton):  # contexts of a few tokens have several parts
-        monkeypatch.setattr(module, "PART_KEYS", 32)
+    for module in (decode_splits, decode, merge):  # contexts of a few tokens have several parts
+        monkeypatch.setattr(module, "PART_SIZES", decode_splits.PartSizes(32, 64, 128, 64, 128))
     rng = random.Random(seed)
     shape = SHAPES[rng.choice(("plain", "window", "seven to one", "all options"))]
     num_decodes, num_chunks = rng.choice((0, 1, 3)), rng.choice((1, 2, 4))
@@ -272,14 +354,16 @@ def decodes(sequences: Sequences) -> list[tuple[int, int, int]]:
 
 @pytest.mark.usefixtures("batch_invariant_matmul")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 24))])
-def test_decodes_with_shared_prefixes_have_the_same_bits_as_alone(seed: int) -> None:
-    """Random cases of two prefixes with interleaved sequences, and one without prefix, with lengths around splits.
+def test_decodes_with_shared_prefixes_have_the_same_bits_as_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random cases of two prefixes with interleaved sequences, and one without prefix, with lengths around parts.
 
     Sharing must not change any bit.
     """
     dice = random.Random(seed)
     shape = SHAPES[dice.choice(list(SHAPES))]
     dtype = dice.choice([torch.float32, torch.bfloat16])
+    if dice.random() < 0.5:  # 512 and 1,024 are where longer parts begin
+        split_into(decode_splits.PartSizes(128, 256, 512, medium_from=512, long_from=1024), monkeypatch)
     lengths = [dice.choice([1, 512, 513, 600, 1025]) for _ in range(dice.choice([3, 5, 9]))]
     sequences = Sequences.random(shape, lengths, dtype, seed=seed, block_size=dice.choice([3, 16, 32]))
     leader: dict[str, int] = {}

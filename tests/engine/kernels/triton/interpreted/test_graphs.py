@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from stoker_engine import LLM, SamplingParams
-from stoker_engine.attention import triton
 from stoker_engine.core.outputs import RequestOutput
 from stoker_engine.exec import build_runner as build_runner_module
 from stoker_engine.exec.executor import LocalExecutor
 from stoker_engine.exec.graphs import StepGraph, StepGraphs
 from stoker_engine.exec.inputs import Inputs
-from stoker_engine.kernels.triton.attention import attention_tiles, decode_splits
+from stoker_engine.kernels.triton.attention import decode, decode_splits, merge
 from stoker_engine.kernels.triton.bundle import TRITON
 from stoker_engine.layers.batch_rows import PADDING
 from stoker_engine.sizing import step_shapes
@@ -91,8 +90,8 @@ def test_replayed_steps_equal_eager_steps(
     model: str, options: dict[str, object], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_shapes, "_SHORTEST", 32)
-    for module in (attention_tiles, decode_splits, triton):  # contexts of a few tokens have several splits
-        monkeypatch.setattr(module, "PART_KEYS", 32)
+    for module in (decode_splits, decode, merge):  # contexts of a few tokens have several parts
+        monkeypatch.setattr(module, "PART_SIZES", decode_splits.PartSizes(32, 64, 128, 64, 128))
     path: Path = request.getfixturevalue(model)
     sizes = {"num_gpu_blocks_override": 120, "max_model_len": 96, "max_num_batched_tokens": 16, "max_num_seqs": 5}
     rng = random.Random(1)

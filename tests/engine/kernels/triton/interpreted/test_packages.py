@@ -1,7 +1,8 @@
 """Arguments for external attention packages: stand-ins do in torch what their documentation says, and check
 requirements.
 
-flash-attn 2.8 (`flash_attn_interface.py`), flashinfer 0.7 (`prefill.py`).
+flash-attn 2.8 (`flash_attn_interface.py`), flashinfer 0.7 (`prefill.py`),
+tokenspeed-fa3 3.0 (`flash_attn_interface.py` and flash-attention's `hopper/flash_api.cpp`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from stoker_engine.attention.backend import AttentionBackend
+from stoker_engine.attention.fa3 import FA3Backend
 from stoker_engine.attention.flash_attn import FlashAttnBackend
 from stoker_engine.attention.flashinfer import FlashInferBackend
 
@@ -71,6 +73,27 @@ def flash_attn_varlen_func(
     )
 
 
+def flash_attn_with_kvcache(
+    q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, page_table: Any, cu_seqlens_q: Any, max_seqlen_q: int,
+    softmax_scale: float, causal: bool, window_size: Any,
+) -> torch.Tensor:  # fmt: skip
+    starts, lengths = cu_seqlens_q.tolist(), cache_seqlens.tolist()
+    assert causal and k_cache.stride(-1) == v_cache.stride(-1) == q.stride(-1) == page_table.stride(-1) == 1
+    assert q.dtype == k_cache.dtype == v_cache.dtype and q.shape[1] % k_cache.shape[2] == 0
+    assert {each.dtype for each in (cu_seqlens_q, cache_seqlens, page_table)} == {torch.int32}
+    assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
+    assert (starts[0], starts[-1]) == (0, len(q)) and len(page_table) == len(lengths) == len(starts) - 1
+    assert int(cu_seqlens_q.diff().max()) == max_seqlen_q and max(lengths) <= page_table.shape[1] * k_cache.shape[1]
+    assert (window_size == (-1, -1)) or window_size[1] == 0
+    parts = zip(starts, starts[1:], lengths, page_table, strict=False)
+    return torch.cat(
+        [
+            attend(q[begin:end], k_cache, v_cache, blocks, length, softmax_scale, window_size[0], 0.0)
+            for begin, end, length, blocks in parts
+        ]
+    )
+
+
 class BatchPrefillWithPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer: Any, kv_layout: str = "NHD") -> None:
         assert float_workspace_buffer.numel() == 128 << 20 and kv_layout == "NHD"
@@ -118,6 +141,12 @@ def check(backend: AttentionBackend, name: str, lengths: list[int], block_size: 
 @pytest.mark.parametrize("name", ["plain", "seven to one", "window", "soft cap", "alibi"])
 def test_flash_attn_equals_the_reference(name: str) -> None:
     check(FlashAttnBackend(flash_attn_varlen_func), name, [1, 2, 257, 5], 256, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["plain", "seven to one", "window"])
+@pytest.mark.parametrize("block_size", [3, 16])
+def test_fa3_equals_the_reference(name: str, block_size: int) -> None:
+    check(FA3Backend(flash_attn_with_kvcache), name, LENGTHS, block_size, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["plain", "seven to one", "window", "soft cap"])
