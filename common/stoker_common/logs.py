@@ -1,9 +1,9 @@
 """Logging of all programs to standard error, as text or as JSON.
 
 Both formats have the fields `timestamp` (RFC 3339, UTC, milliseconds), `level` in lower case, `logger`, `message`;
-`request_id` if the record concerns a request; and the process's labels (`engine`, `rank`). JSON also has the extra
-fields (``extra=``) of Stoker's own records, and text some of these. A message is always one line: control characters
-are escaped, because clients choose parts of it.
+`request_id` if the record concerns a request; and the process's labels (`engine`, `rank`, `front_end`). JSON also has
+the extra fields (``extra=``) of Stoker's own records, and text some of these. A message is always one line: control
+characters are escaped, because clients choose parts of it.
 
 Envoy's own lines have the first four fields (`stoker_gateway.envoy.log_format`).
 """

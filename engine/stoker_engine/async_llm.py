@@ -18,6 +18,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
@@ -36,6 +37,7 @@ from stoker_engine.parallel.layout import RankLayout
 from stoker_engine.processes.dp_adapters import DPAdapter, DPAdapters
 from stoker_engine.processes.dp_engine import DEAD, DPEngine, resolve
 from stoker_engine.processes.dp_router import DPRouter
+from stoker_engine.processes.engine_pipe import EnginePipe
 from stoker_engine.processes.engine_process import PROGRAM, EngineProcess
 from stoker_engine.processes.memory_check import check_memory
 from stoker_engine.tokens.bad_words import BadWords
@@ -58,6 +60,9 @@ class AsyncLLM:
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
         log_format: log format of the processes; see `logs.configure`.
         program: program of each engine process; tests replace it.
+        start: starts a process of the engine with that index, or links this front end to its next process; None: each
+            engine is started as a child process.
+        files: `files` of another process, which finds the model's files for this one.
 
     Raises:
         ArgumentError: the chat template's file cannot be read, or memory is too small for the engines.
@@ -65,6 +70,7 @@ class AsyncLLM:
     Attributes:
         on_step: called in the event loop with the report of each step.
         engines: the data-parallel engines, by index.
+        files: `args` with the path of the model's files, once they are found.
     """
 
     def __init__(
@@ -75,6 +81,8 @@ class AsyncLLM:
         step_timeout: float = 300.0,
         log_format: str = "text",
         program: Sequence[str] = PROGRAM,
+        start: Callable[[int], EnginePipe] | None = None,
+        files: Future[EngineArgs] | None = None,
     ) -> None:
         check_memory(args)
         read_chat_template(chat_template)  # reports a wrong file name now, not after the model is loaded
@@ -84,7 +92,8 @@ class AsyncLLM:
         self._adapters = DPAdapters(self.engines, self._check_serving)
         self._chat_template = chat_template
         self._log_format = log_format
-        self._args: Future[EngineArgs] = Future()  # `args` with the path of the model's files
+        self.files: Future[EngineArgs] = Future()
+        self._found_files = files
         self._started_tokenizer: Future[TokenizerProcess] = Future()
         self._info: EngineInfo | None = None
         self._infos: dict[int, EngineInfo] = {}
@@ -99,10 +108,13 @@ class AsyncLLM:
         try:
             for engine_index in range(args.data_parallel_size):
                 name = f"engine {engine_index} (of {args.data_parallel_size})" if several else ""
-                start = partial(EngineProcess, log_format, program, step_timeout, engine_index if several else None)
-                self.engines.append(
-                    DPEngine(engine_index, name, ranks, start, step_timeout, partial(self._on_outputs, engine_index))
+                start_engine: Callable[[], EnginePipe] = (
+                    partial(EngineProcess, log_format, program, step_timeout, engine_index if several else None)
+                    if start is None
+                    else partial(start, engine_index)
                 )
+                on_step = partial(self._on_outputs, engine_index)
+                self.engines.append(DPEngine(engine_index, name, ranks, start_engine, step_timeout, on_step))
         except BaseException:
             self.shutdown()
             raise
@@ -142,8 +154,9 @@ class AsyncLLM:
     async def _load(self, engine_index: int) -> None:
         engine = self.engines[engine_index]
         try:
-            loaded = engine.load(_in_event_loop(self._args))
-            info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), self._token_table())
+            loaded = engine.load(_in_event_loop(self.files))
+            table_read = _nothing() if engine.knows_vocabulary else self._token_table()
+            info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), table_read)
         except EngineDeadError:
             raise
         except StokerError as error:
@@ -417,14 +430,14 @@ class AsyncLLM:
         """Find the model's files once for all engines, and start the tokenizer's process, which loads while the server
         is imported."""
         try:
-            model = locate_model(self.args)
-            self._args.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
+            model = locate_model(self.args) if self._found_files is None else Path(self._found_files.result().model)
+            self.files.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
             path = locate_tokenizer(self.args, model)
             tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)
             tokenizer.start()
         except Exception as error:
-            if not self._args.done():
-                self._args.set_exception(error)
+            if not self.files.done():
+                self.files.set_exception(error)
             self._started_tokenizer.set_exception(error)
             return
         self._started_tokenizer.set_result(tokenizer)
@@ -465,6 +478,10 @@ class AsyncLLM:
                 self._router.report(engine, report.stats)
         if report is not None and self.on_step is not None:
             self.on_step(dataclasses.replace(report, engine=engine) if engine else report)
+
+
+async def _nothing() -> None:
+    """Return nothing, in place of a result that is not needed."""
 
 
 def _in_event_loop(future: Future[_T]) -> asyncio.Future[_T]:

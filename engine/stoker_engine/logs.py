@@ -17,6 +17,6 @@ def configure(format: str, level: int = logging.INFO, **labels: int) -> None:
     Args:
         format: ``text`` or ``json``.
         level: lowest level that is written.
-        labels: fields in each line that identify the process: its engine and rank.
+        labels: fields in each line that identify the process: its engine and rank, or its front end.
     """
     logs.configure(format, level, labels, quiet=_QUIET)

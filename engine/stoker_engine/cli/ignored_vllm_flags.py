@@ -54,8 +54,8 @@ FOREIGN_FLAGS: Final[dict[str, str]] = {
     ),
     **dict.fromkeys(("--task", "--runner", "--convert"), "only text generation is supported; omit it"),
     **dict.fromkeys(
-        ("--distributed-executor-backend", "--worker-cls", "--api-server-count", "--data-parallel-backend"),
-        "there is one server process, and the engine chooses its own processes; omit it",
+        ("--distributed-executor-backend", "--worker-cls", "--data-parallel-backend"),
+        "the engine chooses its own processes; omit it",
     ),
     **dict.fromkeys(
         (

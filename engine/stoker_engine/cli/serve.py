@@ -12,7 +12,7 @@ import signal
 
 from stoker_common.errors import StokerError
 from stoker_engine import logs
-from stoker_engine.cli import command_line, termination_log
+from stoker_engine.cli import command_line, open_files, termination_log
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.contract.termination_message import Reason, TerminationMessage
 from stoker_engine.imports import collector_off
@@ -49,6 +49,10 @@ def _serve(argv: list[str]) -> None:
     if args.frontend.headless:
         _run_ranks(args)
         return
+    open_files.raise_limit()
+    if args.frontend.api_server_count > 1:
+        _serve_by_front_ends(args)
+        return
     with collector_off():
         from stoker_engine.async_llm import AsyncLLM
 
@@ -67,6 +71,16 @@ def _serve(argv: list[str]) -> None:
             serve(args, client, bound)
     finally:
         client.shutdown()
+
+
+def _serve_by_front_ends(args: ServeArgs) -> None:
+    """Serve with several processes that accept connections, of which this process is none."""
+    with collector_off():
+        from stoker_engine.server.front_ends.supervisor import supervise
+        from stoker_engine.server.http.http_server import bind
+
+    with bind(args.frontend.host, args.frontend.port) as bound:
+        supervise(args, bound)
 
 
 def _run_ranks(args: ServeArgs) -> None:

@@ -37,6 +37,12 @@ class FrontendArgs:
 
     host: str = flag("address to listen on; :: means all addresses of IPv6 and IPv4", EVERY_ADDRESS)
     port: int = flag("port to listen on", 8000)
+    api_server_count: int = flag(
+        "number of front-end processes that share the port; several are worth their memory if one core cannot write "
+        "all streams",
+        1,
+        short="-asc",
+    )
     root_path: str = flag("path prefix under which a proxy serves this server", "")
     headless: bool = flag("serve no API: this node runs its ranks for node 0 (--nnodes, --node-rank)", False)
     ssl_keyfile: str | None = flag("private key of the TLS certificate (PEM)", None, group="TLS")
@@ -210,6 +216,7 @@ class FrontendArgs:
             if value is not None and value < 0:
                 raise ArgumentError(argv.flag_name(name), f"must be at least 0, got {value}")
         for name in (
+            "api_server_count",
             "max_request_bytes",
             "h11_max_incomplete_event_size",
             "h11_max_header_count",

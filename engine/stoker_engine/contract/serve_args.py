@@ -22,7 +22,8 @@ class ServeArgs:
 
     Raises:
         ArgumentError: node 0 is headless, or another node is not headless; LoRA flags are given without
-            ``--enable-lora``; an adapter has the model's name.
+            ``--enable-lora``; an adapter has the model's name; several front ends are combined with LoRA or
+            ``--headless``.
     """
 
     engine: EngineArgs
@@ -35,11 +36,23 @@ class ServeArgs:
             raise ArgumentError(
                 "--node-rank", f"only node 0 serves the API, not node {self.engine.node_rank}; add --headless"
             )
+        if self.frontend.api_server_count > 1:
+            self._check_front_ends()
         if not self.engine.enable_lora and (flags := self.frontend.lora_flags):
             raise ArgumentError(flags[0], "requires --enable-lora")
         for adapter in self.frontend.adapters:
             if adapter.name in self.model_names:
                 raise ArgumentError("--lora-modules", f"{adapter.name!r} is the name of the model; choose another name")
+
+    def _check_front_ends(self) -> None:
+        if self.frontend.headless:
+            raise ArgumentError("--api-server-count", "a node with --headless serves no API; omit the flag")
+        if self.engine.enable_lora:
+            raise ArgumentError(
+                "--api-server-count",
+                "LoRA adapters (--enable-lora) are served by one front end; omit --api-server-count, or use "
+                "--data-parallel-size or several servers to serve more requests",
+            )
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from stoker_common.errors import AdapterError, EngineDeadError
 from stoker_engine.core.adapter import AdapterSource, LoadedAdapter
 from stoker_engine.processes.dp_engine import DPEngine
-from stoker_engine.processes.engine_process import EngineProcess
+from stoker_engine.processes.engine_pipe import EnginePipe
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class DPAdapter:
 
     source: AdapterSource
     loaded: LoadedAdapter
-    loaded_by: dict[int, EngineProcess]
+    loaded_by: dict[int, EnginePipe]
     errors: dict[int, str]
 
 

@@ -23,7 +23,7 @@ from stoker_engine.core.finish_reason import FinishReason
 from stoker_engine.core.outputs import OutputDelta, StepOutputs, TokenDelta
 from stoker_engine.core.step_report import StepReport
 from stoker_engine.grammar.token_table import TokenTable
-from stoker_engine.processes.engine_process import EngineProcess
+from stoker_engine.processes.engine_pipe import EnginePipe
 from stoker_engine.processes.heartbeat import PHASE_LABELS
 from stoker_engine.processes.messages import (
     Abort,
@@ -52,7 +52,7 @@ class DPEngine:
         number: index of the engine.
         name: name in messages and logs; empty: the only engine.
         ranks: number of its ranks.
-        start: starts a process of the engine.
+        start: starts a process of the engine, or links this front end to its next process.
         step_timeout: seconds after which a step, or a phase of loading without progress, counts as stuck.
         on_step: called in the event loop with the new tokens and the report of each step that has either.
 
@@ -67,7 +67,7 @@ class DPEngine:
         number: int,
         name: str,
         ranks: int,
-        start: Callable[[], EngineProcess],
+        start: Callable[[], EnginePipe],
         step_timeout: float,
         on_step: Callable[[Sequence[TokenDelta], StepReport | None], None],
     ) -> None:
@@ -81,7 +81,7 @@ class DPEngine:
         self._serving = self._is_loaded = False
         self._missing = tuple(range(ranks))
         self._info: EngineInfo | None = None
-        self._token_table_sent_to: EngineProcess | None = None  # the process that has the vocabulary as bytes
+        self._token_table_sent_to: EnginePipe | None = None  # the process that has the vocabulary as bytes
         self._dead_of: EngineDeadError | None = None
         self._died_of: EngineDeadError | None = None  # error of the previous process, until this one serves
         self._waiting = ""  # the reason why loading waits for other nodes; empty: it does not
@@ -93,7 +93,8 @@ class DPEngine:
         another process.
 
         Args:
-            args: future of the engine's arguments with the path of the model's files.
+            args: future of the engine's arguments with the path of the model's files; a shared engine's owner sends
+                them.
 
         Raises:
             ArgumentError, ModelError: loading failed.
@@ -115,7 +116,7 @@ class DPEngine:
         self.watchdog.watch(process, self._death)
         either: set[asyncio.Future[Any]] = {args, self._loaded}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not self._loaded.done():  # otherwise it has died
+        if not self._loaded.done() and not process.is_shared:  # otherwise it has died, or its owner loads it
             process.send(args.result())
         self._info = await self._loaded
         self._is_loaded = True
@@ -275,9 +276,9 @@ class DPEngine:
 
     @property
     def knows_vocabulary(self) -> bool:
-        """Whether the process has received the vocabulary, which is required before the first request with a
-        grammar."""
-        return self._token_table_sent_to is self.process
+        """Whether the process has received the vocabulary, which is required before the first request with a grammar.
+        The owner of a shared engine sends it before the engine takes requests."""
+        return self.process.is_shared or self._token_table_sent_to is self.process
 
     def send_token_table(self, table: TokenTable) -> None:
         """Send the vocabulary as bytes to the process."""
@@ -293,7 +294,7 @@ class DPEngine:
         if not self.takes_requests:
             raise EngineDeadError(DEAD)
 
-    def _receive(self, process: EngineProcess, message: Any) -> None:
+    def _receive(self, process: EnginePipe, message: Any) -> None:
         """Process a message of the engine, in the reading thread. An exception here kills the engine."""
         if process is not self.process or self._dead_of is not None:
             return  # the process was abandoned
@@ -312,7 +313,7 @@ class DPEngine:
         else:
             raise TypeError(f"unexpected message {type(message).__name__} from the engine")
 
-    def _put(self, process: EngineProcess, deltas: Sequence[TokenDelta]) -> list[OutputStream]:
+    def _put(self, process: EnginePipe, deltas: Sequence[TokenDelta]) -> list[OutputStream]:
         """Put the text of a step's tokens into the streams, and return the streams to wake."""
         assert self.outputs is not None, "the engine has no requests before it is loaded"
         to_wake = []
@@ -340,24 +341,24 @@ class DPEngine:
             stream.wake()
         self._on_step(outputs.deltas, outputs.report)
 
-    def _wait_for(self, process: EngineProcess, reason: str) -> None:
+    def _wait_for(self, process: EnginePipe, reason: str) -> None:
         if process is self.process:
             self._waiting = reason
 
-    def _on_missing_ranks(self, process: EngineProcess, missing: MissingRanks) -> None:
+    def _on_missing_ranks(self, process: EnginePipe, missing: MissingRanks) -> None:
         if process is self.process and self._dead_of is None:
             self._missing = missing.ranks
 
-    def _resolve_loaded(self, process: EngineProcess, result: EngineInfo | Exception) -> None:
+    def _resolve_loaded(self, process: EnginePipe, result: EngineInfo | Exception) -> None:
         if process is self.process:
             resolve(self._loaded, result)
 
-    def _resolve_adapter(self, process: EngineProcess, reply: AdapterReply) -> None:
+    def _resolve_adapter(self, process: EnginePipe, reply: AdapterReply) -> None:
         if process is not self.process or (ready := self._adapter_loads.get(reply.number)) is None:
             return
         resolve(ready, AdapterError(reply.error or "") if reply.loaded is None else reply.loaded)
 
-    def _die(self, process: EngineProcess, cause: EngineDeadError) -> None:
+    def _die(self, process: EnginePipe, cause: EngineDeadError) -> None:
         if self._closed or self._dead_of is not None or process is not self.process:
             return
         self._dead_of = cause

@@ -16,7 +16,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -41,16 +41,17 @@ from stoker_engine.grammar.token_table import TokenTable
 from stoker_engine.imports import collector_off
 from stoker_engine.nodes.head import Head
 from stoker_engine.processes.device_assignment import assign_devices
+from stoker_engine.processes.front_end_links import FrontEndGone, FrontEndLinks
 from stoker_engine.processes.heartbeat import Heartbeat, Phase
 from stoker_engine.processes.messages import (
     Abort,
     AdapterReply,
     LoadAdapter,
-    MissingRanks,
     RemoveAdapter,
+    ServeFrontEnds,
     Stop,
-    WaitingForNodes,
 )
+from stoker_engine.processes.server_link import ServerLink
 
 if TYPE_CHECKING:
     from stoker_engine.engine import Engine
@@ -68,7 +69,8 @@ def main(argv: list[str]) -> int:
 
     Args:
         argv: file descriptors of the pipe and of the heartbeat; format of the log; pid of the process to die with (0:
-            none); step timeout in seconds; index of the engine (empty: the only one).
+            none); step timeout in seconds; index of the engine (empty: the only one); file descriptor of the socket
+            over which links to front ends come (empty: the server's process is the only one).
     """
     pipe, heartbeat_fd, log_format, parent = int(argv[0]), int(argv[1]), argv[2], int(argv[3])
     step_timeout, engine_index = float(argv[4]), int(argv[5]) if argv[5] else None
@@ -81,31 +83,28 @@ def main(argv: list[str]) -> int:
     inbox: Inbox = queue.SimpleQueue()
     at_end: list[Callable[[], None]] = []
     threading.Thread(target=_receive, args=(connection, inbox, at_end), name="inbox", daemon=True).start()
+    server = ServerLink(connection, status, FrontEndLinks(int(argv[6]), inbox) if argv[6] else None)
     supervision = Supervision(
-        step_timeout,
-        log_format,
-        engine_index,
-        on_death=inbox.put,
-        on_missing_ranks=partial(_report_missing_ranks, connection, status),
+        step_timeout, log_format, engine_index, on_death=inbox.put, on_missing_ranks=server.report_missing_ranks
     )
     logs.configure(log_format, **supervision.labels)
     sys.setswitchinterval(_SWITCH_S)
     try:
-        engine = _load(connection, inbox, status, supervision, at_end)
+        engine = _load(server, inbox, status, supervision, at_end)
         if engine is None:
             return 2
-        _run(engine, connection, inbox, status)
+        _run(engine, server, inbox, status)
     except BaseException as error:
         if not isinstance(error, EngineDeadError):  # otherwise another process failed, which the server reports
             logger.exception("the engine failed with an error")
         with contextlib.suppress(Exception):
-            _send(connection, status, Died.of(error))
+            server.send(Died.of(error))
         return 1
     return 0
 
 
 def _load(
-    connection: Connection,
+    server: ServerLink,
     inbox: Inbox,
     status: Heartbeat,
     supervision: Supervision,
@@ -128,13 +127,9 @@ def _load(
     engine_index = supervision.engine or 0
     head: Head | None = None
 
-    def report_waiting(reason: str) -> None:
-        _send(connection, status, WaitingForNodes(reason))
-        status.enter(Phase.LOADING)
-
     try:
         assign_devices(args, engine_index)
-        if (head := Head.of(args, Path(args.model), engine_index, report_waiting)) is not None:
+        if (head := Head.of(args, Path(args.model), engine_index, server.report_waiting)) is not None:
             at_end.append(head.dismiss)
         engine = Engine.from_args(args, lambda: status.enter(Phase.LOADING), supervision, head)
     except EngineDeadError:  # another attempt may succeed
@@ -142,23 +137,21 @@ def _load(
     except StokerError as error:
         if head is not None:
             head.dismiss(str(error))
-        _send(connection, status, LoadFailed.of(error))
+        server.send(LoadFailed.of(error))
         return None
     gc.collect()
     gc.freeze()  # loaded objects are permanent: exclude them from collections between steps
-    _send(connection, status, replace(engine.info, load_laps=(*laps.ended, *engine.info.load_laps)))
+    server.send(replace(engine.info, load_laps=(*laps.ended, *engine.info.load_laps)))
     return engine
 
 
-def _run(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
+def _run(engine: Engine, server: ServerLink, inbox: Inbox, status: Heartbeat) -> None:
     while True:
-        _handle_message(engine, connection, inbox, status)
-        outputs = engine.step()
-        if outputs.deltas or outputs.report is not None:
-            _send(connection, status, outputs)
+        _handle_message(engine, server, inbox, status)
+        server.send_outputs(engine.step())
 
 
-def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status: Heartbeat) -> None:
+def _handle_message(engine: Engine, server: ServerLink, inbox: Inbox, status: Heartbeat) -> None:
     """Process the messages in the inbox, and sleep on it while there is no work. Only the sleep counts as idle."""
     while True:
         has_work = engine.has_work
@@ -171,7 +164,7 @@ def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status
             return
         status.enter(Phase.STEPPING)
         if isinstance(message, EngineRequest):
-            _add(engine, connection, status, message)
+            _add(engine, server, message)
         elif isinstance(message, Abort):
             engine.abort(message.request_id)
         elif isinstance(message, Stop):
@@ -179,14 +172,19 @@ def _handle_message(engine: Engine, connection: Connection, inbox: Inbox, status
         elif isinstance(message, TokenTable):
             engine.set_token_table(message)
         elif isinstance(message, LoadAdapter):
-            _load_adapter(engine, connection, status, message.source)
+            _load_adapter(engine, server, message.source)
         elif isinstance(message, RemoveAdapter):
             engine.remove_adapter(message.number)
+        elif isinstance(message, ServeFrontEnds):
+            server.serve_front_ends(engine.info)
+        elif isinstance(message, FrontEndGone):
+            for request_id in server.forget(message):
+                engine.abort(request_id)
         else:
             raise _unexpected(message)
 
 
-def _add(engine: Engine, connection: Connection, status: Heartbeat, request: EngineRequest) -> None:
+def _add(engine: Engine, server: ServerLink, request: EngineRequest) -> None:
     try:
         engine.add(request)
     except EngineDeadError:
@@ -195,37 +193,23 @@ def _add(engine: Engine, connection: Connection, status: Heartbeat, request: Eng
         logger.exception("the engine cannot take request %s", request.id)
         engine.abort(request.id)
         failed = [TokenDelta(request.id, i, [], FinishReason.ERROR) for i in range(request.num_sequences)]
-        _send(connection, status, StepOutputs(failed, None))
+        server.send_outputs(StepOutputs(failed, None))
+        server.drop(request.id)
 
 
-def _load_adapter(engine: Engine, connection: Connection, status: Heartbeat, source: AdapterSource) -> None:
+def _load_adapter(engine: Engine, server: ServerLink, source: AdapterSource) -> None:
     try:
         ready = engine.load_adapter(source)
     except AdapterError as error:
-        _send(connection, status, AdapterReply(source.number, None, str(error)))
+        server.send(AdapterReply(source.number, None, str(error)))
     else:  # completed by a later step
-        ready.add_done_callback(partial(_report_adapter, connection, status, source.number))
+        ready.add_done_callback(partial(_report_adapter, server, source.number))
 
 
-def _report_adapter(connection: Connection, status: Heartbeat, number: int, ready: Future[LoadedAdapter]) -> None:
+def _report_adapter(server: ServerLink, number: int, ready: Future[LoadedAdapter]) -> None:
     error = ready.exception()
     reply = AdapterReply(number, ready.result(), None) if error is None else AdapterReply(number, None, str(error))
-    _send(connection, status, reply)
-
-
-def _report_missing_ranks(connection: Connection, status: Heartbeat, ranks: Sequence[int]) -> None:
-    _send(connection, status, MissingRanks(tuple(ranks)))
-    status.enter(Phase.LOADING)
-
-
-def _send(connection: Connection, status: Heartbeat, message: Any) -> None:
-    """Send a message, and wait while the pipe is full. Ends this process if the pipe is closed."""
-    status.enter(Phase.SENDING)
-    try:
-        connection.send(message)
-    except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the server has ended or closed the pipe
-    status.enter(Phase.STEPPING)
+    server.send(reply)
 
 
 def _unexpected(message: Any) -> BaseException:

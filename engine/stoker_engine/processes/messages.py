@@ -1,7 +1,8 @@
 """Messages between the server and the engine process, besides the core's own requests and outputs; pickled.
 
 To the engine: `EngineArgs` first; then `EngineRequest`, `Abort`, `Stop`, `LoadAdapter`, `RemoveAdapter`, and a
-`TokenTable` before the first request with a grammar.
+`TokenTable` before the first request with a grammar. If the server has several front ends, they send `EngineRequest`,
+`Abort` and `Stop`, once the server has sent `ServeFrontEnds`, and each receives the deltas of its requests.
 From the engine: `WaitingForNodes` and `MissingRanks` while it loads; then `EngineInfo` or `LoadFailed`; then
 `StepOutputs`, and an `AdapterReply` for each `LoadAdapter`; after a fatal error `Died` (`stoker_common.subprocesses`),
 if it can still send.
@@ -72,3 +73,8 @@ class RemoveAdapter:
     """Refuse new requests for an adapter, and drop it once its current requests have ended."""
 
     number: int
+
+
+@dataclass(frozen=True)
+class ServeFrontEnds:
+    """Let several front ends send requests: the engine sends them its `EngineInfo`."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from stoker_common.errors import EngineDeadError, EngineStuckError
-from stoker_engine.processes.engine_process import EngineProcess
+from stoker_engine.processes.engine_pipe import EnginePipe
 from stoker_engine.processes.heartbeat import PHASE_LABELS
 
 #: Time after which a watched engine that is stopped is killed, in seconds.
@@ -35,7 +35,7 @@ class StuckDetector:
     for this process.
     """
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EnginePipe) -> None:
         self.process = process
         self._stopped_for = self._lost = 0.0
         self._looked = time.monotonic()
@@ -56,7 +56,7 @@ class StuckDetector:
         return None
 
 
-def standstill(process: EngineProcess, step_timeout: float, lost: float = 0.0) -> str | None:
+def standstill(process: EnginePipe, step_timeout: float, lost: float = 0.0) -> str | None:
     """Describe the work of a process, or this process's handling of its message, that exceeds its timeout; None:
     neither does. `lost` seconds do not count."""
     if (seconds := process.busy_for - lost) > step_timeout:
@@ -80,19 +80,19 @@ class Watchdog:
         self,
         step_timeout: float,
         has_waiters: Callable[[], bool],
-        on_death: Callable[[EngineProcess, EngineDeadError], None],
+        on_death: Callable[[EnginePipe, EngineDeadError], None],
     ) -> None:
         self.step_timeout = step_timeout
         self._has_waiters = has_waiters
         self._on_death = on_death
-        self._process: EngineProcess | None = None
+        self._process: EnginePipe | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    def standstill(self, process: EngineProcess) -> str | None:
+    def standstill(self, process: EnginePipe) -> str | None:
         """See the function `standstill`."""
         return standstill(process, self.step_timeout)
 
-    def watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
+    def watch(self, process: EnginePipe, death: asyncio.Future[EngineDeadError]) -> None:
         """Watch `process`, unless it is already watched, until `has_waiters` returns false or `death` is done."""
         if process is not self._process or self._watching is None or self._watching.done():
             self.stop()
@@ -104,7 +104,7 @@ class Watchdog:
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _watch(self, process: EngineProcess, death: asyncio.Future[EngineDeadError]) -> None:
+    async def _watch(self, process: EnginePipe, death: asyncio.Future[EngineDeadError]) -> None:
         detector = StuckDetector(process)
         while not death.done() and self._has_waiters():
             await asyncio.sleep(INTERVAL_S)

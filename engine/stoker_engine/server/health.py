@@ -2,10 +2,10 @@
 
 path              200 means
 /live             an engine's process runs and is not stuck: the server needs no restart
-/health, /ping    all engines have been loaded, and one serves
+/health, /ping    all engines have been loaded, one serves, and all front ends have started
 /ready            as /health, configured adapters are loaded or have failed, and the server is not stopping
 
-With several engines, the response describes each engine.
+With several engines, the response describes each engine. All front ends of a server give the same answers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from fastapi import APIRouter
-from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -43,7 +42,7 @@ def routes(service: Service) -> APIRouter:
 
     def check(is_well: bool) -> Response:
         if not is_well:
-            raise UnavailableError(client.status)
+            raise UnavailableError(service.status)
         return Response(client.status, media_type="text/plain") if client.num_engines > 1 else Response()
 
     @router.head("/live", include_in_schema=False)
@@ -56,7 +55,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/health", response_class=Response)
     async def health() -> Response:
         """200 while an engine serves, else 503."""
-        return check(client.is_ready)
+        return check(service.is_ready)
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", response_class=Response)
@@ -64,15 +63,15 @@ def routes(service: Service) -> APIRouter:
         """200 while the server should receive requests."""
         if lifecycle.leaving:
             raise UnavailableError("the server is stopping")
-        if client.is_ready and not service.has_adapters:
+        if service.is_ready and not service.has_adapters:
             raise UnavailableError("loading LoRA adapters")
-        return check(client.is_ready)
+        return check(service.is_ready)
 
     @router.get("/ping", response_class=Response)
     @router.post("/ping", response_class=Response)
     async def ping() -> Response:
         """Alias of /health, required by SageMaker."""
-        return check(client.is_ready)
+        return check(service.is_ready)
 
     @router.get("/copies")
     async def copies() -> list[EngineState]:
@@ -82,7 +81,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/load")
     async def load() -> ServerLoad:
         """Number of admitted requests that have not ended."""
-        return ServerLoad(server_load=len(service.running))
+        return ServerLoad(server_load=service.num_running)
 
     @router.get("/version")
     async def show_version() -> Version:
@@ -90,9 +89,8 @@ def routes(service: Service) -> APIRouter:
         return stoker_version
 
     @router.get("/metrics", response_class=Response)
-    def metrics() -> Response:
-        """Prometheus metrics. Not `async`, so that a worker thread encodes them."""
-        # Always the classic text format: in newer formats the library writes vllm_ for vLLM's prefix vllm: .
-        return Response(generate_latest(service.registry), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+    async def metrics() -> Response:
+        """Prometheus metrics of the whole server."""
+        return Response(await service.metrics(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     return router

@@ -81,7 +81,8 @@ def main(argv: list[str]) -> int:
 
 def _send_loaded(control: socket.socket, loaded: object) -> None:
     data = pickle.dumps(loaded)
-    control.sendall(JOB.pack(len(data)) + data)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has ended, so there is no job either
+        control.sendall(JOB.pack(len(data)) + data)
 
 
 def _warm_up_templates() -> None:

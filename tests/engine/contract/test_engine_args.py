@@ -65,6 +65,7 @@ def test_served_names_default_to_the_models_name(words: list[str], expected: tup
         ("-tp", "--tensor-parallel-size"),
         ("-pp", "--pipeline-parallel-size"),
         ("-dp", "--data-parallel-size"),
+        ("-asc", "--api-server-count"),
     ],
 )
 def test_short_flags_are_read_and_written_long(short: str, long: str) -> None:

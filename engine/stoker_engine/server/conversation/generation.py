@@ -64,6 +64,7 @@ class Generation:
         field_names: the engine's field names → the client's, for errors.
         report_cached: whether usage reports prompt tokens found in the prefix cache.
         report_output: whether usage reports generated tokens.
+        front_end: part of the ids of the engine's requests that no other front end uses; empty: there is one.
         created: time of creation, in Unix seconds.
         prompt_logprobs: index of a prompt → its logprobs, if requested and received.
     """
@@ -84,6 +85,7 @@ class Generation:
     field_names: Mapping[str, str] = field(default_factory=dict)
     report_cached: bool = True
     report_output: bool = True
+    front_end: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_logprobs: dict[int, list[PositionLogprobs | None]] = field(default_factory=dict)
     _completion_tokens: dict[int, int] = field(default_factory=dict)
@@ -191,7 +193,7 @@ class Generation:
         """Submit a request for each unfinished prompt that has none. Errors are raised to the reader of the stream."""
         try:
             for prompt in self._unfinished.keys() - self._prompts_of.values():
-                request_id = f"{self.id}-{next(_serial)}"
+                request_id = f"{self.id}-{self.front_end}{next(_serial)}"
                 with renamed(self.field_names):
                     await self.client.add_request(
                         self._stream,

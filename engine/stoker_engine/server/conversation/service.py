@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from prometheus_client import generate_latest
+
 from stoker_common.errors import NotFoundError, RequestError
 from stoker_engine.contract.serve_args import ServeArgs
 from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.sampling_params import RequestParams
-from stoker_engine.core.step_report import StepReport
-from stoker_engine.metrics import EngineMetrics, process_registry
+from stoker_engine.metrics import process_registry
 from stoker_engine.server.adapters.config_file import AdapterConfigFile
 from stoker_engine.server.adapters.folders import AdapterFolders
 from stoker_engine.server.adapters.registry import AdapterRegistry, AdapterState
@@ -23,14 +25,13 @@ from stoker_engine.server.conversation.request import ChatRequest
 from stoker_engine.server.engine.admission import Admission
 from stoker_engine.server.engine.engine_client import EngineClient
 from stoker_engine.server.engine.lifecycle import Lifecycle
+from stoker_engine.server.engine.peers import Peers
 from stoker_engine.server.engine.restarts import Restarts, wait_any
+from stoker_engine.server.observability.engine_records import EngineRecords
 from stoker_engine.server.observability.request_log import RequestLog
-from stoker_engine.server.observability.throughput_log import ThroughputLog
 from stoker_engine.server.parsers.choice import Parsers, Parsing
 from stoker_engine.server.unavailable import NotStartedError
 from stoker_engine.tokens.prompt_tokens import PromptTokens
-
-logger = logging.getLogger(__name__)
 
 #: Maximum number of names in an error.
 _MAX_LISTED: Final = 20
@@ -42,37 +43,45 @@ class Service:
     Raises:
         ArgumentError: the file of ``--lora-config`` cannot be read, or is invalid.
 
+    Args:
+        peers: the other front ends of the server; None: there are none, and this process has the engines' records.
+
     Attributes:
         model_names: names of the model; responses and metrics use the first.
         adapter_folders: the folders of ``--lora-dir``.
         adapter_config: the file of ``--lora-config``, or None.
         registry: the process's metrics.
-        running: generations that are admitted and have not ended.
+        restarts: the restarts of each engine. If another process restarts engines, they are not limited here.
+        running: generations of this process that are admitted and have not ended.
+        loaded: set once all engines have been loaded.
         created: start of the server, in Unix seconds.
     """
 
-    def __init__(self, args: ServeArgs, client: EngineClient) -> None:
+    def __init__(self, args: ServeArgs, client: EngineClient, peers: Peers | None = None) -> None:
         self.args = args
         self.client = client
+        self.peers = peers
         self.model_names = args.model_names
         self.registry = process_registry()
         self.lifecycle = Lifecycle()
         self.running: set[Generation] = set()
         self.created = int(time.time())
-        self._metrics: EngineMetrics | None = None
+        self.loaded = asyncio.Event()
         self._begins_after: Sequence[tuple[int, ...]] | None = None  # computed on first use
         frontend = args.frontend
-        self.restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_engines)]
-        self._admission = Admission(frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected)
+        max_restarts = frontend.max_engine_restarts if peers is None else sys.maxsize
+        self.restarts = [Restarts(max_restarts) for _ in range(client.num_engines)]
         self._requests = RequestLog(frontend.enable_log_requests, frontend.max_log_len)
-        self._throughput = None if frontend.disable_log_stats else ThroughputLog()
+        self._records = EngineRecords(args, client, self.registry, self._requests) if peers is None else None
+        self._admission = Admission(
+            frontend.max_num_queued_reqs, frontend.max_num_queued_tokens, self._on_rejected, peers
+        )
         self.adapters = AdapterRegistry(client, self.model_names)
         self.adapter_folders = AdapterFolders(frontend.lora_dir)
         self.adapter_config: AdapterConfigFile | None = None
         if frontend.lora_config is not None:
             self.adapter_config = AdapterConfigFile(Path(frontend.lora_config), self.adapters, self.adapter_folders)
         self._has_modules = not frontend.adapters  # whether the adapters of --lora-modules are loaded
-        client.on_step = self._on_step
 
     @property
     def model_name(self) -> str:
@@ -87,24 +96,43 @@ class Service:
     @property
     def is_loaded(self) -> bool:
         """Whether all engines have been loaded once."""
-        return self._metrics is not None
+        return self.loaded.is_set()
+
+    @property
+    def num_running(self) -> int:
+        """Number of generations that are admitted and have not ended, of all front ends."""
+        peers = self.peers
+        return len(self.running) + (0 if peers is None else peers.counts.total(but=peers.index)[0])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an engine serves. At the start of several front ends: whether each of them can use the engines."""
+        return self.client.is_ready and (self.peers is None or self.peers.counts.is_started)
+
+    @property
+    def status(self) -> str:
+        """What each engine does, or why it died."""
+        if self.client.is_ready and not self.is_ready:
+            return "loading: other front ends start"
+        return self.client.status
+
+    async def metrics(self) -> bytes:
+        """Return the server's metrics in Prometheus' classic text format, encoded in a worker thread."""
+        # In newer formats the library writes vllm_ for vLLM's prefix vllm: .
+        if self.peers is not None:
+            return await self.peers.metrics()
+        return await asyncio.to_thread(generate_latest, self.registry)
 
     def on_loaded(self, info: EngineInfo) -> None:
-        """Create the metrics and log facts about the model, once the engines are loaded."""
-        client = self.client
-        infos = [client.info_of(engine) for engine in range(client.num_engines)]
-        self._metrics = EngineMetrics(self.registry, self.model_name, self.args.engine, infos)
-        for engine in range(client.num_engines):
-            self._metrics.look_up(engine, functools.partial(client.serves, engine))
-        if self.args.engine.enable_lora:
-            self._metrics.look_up_adapters(
-                {state: functools.partial(self.adapters.count, state) for state in AdapterState}
-            )
-        if info.licence is not None:
-            logger.info("licence of %s: %s", self.model_name, info.licence)
-        if info.model_card is not None:
-            logger.info("model card of %s: %s", self.model_name, info.model_card)
+        """Record that the engines are loaded for the first time."""
+        if self._records is not None:
+            self._records.on_loaded(info)
+            if self.args.engine.enable_lora:
+                self._records.look_up_adapters(
+                    {state: functools.partial(self.adapters.count, state) for state in AdapterState}
+                )
         _ = self.parsers  # logs the detected parsers
+        self.loaded.set()
 
     async def load_modules(self) -> None:
         """Load the adapters of ``--lora-modules``.
@@ -123,20 +151,18 @@ class Service:
 
     def on_death(self, engine: int) -> None:
         """Record the death of an engine."""
-        assert self._metrics is not None
-        self._metrics.on_death(engine)
-        if self._throughput is not None:
-            self._throughput.on_death(engine)
+        if self._records is not None:
+            self._records.on_death(engine)
 
     def on_restart(self, engine: int) -> None:
         """Record the start of a restart."""
-        assert self._metrics is not None
-        self._metrics.on_restart(engine)
+        if self._records is not None:
+            self._records.on_restart(engine)
 
     def on_loaded_again(self, engine: int) -> None:
         """Record that a restarted engine is loaded."""
-        assert self._metrics is not None
-        self._metrics.on_loaded_again(self.client.info_of(engine), engine)
+        if self._records is not None:
+            self._records.on_loaded_again(engine)
 
     async def wait_ready(self) -> None:
         """Wait until an engine is ready, if restarts may achieve that.
@@ -258,15 +284,11 @@ class Service:
             field_names=field_names,
             report_cached=self.args.frontend.enable_prompt_tokens_details,
             report_output=report_output,
+            front_end="" if self.peers is None else f"{self.peers.name}.",
         )
 
-    def _on_step(self, report: StepReport) -> None:
-        if self._metrics is not None:
-            self._metrics.on_step(report)
-        if self._throughput is not None:
-            self._throughput.on_step(report)
-        self._requests.on_step(report)
-
     def _on_rejected(self, limit: str) -> None:
-        if self._metrics is not None:
-            self._metrics.on_rejected(limit)
+        if self.peers is not None:
+            self.peers.on_rejected(limit)
+        elif self._records is not None:
+            self._records.on_rejected(limit)

@@ -16,24 +16,24 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
 from stoker_common.errors import (
     ArgumentError,
-    EngineDeadError,
-    EngineOutOfMemoryError,
-    EngineStuckError,
     StokerError,
 )
 from stoker_common.subprocesses.process_start import process_start
 from stoker_engine.contract.frontend_args import EVERY_ADDRESS
 from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.core.engine_info import EngineInfo
 from stoker_engine.core.laps import describe
 from stoker_engine.server.app import create_app
 from stoker_engine.server.conversation.service import Service
 from stoker_engine.server.engine.engine_client import EngineClient
+from stoker_engine.server.engine.engine_keeper import EngineKeeper
+from stoker_engine.server.engine.peers import Peers
 from stoker_engine.server.http.http_protocol import http_protocol
 from stoker_engine.server.observability.access_log import skip_paths
 from stoker_engine.server.unavailable import UnavailableError
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 #: Seconds for which an idle connection stays open. Longer than the limits of most clients and proxies, so that the
 #: server does not close a connection just as they use it.
 _KEEP_ALIVE_S = 75
+#: Maximum number of connections that wait to be accepted.
+_BACKLOG = 2048
 #: Maximum seconds for which clients may read the rest of their responses, once all requests have ended.
 _LAST_WORDS_S = 5
 
@@ -86,25 +88,38 @@ def _has_ipv6() -> bool:
     return True
 
 
-def serve(args: ServeArgs, client: EngineClient, bound: socket.socket) -> None:
+def serve(args: ServeArgs, client: EngineClient, bound: socket.socket, peers: Peers | None = None) -> None:
     """Serve `client` on a socket from `bind`, until SIGTERM, SIGINT or an error.
+
+    Args:
+        peers: the other front ends that accept connections of this socket; None: there are none.
 
     Raises:
         ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
         EngineDeadError: an engine's death ended the server.
         StokerError: the server cannot listen on the address.
     """
-    service = Service(args, client)
-    config = uvicorn_config(service)
-    host, port = bound.getsockname()[:2]
-    url = f"{'https' if config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-    server = Server(config, service, url)
+    service = Service(args, client, peers)
+    server = Server(uvicorn_config(service), service, url_of(args, bound))
     try:
         server.run([bound])
     except OSError as error:
+        host, port = bound.getsockname()[:2]
         raise _refused(host, port, error) from error
     if server.failure is not None:
         raise server.failure
+
+
+def url_of(args: ServeArgs, bound: socket.socket) -> str:
+    """Return the URL of a server on a socket from `bind`."""
+    host, port = bound.getsockname()[:2]
+    return f"{'https' if args.frontend.ssl_certfile else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def log_ready(info: EngineInfo, model_names: Sequence[str], url: str) -> None:
+    """Log that the server serves, and how long the parts of its start took."""
+    logger.info("ready after %s", describe(process_start(), [*info.load_laps, ("tokenizer", time.monotonic())]))
+    logger.info("serving %s on %s", ", ".join(model_names), url)
 
 
 class Server(uvicorn.Server):
@@ -122,11 +137,26 @@ class Server(uvicorn.Server):
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._grace_s = service.args.frontend.shutdown_grace
-        self._serves_again = asyncio.Event()  # set briefly whenever a restarted engine serves
+        self._engine_task: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and start to load the engines. A front end that replaces another one listens once it can serve, since
+        until then the others can."""
+        engine = self._engine_task = asyncio.create_task(self._engine())
+        peers = self._service.peers
+        if peers is not None and peers.counts.is_started:
+            others = [asyncio.create_task(event.wait()) for event in (self._stopping, self._service.loaded)]
+            await asyncio.wait({engine, *others}, return_when=asyncio.FIRST_COMPLETED)
+            for task in others:
+                task.cancel()
+        await super().startup(sockets)
+        for each in (sockets or []) if peers is not None else []:
+            each.listen(_BACKLOG)
 
     async def main_loop(self) -> None:
         """Serve until a signal or an error, then shut down."""
-        engine = asyncio.create_task(self._engine())
+        engine = self._engine_task
+        assert engine is not None, "startup was not called"
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -173,69 +203,16 @@ class Server(uvicorn.Server):
         info = await service.client.load()
         service.on_loaded(info)
         await service.load_modules()
-        logger.info("ready after %s", describe(process_start(), [*info.load_laps, ("tokenizer", time.monotonic())]))
-        logger.info("serving %s on %s", ", ".join(service.model_names), self._url)
-        engines = [asyncio.create_task(self._keep(engine)) for engine in range(service.client.num_engines)]
-        watching = [] if service.adapter_config is None else [asyncio.create_task(service.adapter_config.watch())]
+        if service.peers is None:
+            log_ready(info, service.model_names, self._url)
+        else:
+            service.peers.on_ready()
+        watching = None if service.adapter_config is None else asyncio.create_task(service.adapter_config.watch())
         try:
-            await asyncio.gather(*engines)
+            await EngineKeeper(service.client, service.restarts, service).keep()
         finally:
-            for task in (*engines, *watching):
-                task.cancel()
-            for restarts in service.restarts:
-                restarts.give_up()
-
-    async def _keep(self, engine: int) -> None:
-        """Restart an engine whenever it dies, until it stays dead; raise the error if the server must end."""
-        while True:
-            death = await self._service.client.wait_dead(engine)
-            if not await self._load_again(engine, type(death)(f"the engine died: {death}")):
-                return
-            logger.info("serving again%s", self._named(engine))
-            self._serves_again.set()
-            self._serves_again.clear()
-
-    async def _load_again(self, engine: int, death: EngineDeadError) -> bool:
-        """Restart an engine, repeatedly if it dies while loading.
-
-        If no restart is allowed, the engine stays dead if others serve. If none serves, this waits until another engine
-        is restarted and tries again, or raises the death if none will be, or if memory ran out or the engine was stuck.
-
-        Returns:
-            Whether the engine serves again.
-        """
-        service, client = self._service, self._service.client
-        other_engines = [each for each in range(client.num_engines) if each != engine]
-        while True:
-            service.on_death(engine)
-            others_serve = any(map(client.serves, other_engines))
-            if not service.restarts[engine].allowed(death, others_serve):
-                service.restarts[engine].give_up()
-                if others_serve:
-                    logger.error("not restarting the engine%s: it died too often", self._named(engine))
-                    return False
-                hopeless = isinstance(death, EngineOutOfMemoryError | EngineStuckError)
-                if hopeless or all(service.restarts[each].given_up for each in other_engines):
-                    raise death
-                await self._serves_again.wait()
-                continue
-            if others_serve:
-                logger.warning("loading the engine again%s; other engines serve", self._named(engine))
-            else:
-                logger.warning("loading the engine again%s; requests wait for it", self._named(engine))
-            service.on_restart(engine)
-            try:
-                with service.restarts[engine].one():
-                    await client.load(engine)
-                service.on_loaded_again(engine)
-                return True
-            except EngineDeadError as another:
-                death = another
-
-    def _named(self, engine: int) -> str:
-        """Return a suffix that names the engine in log lines, if there are several engines."""
-        num_engines = self._service.client.num_engines
-        return "" if num_engines == 1 else f", engine {engine + 1} of {num_engines} (engine {engine})"
+            if watching is not None:
+                watching.cancel()
 
     async def _leave(self, engine: asyncio.Task[None]) -> None:
         """Serve during the grace period, then wait for requests in flight.
@@ -303,6 +280,8 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         log_config=None,  # the process's own logging
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
+        # asyncio accepts up to this many connections at once, which other front ends then do not get.
+        backlog=_BACKLOG if service.peers is None else 1,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_WORDS_S,
         date_header=False,  # the connection writes it: uvicorn's own date comes from a periodic tick

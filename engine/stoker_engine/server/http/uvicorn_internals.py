@@ -4,7 +4,7 @@ uvicorn may change any of these without notice. A test compares the tables with 
 if uvicorn changes a listed part, if the package uses an unlisted one, and if a listed one is no longer used.
 
 - `Server`: `main_loop` waits for events and shuts down in stages (`engine/lifecycle.py`), whereas uvicorn polls a flag
-  ten times a second and has no grace period.
+  ten times a second and has no grace period. `startup` may listen later.
 - `H11Protocol`: connections have limits, and a refused connection ends at shutdown like the others.
 """
 
@@ -16,6 +16,7 @@ from typing import Final
 #: Parts of `uvicorn.Server`: name → purpose.
 SERVER: Final[Mapping[str, str]] = {
     "main_loop": "overridden: serves until the engine dies or a signal arrives, then shuts down in stages",
+    "startup": "extended: loads the engines, and in a front end that replaces another one listens afterwards",
     "capture_signals": "overridden: signals wake the event loop",
     "should_exit": "set at the end of the shutdown",
     "server_state": "its `connections` are shut down when the server closes",

@@ -20,7 +20,8 @@ from stoker_engine.server.responses.answer import Response, ResponseUsage
 from stoker_engine.server.responses.events import Event
 from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest
-from stoker_engine.server.responses.store import ResponseStore, StoredResponse
+from stoker_engine.server.responses.shared_store import SharedResponses
+from stoker_engine.server.responses.store import StoredResponse
 from stoker_engine.server.responses.writer import ResponseWriter
 
 
@@ -43,7 +44,7 @@ class ResponseRun:
         run: ChatRun,
         model: str,
         logprobs: LogprobWriter | None,
-        store: ResponseStore,
+        store: SharedResponses,
         owner: bytes,
     ) -> None:
         self._input = [*history, *body.items]
@@ -108,7 +109,7 @@ class ResponseRun:
     async def _keep(self) -> None:
         response = self._writer.response
         stored = await asyncio.to_thread(self._stored, response)
-        if not self._store.put(self._owner, response.id, stored):
+        if not await self._store.put(self._owner, response.id, stored):
             response.store = False
 
     def _stored(self, response: Response) -> StoredResponse:

@@ -25,7 +25,8 @@ from stoker_engine.server.responses.answer import DeletedResponse, ItemList, Res
 from stoker_engine.server.responses.items import Item
 from stoker_engine.server.responses.request import ResponsesRequest, check_include
 from stoker_engine.server.responses.response_run import ResponseRun
-from stoker_engine.server.responses.store import ResponseStore, StoredResponse
+from stoker_engine.server.responses.shared_store import SharedResponses
+from stoker_engine.server.responses.store import StoredResponse
 
 #: Request header in which a gateway may choose the response's id, so that the gateway knows which server stores it.
 RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
@@ -34,7 +35,7 @@ RESPONSE_ID_HEADER: Final = "x-stoker-response-id"
 def routes(service: Service) -> APIRouter:
     """Return the endpoints; `service` handles their requests."""
     router = APIRouter(route_class=JSONRoute)
-    store = ResponseStore(max_conversation_bytes=service.args.frontend.max_request_bytes)
+    store = SharedResponses(service.args.frontend, service.peers)
 
     @router.post("/v1/responses", response_model=Response)
     async def create_response(body: ResponsesRequest, request: Request) -> HTTPResponse:
@@ -42,7 +43,7 @@ def routes(service: Service) -> APIRouter:
         owner = _owner(request)
         before = None
         if body.previous_response_id is not None:
-            before = store.get(owner, body.previous_response_id, "previous_response_id")
+            before = await store.get(owner, body.previous_response_id, "previous_response_id")
         # In a thread, because very many items would block the event loop.
         history, chat = await asyncio.to_thread(_chat, body, before)
         base_id = request_id(request, body.request_id)
@@ -70,18 +71,19 @@ def routes(service: Service) -> APIRouter:
         check_include(include or [])
         if stream:
             raise RequestError("a stored response cannot be streamed; omit stream", "stream")
-        return HTTPResponse(store.get(_owner(request), response_id).response, media_type="application/json")
+        stored = await store.get(_owner(request), response_id)
+        return HTTPResponse(stored.response, media_type="application/json")
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(response_id: str, request: Request) -> DeletedResponse:
         """Delete a stored response. Responses that continue it contain the whole conversation, and stay."""
-        store.delete(_owner(request), response_id)
+        await store.delete(_owner(request), response_id)
         return DeletedResponse(id=response_id)
 
     @router.post("/v1/responses/{response_id}/cancel", response_model=Response)
     async def cancel_response(response_id: str, request: Request) -> HTTPResponse:
         """Refuse: only background responses can be cancelled, which this server does not support."""
-        store.get(_owner(request), response_id)
+        await store.get(_owner(request), response_id)
         raise RequestError(
             "only background responses can be cancelled, and they are not supported; to cancel a response, close its "
             "connection",
@@ -99,7 +101,7 @@ def routes(service: Service) -> APIRouter:
     ) -> ItemList:
         """List the items that a response was generated from: the preceding conversation and the input."""
         check_include(include or [])
-        stored = store.get(_owner(request), response_id)
+        stored = await store.get(_owner(request), response_id)
         return await asyncio.to_thread(_listed, stored, limit, order, after)
 
     return router

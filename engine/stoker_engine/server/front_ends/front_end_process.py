@@ -1,0 +1,109 @@
+"""A front end's process, in its supervisor: start, messages, hangs and end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from stoker_common.errors import StokerError
+from stoker_common.subprocesses.death import is_stopped, process_state
+from stoker_common.subprocesses.lifeline import parent_for_child
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.server.front_ends.control import ControlPipe, Ping, Start
+
+logger = logging.getLogger(__name__)
+
+#: Arguments of the interpreter. `-P` prevents imports from the working directory.
+PROGRAM: Final = ("-P", "-m", "stoker_engine.server.front_ends.main")
+
+#: Number of checks in a row after which a front end is killed: if it is stopped, and if its event loop does not answer.
+_STOPPED_CHECKS: Final = 2
+_SILENT_CHECKS: Final = 12
+
+
+class FrontEndProcess:
+    """A front end. It starts immediately; called in the main thread, whose end would end it.
+
+    Args:
+        name: see `Peers.name`.
+        counts: descriptor of the `SharedCounts`.
+        metrics: folder of its HTTP metrics.
+
+    Attributes:
+        pid: its process id.
+        links: socket over which it receives links to engines.
+        is_ready: whether it has reported that it serves.
+        failure: the error that it reported before its end.
+
+    Raises:
+        OSError: the system has no processes or memory left.
+    """
+
+    def __init__(self, args: ServeArgs, index: int, name: str, bound: socket.socket, counts: int, metrics: str) -> None:
+        self.index = index
+        self.is_ready = False
+        self.failure: StokerError | None = None
+        self._stopped = self._silent = 0
+        control, child_control = socket.socketpair()
+        self.links, child_links = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ControlPipe(control)
+        descriptors = [child_control.fileno(), child_links.fileno(), counts, bound.fileno()]
+        with child_control, child_links:
+            self._process = subprocess.Popen(
+                [sys.executable, *PROGRAM, *map(str, descriptors), str(parent_for_child())],
+                pass_fds=descriptors,
+                process_group=0,  # the supervisor passes Ctrl-C on
+                env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics},
+            )
+        self.pid = self._process.pid
+        self.send(Start(args, index, name))
+
+    def listen(self, on_message: Callable[[Any], None], on_exit: Callable[[str], None]) -> None:
+        """Start the threads of the control pipe, and one that waits for the end.
+
+        Args:
+            on_message: called in a thread with each message.
+            on_exit: called once in the same thread after the last message, with the cause of the end.
+        """
+
+        def wait() -> None:
+            code = self._process.wait()
+            self.links.close()
+            how = f"signal {-code} ended it" if code < 0 else f"its exit code is {code}; its log says why"
+            on_exit(how)
+
+        self._control.listen(on_message, lambda: threading.Thread(target=wait, daemon=True).start())
+
+    def send(self, message: object) -> None:
+        """Send a message without waiting. It is lost if the front end has ended."""
+        self._control.send(message)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(signum)
+
+    def kill(self) -> None:
+        """Kill the process in any state."""
+        self._process.kill()
+
+    def is_answering(self) -> None:
+        """Record that the front end's event loop runs."""
+        self._silent = 0
+
+    def check(self) -> None:
+        """Kill the front end if it is stopped, or if its event loop has not answered several checks."""
+        self._stopped = self._stopped + 1 if is_stopped(process_state(self.pid)) else 0
+        if self._stopped >= _STOPPED_CHECKS:
+            logger.error("front end %d is stopped, and killed", self.index)
+            self.kill()
+        elif self._silent >= _SILENT_CHECKS:
+            logger.error("front end %d hangs, and is killed", self.index)
+            self.kill()
+        self._silent += 1
+        self.send(Ping())

@@ -1,0 +1,277 @@
+"""The supervisor of several front ends: the process of ``stoker serve`` if ``--api-server-count`` is above 1.
+
+It owns the engines, and restarts them as a server with one front end does. Requests and tokens do not pass it: each
+front end has a pipe to each engine. A front end that ends is replaced, while the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, generate_latest
+
+from stoker_common.errors import EngineDeadError, StokerError
+from stoker_engine.async_llm import AsyncLLM
+from stoker_engine.contract.serve_args import ServeArgs
+from stoker_engine.server.engine.engine_keeper import EngineKeeper
+from stoker_engine.server.engine.peers import SharedCounts
+from stoker_engine.server.engine.restarts import Restarts
+from stoker_engine.server.front_ends.control import Call, End, Failed, FilesFound, KillEngine, Ready, Rejected, Reply
+from stoker_engine.server.front_ends.engine_links import EngineLinks
+from stoker_engine.server.front_ends.front_end_process import FrontEndProcess
+from stoker_engine.server.front_ends.process_metrics import ProcessesCollector
+from stoker_engine.server.http.http_server import log_ready, url_of
+from stoker_engine.server.observability.engine_records import EngineRecords
+from stoker_engine.server.observability.request_log import RequestLog
+from stoker_engine.server.responses.shared_store import response_store
+
+logger = logging.getLogger(__name__)
+
+#: Maximum number of front ends that are replaced per hour. After that the server ends.
+MAX_REPLACED: Final = 10
+_HOUR_S: Final = 3600.0
+
+#: Interval of the checks whether front ends hang, in seconds.
+_CHECK_S: Final = 5.0
+
+#: Time for front ends to end, after they have been asked to end at once, in seconds.
+_END_TIMEOUT_S: Final = 15.0
+
+
+def supervise(args: ServeArgs, bound: socket.socket) -> None:
+    """Serve on a socket from `bind` with several front ends, until SIGTERM, SIGINT or an error.
+
+    Raises:
+        ArgumentError, ModelError: the engine cannot be loaded, or a file that the server needs cannot be read.
+        EngineDeadError: an engine's death ended the server.
+        StokerError: front ends failed too often.
+    """
+    engines = EngineLinks(args)
+    client = AsyncLLM(
+        args.engine,
+        chat_template=args.frontend.chat_template,
+        step_timeout=args.frontend.step_timeout,
+        log_format=args.frontend.log_format,
+        start=engines.start,
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="stoker-metrics-") as metrics:
+            asyncio.run(Supervisor(args, bound, client, engines, metrics).run())
+    finally:
+        client.shutdown()
+
+
+class Supervisor:
+    """The supervisor, for one event loop.
+
+    Args:
+        metrics: folder of the front ends' HTTP metrics.
+    """
+
+    def __init__(
+        self, args: ServeArgs, bound: socket.socket, client: AsyncLLM, engines: EngineLinks, metrics: str
+    ) -> None:
+        self._args, self._bound, self._client, self._engines, self._metrics = args, bound, client, engines, metrics
+        count = args.frontend.api_server_count
+        self._counts = SharedCounts(count)
+        self._registry = CollectorRegistry()
+        self._registry.register(ProcessesCollector(self._pids))
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._records = EngineRecords(args, client, self._registry, RequestLog(False, None))
+        self._responses = response_store(args.frontend)
+        self._front_ends: dict[int, FrontEndProcess] = {}  # by index
+        self._num_started = 0
+        self._replaced: deque[float] = deque()
+        self._all_ready = asyncio.Event()
+        self._all_ended = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until a signal or an error.
+
+        Raises:
+            StokerError: see `supervise`.
+        """
+        loop = asyncio.get_running_loop()
+        self._failure: asyncio.Future[None] = loop.create_future()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self._stop, signum)
+        engines = asyncio.create_task(self._keep_engines())
+        checks = asyncio.create_task(self._check_front_ends())
+        stopping = asyncio.create_task(self._stopping.wait())
+        ended = asyncio.create_task(self._all_ended.wait())
+        try:
+            for index in range(self._args.frontend.api_server_count):
+                self._start(index)
+            failures: set[asyncio.Future[Any]] = {engines, self._failure}
+            await asyncio.wait({*failures, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                await asyncio.wait({*failures, ended}, return_when=asyncio.FIRST_COMPLETED)
+            for failure in (self._failure, engines):
+                if failure.done():
+                    failure.result()
+        finally:
+            for task in (engines, checks, stopping):
+                task.cancel()
+            self._stopping.set()
+            await self._end_front_ends(ended)
+
+    def _pids(self) -> list[int]:
+        """Return the ids of the server's own processes. Thread-safe."""
+        return [os.getpid(), *(front_end.pid for front_end in list(self._front_ends.values()))]
+
+    def _stop(self, signum: int) -> None:
+        """Pass a signal to all front ends, each of which drains, or ends at once at the second signal."""
+        self._stopping.set()
+        for front_end in self._front_ends.values():
+            front_end.signal(signum)
+        self._check_ended()
+
+    async def _keep_engines(self) -> None:
+        """Load the engines, and restart them when they die; raise the error that ends the server."""
+        client, frontend = self._client, self._args.frontend
+        info = await client.load()
+        self._records.on_loaded(info)
+        for engine in range(client.num_engines):
+            self._engines.serve(engine)
+        await self._all_ready.wait()
+        self._counts.start()
+        log_ready(info, self._args.model_names, url_of(self._args, self._bound))
+        restarts = [Restarts(frontend.max_engine_restarts) for _ in range(client.num_engines)]
+        await EngineKeeper(client, restarts, self).keep()
+
+    def on_death(self, engine: int) -> None:
+        """Record the death of an engine."""
+        self._records.on_death(engine)
+
+    def on_restart(self, engine: int) -> None:
+        """Record the start of a restart."""
+        self._records.on_restart(engine)
+
+    def on_loaded_again(self, engine: int) -> None:
+        """Let front ends use a restarted engine."""
+        self._engines.serve(engine)
+        self._records.on_loaded_again(engine)
+
+    def _start(self, index: int) -> None:
+        """Start a front end."""
+        loop = asyncio.get_running_loop()
+
+        def in_loop(function: Any) -> Any:
+            return partial(loop.call_soon_threadsafe, function)
+
+        front_end = FrontEndProcess(
+            self._args, index, str(self._num_started), self._bound, self._counts.fd, self._metrics
+        )
+        self._num_started += 1
+        self._front_ends[index] = front_end
+        self._engines.add(front_end)
+        self._client.files.add_done_callback(
+            lambda files: None if files.exception() else front_end.send(FilesFound(files.result()))
+        )
+        front_end.listen(in_loop(partial(self._on_message, front_end)), in_loop(partial(self._on_exit, front_end)))
+
+    def _on_message(self, front_end: FrontEndProcess, message: Any) -> None:
+        if isinstance(message, Call):
+            task = asyncio.create_task(self._answer(front_end, message))
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
+        elif isinstance(message, Rejected):
+            self._records.on_rejected(message.limit)
+        elif isinstance(message, Ready):
+            front_end.is_ready = True
+            if all(each.is_ready for each in self._front_ends.values()):
+                self._all_ready.set()
+        elif isinstance(message, KillEngine):
+            self._engines.kill(message.engine, message.serial, message.cause)
+        elif isinstance(message, Failed):
+            front_end.failure = message.error.error()
+        else:
+            front_end.is_answering()
+
+    async def _answer(self, front_end: FrontEndProcess, call: Call) -> None:
+        try:
+            front_end.send(Reply(call.number, await self._do(call.method, *call.arguments)))
+        except StokerError as error:
+            front_end.send(Reply(call.number, None, error))
+        except Exception:
+            logger.exception("%s failed for a front end", call.method)
+            front_end.send(Reply(call.number, None, StokerError("the server failed; see its log")))
+
+    async def _do(self, method: str, *arguments: Any) -> Any:
+        if method == "metrics":
+            return await asyncio.to_thread(generate_latest, self._registry)
+        responses = self._responses
+        methods: dict[str, Callable[..., Any]] = {
+            "put_response": responses.put,
+            "get_response": responses.get,
+            "delete_response": responses.delete,
+        }
+        return methods[method](*arguments)
+
+    def _on_exit(self, front_end: FrontEndProcess, cause: str) -> None:
+        """Replace a front end that has ended."""
+        self._engines.remove(front_end)
+        self._counts.show(front_end.index, 0, 0, 0)
+        del self._front_ends[front_end.index]
+        if self._stopping.is_set():
+            self._check_ended()
+            return
+        failure = front_end.failure
+        if isinstance(failure, EngineDeadError):
+            logger.error("front end %d ended: %s", front_end.index, failure)
+        elif failure is not None and not self._all_ready.is_set():
+            self._fail(failure)  # the others would fail, too
+            return
+        else:
+            logger.error("front end %d ended: %s", front_end.index, failure or cause)
+        now = time.monotonic()
+        while self._replaced and self._replaced[0] <= now - _HOUR_S:
+            self._replaced.popleft()
+        if len(self._replaced) >= MAX_REPLACED:
+            self._fail(StokerError(f"front ends ended too often; the last one: {failure or cause}"))
+            return
+        self._replaced.append(now)
+        logger.warning("starting another front end %d; the others go on", front_end.index)
+        try:
+            self._start(front_end.index)
+        except OSError as error:
+            self._fail(StokerError(f"a front end cannot be started: {error.strerror}"))
+
+    def _fail(self, error: StokerError) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _check_ended(self) -> None:
+        if not self._front_ends:
+            self._all_ended.set()
+
+    async def _check_front_ends(self) -> None:
+        """Kill front ends that are stopped or whose event loop hangs, so that they are replaced."""
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            for front_end in self._front_ends.values():
+                front_end.check()
+
+    async def _end_front_ends(self, ended: asyncio.Task[bool]) -> None:
+        """End all front ends at once, and wait until they have ended."""
+        for front_end in self._front_ends.values():
+            front_end.send(End())
+        self._check_ended()
+        await asyncio.wait({ended}, timeout=_END_TIMEOUT_S)
+        for front_end in self._front_ends.values():
+            front_end.kill()
+        await asyncio.wait({ended}, timeout=_END_TIMEOUT_S)
+        ended.cancel()
