@@ -74,7 +74,7 @@ def graph_bytes(
     of_part = max(layer.attention.num_heads * (layer.attention.head_dim + 2) for layer in config.layers)
     activations = layer_activation_bytes(config, tokens, element_bytes, split) + parts * of_part // split.tensor * 4
     tables = num_groups * (sequences + 1) * -(-longest // block_size) * 4
-    hidden = tokens * config.hidden_size * element_bytes
+    hidden = tokens * config.hidden_size * element_bytes * (1 if split.pipeline == 1 else 2)  # received, and computed
     return launches * _LAUNCH_BYTES + activations + _WORKSPACES + tables + hidden
 
 
