@@ -96,8 +96,8 @@ def test_replayed_steps_equal_eager_steps(
     path: Path = request.getfixturevalue(model)
     sizes = {"num_gpu_blocks_override": 120, "max_model_len": 96, "max_num_batched_tokens": 16, "max_num_seqs": 5}
     rng = random.Random(1)
-    prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 70, 9, 40)]
-    lengths = [8, 7, 6, 4]
+    prompts = [[rng.randrange(2, 500) for _ in range(count)] for count in (1, 40, 9)]
+    lengths = [8, 7, 4]
     sizes |= {"device": "cpu", "attention_backend": "triton"}
     expected = outputs(LLM(str(path), **{**sizes, **options}), prompts, lengths)  # type: ignore[arg-type]
     llm = LLM(str(path), **{**sizes, **options})  # type: ignore[arg-type]
@@ -108,9 +108,8 @@ def test_replayed_steps_equal_eager_steps(
         assert ours.outputs[0].cumulative_logprob == pytest.approx(theirs.outputs[0].cumulative_logprob, abs=1e-4)
     assert {graph.shape.tokens for graph in found if not graph.shape.has_chunks} >= {1, 2, 4}
     assert {graph.shape.tokens for graph in found if graph.shape.has_chunks} >= {8, 16}
-    for has_chunks in (False, True):
-        lengths = [int(graph.planned[0]) for graph in found if graph.shape.has_chunks == has_chunks]
-        assert len(set(lengths)) > 1 or "batch_invariant" in options
+    planned = {int(graph.planned[0]) for graph in found if not graph.shape.has_chunks}
+    assert len(planned) > 1 or "batch_invariant" in options
 
 
 def test_replayed_steps_use_adapters_that_are_loaded_later(
