@@ -155,7 +155,7 @@ class AsyncLLM:
         engine = self.engines[engine_index]
         try:
             loaded = engine.load(_in_event_loop(self.files))
-            table_read = _nothing() if engine.knows_vocabulary else self._token_table()
+            table_read = _nothing() if engine.process.is_shared else self._token_table()
             info, tokenizer, table = await asyncio.gather(loaded, self._loaded_tokenizer(), table_read)
         except EngineDeadError:
             raise

@@ -263,6 +263,8 @@ def test_a_dead_engine_is_restarted_once_while_requests_wait(three: Running) -> 
         assert httpx.get(f"{three.url}/live").status_code == 200
         assert set(pool.map(lambda _: three.text(_prompt(2)), range(6))) == {expected}
     assert {httpx.get(f"{three.url}/ready").status_code for _ in range(6)} == {200}
+    answer = three.post(prompt=[5, 6], max_tokens=8, structured_outputs={"choice": ["yes", "no"]})
+    assert answer.json()["choices"][0]["text"] in ("yes", "no"), "the new process has the vocabulary"
     assert three.metric("stoker:engine_restarts_total") == restarts + 1
     assert engine_of(three.process.pid).pid != engine.pid
     assert len(three.front_ends()) == 3
