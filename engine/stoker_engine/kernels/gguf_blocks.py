@@ -177,8 +177,9 @@ def _q5_k(parts: torch.Tensor) -> torch.Tensor:
 
 def _six_bit_codes(parts: torch.Tensor) -> torch.Tensor:
     """Unpack the codes of Q6_K → [..., 8, 32]."""
-    low: torch.Tensor = _halves(parts[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-4, -2)
-    return low | _bits(parts[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3, -2) << 4
+    low = _halves(parts[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-4, -2)
+    high = _bits(parts[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3, -2)
+    return torch.bitwise_or(low, high << 4)
 
 
 def _q6_k(parts: torch.Tensor) -> torch.Tensor:
