@@ -212,11 +212,11 @@ def test_parts_begin_at_fixed_positions() -> None:
 
 
 def test_long_decodes_equal_the_reference() -> None:
-    """Their lengths are around parts of each size. The first and the last one share a prefix with the second one."""
-    lengths = [16_384, 16_385, 16_897, 65_537, 66_561, 16_500]
+    """Their lengths are around the first longer part. The first and the last one share a prefix with the second one."""
+    lengths = [16_384, 16_897, 16_500]
     shape = dataclasses.replace(PLAIN, num_heads=2, num_kv_heads=1)
     sequences = Sequences.random(shape, lengths, torch.bfloat16, block_size=32)
-    share(sequences, 16_384, 1, 5)
+    share(sequences, 16_384, 1, 2)
     share(sequences, 16_352, 1, 0)
     for s, blocks in enumerate(sequences.blocks):
         for cached, own in ((sequences.cache.key, sequences.keys[s]), (sequences.cache.value, sequences.values[s])):
