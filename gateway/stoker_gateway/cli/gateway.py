@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-#: Headers that cannot identify a session: Envoy may remove or change them, or they describe connection or message.
+#: Headers that cannot identify a session: Envoy may remove or change them, or they describe the connection or body.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
 
 

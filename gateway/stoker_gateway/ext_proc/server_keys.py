@@ -37,8 +37,8 @@ class ServerKeys:
         """Record that a server accepted this ``Authorization``; empty means that it accepted a request without one.
 
         Args:
-            endpoints: all endpoints. If this is an earlier key of one that includes the server, a warning is logged
-                once for each current key.
+            endpoints: all endpoints. If `authorization` is an earlier key of an endpoint with this server, a warning
+                is logged, once for each current key.
         """
         self._accepted[server] = authorization
         for endpoint in endpoints:
