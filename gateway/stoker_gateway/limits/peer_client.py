@@ -142,7 +142,7 @@ class Peer:
         if self.reached or not self._missed:
             why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
             logger.warning(
-                "cannot reach the replica at %s: %s; each side enforces its share of the keys' limits",
+                "no valid reply from the replica at %s: %s; each side enforces its share of the keys' limits",
                 self.address,
                 why,
             )

@@ -82,7 +82,7 @@ def decide(
     limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare = ALL
 ) -> RateLimitStatus | Denial:
     """Decide whether a request may start. Return the status of its key's limits, or a denial. A request may start if,
-    with the `share` of each limit,
+    with each limit reduced to `share`,
 
         requests of the last minute + 1                 ≤ requests_per_minute
         tokens of the last minute + `tokens`            ≤ tokens_per_minute
@@ -93,7 +93,7 @@ def decide(
     Args:
         uses: all usage that counts against the limits; expired usage must have been dropped.
         tokens: number of tokens that the request reserves.
-        share: share of each limit that the replicas that reach each other may use.
+        share: share of each limit that may be used.
     """
     requests_a_minute = _PerMinute("requests", limits.requests_per_minute, [use.requests for use in uses], 1)
     tokens_a_minute = _PerMinute("tokens", limits.tokens_per_minute, [use.tokens for use in uses], tokens)
