@@ -35,7 +35,7 @@ class EngineReport:
     """The load that an engine (a server of the endpoint) reported last.
 
     Attributes:
-        running, waiting: number of requests in its batch, and in its queue.
+        running, waiting: number of requests in its batch, and in its queue; an estimate and 0 if it reports no load.
         kv_usage: used fraction of its KV cache, from 0 to 1.
         ready: whether it accepts requests.
         age_seconds: age of the report.

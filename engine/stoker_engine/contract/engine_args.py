@@ -179,7 +179,7 @@ class EngineArgs:
         if threshold and not self.enable_chunked_prefill:
             raise ArgumentError(
                 "--long-prefill-token-threshold",
-                "splits prompts, which --no-enable-chunked-prefill forbids; omit one of both",
+                "splits prompts, which --no-enable-chunked-prefill forbids; omit one of the two flags",
             )
         if self.max_itl_ms is not None:
             if not 0 < self.max_itl_ms < math.inf:
@@ -187,7 +187,7 @@ class EngineArgs:
             if not self.enable_chunked_prefill:
                 raise ArgumentError(
                     "--max-itl-ms",
-                    "splits prompts, which --no-enable-chunked-prefill forbids; omit one of both",
+                    "splits prompts, which --no-enable-chunked-prefill forbids; omit one of the two flags",
                 )
         for name, allowed in (
             ("dtype", names.DTYPES),

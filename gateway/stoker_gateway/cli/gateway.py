@@ -208,7 +208,8 @@ def parser_of() -> argparse.ArgumentParser:
         "--metrics-port",
         type=_port,
         metavar="PORT",
-        help="port of /metrics, on the same host; 0 chooses a free one (default: no metrics)",
+        help="port of /metrics, and with --kubernetes of /scaling, on the same host; 0 chooses a free one "
+        "(default: no metrics)",
     )
     output.add_argument(
         "--access-log", action="store_true", help="write a line of JSON to standard output for each completed request"
