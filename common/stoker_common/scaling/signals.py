@@ -35,7 +35,7 @@ class EngineReport:
     """The load that an engine (a server of the endpoint) reported last.
 
     Attributes:
-        running, waiting: number of requests in its batch, and in its queue.
+        running, waiting: number of requests in its batch, and in its queue; an estimate and 0 if it reports no load.
         kv_usage: used fraction of its KV cache, from 0 to 1.
         ready: whether it accepts requests.
         age_seconds: age of the report.
@@ -56,7 +56,8 @@ class EndpointReport:
         held: number of requests that wait because no pod is available.
         queued: number of requests that wait because all pods are full.
         in_flight: number of requests that were sent to a pod and have not ended.
-        idle_seconds: time since the last request arrived or ended; None if there was none since the replica started.
+        idle_seconds: time since the last request arrived or ended, 0 while there is one; None if there was none since
+            the replica started, or if the endpoint's requests are never held.
         drained: the drain id that the replica acknowledges: it sends no requests and has none in flight; empty if it
             acknowledges none.
         engines: the engines' reports, by address.
@@ -85,7 +86,7 @@ class Signals:
 
     Attributes:
         held, queued, in_flight: sums, see `EndpointReport`.
-        idle_seconds: the shortest of all replicas; a replica that had no request is idle since its start. None if no
+        idle_seconds: the shortest of all replicas; a replica that reports none is idle since its start. None if no
             replica has a report.
         engines: the newest report of each engine, by address.
         drained: one string per replica with a report: the drain id that it acknowledges, or an empty string.

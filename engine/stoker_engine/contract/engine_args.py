@@ -58,7 +58,9 @@ class EngineArgs:
     gpu_memory_utilization: float = flag("fraction of the device's memory that the engine may use, 0 to 1", 0.92)
     kv_cache_memory_bytes: int | None = flag("size of the KV cache; overrides --gpu-memory-utilization", None)
     num_gpu_blocks_override: int | None = flag(
-        "exact number of KV cache blocks, one of which is never used; overrides both", None
+        "exact number of KV cache blocks, one of which is never used; overrides --gpu-memory-utilization and "
+        "--kv-cache-memory-bytes",
+        None,
     )
     kv_cache_dtype: names.KVCacheDtype = flag(
         "dtype of the KV cache; auto: the model's; fp8: with the checkpoint's scales, or 1",
@@ -177,7 +179,7 @@ class EngineArgs:
         if threshold and not self.enable_chunked_prefill:
             raise ArgumentError(
                 "--long-prefill-token-threshold",
-                "splits prompts, which --no-enable-chunked-prefill forbids; omit one of both",
+                "splits prompts, which --no-enable-chunked-prefill forbids; omit one of the two flags",
             )
         if self.max_itl_ms is not None:
             if not 0 < self.max_itl_ms < math.inf:
@@ -185,7 +187,7 @@ class EngineArgs:
             if not self.enable_chunked_prefill:
                 raise ArgumentError(
                     "--max-itl-ms",
-                    "splits prompts, which --no-enable-chunked-prefill forbids; omit one of both",
+                    "splits prompts, which --no-enable-chunked-prefill forbids; omit one of the two flags",
                 )
         for name, allowed in (
             ("dtype", names.DTYPES),

@@ -61,9 +61,9 @@ class FrontendArgs:
         "file with API keys, one a line, or folder of such files (a mounted Secret); reread when it changes", None
     )
     allowed_origins: tuple[str, ...] = flag("origins of web pages that may call this server (CORS); * means any", ())
-    allowed_methods: tuple[str, ...] = flag("HTTP methods that these pages may use", ("*",))
-    allowed_headers: tuple[str, ...] = flag("headers that these pages may send", ("*",))
-    allow_credentials: bool = flag("allow these pages to send cookies and credentials", False)
+    allowed_methods: tuple[str, ...] = flag("HTTP methods that pages of --allowed-origins may use", ("*",))
+    allowed_headers: tuple[str, ...] = flag("headers that pages of --allowed-origins may send", ("*",))
+    allow_credentials: bool = flag("allow pages of --allowed-origins to send cookies and credentials", False)
 
     max_num_queued_reqs: int | None = flag(
         "maximum sequences in flight, running or waiting, over all engines; further requests get 429; "
@@ -155,7 +155,9 @@ class FrontendArgs:
         False,
     )
     admin_api_key_file: str | None = flag(
-        "file with keys for these two endpoints, in the form of --api-key-file; --api-key does not open them", None
+        "file with keys for /v1/load_lora_adapter and /v1/unload_lora_adapter, in the form of --api-key-file; keys of "
+        "--api-key are not accepted there",
+        None,
     )
 
     log_format: str = flag("format of log lines", "text", choices=_LOG_FORMATS, group="logs")
@@ -184,7 +186,7 @@ class FrontendArgs:
         "seconds after SIGTERM in which new requests are still served, until traffic goes elsewhere",
         5.0,
     )
-    shutdown_timeout: float = flag("seconds after that in which requests in flight may finish", 30.0)
+    shutdown_timeout: float = flag("seconds after --shutdown-grace in which requests in flight may finish", 30.0)
 
     def __post_init__(self) -> None:
         for name in _LISTS:

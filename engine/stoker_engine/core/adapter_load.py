@@ -28,7 +28,7 @@ class AdapterLoad:
         self._answers: dict[str, LoadedAdapter | str | None] = dict.fromkeys(processes)
 
     def answer(self, process: str, loaded: LoadedAdapter | None, error: str | None) -> bool:
-        """Record the answer of a process. Returns whether all have answered."""
+        """Record the answer of a process. Return whether all have answered."""
         self._answers[process] = loaded or error or "it did not load the adapter"
         return all(answer is not None for answer in self._answers.values())
 

@@ -23,8 +23,8 @@ class EngineRequest:
         grammar: grammar of the output; None: unconstrained.
         priority: priority under ``--scheduling-policy priority``; lower is served earlier.
         cache_keys: what the request's prefix-cache blocks depend on besides tokens.
-        adapter: number of the request's LoRA adapter (`AdapterSource`), or `NO_ADAPTER`. `cache_keys.root_key` must be
-            set if an adapter is.
+        adapter: number of the request's LoRA adapter (`AdapterSource`), or `NO_ADAPTER`. If there is an adapter,
+            `cache_keys.root_key` must be set.
         arrival_time: arrival in seconds of the monotonic clock, which all processes of a machine share.
         http_request_id: id of the client's HTTP request, for log lines; None: not from HTTP.
     """

@@ -21,7 +21,7 @@ class TokenDelta:
             sequence 0 that has tokens.
         cumulative_logprob: summed log-probability of a finished beam.
         finish_reason: set in the last delta of a sequence.
-        stop_reason: the one of `stop_token_ids` that ended the sequence; for a beam, any token that ended it.
+        stop_reason: the one of `stop_token_ids` that ended the sequence; for a beam, also an end-of-sequence token.
         error: message for `FinishReason.ERROR`.
     """
 
@@ -96,8 +96,8 @@ class CompletionOutput:
         text: generated text, without the stop string unless it was requested.
         token_ids: generated tokens.
         finish_reason: why the sequence ended.
-        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the sequence; for a beam, any token
-            that ended it.
+        stop_reason: the stop string, or the one of `stop_token_ids`, that ended the sequence; for a beam, also an
+            end-of-sequence token.
         logprobs: log-probabilities at each position of the output, if requested.
         cumulative_logprob: summed log-probability of the output; None for a sampled sequence without `logprobs`.
     """

@@ -13,9 +13,9 @@ compute, and a token that is being sampled counts as known, although its id is n
         prompt + output   t0 t1 t2 t3 t4 t5 t6 t7 │ t8  ?      one is in flight: known = 10
         launched          ──────────────────────────┤          launched = 9, computed = 8
 
-A request starts with one sequence. When its prompt is computed, the sequence forks into the requested number. Forks
-that need not wait share its blocks; a shared block is copied before a sequence writes into it. Beams may fork at every
-step.
+A request starts with one sequence. When its prompt is computed, the sequence forks into the requested number. A fork
+that gets a row of the batch at once shares the parent's blocks; a shared block is copied before a sequence writes into
+it. Beams may fork at every step.
 """
 
 from __future__ import annotations

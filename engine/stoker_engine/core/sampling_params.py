@@ -127,7 +127,7 @@ class SamplingParams(BaseParams):
         bad_words: words that must not appear in the output.
         seed: makes the output reproducible, alone or in any batch; None: a random seed.
         max_tokens: maximum number of generated tokens; None: up to the model's length.
-        min_tokens: minimum number of generated tokens, unless only tokens that end the output are allowed before.
+        min_tokens: minimum number of generated tokens; fewer if only tokens that end the output are allowed.
         stop: strings that end the output.
         include_stop_str_in_output: whether the stop string or stop token is part of the text.
         stop_token_ids: tokens that end the output.
@@ -269,7 +269,7 @@ class BeamSearchParams(BaseParams):
         ignore_eos: continue past the model's end-of-sequence token.
         length_penalty: exponent of the length in a finished beam's score, log-probability ÷ length ** length_penalty.
         early_stopping: True stops once `beam_width` beams are finished; False also requires that no running beam, at
-            its present length, scores above the worst of these; "never", that none can.
+            its present length, scores above the worst of these; "never" requires that no running beam can ever do so.
         stop_token_ids: tokens that end a beam like the end-of-sequence token.
         skip_special_tokens, visible_special_tokens, truncate_prompt_tokens: see `SamplingParams`.
 

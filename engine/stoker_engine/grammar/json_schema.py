@@ -1,7 +1,7 @@
 """Prepares JSON Schemas for llguidance, and rejects constraints that it would ignore.
 
-Every complete output satisfies an accepted schema. llguidance alone does not ensure this: it ignores keywords that the
-schema's draft does not have, and reads numbers as floats. Therefore each schema is checked here first.
+If a schema is accepted, each complete output satisfies it. llguidance alone does not ensure this: it ignores keywords
+that the schema's draft does not have, and reads numbers as floats. Therefore each schema is checked here first.
 
 https://json-schema.org/draft/2020-12; llguidance's docs/json_schema.md lists the implemented keywords.
 """

@@ -1,6 +1,6 @@
 """Structural tags: free text that may contain tags, whose content is constrained. Supports vLLM's two formats.
 
-The first: after one of `triggers`, the text continues with one of the `structures` that start with it.
+The first: after one of `triggers`, the text continues with one of the `structures` whose begin starts with it.
 
     {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": {…}, "end": "</f>"}]}
 

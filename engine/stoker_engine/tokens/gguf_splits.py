@@ -39,6 +39,8 @@ def _cased(ending: str, digits: str, before: str = "") -> str:
     """Return an expression whose words are upper-case letters followed by lower-case ones.
 
     Args:
+        ending: expression after a word.
+        digits: quantifier of digits in a number's piece; empty: one digit.
         before: appended to both letter classes; may exclude characters from them.
     """
     upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"

@@ -33,7 +33,8 @@ _LONGEST_TOKEN = 4096
 
 
 def convert_gguf(path: Path, folder: Path) -> tokenizers.Tokenizer:
-    """Write the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+    """Write the tokenizer of GGUF file `path` to `folder`: tokenizer.json, tokenizer_config.json and, if the file has a
+    chat template, chat_template.jinja.
 
     Returns:
         The tokenizer in tokenizer.json.

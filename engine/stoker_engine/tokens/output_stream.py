@@ -27,8 +27,8 @@ class OutputStream:
     the event loop.
 
     Args:
-        interval: least number of tokens of a sequence's deltas, except the first, the last and those before an error;
-            None: no others.
+        interval: minimum number of tokens of a sequence's deltas, except the first, the last and those before an error;
+            None: only these exceptions are returned.
     """
 
     def __init__(self, interval: int | None = 1) -> None:

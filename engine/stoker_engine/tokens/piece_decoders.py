@@ -113,7 +113,7 @@ def _fused_decoder(part: Mapping[str, Any]) -> PieceDecoder | None:
 
 
 class _Local:
-    """Base of decoders, whose `end` and `mark_emitted` do nothing."""
+    """Base class with an `end` and a `mark_emitted` that do nothing."""
 
     def end(self) -> list[str]:
         return []

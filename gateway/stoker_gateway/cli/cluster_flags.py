@@ -57,7 +57,7 @@ def add_to(parser: argparse.ArgumentParser, source: Any) -> None:
         "--max-held-bytes",
         type=_count,
         metavar="BYTES",
-        help="with --kubernetes: maximum size of the bodies of these requests together; at least --max-body-size "
+        help="with --kubernetes: maximum size of an endpoint's held bodies together; at least --max-body-size "
         f"(default: {MAX_HELD_BYTES}, or --max-body-size if that is more)",
     )
     parser.add_argument(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ENDPOINT: Final = "NAME=http://HOST:PORT"
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-#: Headers that cannot identify a session: Envoy may remove or change them, or they describe connection or message.
+#: Headers that cannot identify a session: Envoy may remove or change them, or they describe the connection or body.
 _NO_SESSION: Final = re.compile(r"x-(stoker|gateway|envoy)-.*|host|connection|content-length|transfer-encoding|te")
 
 
@@ -208,7 +208,8 @@ def parser_of() -> argparse.ArgumentParser:
         "--metrics-port",
         type=_port,
         metavar="PORT",
-        help="port of /metrics, on the same host; 0 chooses a free one (default: no metrics)",
+        help="port of /metrics, and with --kubernetes of /scaling, on the same host; 0 chooses a free one "
+        "(default: no metrics)",
     )
     output.add_argument(
         "--access-log", action="store_true", help="write a line of JSON to standard output for each completed request"

@@ -177,7 +177,7 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         type=_flag_type(_namespace),
         metavar="NS",
-        help="namespace of the gateway in the cluster, whose Secrets are the keys",
+        help="namespace of the gateway in the cluster, in which each key is a Secret",
     )
 
 

@@ -31,7 +31,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         help="name that resolves to the addresses of all replicas, such as a headless Service; resolved every second",
     )
     peers.add_argument(
-        "--peer-listen", type=address, metavar="HOST:PORT", help="address where this replica listens (default: none)"
+        "--peer-listen", type=address, metavar="HOST:PORT", help="listening address for other replicas (default: none)"
     )
     peers.add_argument(
         "--peer-token-file", type=Path, metavar="FILE", help="file with a secret, the same for all replicas"
@@ -51,7 +51,7 @@ def settings_of(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         return None
     for flag in ("--peer-listen", "--peer-token-file"):
         if not flags[flag]:
-            parser.error(f"{flag} is missing: replicas need --peer-listen and --peer-token-file in addition to --peer")
+            parser.error(f"{flag} is missing: the flags --peer-… need both --peer-listen and --peer-token-file")
     if options.peer and options.peer_service:
         parser.error("argument --peer-service: not allowed with --peer; leave out --peer")
     from stoker_gateway.limits.peer_settings import PeerSettings

@@ -106,5 +106,5 @@ def _anthropic(error: RequestError, request_id: str | None) -> dict[str, Any]:
 
 
 def _json(status: int, body: dict[str, Any], headers: Iterable[tuple[str, str]] = ()) -> LocalReply:
-    """Return a response with a JSON body in ASCII, because messages may quote any text of the client's."""
+    """Return a response with a JSON body in ASCII, because messages may quote any text of the client."""
     return LocalReply(status, (("content-type", "application/json"), *headers), json.dumps(body).encode())

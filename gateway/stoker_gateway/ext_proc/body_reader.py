@@ -2,7 +2,7 @@
 
 The subprocess parses one body at a time. The JSON parser holds the GIL, so a thread does not help: 30 MB of JSON take
 0.1 to 2 seconds, depending on their content. Owners take turns, so an owner with many bodies delays another by a single
-one. The subprocess's CPU time for a body is limited; beyond it the error is not retryable, because a retry would take
+body. The subprocess's CPU time for a body is limited; beyond it the error is not retryable, because a retry would take
 as long. If the client disconnects while its body is parsed, or the subprocess fails, a new subprocess parses the next
 body. The subprocess exits when its standard input is closed, hence also when the picker is killed.
 
@@ -210,7 +210,7 @@ def _too_long(*_: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal also sends it to the picker, which then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the picker ends this process, even if both get SIGINT
     signal.signal(signal.SIGPROF, _too_long)
     gc.disable()  # parsed JSON has no cycles, and looking for them would take most of the time
     read_on(sys.stdin.buffer, sys.stdout.buffer)

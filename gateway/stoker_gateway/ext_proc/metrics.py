@@ -74,7 +74,7 @@ class PickerMetrics:
         )
         self.decision_seconds = Histogram(
             "stoker:gateway_decision_seconds",
-            "Time from the complete request to its outcome, without the wait for a server.",
+            "Time from the complete request until a server is chosen, or the request is queued or refused.",
             buckets=_DECISIONS,
             registry=registry,
         )

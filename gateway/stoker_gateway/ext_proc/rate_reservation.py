@@ -32,8 +32,8 @@ async def reserved(
 
 
 def _tokens(key: Key, request: ModelRequest) -> int:
-    """Return the number of tokens to reserve. A default of the output tokens is reduced to what the key's limit leaves
-    beside the prompt."""
+    """Return the number of tokens to reserve. If the request sets no maximum of output tokens, the default is reduced
+    to what the key's limit leaves beside the prompt."""
     limit, tokens = key.limits.tokens_per_minute, request.prompt_tokens + request.max_output_tokens
     if request.has_max_output_tokens or limit is None:
         return tokens

@@ -36,7 +36,7 @@ from stoker_gateway.protocol.paths import FORMS, GENERATING
 _SESSION_FIELDS: Final = ("prompt_cache_key", "user")
 #: Start of the text part with Claude Code's billing header, which differs in each request. Stoker's engine drops it.
 _BILLING: Final = "x-anthropic-billing-header:"
-#: Maximum number of messages, items and their parts in one body, beyond any model's context.
+#: Maximum number of messages, items and their parts in one body: more than fit into any model's context.
 MAX_ITEMS: Final = 262_144
 #: Fields of a conversation item, besides its role and content, that belong to the prompt.
 _CALLS: Final = ("name", "arguments", "output", "tool_calls")
@@ -55,7 +55,7 @@ class ModelRequest:
         previous_response_id: id of the stored response that the request continues, if any.
         request_id: id of the response, if the client chooses it in the body.
         prompt_tokens: estimated number of prompt tokens.
-        max_output_tokens: maximum number of output tokens.
+        max_output_tokens: maximum number of tokens of all outputs together.
         has_max_output_tokens: False if `max_output_tokens` is a default.
     """
 
@@ -189,7 +189,7 @@ def _session(fields: dict[str, Any]) -> str | None:
 
 
 def _completion(prompt: Any) -> bytes:
-    """Return the bytes of a completion prompt: a text, a list of token ids, or a list of either."""
+    """Return the bytes of a completion prompt: a text, a list of token ids, or a list of such prompts."""
     if isinstance(prompt, str):
         return prompt.encode()
     if not isinstance(prompt, list) or not prompt:

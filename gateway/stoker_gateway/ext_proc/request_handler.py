@@ -5,8 +5,8 @@ key ─► path and method ─► /v1/models         answered from the model reg
                        ─► /openapi.json      server of the key's first model ─┼─► limits of the key ─► queue ─► server
                        ─► others             model and prompt in the body    ─┘
 
-If keys are required, a request without one is rejected before its body is read, and models that its key may not use are
-hidden from it.
+If keys are required, a request without a valid key is rejected before its body is read, and models that its key may not
+use are hidden from it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from stoker_gateway.scheduling.routing_request import RoutingRequest
 _READ_METHODS: Final = ("GET", "HEAD")
 #: Retry-After in seconds, for errors that an administrator must fix.
 _REFUSED_S: Final = 5.0
-#: If parsing a body takes longer than this, in seconds, all of it counts as time in the queue, because the proxy's
-#: timeout covers both.
+#: If a request has taken longer than this before the choice of a server, in seconds, that time counts as time in the
+#: queue, because the proxy's timeout covers both.
 _READ_S: Final = 0.5
 #: Seconds by which the proxy's extended timeout exceeds the remaining hold.
 _EXTENSION_S: Final = 30.0

@@ -37,8 +37,8 @@ class ServerKeys:
         """Record that a server accepted this ``Authorization``; empty means that it accepted a request without one.
 
         Args:
-            endpoints: all endpoints. If this is an earlier key of one that includes the server, a warning is logged
-                once for each current key.
+            endpoints: all endpoints. If `authorization` is an earlier key of an endpoint with this server, a warning
+                is logged, once for each current key.
         """
         self._accepted[server] = authorization
         for endpoint in endpoints:
@@ -48,8 +48,8 @@ class ServerKeys:
             if self._warned.get(server) != current:
                 self._warned[server] = current
                 logger.warning(
-                    "%s, a server of the model %r, accepts only an earlier key than its Secret has now, so the gateway "
-                    "sends that key; restart the server if it does not reload its key",
+                    "%s, a server of the model %r, does not accept the current key of its Secret, but an earlier one, "
+                    "which the gateway sends to it; restart the server if it does not reload its key",
                     server,
                     endpoint.name,
                 )

@@ -122,7 +122,7 @@ class FileStore:
 
 def _pieces(text: str) -> list[str]:
     """Split a text into the part before the first document, and each document with the text up to the next one."""
-    events = yaml.parse(text, yaml.SafeLoader)  # libyaml's marks do not count a byte order mark
+    events = yaml.parse(text, yaml.SafeLoader)  # not CSafeLoader: libyaml's marks do not count a byte order mark
     marks = [event.start_mark for event in events if isinstance(event, yaml.DocumentStartEvent)]
     cuts = [0, *(mark.index for mark in marks if mark is not None), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(cuts)]

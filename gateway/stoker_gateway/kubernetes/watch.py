@@ -37,8 +37,8 @@ _RELIST_S: Final = 600
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 5.0
 _LONGEST_OBEYED_S: Final = 30.0
-#: Minimum duration in seconds of a watch after which no list is needed, and of a list with its watches that resets the
-#: backoff.
+#: Minimum duration in seconds: of a watch, so that the next watch needs no list before it; and of a list with its
+#: watches, so that the backoff is reset.
 _LASTED_S: Final = 5.0
 
 

@@ -18,7 +18,7 @@ from stoker_gateway.limits.ratelimit_headers import Allowance, Denial, RateLimit
 
 LimitVerdict = RateLimitStatus | Denial
 
-#: Maximum of the numbers and durations in a message.
+#: Maximum of a count, and of a duration in seconds, in a message or reply.
 _MAX_COUNT: Final = 2**53
 _MAX_S: Final = 1e9
 #: Values of `Denial.what`.

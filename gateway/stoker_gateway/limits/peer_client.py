@@ -68,7 +68,8 @@ class Peer:
         """Queue an admission request.
 
         Args:
-            on_verdict: called with the verdict before the next message is sent, unless the future is cancelled.
+            on_verdict: called with the verdict, if there is one, before the next message is sent, unless the future is
+                cancelled.
 
         Returns:
             A future of `on_verdict`'s result, or of None if there is no verdict.
@@ -82,7 +83,7 @@ class Peer:
         """Queue a statement of a key's usage.
 
         Args:
-            soon: whether to send it after `_REPORT_DELAY_S`, if no message is sent before.
+            soon: whether a message is sent after `_REPORT_DELAY_S` at the latest, rather than after `HEARTBEAT_S`.
         """
         self._changed_keys[key_id] = None
         if soon and self._timer is None:
@@ -141,7 +142,7 @@ class Peer:
         if self.reached or not self._missed:
             why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
             logger.warning(
-                "cannot reach the replica at %s: %s; each side enforces its share of the keys' limits",
+                "no valid reply from the replica at %s: %s; each side enforces its share of the keys' limits",
                 self.address,
                 why,
             )

@@ -22,7 +22,7 @@ class LimitShare:
     """Share of each limit that may be used.
 
     Attributes:
-        parts, of: the fraction ``parts / of``, rounded down, but at least 1 unless the limit is 0.
+        parts, of: ``limit * parts / of`` may be used, rounded down, but at least 1 unless the limit is 0.
     """
 
     parts: int = 1
@@ -81,7 +81,8 @@ class _PerMinute(NamedTuple):
 def decide(
     limits: Limits, uses: Sequence[KeyUsage], tokens: int, now: float, share: LimitShare = ALL
 ) -> RateLimitStatus | Denial:
-    """Decide whether a request may start. Return the status of its key's limits, or a denial. A request may start if
+    """Decide whether a request may start. Return the status of its key's limits, or a denial. A request may start if,
+    with each limit reduced to `share`,
 
         requests of the last minute + 1                 ≤ requests_per_minute
         tokens of the last minute + `tokens`            ≤ tokens_per_minute
@@ -92,6 +93,7 @@ def decide(
     Args:
         uses: all usage that counts against the limits; expired usage must have been dropped.
         tokens: number of tokens that the request reserves.
+        share: share of each limit that may be used.
     """
     requests_a_minute = _PerMinute("requests", limits.requests_per_minute, [use.requests for use in uses], 1)
     tokens_a_minute = _PerMinute("tokens", limits.tokens_per_minute, [use.tokens for use in uses], tokens)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-#: Names of these headers.
+#: Names of the headers ``x-ratelimit-*``.
 HEADERS: Final = tuple(
     f"x-ratelimit-{field}-{resource}"
     for resource in ("requests", "tokens")

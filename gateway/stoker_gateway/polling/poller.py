@@ -2,8 +2,8 @@
 
 A poll requests ``/ready``, or ``/health`` if the former returns 404. If the status is less than 500, it also requests
 ``/v1/models``, at longer intervals, and the load from ``/metrics`` (with vLLM's names). Regular polls are spread evenly
-over a period that grows with their cost, so that they take about a tenth of a core. Polls of servers that requests wait
-for take as much again at most. Polling has its own thread, whose CPU time is the cost.
+over a period that grows with their cost, so that they take at most about a tenth of a core. Polls of servers that
+requests wait for take at most as much again. Polling has its own thread, whose CPU time is the cost.
 
 A server is *lost* after several consecutive polls without an answer, or some seconds after the first of them began, for
 example if its process is frozen. A lost server counts as not ready until it answers.

@@ -19,7 +19,8 @@ class ServerWatch:
     def __init__(self, model_registry: ModelRegistry | None = None) -> None:
         self._models: dict[str, list[str]] = {}
         self._states: dict[str, State] = {}
-        #: Servers of endpoints with scaling, which are listed before they have started, and logged only afterwards.
+        #: Servers of endpoints with scaling. The registry lists them before they have started, so their states are not
+        #: logged before they have been ready.
         self._may_start: set[str] = set()
         self.set_model_registry(model_registry or ModelRegistry())
 

@@ -67,7 +67,7 @@ class NamedServers:
             except (OSError, UnicodeError) as error:
                 if host not in self.known:
                     raise
-                logger.warning("%s cannot be resolved; the addresses found before stay in use: %s", host[0], error)
+                logger.warning("%s cannot be resolved: %s; its last addresses stay in use", host[0], error)
         return {
             name: tuple(dict.fromkeys(netloc(address, host[1]) for host in hosts for address in self.known[host]))
             for name, hosts in self.hosts.items()

@@ -110,7 +110,7 @@ class LiveConfig:
         self._files.write(self._next, self.model_registry, *self._departing.values())
 
     def _forget(self, left_at: float) -> None:
-        """Delete from Envoy's files the models and servers that only an earlier registry has."""
+        """Delete from Envoy's files the models and servers that only the registry replaced at `left_at` has."""
         del self._departing[left_at]
         try:
             self._write()

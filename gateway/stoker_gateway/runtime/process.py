@@ -211,8 +211,8 @@ class _Picker:
         await self._until_all_reported()
 
     async def _until_all_reported(self) -> None:
-        """Wait until Envoy has reported all completed requests, or a timeout. It reports with a delay, and discards
-        unsent reports when it exits."""
+        """Wait until Envoy has reported all completed requests, or until a timeout. Envoy reports with a delay, and
+        discards unsent reports when it exits."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _REPORT_TIMEOUT_S
         while loop.time() < deadline:

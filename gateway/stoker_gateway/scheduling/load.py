@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Assumed delay of a new request by each request at the server, in bytes of prefill.
+#: Assumed delay that each request at the server causes to a new request, in bytes of prefill.
 SEQUENCE_BYTES: Final = 256
 
 #: Maximum time for which a sent prompt counts as not computed, in seconds.
@@ -35,7 +35,7 @@ class ServerLoad:
     Attributes:
         running, waiting: numbers of running and waiting requests.
         kv_usage: fraction of its KV cache in use.
-        ready: whether it accepts requests, for example not while it starts or shuts down.
+        ready: whether it accepts requests; it does not while it starts or shuts down, for example.
         counted: whether it reported its load; if not, requests sent to it count until they end, at most `SEQUENCE_S`.
     """
 
@@ -97,7 +97,7 @@ class Load:
             self._drop(number)
 
     def update(self, reported: ServerLoad, sent_at: float) -> None:
-        """Adopt the report of a poll that began at `sent_at`; if `counted`, it reflects earlier sends and ends."""
+        """Adopt the report of a poll that began at `sent_at`. A `counted` report includes earlier sends and ends."""
         self.reported = reported
         if reported.counted:
             self._forget(sent_at)

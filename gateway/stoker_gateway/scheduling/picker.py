@@ -5,15 +5,16 @@ In this order:
 - The server that stores a response that the request needs, if that server is ready: no other has the response.
 - The session's server: the first one with room in the session's order (`rendezvous.py`), if possible within the balance
   (`SESSION_BALANCE`).
-- Of the servers that received the prompt's prefix (`prefix_scorer.py`) and up to three others, *home* first, the one
-  with the least work before the first token, including the request's own prompt (`load.py`).
+- The server with the least work before the first token, including the request's own prompt (`load.py`), among those
+  that received the prompt's prefix (`prefix_scorer.py`) and up to three others. The first of these is the *home*.
 
 A new conversation's order is given by the prompt's first unknown block. Its home is the first server with room, if
-possible within the balance (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016). Prompts
-without a known prefix go there. All pickers compute the same order, so they usually agree on the home, even if each
-sees only some turns. If many conversations share a prefix, some new ones go home although other servers have the
-prefix, so that one server does not get all of them. The probability falls with the prefix's length and rises with the
-number of servers that have it: on average, a new conversation recomputes at most about `HOME_BYTES` for each of them.
+possible within the balance (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016). A
+prompt of at least one block without a known prefix goes to its home. All pickers compute the same order, so they
+usually agree on the home, even if each sees only some turns. If many conversations share a prefix, some new ones go
+home although other servers have the prefix, so that one server does not get all of them. The probability falls with the
+prefix's length and rises with the number of servers that have it: on average, a new conversation recomputes at most
+about `HOME_BYTES` for each of them.
 
 Which servers are ready, full or failing follows from their reports and from the results of requests (`server_pool.py`).
 This module has no clock and does no I/O.
@@ -55,7 +56,7 @@ class PickerSettings:
 
     Attributes:
         max_blocks: maximum number of prompt blocks in the prefix index.
-        max_waiting: number of waiting requests from which a server counts as full.
+        max_waiting: a server with waiting requests is full if these and those sent since its report reach this number.
         retry_after_s: seconds after which a refused request should be sent again.
     """
 

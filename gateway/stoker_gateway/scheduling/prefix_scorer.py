@@ -1,7 +1,7 @@
 """Scores servers by the part of a prompt that each received before, according to `prefix_index`.
 
 A match is a list of masks, one for each leading block of the prompt that an allowed server received: the allowed
-servers that received the prompt up to that block.
+servers that received the prompt up to that block, and `FOLLOWED`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ServerPool:
 
     Args:
         max_blocks: maximum number of prompt blocks in the prefix index.
-        max_waiting: number of waiting requests from which a server counts as full.
+        max_waiting: see `PickerSettings`.
 
     Attributes:
         num_ready: number of ready servers.
