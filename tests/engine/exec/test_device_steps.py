@@ -236,11 +236,11 @@ def check_launches(eager: DeviceTrace, replayed: DeviceTrace, has_chunks: bool) 
     those for decodes, even if there are none. Without a graph, the last layer computes only the tokens that are kept.
     """
     added, missing = replayed.launches - eager.launches, eager.launches - replayed.launches
-    for name in ("attention._paged_attention", "attention._merge_splits", "decode_splits._decode_splits"):
+    for name in ("decode._decode_attention", "merge._merge_parts", "decode_splits._decode_splits"):
         of_decodes = added.pop(name, 0)
         assert of_decodes in ((0, 1, 2) if has_chunks else (0,)), name
     names = {name.partition(".")[0] for name in added}
-    assert names <= {"_foreach_copy_", "copy_"} | ({"lt", "mul", "maximum", "index"} if has_chunks else set()), added
+    assert names <= {"_foreach_copy_", "copy_"} | ({"lt", "mul", "maximum", "index", "zeros"} if has_chunks else set()), added
     assert added.total() <= (9 if has_chunks else 5), added
     assert set(missing) <= ({"index", "align._align"} if has_chunks else set()), missing
     assert replayed.uploads == eager.uploads == 1
