@@ -63,8 +63,8 @@ def test_clients_report_that_no_server_answers(name: str) -> None:
     script = [sys.executable, str(EXAMPLES / f"python/{name}.py"), *words]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    place = "http://127.0.0.1:9/v1/models"
-    assert done.stderr == f"no server answers at {place}; the first lines of this script start one\n"
+    url = "http://127.0.0.1:9/v1/models"
+    assert done.stderr == f"no server answers at {url}; the first lines of this script start one\n"
 
 
 def test_offline_batch_names_a_missing_file(tmp_path: Path) -> None:
