@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--once", action="store_true", help="exit after the answers instead of continuing to serve")
     options = parser.parse_args()
+    if not 0 < options.port < 65536:
+        parser.error(f"--port must be 1 to 65535, not {options.port}")
     url = f"http://127.0.0.1:{options.port}"
     if is_in_use(options.port):
         print(f"port {options.port} is in use; choose another one: make demo PORT={options.port + 1}", file=sys.stderr)
