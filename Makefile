@@ -28,17 +28,21 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
 
 # Creates .venv with the packages $(1), and compiles the CPU kernels during the downloads, since a compiler needs no packages.
+# sed removes the list of more than 200 packages from uv's messages; pipefail keeps uv's exit code.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.12, for example"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	@echo "downloading 3 GB of packages, mostly PyTorch with CUDA's libraries, and compiling the CPU kernels ..."
 	@PYTHONPATH=common:engine $(BIN)/python -m stoker_engine.kernels.cpu.build --levels host --cache & compiling=$$!; \
-		$(UV) $(1); status=$$?; \
+		$(UV) $(1) 2>&1 | sed -u '/^ + /d'; status=$$?; \
 		wait $$compiling || echo "without compiled kernels, torch's operators run instead, several times slower"; exit $$status
 endef
 EVERYTHING := --editable '.[engine,operator,gateway,demo,dev]'
 FOR_DEMO   := --editable '.[engine,operator,demo]' openai
+
+$(READY) $(DEMO_READY): SHELL := /bin/bash
+$(READY) $(DEMO_READY): .SHELLFLAGS := -o pipefail -c
 
 setup: $(READY) ## .venv with all extras
 

@@ -1,4 +1,11 @@
-"""Tools for ``stoker chat --tools examples/chat_tools.py``: the model may call each public function."""
+"""Tools for `stoker chat`: the model may call each public function.
+
+    stoker serve Qwen/Qwen3-0.6B --tool-call-parser hermes
+    stoker chat --tools examples/chat_tools.py
+
+The model must have been trained to call tools. `--tool-call-parser` names the format of its calls; it may be omitted if
+the chat template implies the format.
+"""
 
 import ast
 import operator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,12 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--once", action="store_true", help="exit after the answers instead of continuing to serve")
     options = parser.parse_args()
+    if not 0 < options.port < 65536:
+        parser.error(f"--port must be 1 to 65535, not {options.port}")
     url = f"http://127.0.0.1:{options.port}"
+    if is_in_use(options.port):
+        print(f"port {options.port} is in use; choose another one: make demo PORT={options.port + 1}", file=sys.stderr)
+        return 2
 
     command = [sys.executable, "-m", "stoker", "up", "-f", str(MANIFEST), "--port", str(options.port)]
     print("$ stoker up -f", MANIFEST.relative_to(HERE.parent), "--port", options.port, flush=True)
@@ -50,6 +56,13 @@ def main() -> int:
         log.join()
 
 
+def is_in_use(port: int) -> bool:
+    """Return whether a program accepts connections at a port of this machine; it would answer instead of the demo."""
+    with socket.socket() as connection:
+        connection.settimeout(2)
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
 def print_log(server: subprocess.Popen[str], answering: threading.Lock) -> None:
     """Print the server's log as it is written, but not within an answer."""
     assert server.stderr is not None
@@ -66,7 +79,7 @@ def wait_until_healthy(server: subprocess.Popen[str], url: str) -> bool:
             print(f"the server exited with code {server.returncode}", file=sys.stderr)
             return False
         try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200 and server.poll() is None:
                 return True
         except httpx.TransportError:
             pass

@@ -81,7 +81,11 @@ def unknown(word: str, commands: dict[str, EntryPoint]) -> str:
 def missing(entry: EntryPoint, module: str | None) -> str:
     """Return the message for a command whose extra is not installed."""
     project = entry.dist.name if entry.dist else "stoker"
-    install = f"pip install '{project}[{','.join(entry.extras)}]'"
+    extras = ",".join(entry.extras)
+    if project == "stoker":  # no package index has it yet
+        install = f"pip install -c constraints.txt '.[{extras}]'   (in a checkout of Stoker's repository)"
+    else:
+        install = f"pip install '{project}[{extras}]'"
     return f"stoker {entry.name} needs the Python package {module!r}, which is not installed:\n  {install}"
 
 

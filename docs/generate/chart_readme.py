@@ -19,13 +19,15 @@ can use cert-manager, the Prometheus operator, Grafana and KEDA, if they are ins
 
 ```sh
 helm install stoker charts/stoker --namespace stoker-system --create-namespace \\
-  --set images.registry=REGISTRY
+  --set images.registry=$REGISTRY,images.tag=dev
 helm test stoker --namespace stoker-system
 helm upgrade stoker charts/stoker --namespace stoker-system --reset-then-reuse-values
 helm uninstall stoker --namespace stoker-system
 ```
 
-Nodes pull the images from `REGISTRY`. `make images` builds them; tag and push them to `REGISTRY`.
+Nodes pull the images from your registry, `REGISTRY`. Images are not published yet: `make images` builds them with the
+tag `dev`; tag them `$REGISTRY/stoker/operator:dev`, `$REGISTRY/stoker/engine-cpu:dev` and, with the gateway,
+`$REGISTRY/stoker/gateway:dev`, and push them.
 
 Endpoints keep serving during an upgrade, and after an uninstall. The CustomResourceDefinition is part of the release,
 so an upgrade updates it. An uninstall keeps it (`crds.keep`), since deleting it would delete all endpoints.

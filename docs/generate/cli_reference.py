@@ -15,9 +15,9 @@ from stoker import main as dispatcher
 _HEAD = """# Commands
 
 This page is generated from the commands' parsers (`make generate`); `stoker COMMAND --help` shows the same in a
-terminal. Each command needs an extra of the Python package: `pip install 'stoker[engine]'`, for example. A command
-exits with 2 if its command line is invalid. Integers of the engine's commands may have a suffix: `8k` is 8,000 and `8K`
-is 8,192.
+terminal. Each command needs an extra of the Python package: in a checkout `pip install -c constraints.txt '.[engine]'`,
+for example. A command exits with 2 if its command line is invalid. Integers of the engine's commands may have a suffix:
+`8k` is 8,000 and `8K` is 8,192.
 """
 #: Titles that argparse gives to groups without one.
 _PLAIN = {"positional arguments", "options"}

@@ -13,8 +13,10 @@ pods (cluster). Blocks run in a temporary folder with links to charts/ and examp
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -110,7 +112,31 @@ def lacks(printed: str, expected: str) -> str:
     return ""
 
 
+def missing_programs(tutorial: Path, path: str) -> list[str]:
+    """Return those of kubectl, helm and stoker that the tutorial's sh blocks run and no folder of `path` has."""
+    commands = "".join(block.text for block in blocks(tutorial.read_text()) if block.kind == "sh")
+    used = [name for name in ("kubectl", "helm", "stoker") if re.search(rf"^\W*{name} ", commands, re.MULTILINE)]
+    return [name for name in used if shutil.which(name, path=path) is None]
+
+
+def main() -> int:
+    """Run the tutorials of the command line. Return the exit code: 1 if one fails, 2 if it cannot be run."""
+    parser = argparse.ArgumentParser(description="Run tutorials against the current cluster of kubectl.")
+    parser.add_argument("tutorials", nargs="+", type=Path, metavar="FILE", help="such as docs/tutorials/01-install.md")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for tutorial in parser.parse_args().tutorials:
+        if not tutorial.is_file() or not re.match(r"<!-- needs: ", tutorial.read_text()):
+            parser.error(f"{tutorial} is not a tutorial; use a file of docs/tutorials, such as 01-install.md")
+        if missing := missing_programs(tutorial, path):
+            parser.error(f"{tutorial} needs {', '.join(missing)} in PATH; install what is missing")
+        try:
+            run(tutorial, {"PATH": path})
+        except AssertionError as problem:
+            sys.stderr.write(f"{tutorial}: failed: {problem}\n")
+            return 1
+        sys.stdout.write(f"{tutorial}: passed\n")
+    return 0
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        run(Path(name), {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"})
-        sys.stdout.write(f"{name}: passed\n")
+    sys.exit(main())

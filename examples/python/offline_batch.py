@@ -17,8 +17,11 @@ PROMPTS = str(Path(__file__).parent / "prompts.jsonl")
 
 def main(source: str = PROMPTS, target: str = "results.jsonl", model: str = "demo://gemma-3-270m") -> None:
     """Complete the prompts in file `source`; write prompts, texts, finish reasons and token counts to `target`."""
-    with Path(source).open(encoding="utf-8") as lines:
-        requests = [json.loads(line) for line in lines if line.strip()]
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"{source} cannot be read ({error.strerror}); examples/python/prompts.jsonl is an example")
+    requests = [json.loads(line) for line in text.split("\n") if line.strip()]
     params = [SamplingParams(temperature=0, max_tokens=request.get("output_tokens", 64)) for request in requests]
     with LLM(model) as llm:
         outputs = llm.generate([request["prompt"] for request in requests], params)

@@ -40,5 +40,5 @@ def main(question: str = "What is a steam engine?", url: str = "http://localhost
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except APIConnectionError:
-        sys.exit("no server answers at this address; the first lines of this script start one")
+    except APIConnectionError as error:
+        sys.exit(f"no server answers at {error.request.url}; the first lines of this script start one")

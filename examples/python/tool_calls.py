@@ -59,5 +59,5 @@ def main(url: str = "http://localhost:8000") -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except APIConnectionError:
-        sys.exit("no server answers at this address; the first lines of this script start one")
+    except APIConnectionError as error:
+        sys.exit(f"no server answers at {error.request.url}; the first lines of this script start one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "tutorials"))
 
-from tutorial import blocks, lacks, run, tutorials
+from tutorial import blocks, lacks, missing_programs, run, tutorials
 
 from stoker_operator.reconcile import diagnosis
 
@@ -40,6 +41,24 @@ def test_missing_output_line_is_found() -> None:
     assert not lacks(printed, "NAME READY\nb … se\n")
     assert lacks(printed, "b False\na True\n") == "a True"
     assert lacks(printed, "c\n") == "c"
+
+
+def test_missing_programs_are_found(tmp_path: Path) -> None:
+    install = ROOT / "docs/tutorials/01-install.md"
+    assert missing_programs(install, str(tmp_path)) == ["kubectl", "helm"]
+    for name in ("kubectl", "helm"):
+        (tmp_path / name).touch(mode=0o755)
+    assert missing_programs(install, str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ["none.md", "README.md"])
+def test_runner_refuses_other_files(name: str) -> None:
+    folder = ROOT / "docs" / "tutorials"
+    done = subprocess.run(
+        [sys.executable, folder / "tutorial.py", folder / name], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert f"{name} is not a tutorial; use a file of docs/tutorials" in done.stderr
 
 
 #: Position of a condition's reason in calls that pass it positionally.

@@ -63,7 +63,25 @@ def test_clients_report_that_no_server_answers(name: str) -> None:
     script = [sys.executable, str(EXAMPLES / f"python/{name}.py"), *words]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == "no server answers at this address; the first lines of this script start one\n"
+    url = "http://127.0.0.1:9/v1/models"
+    assert done.stderr == f"no server answers at {url}; the first lines of this script start one\n"
+
+
+def test_offline_batch_names_a_missing_file(tmp_path: Path) -> None:
+    source = tmp_path / "none.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        main_of("offline_batch.py")(str(source))
+    assert str(ended.value).startswith(f"{source} cannot be read (No such file or directory); ")
+
+
+def test_demo_refuses_a_port_in_use(address: str) -> None:
+    """Another server's answers must not look like the demo's."""
+    port = int(address.rpartition(":")[2])
+    script = [sys.executable, str(EXAMPLES / "demo.py"), "--once", f"--port={port}"]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == f"port {port} is in use; choose another one: make demo PORT={port + 1}\n"
+    assert done.stdout == ""
 
 
 def test_the_readmes_benchmark_command_works(address: str, tiny_llama: Path, capsys: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +78,14 @@ def test_missing_extra_is_reported_with_the_install_command(
     assert main(["extra"]) == 2
     err = capsys.readouterr().err
     assert "needs the Python package 'no_such_package" in err
-    assert "pip install 'stoker[gpu]'" in err
+    assert "pip install -c constraints.txt '.[gpu]'" in err
+
+
+def test_install_command_for_another_project_names_it(monkeypatch: Any, tmp_path: Any, capsys: Any) -> None:
+    install(monkeypatch, tmp_path, "import no_such_package")
+    monkeypatch.setattr(EntryPoint, "dist", SimpleNamespace(name="plugin"))
+    assert main(["extra"]) == 2
+    assert capsys.readouterr().err.endswith("  pip install 'plugin[gpu]'\n")
 
 
 @pytest.mark.parametrize("body", ["import stoker_operator.no_such_module", "import stoker_plugin.inner", "1 / 0"])

