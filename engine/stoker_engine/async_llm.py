@@ -21,6 +21,7 @@ from functools import partial
 from typing import TypeVar
 
 from stoker_common.errors import EngineDeadError, RequestError, RequestFailedError, StokerError
+from stoker_engine.architectures.model_config import read_config
 from stoker_engine.contract.engine_args import EngineArgs
 from stoker_engine.contract.engine_state import EngineState
 from stoker_engine.core.adapter import NO_ADAPTER, AdapterSource, LoadedAdapter
@@ -418,6 +419,8 @@ class AsyncLLM:
         is imported."""
         try:
             model = locate_model(self.args)
+            if model.is_dir():
+                read_config(model)  # otherwise a folder that is no model would be reported to lack a tokenizer
             self._args.set_result(dataclasses.replace(self.args, model=str(model), revision=None))
             path = locate_tokenizer(self.args, model)
             tokenizer = TokenizerProcess(path, self._chat_template, self._log_format)
