@@ -270,4 +270,13 @@ def test_ranks_run_on_any_machine(run: Any) -> None:
 
 def test_missing_file_is_reported(capsys: Any) -> None:
     assert up.main(["-f", "/no/such/file"]) == 2
-    assert capsys.readouterr().err.startswith("stoker up: /no/such/file: cannot be read")
+    assert capsys.readouterr().err == "stoker up: /no/such/file: cannot be read: No such file or directory\n"
+
+
+def test_file_that_is_no_yaml_is_named(capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / "manifest.yaml"
+    file.write_text("a: b: c")
+    assert up.main(["-f", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"stoker up: {file}: the text is not YAML: mapping values are not allowed here")
+    assert "at line 1, column 5" in error and "unicode" not in error
