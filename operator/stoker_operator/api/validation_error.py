@@ -60,10 +60,9 @@ def _fields(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
     """Return the field names of the object at `path` in an object of `model`."""
     found: Any = model
     for step in path:
-        if isinstance(found, type):
-            annotation = next(
-                field.annotation for name, field in found.model_fields.items() if _name(field, name) == step
-            )
+        if get_origin(found) is None:
+            fields = found.model_fields.items()
+            annotation = next(field.annotation for name, field in fields if _name(field, name) == step)
         else:
             annotation = get_args(found)[-1]  # the items of a list, or the values of a mapping
         found = _structure(annotation)

@@ -113,13 +113,14 @@ def test_a_cache_that_exceeds_the_memory_is_refused_with_the_largest_size(
         return str(refused.value)
 
     largest = human_int(refusal(kv_cache_memory_bytes=900 << 30).rpartition(" ")[2])
-    most = int(refusal(num_gpu_blocks_override=1 << 40).rpartition(" ")[2])
+    num_blocks = int(refusal(num_gpu_blocks_override=1 << 40).rpartition(" ")[2])
     assert 0.99 * (8 << 30) < tensor * largest < 8 << 30
     plan = plan_kv_cache(replace(args, kv_cache_memory_bytes=largest), config, torch.float32, cpu)
-    assert plan_kv_cache(replace(args, num_gpu_blocks_override=most), config, torch.float32, cpu).num_blocks == most
-    assert 0 <= most - plan.num_blocks <= (1 << 20) // (2 * 2 * 4 * 8 * 16 * 4 // tensor) + 1
+    fixed = replace(args, num_gpu_blocks_override=num_blocks)
+    assert plan_kv_cache(fixed, config, torch.float32, cpu).num_blocks == num_blocks
+    assert 0 <= num_blocks - plan.num_blocks <= (1 << 20) // (2 * 2 * 4 * 8 * 16 * 4 // tensor) + 1
     assert "--kv-cache-memory-bytes" in refusal(kv_cache_memory_bytes=largest + (1 << 20))
-    assert "--num-gpu-blocks-override" in refusal(num_gpu_blocks_override=most + 1)
+    assert "--num-gpu-blocks-override" in refusal(num_gpu_blocks_override=num_blocks + 1)
 
 
 @pytest.mark.parametrize("dtype, smaller", [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)])
